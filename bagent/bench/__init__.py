@@ -1,5 +1,20 @@
-"""How fast is this fleet, and which endpoint is bad? Load shapes, metrics and their report.
+"""Load tests of a fleet.
 
-A load is sent by one process or several; every request leaves one raw row. All numbers are made
-from the raw rows by SQL afterwards: percentiles are never averaged.
+plan            settings of a load test and the stages that they make
+schedule        load stages, their send times, and recorded loads to replay
+workload        requests of a stage, or of a job
+prompts         prompts of a given length and request bodies
+client          one request and its timings; calibration of prompt lengths
+routing         choice of an endpoint for each request
+load_generator  one worker: sends its share of each stage
+workers, worker the workers of a test, in this process or as processes of their own
+runner          a load test from the health check to its results
+sweep           search for the saturation of a fleet
+monitors        lag of the client, counters of the servers
+records         raw rows, one for each request
+tables          raw rows in DuckDB
+metrics         numbers of a load test, by SQL over the raw rows (percentiles are never averaged)
+verdict         which endpoints are slow, failing or dead
+summary         ``summary.json``
+thresholds      ``--fail-if`` and ``--compare``
 """

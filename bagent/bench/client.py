@@ -1,4 +1,4 @@
-"""Sends one request and notes when what came."""
+"""One request with its timings, and the calibration of prompt lengths."""
 
 from __future__ import annotations
 
@@ -25,48 +25,47 @@ from bagent.backends.openai.chat import read_reply, read_usage
 from bagent.backends.openai.errors import from_status
 from bagent.backends.openai.stream import StreamReader
 from bagent.bench.plan import BenchTarget
-from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, body_of, fixed_fields
+from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, fixed_fields, request_body
 from bagent.bench.records import RequestRow
 from bagent.bench.workload import LoadRequest
 from bagent.text.json import decode_json
 from bagent.types import Failure, Reply, Usage
 
-EASE_SECONDS = 0.1
-"""So much earlier than it says the limit between two pieces may strike."""
+TIMER_SECONDS = 0.1
+"""How often the idle timer is moved; the idle limit may strike earlier by as much."""
 
-_WORDS = 200
+_MAX_ERROR_CHARS = 200
 
 
 async def send_request(
     transport: Transport,
     endpoint: Endpoint,
-    shot: LoadRequest,
+    request: LoadRequest,
     row: RequestRow,
-    limits: tuple[Timeouts, Callable[[], float]],
+    timeouts: Timeouts,
+    clock: Callable[[], float],
 ) -> Reply | None:
-    """Send ``shot`` and fill ``row``; nothing is sent a second time. Returns a good answer to a
-    single call.
+    """Send ``request`` once and fill ``row``; return the answer of a single call that succeeded.
 
-    What a server or the network does becomes the row's ``error_kind``. A cancelled request stays
-    ``unfinished``, with the time at which it was given up.
+    What the server or the network does wrong becomes the row's ``error_kind``. A cancelled request
+    stays ``unfinished``, with the time at which it was given up.
 
     Args:
-        row: a negative ``scheduled`` in it stands for now.
-        limits: time limits of the request, and the clock of the row's times.
+        row: a negative ``scheduled`` means now.
+        clock: the clock of the row's times.
     """
-    timeouts, clock = limits
-    row.size = shot.size
+    row.size = request.size
     row.sent = clock()
     if row.scheduled < 0:
         row.scheduled = row.sent
-    reader = StreamReader(row.sent, clock) if shot.stream else None
+    reader = StreamReader(row.sent, clock) if request.stream else None
     try:
-        found = await _exchange(transport, endpoint, shot, row, reader, limits)
+        result = await _exchange(transport, endpoint, request, row, reader, timeouts, clock)
     except NETWORK_ERRORS as error:
         if reader is not None and reader.whole:
-            found = reader.result()
+            result = reader.result()
         else:
-            found = network_failure(error, endpoint, timeouts)
+            result = network_failure(error, endpoint, timeouts)
     except asyncio.CancelledError:
         row.done = clock()
         _note_stream(row, reader)
@@ -74,33 +73,33 @@ async def send_request(
     row.done = clock()
     row.opened = not reused()
     _note_stream(row, reader)
-    if isinstance(found, Reply) and not _has_answer(found):
-        found = Failure("empty", "an answer without content", status=row.code)
-    if isinstance(found, Failure):
-        row.status, row.error_kind = "failed", found.kind
-        row.error = endpoint.without_secrets(found.message)[:_WORDS]
+    if isinstance(result, Reply) and not _has_answer(result):
+        result = Failure("empty", "an answer without content", status=row.code)
+    if isinstance(result, Failure):
+        row.status, row.error_kind = "failed", result.kind
+        row.error = endpoint.without_secrets(result.message)[:_MAX_ERROR_CHARS]
         return None
     row.status = "ok"
-    if found is not None:
-        row.finish_reason = found.finish_reason
-        _note_usage(row, found.usage)
-    return found
+    if result is not None:
+        row.finish_reason = result.finish_reason
+        _note_usage(row, result.usage)
+    return result
 
 
 async def _exchange(
     transport: Transport,
     endpoint: Endpoint,
-    shot: LoadRequest,
+    request: LoadRequest,
     row: RequestRow,
     reader: StreamReader | None,
-    limits: tuple[Timeouts, Callable[[], float]],
+    timeouts: Timeouts,
+    clock: Callable[[], float],
 ) -> Reply | Failure | None:
-    """The answer; None is a good one to several calls, whose usage is noted already."""
-    timeouts, clock = limits
+    """Return the answer; None after a good answer to several calls, whose usage is in ``row``."""
     first, idle = (timeouts.first_token, timeouts.idle) if reader else (None, None)
     async with (
         StreamTimeout(first, idle) as patience,
-        transport.post(endpoint, shot.path, shot.body, timeouts) as response,
+        transport.post(endpoint, request.path, request.body, timeouts) as response,
     ):
         row.code = response.status
         if not 200 <= response.status < 300:
@@ -113,9 +112,9 @@ async def _exchange(
         patience.lift()
         raw = await whole_body(response)
         row.first_byte = clock()
-        if shot.size == 1:
+        if request.size == 1:
             return read_reply(raw, response.content_type, response.headers)
-        return _read_group(raw, response.headers, shot.size, row)
+        return _read_group(raw, response.headers, request.size, row)
 
 
 async def _read_stream(
@@ -125,29 +124,23 @@ async def _read_stream(
     row: RequestRow,
     clock: Callable[[], float],
 ) -> None:
-    deltas, sent, eased = 0, row.sent, 0.0
-    row.chunk_at, row.chunk_count, row.chunk_tokens = (
-        [],
-        [],
-        [],
-    )  # appended to often: by short names
-    at, count, tokens = row.chunk_at, row.chunk_count, row.chunk_tokens
+    deltas, sent_at, timer_due = 0, row.sent, 0.0
+    row.chunk_at, row.chunk_count, row.chunk_tokens = at, count, tokens = [], [], []
     async for data in response.content.iter_any():
         now = clock()
         if row.first_byte is None:
             row.first_byte = now
         reader.feed(data)
         if reader.deltas > deltas:
-            at.append(int(1e6 * (now - sent)))
+            at.append(int(1e6 * (now - sent_at)))
             count.append(reader.deltas - deltas)
-            told = reader.usage.completion
-            if told is not None:
-                tokens.append(told)
+            if reader.usage.completion is not None:
+                tokens.append(reader.usage.completion)
             deltas = reader.deltas
             row.last_token = now
-            if now >= eased:  # moving a timer costs as much as reading a piece
+            if now >= timer_due:  # moving a timer costs as much as reading a piece
                 patience.went_on()
-                eased = now + EASE_SECONDS
+                timer_due = now + TIMER_SECONDS
         if reader.error is not None or reader.done:
             break
 
@@ -155,15 +148,15 @@ async def _read_stream(
 def _read_group(
     raw: bytes, headers: Mapping[str, str], size: int, row: RequestRow
 ) -> Failure | None:
-    found = read_group(raw, headers, size)
-    if isinstance(found, Failure):
-        return found
-    for result in found.results:
+    group = read_group(raw, headers, size)
+    if isinstance(group, Failure):
+        return group
+    for result in group.results:
         if isinstance(result, Failure):
             return result
         if not _has_answer(result):
             return Failure("empty", "one of the answers has no content")
-    _note_usage(row, found.total)
+    _note_usage(row, group.total)
     return None
 
 
@@ -172,14 +165,14 @@ def _has_answer(reply: Reply) -> bool:
 
 
 def _note_stream(row: RequestRow, reader: StreamReader | None) -> None:
-    """What a stream told, be it whole or not."""
+    """Copy what a stream delivered, complete or not."""
     if reader is None or not reader.pieces:
         return
     row.first_token, row.first_answer = reader.first_token, reader.first_answer
     _note_usage(row, reader.usage)
     if len(row.chunk_tokens) != len(row.chunk_at):
-        row.chunk_tokens = []  # counts of the closing chunk alone say nothing of the others
-    if not row.completion_tokens and reader.deltas:  # some servers tell 0 of every answer
+        row.chunk_tokens = []  # only the closing chunk had a count
+    if not row.completion_tokens and reader.deltas:  # some servers report 0 for every answer
         row.completion_tokens, row.estimated = reader.deltas, True
 
 
@@ -198,7 +191,7 @@ class _Count(msgspec.Struct):
 async def count_tokens(
     transport: Transport, endpoint: Endpoint, body: dict[str, Any], seconds: float
 ) -> int | None:
-    """The tokens of a prompt by the server's ``/tokenize``; None where it does not tell."""
+    """Return the tokens of a prompt by the server's ``/tokenize``; None where it fails."""
     root = msgspec.structs.replace(endpoint, url=endpoint.root)
     limits = Timeouts(total=seconds, connect=seconds)
     try:
@@ -212,11 +205,11 @@ async def count_tokens(
 
 
 async def prompt_tokens_by_usage(
-    transport: Transport, endpoint: Endpoint, shot: LoadRequest, timeouts: Timeouts
+    transport: Transport, endpoint: Endpoint, request: LoadRequest, timeouts: Timeouts
 ) -> int | Failure:
-    """The prompt tokens that a real, unstreamed request is told to have."""
+    """Return the prompt tokens that the usage of a real, unstreamed request reports."""
     try:
-        async with transport.post(endpoint, shot.path, shot.body, timeouts) as response:
+        async with transport.post(endpoint, request.path, request.body, timeouts) as response:
             raw = await whole_body(response)
     except NETWORK_ERRORS as error:
         return network_failure(error, endpoint, timeouts)
@@ -226,98 +219,102 @@ async def prompt_tokens_by_usage(
         body = decode_json(raw)
     except ValueError:
         body = None
-    found = read_usage(body.get("usage") if isinstance(body, dict) else None).prompt
-    return found if found is not None else Failure("bad_response", "no token counts in the answer")
+    tokens = read_usage(body.get("usage") if isinstance(body, dict) else None).prompt
+    return (
+        tokens if tokens is not None else Failure("bad_response", "no token counts in the answer")
+    )
 
 
-ROUNDS = 4
-"""Corrections of the word count at most."""
+MAX_CORRECTIONS = 4
+"""Corrections of the word count."""
 
-_PROBE_WORDS = (64, 320)
+_PROBE_COUNTS = (64, 320)
 _SECONDS = 60.0
 
 
 class PromptSizes(msgspec.Struct, frozen=True):
-    """Prompt sizes in tokens: ``prefix`` shared by a group, ``total`` with it; ``chat`` or text."""
+    """Prompt sizes in tokens."""
 
     total: int
     prefix: int = 0
+    """Tokens that a group shares, part of ``total``."""
     chat: bool = True
+    """Whether prompts are chats, not texts."""
 
 
 async def calibrate(
-    transport: Transport, targets: Sequence[BenchTarget], wanted: PromptSizes, salt: str
+    transport: Transport, targets: Sequence[BenchTarget], sizes: PromptSizes, salt: str
 ) -> dict[str, Lengths]:
-    """Sizes in words for each model among ``targets``, measured on its first endpoint."""
-    found: dict[str, Lengths] = {}
+    """Return the sizes in words for each model of ``targets``, measured on its first endpoint."""
+    by_model: dict[str, Lengths] = {}
     for target in targets:
         model = target.model or ""
-        if model in found and found[model].tokens is not None:
+        if model in by_model and by_model[model].tokens is not None:
             continue
-        found[model] = await _Scale(transport, target, wanted, salt).lengths()
-    return found
+        by_model[model] = await _Calibration(transport, target, sizes, salt).lengths()
+    return by_model
 
 
-class _Scale:
-    """Weighs prompts of one endpoint."""
+class _Calibration:
+    """Measures prompts of one endpoint."""
 
     def __init__(
-        self, transport: Transport, target: BenchTarget, wanted: PromptSizes, salt: str
+        self, transport: Transport, target: BenchTarget, sizes: PromptSizes, salt: str
     ) -> None:
         self._transport = transport
         self._target = target
-        self._wanted = wanted
+        self._sizes = sizes
         self._text = PromptMaker(salt)
-        self._weighed = 0
-        self._way = "/tokenize"
+        self._measured = 0
+        self._method = "/tokenize"
 
     async def lengths(self) -> Lengths:
-        """The sizes, exact to a token or two where the server counts quickly."""
-        wanted = self._wanted
-        small, large = [await self._weigh(words) for words in _PROBE_WORDS]
+        """Return the sizes, exact to a token or two where the server counts quickly."""
+        sizes = self._sizes
+        small, large = [await self._measure(count) for count in _PROBE_COUNTS]
         if small is None or large is None:
-            return self._lengths((1.0, 0.0), wanted.total, None)
-        per_word = max(0.05, (large - small) / (_PROBE_WORDS[1] - _PROBE_WORDS[0]))
-        extra = small - per_word * _PROBE_WORDS[0]
-        words = max(1, round((wanted.total - extra) / per_word))
-        tokens: int | None = round(extra + per_word * words)
-        for _ in range(ROUNDS if self._way == "/tokenize" else 0):
-            tokens = await self._weigh(words)
-            if tokens is None or tokens == wanted.total:
+            return self._lengths(1.0, 0.0, sizes.total, None)
+        per_word = max(0.05, (large - small) / (_PROBE_COUNTS[1] - _PROBE_COUNTS[0]))
+        extra = small - per_word * _PROBE_COUNTS[0]
+        count = max(1, round((sizes.total - extra) / per_word))
+        tokens: int | None = round(extra + per_word * count)
+        for _ in range(MAX_CORRECTIONS if self._method == "/tokenize" else 0):
+            tokens = await self._measure(count)
+            if tokens is None or tokens == sizes.total:
                 break
-            step = round((wanted.total - tokens) / per_word)
-            if step == 0 or words + step < 1:
+            step = round((sizes.total - tokens) / per_word)
+            if step == 0 or count + step < 1:
                 break
-            words += step
-        if tokens is not None and abs(words - _PROBE_WORDS[0]) >= _PROBE_WORDS[0]:
-            per_word = max(0.05, (tokens - small) / (words - _PROBE_WORDS[0]))
-            extra = small - per_word * _PROBE_WORDS[0]
-        return self._lengths((per_word, extra), words, tokens)
+            count += step
+        if tokens is not None and abs(count - _PROBE_COUNTS[0]) >= _PROBE_COUNTS[0]:
+            per_word = max(0.05, (tokens - small) / (count - _PROBE_COUNTS[0]))
+            extra = small - per_word * _PROBE_COUNTS[0]
+        return self._lengths(per_word, extra, count, tokens)
 
-    def _lengths(self, line: tuple[float, float], words: int, tokens: int | None) -> Lengths:
-        prefix = min(words - 1, round(self._wanted.prefix / line[0])) if words > 1 else 0
-        way = self._way if tokens is not None else "one word a token is guessed"
-        return Lengths(words - prefix, prefix, tokens, way, *line)
+    def _lengths(self, per_word: float, extra: float, count: int, tokens: int | None) -> Lengths:
+        prefix = min(count - 1, round(self._sizes.prefix / per_word)) if count > 1 else 0
+        method = self._method if tokens is not None else "one word a token is guessed"
+        return Lengths(count - prefix, prefix, tokens, method, per_word, extra)
 
-    async def _weigh(self, words: int) -> int | None:
-        """The tokens of a prompt with so many words; None where no way of asking works."""
-        self._weighed += 1
-        text = self._text.own(words, f"calibrate/{self._weighed}")
+    async def _measure(self, count: int) -> int | None:
+        """Return the tokens of a prompt of ``count`` words; None where they cannot be counted."""
+        self._measured += 1
+        text = self._text.unique_text(count, f"calibrate/{self._measured}")
         target = self._target
-        key: str = "messages" if self._wanted.chat else "prompt"
-        value: Any = [{"role": "user", "content": text}] if self._wanted.chat else text
-        if self._way == "/tokenize":
+        key: str = "messages" if self._sizes.chat else "prompt"
+        value: Any = [{"role": "user", "content": text}] if self._sizes.chat else text
+        if self._method == "/tokenize":
             body = {"model": target.model} if target.model else {}
             counted = await count_tokens(
                 self._transport, target.endpoint, {**body, key: value}, _SECONDS
             )
             if counted is not None:
                 return counted
-            self._way = "usage of two requests"
+            self._method = "usage of two requests"
         fields = fixed_fields(target.model, AnswerPlan(1), None)
-        path = "/chat/completions" if self._wanted.chat else "/completions"
-        shot = LoadRequest(path, body_of(fields, key, value), False)
-        told = await prompt_tokens_by_usage(
-            self._transport, target.endpoint, shot, Timeouts(total=_SECONDS)
+        path = "/chat/completions" if self._sizes.chat else "/completions"
+        request = LoadRequest(path, request_body(fields, key, value), False)
+        reported = await prompt_tokens_by_usage(
+            self._transport, target.endpoint, request, Timeouts(total=_SECONDS)
         )
-        return None if isinstance(told, Failure) else told
+        return None if isinstance(reported, Failure) else reported

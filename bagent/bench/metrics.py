@@ -1,4 +1,4 @@
-"""The numbers of a load test, by SQL over its raw rows; see :mod:`bagent.bench.tables`."""
+"""Numbers of a load test, by SQL over its raw rows; see :mod:`bagent.bench.tables`."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from bagent.bench.tables import BenchTables
 
 LATENCIES = ("ttft", "ttfot", "tpot", "ntpot", "e2e", "e2e_sent", "lag", "pace")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-FEWEST = {"p99": 100, "p999": 1000}
+MIN_REQUESTS = {"p99": 100, "p999": 1000}
 """Requests below which a percentile is hidden: it would be the worst one or two of them."""
 
-BINS = 60
-"""Columns of the heat strip at most."""
+HEATMAP_BINS = 60
+"""Columns of the heatmap at most."""
 
 Numbers = dict[str, Any]
 
 
 def _quantiles(column: str, name: str) -> str:
-    """Select items for the percentiles, mean and maximum of a column in milliseconds."""
-    found = []
-    for word, share in PERCENTILES.items():
+    """Return select items for the percentiles, mean and maximum of a column in milliseconds."""
+    items = []
+    for percentile, share in PERCENTILES.items():
         value = f"quantile_cont({column}, {share})"
-        least = FEWEST.get(word)
-        if least:
-            value = f"case when count({column}) >= {least} then {value} end"
-        found.append(f"{value} as {name}_{word}_ms")
-    found.append(f"avg({column}) as {name}_mean_ms")
-    found.append(f"max({column}) as {name}_max_ms")
-    return ", ".join(found)
+        minimum = MIN_REQUESTS.get(percentile)
+        if minimum:
+            value = f"case when count({column}) >= {minimum} then {value} end"
+        items.append(f"{value} as {name}_{percentile}_ms")
+    items.append(f"avg({column}) as {name}_mean_ms")
+    items.append(f"max({column}) as {name}_max_ms")
+    return ", ".join(items)
 
 
 def _good(slo: Slo) -> str:
-    """The SQL condition of a request that kept the SLO."""
+    """Return the SQL condition of a request that kept the SLO."""
     limits = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
-    kept = [f"coalesce({name} <= {limit!r}, true)" for name, limit in limits.items() if limit]
-    return " and ".join(["status = 'ok'", *kept])
+    conditions = [f"coalesce({name} <= {limit!r}, true)" for name, limit in limits.items() if limit]
+    return " and ".join(["status = 'ok'", *conditions])
 
 
 _WINDOWS = {
-    # An endpoint has the stages of all, and those of its own.
+    # Stages of all endpoints count for each of them.
     "endpoint": """(select s.*, e.endpoint from stages s
         join (select distinct endpoint from requests) e
         on s."only" is null or s."only" = e.endpoint)""",
     "turn": """(select s.*, t.turn from stages s
         join (select distinct stage, turn from requests) t using (stage))""",
 }
-"""The stages by what numbers are grouped by."""
+"""Tables of stages by the column that numbers are grouped by."""
 
 _COUNTS = (
     *(
@@ -65,19 +65,19 @@ _COUNTS = (
     ),
     *("requests_inside", "calls_inside", "good_inside"),
 )
-"""Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
+"""Numbers that are 0 where a load sent nothing."""
 
 
 _USAGE_INCOMPLETE = "status = 'ok' and list_sum(chunk_count) > 2 + 1.5 * completion_tokens"
-"""A usage that tells fewer tokens than pieces came. One or two more are no lie: a token that ends
-the thinking may be cut in two."""
+"""The usage reports fewer tokens than pieces came. One or two more pieces are tolerated: the
+token that ends the reasoning may be cut in two."""
 
 _NOT_STREAMED = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
-"""A stream that came all at once: nothing can be told of the time between its tokens."""
+"""A stream that came all at once, which has no time between tokens."""
 
 
 def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numbers]:
-    """The numbers of each load, all its repeats together, in the order of sending.
+    """Return the numbers of each load over all its repeats, in the order of sending.
 
     Args:
         keys: the columns to group by: ``load``, or ``load`` with ``repeat``, ``endpoint`` or
@@ -88,8 +88,8 @@ def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numb
     if "endpoint" in keys:
         # A slow endpoint may have got all its requests before the window.
         counted = "true"
-    counts = ", ".join(f"coalesce({one}, 0) as {one}" for one in _COUNTS)
-    windows = next((found for key, found in _WINDOWS.items() if key in keys), "stages")
+    counts = ", ".join(f"coalesce({name}, 0) as {name}" for name in _COUNTS)
+    windows = next((source for key, source in _WINDOWS.items() if key in keys), "stages")
     return tables.rows(
         f"""
         with w as (
@@ -139,8 +139,10 @@ def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numb
 
 
 def pace_spreads(tables: BenchTables) -> dict[tuple[str, str], float | None]:
-    """By load and endpoint: standard deviation of the logarithm of the pace, or of E2E where no
-    request has a pace; None below two requests."""
+    """Return the standard deviation of the logarithm of the pace by load and endpoint.
+
+    E2E replaces the pace where no request has one. The value is None below two requests.
+    """
     rows = tables.rows(
         """
         select load, endpoint,
@@ -154,22 +156,22 @@ def pace_spreads(tables: BenchTables) -> dict[tuple[str, str], float | None]:
 
 
 def gap_numbers(tables: BenchTables) -> dict[str, Numbers]:
-    """ITL or ICL by load: ``itl`` where every stream told its tokens chunk by chunk."""
+    """Return ITL or ICL by load: ``itl`` where every stream reported its tokens per chunk."""
     rows = tables.rows(
         f"select load, bool_and(by_token) as by_token, {_quantiles('gap_ms', 'gap')} "
         "from gaps group by load"
     )
-    found: dict[str, Numbers] = {}
+    numbers: dict[str, Numbers] = {}
     for row in rows:
         name = "itl" if row.pop("by_token") else "icl"
         load = row.pop("load")
-        found[load] = {key.replace("gap", name, 1): value for key, value in row.items()}
-    return found
+        numbers[load] = {key.replace("gap", name, 1): value for key, value in row.items()}
+    return numbers
 
 
 def peak_tokens(tables: BenchTables) -> dict[str, float]:
-    """The best second of each load: output tokens that came in it, over all endpoints. A second
-    begins at any twentieth of one."""
+    """Return the output tokens of the best second of each load, over all endpoints, in steps of
+    50 ms."""
     rows = tables.rows(
         """
         with pieces as (
@@ -192,9 +194,12 @@ def peak_tokens(tables: BenchTables) -> dict[str, float]:
 
 
 def conversations(tables: BenchTables, turns: int) -> dict[str, Numbers]:
-    """By load: the conversations that began in the window and whose ``turns`` all ended well
-    (``conversations``), how long they took, thinking included, and whole ones a second
-    (``conversations_s``), each with the part of its time that lay in the window."""
+    """Return the numbers of conversations by load.
+
+    ``conversations`` are those that began in the window and whose ``turns`` all ended well, with
+    their durations, thinking included. ``conversations_s`` are complete ones per second, each
+    counted by the part of its time that lay in the window.
+    """
     rows = tables.rows(
         f"""
         with whole as (
@@ -218,7 +223,7 @@ def conversations(tables: BenchTables, turns: int) -> dict[str, Numbers]:
 
 
 def failures(tables: BenchTables) -> list[Numbers]:
-    """Failures by load, endpoint and kind, with one of the errors in words."""
+    """Return the failures by load, endpoint and kind, with an example of the message."""
     return tables.rows(
         """
         select load, endpoint, coalesce(error_kind, 'unfinished') as kind, code, count(*) as n,
@@ -230,7 +235,7 @@ def failures(tables: BenchTables) -> list[Numbers]:
 
 
 def client_states(tables: BenchTables) -> list[ClientState]:
-    """What the client was like in each load."""
+    """Return the state of the client in each load."""
     rows = tables.rows(
         """
         with lags as (
@@ -252,9 +257,9 @@ def client_states(tables: BenchTables) -> list[ClientState]:
 
 
 def server_numbers(tables: BenchTables) -> list[Numbers]:
-    """What the endpoints' own counters told, by load and endpoint: means, maxima and deltas.
+    """Return means, maxima and deltas of the endpoints' own counters by load and endpoint.
 
-    A counter that fell from one look to the next was reset by a restart: its delta is not known.
+    The delta of a counter that fell between two readings is unknown: the server was restarted.
     """
     counters = ("preemptions", "cache_hits", "cache_queries", "prompt_tokens", "generation_tokens")
     steps = ", ".join(
@@ -286,15 +291,16 @@ def server_numbers(tables: BenchTables) -> list[Numbers]:
 
 
 def heatmap(tables: BenchTables) -> list[Numbers]:
-    """By endpoint and slice of time: the median pace of the requests that were going on in it,
-    and how many ended in it, well (``ok``) or not (``bad``)."""
+    """Return by endpoint and time slice the median pace of running requests, and how many ended
+    well or not."""
     return tables.rows(
         f"""
         with ends as (
-            select min(began) as low, (max(ended) - min(began)) / {BINS} as width from stages
+            select min(began) as low, (max(ended) - min(began)) / {HEATMAP_BINS} as width
+            from stages
         ), slices as (
             select bin::int as bin, low + bin * width as at_from, low + (bin + 1) * width as at_to
-            from ends, range({BINS}) as t(bin) where width > 0
+            from ends, range({HEATMAP_BINS}) as t(bin) where width > 0
         )
         select endpoint, bin,
             (count(*) filter (status = 'ok' and done < at_to))::int as ok,
@@ -307,9 +313,9 @@ def heatmap(tables: BenchTables) -> list[Numbers]:
 
 
 def dead_endpoints(tables: BenchTables) -> dict[str, str]:
-    """Endpoints where the requests sent last all found nobody, with the last error in words.
+    """Return the endpoints whose last requests all failed to connect, with the last error.
 
-    One that was cut off while it was answered may end after them.
+    A request that was cut off while it was answered may end after them.
     """
     rows = tables.rows(
         f"""

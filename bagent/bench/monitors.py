@@ -1,4 +1,4 @@
-"""Is the client itself the limit? How late its event loop runs, and how busy its process is."""
+"""Lag and CPU of the client, and the counters of the servers, during a load test."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from bagent.bench.plan import BenchTarget
 from bagent.bench.records import RowFile, ServerRow
 
 SAMPLE_SECONDS = 0.02
-"""Between two looks at the event loop's clock."""
+"""Time between two samples of the event loop's lag."""
 
-MOST_LAG_MS = 10.0
-"""Lag of the event loop, or of the schedule, at the 99th percentile: beyond it times are wrong."""
+MAX_LAG_MS = 10.0
+"""Limit of the p99 lag of event loop or schedule; beyond it times are wrong."""
 
-MOST_CPU = 0.8
-"""Share of one core that a worker may use: beyond it the event loop is the queue."""
+MAX_CPU = 0.8
+"""Limit of a worker's share of one core; beyond it the event loop is the queue."""
 
 
 class ClientWatch:
     """Samples the lag of the running event loop and the CPU time of this process.
 
     Args:
-        cpu: CPU seconds of this process so far.
+        cpu: returns the CPU seconds of this process so far.
     """
 
     def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
@@ -42,49 +42,47 @@ class ClientWatch:
 
     def _plan(self) -> None:
         self._due = self._loop.time() + SAMPLE_SECONDS
-        self._timer = self._loop.call_at(self._due, self._look)
+        self._timer = self._loop.call_at(self._due, self._sample)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self.lags_us.append(max(0, int(1e6 * (self._loop.time() - self._due))))
         self._plan()
 
     def stop(self) -> tuple[float, float]:
-        """End; wall seconds and CPU seconds since the beginning."""
+        """Stop; return wall seconds and CPU seconds since the beginning."""
         if self._timer is not None:
             self._timer.cancel()
         return self._loop.time() - self._began, self._cpu() - self._cpu_began
 
 
 class ClientState(msgspec.Struct, frozen=True):
-    """What the client was like in one stage, over all workers.
-
-    ``loop_lag_p99_ms`` and ``lag_p99_ms`` (of the schedule; None in a closed loop) are in
-    milliseconds; ``cpu`` is the share of a core of the busiest worker.
-    """
+    """The client in one stage, over all workers."""
 
     load: str
     loop_lag_p99_ms: float | None
     cpu: float
+    """Share of a core that the busiest worker used."""
     lag_p99_ms: float | None = None
+    """Lag of the schedule; None in a closed loop."""
 
 
-def limits_met(state: ClientState) -> list[str]:
-    """Why the client was the limit, in words; empty where it was not."""
-    found = []
-    if state.loop_lag_p99_ms is not None and state.loop_lag_p99_ms > MOST_LAG_MS:
-        found.append(f"event loop {state.loop_lag_p99_ms:.0f} ms late")
-    if state.lag_p99_ms is not None and state.lag_p99_ms > MOST_LAG_MS:
-        found.append(f"requests sent {state.lag_p99_ms:.0f} ms late")
-    if state.cpu > MOST_CPU:
-        found.append(f"{100 * state.cpu:.0f} % of a core in use")
-    return found
+def client_limits(state: ClientState) -> list[str]:
+    """Return why the client was the limit; empty where it was not."""
+    reasons = []
+    if state.loop_lag_p99_ms is not None and state.loop_lag_p99_ms > MAX_LAG_MS:
+        reasons.append(f"event loop {state.loop_lag_p99_ms:.0f} ms late")
+    if state.lag_p99_ms is not None and state.lag_p99_ms > MAX_LAG_MS:
+        reasons.append(f"requests sent {state.lag_p99_ms:.0f} ms late")
+    if state.cpu > MAX_CPU:
+        reasons.append(f"{100 * state.cpu:.0f} % of a core in use")
+    return reasons
 
 
-READS_A_SECOND = 50.0
-"""Over all endpoints: expositions are large, and reading them costs the client its own time."""
+READS_PER_SECOND = 50.0
+"""Limit over all endpoints: reading large expositions costs the client its own time."""
 
-SHORTEST_SECONDS = 1.0
-_PATIENCE = 2.0
+MIN_INTERVAL_SECONDS = 1.0
+_READ_TIMEOUT = 2.0
 
 
 class ServerWatch:
@@ -105,16 +103,18 @@ class ServerWatch:
         self._reader = LoadReader(transport)
         self._file = file
         self._clock = clock
-        self._interval = max(SHORTEST_SECONDS, len(targets) / READS_A_SECOND)
+        self._interval = max(MIN_INTERVAL_SECONDS, len(targets) / READS_PER_SECOND)
 
     async def read_all(self, stage: int) -> None:
-        """One reading of every endpoint that has counters."""
+        """Read every endpoint that has counters once."""
         await asyncio.gather(*(self._read(stage, target) for target in self._targets))
         self._file.flush()
 
     async def watch(self, stage: int) -> None:
-        """Read on and on until cancelled, one endpoint after the other: all at once would hold
-        up the very requests that are timed."""
+        """Read one endpoint after the other until cancelled.
+
+        Reading all at once would delay the requests that are timed.
+        """
         reads: set[asyncio.Task[None]] = set()
         gap = self._interval / max(1, len(self._targets))
         try:
@@ -131,7 +131,7 @@ class ServerWatch:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _read(self, stage: int, target: BenchTarget) -> None:
-        load = await self._reader.read(target.endpoint, _PATIENCE, target.model)
+        load = await self._reader.read(target.endpoint, _READ_TIMEOUT, target.model)
         if load is not None:
             self._file.write(_row(stage, target.endpoint.name, self._clock(), load))
 

@@ -1,4 +1,4 @@
-"""What a load test is to do: its settings, and the stages they make."""
+"""Settings of a load test and the stages that they make."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bagent.bench.schedule import Arrival, LoadStage, Recorded, TraceInfo
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """What a good request keeps, in milliseconds; None is no limit.
+    """The limits that a good request keeps, in milliseconds; None is no limit.
 
-    ``e2e`` counts from when the request was scheduled. A limit on what a request does not have
-    (a first token where nothing streams) is passed over.
+    A limit on a time that a request does not have (a first token where nothing streams) is skipped.
     """
 
     ttft: float | None = 2000.0
     tpot: float | None = 100.0
     e2e: float | None = None
+    """From when the request was scheduled to its end."""
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,38 +34,38 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: Sequence[int] = ()
     """Closed loops: calls in flight at each endpoint."""
     rates: Sequence[float] = ()
-    """Open loops: requests a second over the whole fleet."""
+    """Open loops: requests per second over the whole fleet."""
     ramps: Sequence[tuple[float, float]] = ()
-    """Open loops whose rate goes evenly from one to another."""
+    """Open loops whose rate changes linearly from the first number to the second."""
     sweep: bool = False
     """Find the saturation, then measure at rates below and at it."""
     trace: TraceInfo | None = None
-    """What is known of the recorded load that is replayed."""
+    """The recorded load to replay."""
     speeds: Sequence[float] = ()
-    """How many times as fast as recorded it is replayed, each a load."""
+    """Factors by which the trace is replayed faster than recorded, one load each."""
     turns: int = 1
     think: float = 1.0
     turn_tokens: int = 128
     """``turns``, ``think``, ``turn_tokens``: requests of a conversation, seconds between them,
-    and tokens that each turn after the first adds to what was said before."""
+    and tokens that each later turn adds."""
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     seconds: float | None = 20.0
-    """Of each stage; None where ``requests`` alone bound it."""
+    """Duration of each stage; None where only ``requests`` bounds it."""
     requests: int | None = None
-    """Of each stage, over the whole fleet; conversations where there are turns."""
+    """Requests of each stage over the whole fleet; conversations where there are turns."""
     input_tokens: int = 256
     output_tokens: int = 64
     """``input_tokens``, ``output_tokens``: of each call, chat template and shared prefix
     included."""
     as_json: bool = False
-    """Answers by a JSON Schema."""
+    """Constrain answers by a JSON Schema."""
     prefix_tokens: int = 0
-    """Shared by the prompts of a group; 0 shares nothing."""
+    """Tokens that the prompts of a group share; 0 shares nothing."""
     groups: int = 0
-    """Number of shared prefixes; 0 is four for each endpoint."""
+    """Number of shared prefixes; 0 is four per endpoint."""
     skew: float = 0.0
-    """How unevenly groups are asked for (Zipf's exponent)."""
+    """Zipf exponent of the frequencies of groups; 0 makes them equal."""
     ways: Sequence[Way] = ("chat",)
     list_size: int = 8
     routings: Sequence[Routing] = ("balanced",)
@@ -110,25 +110,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "routings": ("balanced", "affinity"),
     },
 }
-"""``quick`` is over in a minute. ``saturation`` takes five minutes. ``prefix`` sends prompts that
-share long beginnings, first to any endpoint and then each group to its own. ``agents`` are
-conversations of two turns behind one long prompt with a slow tool between them, whose second turn
-goes first to any endpoint and then to that of the first."""
+"""``quick`` takes a minute, ``saturation`` five. ``prefix`` sends prompts with long shared
+prefixes, first to any endpoint, then each group to its own. ``agents`` are conversations of
+two turns behind one long prompt, with a slow tool in between; the second turn goes first to
+any endpoint, then to that of the first turn."""
 
 
-def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
-    """The preset's settings with those ``given`` in their place.
+def make_plan(preset: str | None, settings: dict[str, Any]) -> BenchPlan:
+    """Return the preset's settings, overridden by ``settings``.
 
-    A given load (``rates``, ``concurrency``, ``speeds`` or ``sweep``) replaces the preset's; a
-    given number of requests without a time bounds each stage alone, and so does a
-    trace, whose lengths go before any that are given.
+    A load in ``settings`` (``rates``, ``concurrency``, ``speeds`` or ``sweep``) replaces the
+    preset's. A number of requests without a time bounds each stage alone, and so does a trace. The
+    lengths of a trace override all others.
     """
     values: dict[str, Any] = {"name": preset, **PRESETS[preset]} if preset else {}
-    if any(given.get(name) for name in ("rates", "ramps", "speeds", "sweep")):
+    if any(settings.get(name) for name in ("rates", "ramps", "speeds", "sweep")):
         values.pop("concurrency", None)
-    values |= given
-    bounded = given.get("requests") is not None or given.get("speeds")
-    if bounded and given.get("seconds") is None:
+    values |= settings
+    bounded = settings.get("requests") is not None or settings.get("speeds")
+    if bounded and settings.get("seconds") is None:
         values["seconds"] = None
     if values.get("trace") is not None:
         values["input_tokens"] = max(1, round(values["trace"].input_tokens))
@@ -139,60 +139,61 @@ def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
     return plan
 
 
-def stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
-    """The stages of all repeats, in the order of sending; a sweep makes its own.
+def plan_stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
+    """Yield the stages of all repeats in the order of sending; a sweep makes its own.
 
-    Every second repeat goes backwards, so that what drifts with time favours no stage.
+    Every second repeat runs backwards, so that a drift over time favours no stage.
     """
-    once = list(_once(plan, endpoints))
+    first_pass = list(_first_pass(plan, endpoints))
     number = 0
     for repeat in range(plan.repeats):
-        for stage in once if repeat % 2 == 0 else reversed(once):
+        for stage in first_pass if repeat % 2 == 0 else reversed(first_pass):
             yield msgspec.structs.replace(stage, number=number, repeat=repeat)
             number += 1
 
 
 def load_names(plan: BenchPlan) -> list[str]:
-    """Names of the loads to come; empty before a sweep, which finds them by itself."""
-    once = () if plan.sweep else _once(plan, ("",))
-    return list(dict.fromkeys(stage.load for stage in once))
+    """Return the names of the loads; empty before a sweep, which finds them itself."""
+    first_pass = () if plan.sweep else _first_pass(plan, ("",))
+    return list(dict.fromkeys(stage.load for stage in first_pass))
 
 
-def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
+def _first_pass(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
     for routing in plan.routings:
         targets = endpoints if routing == "isolated" else (None,)
         for only in targets:
             for way in plan.ways:
                 for calls in plan.concurrency:
-                    yield stage_of(plan, f"c={calls}", way, routing, only, concurrency=calls)
+                    yield make_stage(plan, f"c={calls}", way, routing, only, concurrency=calls)
                 for rate in plan.rates:
-                    yield stage_of(plan, f"rate={rate:g}", way, routing, only, rate=rate)
-                for low, high in plan.ramps:
-                    name = f"rate={low:g}..{high:g}"
-                    yield stage_of(plan, name, way, routing, only, rate=low, rate_to=high)
+                    yield make_stage(plan, f"rate={rate:g}", way, routing, only, rate=rate)
+                for start, end in plan.ramps:
+                    name = f"rate={start:g}..{end:g}"
+                    yield make_stage(plan, name, way, routing, only, rate=start, rate_to=end)
                 for speed in plan.speeds if plan.trace else ():
                     name = "replay" if speed == 1 else f"replay x{speed:g}"
                     mean = plan.trace.rate * speed if plan.trace else None
-                    yield stage_of(plan, name, way, routing, only, rate=mean, speed=speed)
+                    yield make_stage(plan, name, way, routing, only, rate=mean, speed=speed)
 
 
-def stage_of(
+def make_stage(
     plan: BenchPlan,
-    shape: str,
+    load: str,
     way: Way,
     routing: Routing = "balanced",
     only: str | None = None,
-    **more: Any,
+    **options: Any,
 ) -> LoadStage:
-    """A stage of the plan; ``shape`` is the part of its name that says how much load it is."""
-    words = [shape]
+    """Return a stage of the plan; ``load`` is the part of its name that says how much load it
+    is."""
+    parts = [load]
     if len(plan.ways) > 1:
-        words.append(way)
+        parts.append(way)
     if len(plan.routings) > 1:
-        words.append(routing)
+        parts.append(routing)
     return LoadStage(
-        number=more.pop("number", 0),
-        load=" ".join(words),
+        number=options.pop("number", 0),
+        load=" ".join(parts),
         way=way,
         routing=routing,
         arrival=plan.arrival,
@@ -204,24 +205,24 @@ def stage_of(
         turns=plan.turns,
         think=plan.think,
         seed=plan.seed,
-        **more,
+        **options,
     )
 
 
 def expected_seconds(plan: BenchPlan, endpoints: int) -> float | None:
-    """How long the stages take at least, drains left out; None where nothing bounds it."""
+    """Return the least duration of the stages without drains; None where nothing bounds it."""
     recorded = [plan.trace.seconds / speed for speed in plan.speeds] if plan.trace else []
     loads = len(plan.concurrency) + len(plan.rates) + len(plan.ramps)
     if plan.sweep or (loads and plan.seconds is None):
         return None
-    most = plan.seconds if plan.seconds is not None else math.inf
-    seconds = loads * (plan.seconds or 0.0) + sum(min(most, one) for one in recorded)
-    rounds = sum(endpoints if one == "isolated" else 1 for one in plan.routings)
+    limit = plan.seconds if plan.seconds is not None else math.inf
+    seconds = loads * (plan.seconds or 0.0) + sum(min(limit, duration) for duration in recorded)
+    rounds = sum(endpoints if duration == "isolated" else 1 for duration in plan.routings)
     return seconds * rounds * len(plan.ways) * plan.repeats
 
 
 class BenchTarget(msgspec.Struct, frozen=True):
-    """One endpoint under load: how it is reached, and what it is asked for."""
+    """One endpoint under load, with the model to request."""
 
     endpoint: Endpoint
     model: str | None = None
@@ -229,52 +230,51 @@ class BenchTarget(msgspec.Struct, frozen=True):
 
 
 class JobBody(msgspec.Struct, frozen=True):
-    """One row of a real job as the body of its first request, less streaming."""
+    """One row of a job as the body of its first request, without the fields of streaming."""
 
     path: str
     body: str
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One load test as its workers see it."""
+    """One load test as its workers need it."""
 
     targets: list[BenchTarget]
-    """The endpoints that answered before, in the order of the hostfile."""
+    """Endpoints that passed the health check, in the order of the hostfile."""
     lengths: dict[str, Lengths]
-    """Sizes of prompts by model name (an empty name where none is known)."""
+    """Prompt sizes by model name; the name is empty where it is unknown."""
     answer: AnswerPlan
     timeouts: Timeouts
     salt: str
     origin: float
-    """Seconds of the monotonic clock that all times of rows count from."""
+    """Time of the monotonic clock from which the times of rows count."""
     folder: str
-    """Where raw rows are written."""
+    """Folder of the raw rows."""
     list_size: int = 8
-    """Calls in one request, where calls travel in lists or batches."""
+    """Calls in one request, for lists and batches."""
     groups: int = 0
     """Number of shared prefixes; 0 shares none."""
     skew: float = 0.0
     turn_tokens: int = 0
-    """What each turn of a conversation after the first adds."""
+    """Tokens that each later turn of a conversation adds."""
     trace: list[Recorded] = []
-    """Recorded requests to send again."""
+    """Recorded requests to replay."""
     job: list[JobBody] = []
-    """Bodies to send in turn in place of made prompts."""
+    """Bodies to send in turn in place of generated prompts."""
     worker: int = 0
     workers: int = 1
-    """``worker``, ``workers``: which of the workers this is."""
+    """``worker``, ``workers``: index of this worker and number of workers."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What is sent in place of made prompts: the bodies of a job, the times and lengths of a
-    recorded load; empty where there is none."""
+    """What replaces generated prompts: bodies of a job, or a recorded load."""
 
     job: list[JobBody] = []
     trace: list[Recorded] = []
 
 
 def portable(endpoint: Endpoint) -> Endpoint:
-    """``endpoint`` made of values that can be written as JSON."""
+    """Return ``endpoint`` with values that can be encoded as JSON."""
     return msgspec.structs.replace(
         endpoint,
         headers=dict(endpoint.headers),

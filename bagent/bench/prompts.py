@@ -1,9 +1,9 @@
-"""Prompts of a wanted length, without a tokenizer of our own.
+"""Prompts of a given length, without a tokenizer.
 
-A prompt is plain English words. Its first words are made from its number and the run's salt, so
-that no two prompts begin alike and no prefix cache helps unless groups of shared prefixes are
-asked for; the rest is a slice of one long text. How many words make N tokens is measured on the
-server (see :mod:`bagent.bench.client`).
+A prompt is plain English. Its first words come from its number and the run's salt, so that no two
+prompts share a prefix unless groups of shared prefixes are requested; the other words are a slice
+of one long text. How many words make N tokens is measured on the server
+(:func:`bagent.bench.client.calibrate`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ WORDS = tuple(_VOCABULARY.split())
 """Sixty-four common words, mostly one token each in any vocabulary."""
 
 NONCE = 10
-"""Words of a prompt that are its own: 60 bits."""
+"""Words at the start of a prompt that make it unique: 60 bits."""
 
 _POOL = 4096
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Sizes of prompts in words, as calibration found them, for one model.
-
-    ``prefix`` words are shared by a group, ``own`` follow. ``tokens`` is what a prompt was
-    measured to have, chat template included; None where nothing could be measured. A word makes
-    ``per_word`` tokens, and what is put around a prompt ``extra``.
-    """
+    """Calibrated sizes of one model's prompts, in words."""
 
     own: int
+    """Words of a prompt after its shared prefix."""
     prefix: int = 0
+    """Words that a group shares."""
     tokens: int | None = None
+    """Measured tokens of a prompt with its chat template; None where nothing was measured."""
     measured: str = "not measured"
     per_word: float = 1.0
     extra: float = 0.0
+    """``per_word``, ``extra``: tokens of a word, and tokens added around a prompt."""
 
     def words(self, tokens: int) -> int:
-        """How many words make a prompt of ``tokens``, at least one."""
+        """Return how many words make a prompt of ``tokens``, at least one."""
         return max(1, round((tokens - self.extra) / self.per_word))
 
 
@@ -56,7 +55,7 @@ class PromptMaker:
     """Makes the texts of prompts.
 
     Args:
-        salt: differs from run to run, so that the caches of servers hold nothing of it yet.
+        salt: differs between runs, so that servers have nothing cached.
     """
 
     def __init__(self, salt: str) -> None:
@@ -64,27 +63,27 @@ class PromptMaker:
         rng = random.Random(f"{salt}/pool")
         self._pool = rng.choices(WORDS, k=_POOL)
 
-    def own(self, words: int, name: str) -> str:
-        """A text of ``words`` words that begins like no other: ``name`` is the prompt's."""
+    def unique_text(self, words: int, name: str) -> str:
+        """Return ``words`` words with a prefix that only the prompt ``name`` has."""
         digest = hashlib.blake2b(f"{self._salt}/{name}".encode(), digest_size=16).digest()
         bits = int.from_bytes(digest[:8], "little")
-        nonce = [WORDS[bits >> 6 * place & 63] for place in range(min(NONCE, words))]
+        nonce = [WORDS[bits >> 6 * index & 63] for index in range(min(NONCE, words))]
         return " ".join([*nonce, *self._slice(words - len(nonce), digest[8:])])
 
-    def _slice(self, words: int, digest: bytes) -> Sequence[str]:
+    def _slice(self, count: int, digest: bytes) -> Sequence[str]:
         start = int.from_bytes(digest, "little") % _POOL
-        found = self._pool[start : start + words]
-        while len(found) < words:
-            found += self._pool[: words - len(found)]
-        return found
+        words = self._pool[start : start + count]
+        while len(words) < count:
+            words += self._pool[: count - len(words)]
+        return words
 
 
 class PromptGroups:
-    """Which group of a shared prefix each request belongs to.
+    """Draws the prefix group of each request.
 
     Args:
         count: number of groups.
-        skew: 0 makes all as frequent; above it group k comes with frequency 1/(k+1)**skew (Zipf).
+        skew: Zipf exponent: group k has the frequency 1/(k+1)**skew.
     """
 
     def __init__(self, count: int, skew: float, seed: str) -> None:
@@ -93,14 +92,14 @@ class PromptGroups:
         self._rng = random.Random(seed)
 
     def next(self, among: Sequence[int] | None = None) -> int:
-        """The group of the next request; ``among`` leaves a choice of some."""
+        """Return the group of the next request, one of ``among`` if set."""
         if among is None:
             return self._rng.choices(range(self.count), self._weights)[0]
-        return self._rng.choices(among, [self._weights[one] for one in among])[0]
+        return self._rng.choices(among, [self._weights[group] for group in among])[0]
 
 
 def json_schema(tokens: int) -> Json:
-    """A schema whose answers have about ``tokens`` tokens (10 for each finding)."""
+    """Return a schema whose answers have about ``tokens`` tokens (10 per finding)."""
     finding = {
         "type": "object",
         "properties": {
@@ -121,14 +120,14 @@ def json_schema(tokens: int) -> Json:
 
 
 class AnswerPlan(msgspec.Struct, frozen=True):
-    """What answers are asked for: ``tokens`` long, as JSON by a schema or free."""
+    """Length and form of the requested answers."""
 
     tokens: int
     as_json: bool = False
 
     @property
-    def most(self) -> int:
-        """The limit that is sent: JSON gets room to end."""
+    def max_tokens(self) -> int:
+        """Return the limit to send, with room for JSON to end."""
         return self.tokens + _JSON_ROOM * self.as_json
 
 
@@ -136,17 +135,17 @@ _JSON_ROOM = 32
 
 
 EXACT = frozenset({"vllm", "sglang", "dynamo"})
-"""Engines that know ``ignore_eos`` and ``min_tokens``."""
+"""Engines that support ``ignore_eos`` and ``min_tokens``."""
 
 
 def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> dict[str, Json]:
-    """The members of a body that all requests of one endpoint share.
+    """Return the body fields that all requests of an endpoint share.
 
-    Engines that know ``ignore_eos`` are made to give free answers of exactly the length; JSON
-    ends where it ends.
+    Engines in :data:`EXACT` are told to give free answers of exactly the length; JSON ends by
+    itself.
     """
     fields: dict[str, Json] = {"model": model} if model else {}
-    fields |= {"max_tokens": answer.most, "temperature": 0}
+    fields |= {"max_tokens": answer.max_tokens, "temperature": 0}
     if answer.as_json:
         form = {"name": "findings", "schema": json_schema(answer.tokens)}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -156,13 +155,14 @@ def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> d
 
 
 def stream_fields(engine: str | None) -> dict[str, Json]:
-    """The members that make a server stream, and count tokens chunk by chunk where it can."""
+    """Return the fields that request a stream, with usage per chunk where the engine supports
+    it."""
     options: dict[str, Json] = {"include_usage": True}
     if engine == "vllm":
         options["continuous_usage_stats"] = True
     return {"stream": True, "stream_options": options}
 
 
-def body_of(fields: dict[str, Json], key: str, value: Json) -> bytes:
-    """A request body: the fixed members and the prompt under its ``key``."""
+def request_body(fields: dict[str, Json], key: str, value: Json) -> bytes:
+    """Return a request body: the fixed fields and the prompt under ``key``."""
     return encode_payload({**fields, key: value})

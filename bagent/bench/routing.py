@@ -1,4 +1,4 @@
-"""Which endpoint of a stage gets a request, and which endpoints are out of it."""
+"""Choice of an endpoint for each request of a stage."""
 
 from __future__ import annotations
 
@@ -13,145 +13,147 @@ from bagent.fleet.scheduler import MUCH_BUSIER
 from bagent.servers.fleet_factory import OWN_CEILING, OWN_START
 
 REFUSALS = 3
-"""Connections in a row that could not be made, after which an endpoint is out of the stage."""
+"""Failed connections in a row after which an endpoint is removed from the stage."""
 
 
 class EndpointPicker:
-    """Chooses endpoints by their place in the list of targets.
+    """Chooses endpoints by their index in the list of targets.
 
-    An endpoint to which no connection can be made is out for the rest of the stage: a closed loop
-    would do nothing but knock there, and an open one would count knocks as requests.
+    An endpoint that refuses connections is removed for the rest of the stage. Otherwise a closed
+    loop would only retry the connection, and an open one would count the failures as requests.
 
     Args:
-        among: the places that take part.
-        start: where a round begins that looks for the fewest in flight; workers begin at
-            different ones. Else the number of the request decides, which is one for all workers.
-        router: what ``as-run`` asks.
+        active: indexes of the endpoints that take part.
+        start: where a search for the fewest in flight begins; differs between workers. The other
+            routings go by the request's number, which all workers share.
+        router: chooses for ``as-run``.
     """
 
     def __init__(
         self,
         routing: Routing,
-        among: Sequence[int],
+        active: Sequence[int],
         start: int = 0,
         router: RunRouter | None = None,
     ) -> None:
         self._routing = routing
-        self.among = list(among)
-        self.in_flight = dict.fromkeys(among, 0)
-        self._refused = dict.fromkeys(among, 0)
+        self.active = list(active)
+        self.in_flight = dict.fromkeys(active, 0)
+        self._refused = dict.fromkeys(active, 0)
         self._turn = start
         self._router = router
 
-    def pick(self, number: int, group: int | None, home: int | None = None) -> int | None:
-        """The place for request ``number`` with its prefix group; None where all are out, or none
-        has room (:attr:`full`).
+    def pick(self, number: int, group: int | None, previous: int | None = None) -> int | None:
+        """Return the endpoint for request ``number``; None where none is left or has room
+        (:attr:`full`).
 
         Args:
-            home: where its conversation was answered last.
+            previous: the endpoint that answered its conversation last.
         """
-        among = self.among
-        if not among:
+        active = self.active
+        if not active:
             return None
         if self._router is not None:
-            return self._router.next(home)
+            return self._router.next(previous)
         if self._routing == "affinity":
-            if home in among:
-                return home
+            if previous in active:
+                return previous
             if group is not None:
-                return among[group % len(among)]
+                return active[group % len(active)]
         if self._routing == "least-inflight":
             self._turn += 1
-            order = among[self._turn % len(among) :] + among[: self._turn % len(among)]
+            order = active[self._turn % len(active) :] + active[: self._turn % len(active)]
             return min(order, key=self.in_flight.__getitem__)
-        if home in among:
-            return among[(among.index(home) + 1) % len(among)]
-        return among[number % len(among)]
+        if previous in active:
+            return active[(active.index(previous) + 1) % len(active)]
+        return active[number % len(active)]
 
     @property
     def chooses(self) -> bool:
-        """Whether a closed loop, too, asks where its next request goes."""
+        """Return whether a closed loop, too, chooses the endpoint of each request."""
         return self._router is not None or self._routing == "least-inflight"
 
     @property
     def full(self) -> bool:
-        """Whether a request has to wait until another has ended."""
-        return self._router is not None and bool(self.among)
+        """Return whether a request must wait until another one has ended."""
+        return self._router is not None and bool(self.active)
 
-    def groups_of(self, place: int, count: int) -> list[int] | None:
-        """With ``affinity``, those of ``count`` prefix groups that belong to an endpoint."""
-        if self._routing != "affinity" or place not in self.among:
+    def groups_of(self, index: int, count: int) -> list[int] | None:
+        """Return those of ``count`` prefix groups that belong to an endpoint; None without
+        affinity."""
+        if self._routing != "affinity" or index not in self.active:
             return None
-        return [one for one in range(count) if self.among[one % len(self.among)] == place]
+        return [group for group in range(count) if self.active[group % len(self.active)] == index]
 
-    def begun(self, place: int) -> int:
-        """A request goes there; returns how many are in flight there with it."""
-        self.in_flight[place] += 1
+    def started(self, index: int) -> int:
+        """Count a request; return how many are in flight at the endpoint with it."""
+        self.in_flight[index] += 1
         if self._router is not None:
-            self._router.begun(place)
-        return self.in_flight[place]
+            self._router.started(index)
+        return self.in_flight[index]
 
-    def ended(self, place: int, error_kind: str | None) -> None:
-        """A request ended there, with that failure or well."""
-        self.in_flight[place] -= 1
-        self._refused[place] = self._refused[place] + 1 if error_kind == "connect" else 0
-        if self._refused[place] >= REFUSALS and place in self.among:
-            self.among.remove(place)
+    def ended(self, index: int, error_kind: str | None) -> None:
+        """Count the end of a request, with its failure if any."""
+        self.in_flight[index] -= 1
+        self._refused[index] = self._refused[index] + 1 if error_kind == "connect" else 0
+        if self._refused[index] >= REFUSALS and index in self.active:
+            self.active.remove(index)
         if self._router is not None:
-            self._router.ended(place, well=error_kind is None, out=place not in self.among)
+            removed = index not in self.active
+            self._router.ended(index, succeeded=error_kind is None, removed=removed)
 
-    def out(self, place: int) -> bool:
-        """Whether an endpoint is out of the stage."""
-        return place not in self.among
+    def is_removed(self, index: int) -> bool:
+        """Return whether an endpoint was removed from the stage."""
+        return index not in self.active
 
 
 class RunRouter:
-    """Chooses among endpoints by turns and load, as a run does: the least busy of the next few.
+    """Chooses among endpoints as a run does: the least busy of the next few.
 
-    A conversation goes on where it was answered last, unless that endpoint is much busier. No
-    endpoint gets more than its limit, which a run finds by itself (here by its answers alone:
-    queues of engines are not looked at).
+    A conversation stays where it was answered last, unless that endpoint is much busier. No
+    endpoint gets more than its limit, which a run finds by itself (here by the answers alone; the
+    queues of engines are not read).
 
     Args:
-        endpoints: by their place in the list of targets.
-        limit: requests in flight at each, where a closed loop names them.
-        parts: workers that share the limits of an open one.
+        endpoints: by their index in the list of targets.
+        limit: requests in flight at each, in a closed loop.
+        workers: workers that share the limits of an open loop.
     """
 
     def __init__(
-        self, endpoints: Mapping[int, Endpoint], limit: int | None = None, parts: int = 1
+        self, endpoints: Mapping[int, Endpoint], limit: int | None = None, workers: int = 1
     ) -> None:
-        self._places = {endpoint.name: place for place, endpoint in endpoints.items()}
+        self._indexes = {endpoint.name: index for index, endpoint in endpoints.items()}
         self._states: dict[int, EndpointState] = {}
-        for place, endpoint in endpoints.items():
-            start = limit or max(1, OWN_START // parts)
-            top = limit or max(1, OWN_CEILING // parts)
-            own = InFlightLimit(start, top, growing=limit is None)
-            self._states[place] = EndpointState(endpoint, own)
+        for index, endpoint in endpoints.items():
+            start = limit or max(1, OWN_START // workers)
+            top = limit or max(1, OWN_CEILING // workers)
+            in_flight_limit = InFlightLimit(start, top, growing=limit is None)
+            self._states[index] = EndpointState(endpoint, in_flight_limit)
         self._endpoints = Endpoints(list(self._states.values()))
 
-    def next(self, home: int | None = None) -> int | None:
-        """The place that should take the next request; None where none has room."""
+    def next(self, previous: int | None = None) -> int | None:
+        """Return the endpoint for the next request; None where none has room."""
         state = self._endpoints.next(0.0)
         if state is None:
             return None
-        if home is not None:
-            kept = self._states[home]
-            if kept.room > 0 and kept.load <= state.load + MUCH_BUSIER:
-                return home
-        return self._places[state.name]
+        if previous is not None:
+            current = self._states[previous]
+            if current.room > 0 and current.load <= state.load + MUCH_BUSIER:
+                return previous
+        return self._indexes[state.name]
 
-    def begun(self, place: int) -> None:
-        """A request goes there."""
-        state = self._states[place]
+    def started(self, index: int) -> None:
+        """Count a request."""
+        state = self._states[index]
         state.in_flight += 1
         state.turns += 1 / state.weight
 
-    def ended(self, place: int, *, well: bool, out: bool) -> None:
-        """A request ended there, well or not; ``out``: it gets no more."""
-        state = self._states[place]
-        if well:
+    def ended(self, index: int, *, succeeded: bool, removed: bool) -> None:
+        """Count the end of a request; ``removed``: the endpoint gets no more."""
+        state = self._states[index]
+        if succeeded:
             state.limit.succeeded(1, state.in_flight)
         state.in_flight -= 1
-        state.up = not out
+        state.up = not removed
         self._endpoints.changed(state)

@@ -1,4 +1,4 @@
-"""A whole load test: hostfile in, raw rows, summary and report out."""
+"""A load test from the health check of its endpoints to its results."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from bagent.bench.plan import (
     LoadConfig,
     Workload,
     expected_seconds,
+    plan_stages,
     portable,
-    stages,
 )
 from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.records import LoadStageRow, RowFile
-from bagent.bench.schedule import LoadStage, Recorded, window
+from bagent.bench.schedule import LoadStage, Recorded, steady_window
 from bagent.bench.sweep import RequestSummary, Saturation, sweep
 from bagent.bench.workers import InProcessWorkers, ProcessWorkers, Workers
 from bagent.clocks import unix
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
     from bagent.bench.plan import JobBody
     from bagent.runs.context import RunContext
 
-TELL_SECONDS = 5.0
-"""Between two words about a stage that goes on."""
+PROGRESS_SECONDS = 5.0
+"""Time between two messages about a running stage."""
 
-GROUPS_AN_ENDPOINT = 4
+GROUPS_PER_ENDPOINT = 4
 WARMUP = -1
-"""The number of the stage that warms up."""
+"""Number of the warm-up stage."""
 
 
-class TestRecord(msgspec.Struct):
-    """How a test went, beside its raw rows. Times as in :mod:`bagent.bench.records`."""
+class LoadTestRecord(msgspec.Struct):
+    """What a test did, beside its raw rows; times as in :mod:`bagent.bench.records`."""
 
     salt: str
     started_at: float
@@ -77,211 +77,220 @@ class LoadTestSession:
     """Runs a test and leaves raw rows in ``folder``.
 
     Args:
-        called: all endpoints of the hostfile as a roll call found them; ready ones get load.
-        material: a job's bodies, or a recorded load, to send in place of made prompts.
-        tell: takes words for people.
+        health: the health check of all endpoints of the hostfile; ready ones get load.
+        workload: a job's bodies or a recorded load, in place of generated prompts.
+        notify: takes messages for people.
     """
 
     def __init__(
         self,
         plan: BenchPlan,
-        called: Sequence[HealthResult],
+        health: Sequence[HealthResult],
         folder: Path,
-        material: Workload,
-        tell: Callable[[str], None],
+        workload: Workload,
+        notify: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._targets = [
-            BenchTarget(portable(one.endpoint), one.model, one.known.engine if one.known else None)
-            for one in called
-            if one.ready
+            BenchTarget(
+                portable(result.endpoint),
+                result.model,
+                result.known.engine if result.known else None,
+            )
+            for result in health
+            if result.ready
         ]
         self._folder = folder
-        self._material = material
-        self._tell = tell
+        self._workload = workload
+        self._notify = notify
         self._origin = time.monotonic()
-        self._crew: Workers | None = None
+        self._workers: Workers | None = None
         self._transport = Transport()
-        self._light = _LightReader(folder)
-        self.course = TestRecord(secrets.token_hex(4), unix(), {}, [])
+        self._summaries = _SummaryReader(folder)
+        self.record = LoadTestRecord(secrets.token_hex(4), unix(), {}, [])
 
     def now(self) -> float:
-        """Seconds since the test's start."""
+        """Return the seconds since the test's start."""
         return time.monotonic() - self._origin
 
     def stop(self) -> None:
-        """End the running stage, send no further one; rows so far are kept."""
-        self.course.stopped = True
-        if self._crew is not None:
-            self._crew.stop()
+        """End the running stage and send no further one; rows so far stay."""
+        self.record.stopped = True
+        if self._workers is not None:
+            self._workers.stop()
 
-    async def run(self) -> TestRecord:
-        """Calibrate, warm up, send all stages."""
+    async def run(self) -> LoadTestRecord:
+        """Calibrate, warm up and send all stages."""
         stage_file = RowFile(self._folder / "stages.jsonl")
         server_file = RowFile(self._folder / "servers.jsonl")
         try:
-            if not self._material.job:
+            if not self._workload.job:
                 await self._calibrate()
             config = self._config()
-            crew: InProcessWorkers | ProcessWorkers
-            crew = (
+            workers: InProcessWorkers | ProcessWorkers
+            workers = (
                 ProcessWorkers(config)
                 if config.workers > 1
                 else InProcessWorkers(config, self._transport)
             )
             watch = ServerWatch(self._targets, self._transport, server_file, self.now)
-            async with crew:
-                self._crew = crew
-                await self._send_all(crew, watch, stage_file)
+            async with workers:
+                self._workers = workers
+                await self._send_all(workers, watch, stage_file)
         finally:
             stage_file.close()
             server_file.close()
             await self._transport.close()
-        return self.course
+        return self.record
 
     async def _calibrate(self) -> None:
         plan = self._plan
         chat = any(way in ("chat", "chat-batch") for way in plan.ways)
-        wanted = PromptSizes(plan.input_tokens, plan.prefix_tokens, chat)
-        found = await calibrate(self._transport, self._targets, wanted, self.course.salt)
-        self.course.lengths = found
-        for model, lengths in found.items():
-            told = "?" if lengths.tokens is None else lengths.tokens
-            words = counted(lengths.own + lengths.prefix, "word")
-            self._tell(
-                f"prompts for {model or 'the model'}: {words}, {told} tokens by {lengths.measured}"
+        sizes = PromptSizes(plan.input_tokens, plan.prefix_tokens, chat)
+        lengths_by_model = await calibrate(self._transport, self._targets, sizes, self.record.salt)
+        self.record.lengths = lengths_by_model
+        for model, lengths in lengths_by_model.items():
+            tokens = "?" if lengths.tokens is None else lengths.tokens
+            count = counted(lengths.own + lengths.prefix, "word")
+            self._notify(
+                f"prompts for {model or 'the model'}: {count}, "
+                f"{tokens} tokens by {lengths.measured}"
             )
 
     def _config(self) -> LoadConfig:
         plan = self._plan
-        groups = (plan.groups or GROUPS_AN_ENDPOINT * len(self._targets)) * bool(plan.prefix_tokens)
+        groups = (plan.groups or GROUPS_PER_ENDPOINT * len(self._targets)) * bool(
+            plan.prefix_tokens
+        )
         return LoadConfig(
             targets=self._targets,
-            lengths=self.course.lengths,
+            lengths=self.record.lengths,
             answer=AnswerPlan(plan.output_tokens, plan.as_json),
             timeouts=plan.timeouts,
-            salt=self.course.salt,
+            salt=self.record.salt,
             origin=self._origin,
             folder=str(self._folder),
             list_size=plan.list_size,
             groups=groups,
             skew=plan.skew,
             turn_tokens=plan.turn_tokens,
-            trace=self._material.trace,
-            job=self._material.job,
+            trace=self._workload.trace,
+            job=self._workload.job,
             workers=plan.workers,
         )
 
-    async def _send_all(self, crew: Workers, watch: ServerWatch, file: RowFile) -> None:
+    async def _send_all(self, workers: Workers, watch: ServerWatch, file: RowFile) -> None:
         plan = self._plan
         if plan.warmup and self._targets:
             for way in plan.ways:
-                spec = LoadStage(
+                stage = LoadStage(
                     number=WARMUP, load="warm-up", way=way, requests=plan.warmup, warmup=True
                 )
-                self._tell(f"warm-up: {counted(plan.warmup, 'request')} to each endpoint")
-                if self.course.stopped:
+                self._notify(f"warm-up: {counted(plan.warmup, 'request')} to each endpoint")
+                if self.record.stopped:
                     return
-                await crew.run(spec)
+                await workers.run(stage)
 
-        async def send(spec: LoadStage) -> tuple[LoadStageRow, list[RequestSummary]]:
-            row = await self._stage(crew, watch, spec)
+        async def send(stage: LoadStage) -> tuple[LoadStageRow, list[RequestSummary]]:
+            row = await self._stage(workers, watch, stage)
             file.write(row)
             file.flush()
-            return row, self._light.rows_of(spec.number) if plan.sweep else []
+            return row, self._summaries.rows_of(stage.number) if plan.sweep else []
 
         names = [target.endpoint.name for target in self._targets]
         seconds = expected_seconds(plan, len(names))
-        if names and seconds is not None and not self.course.stopped:
-            self._tell(f"load on {counted(len(names), 'endpoint')} for {duration(seconds)}")
+        if names and seconds is not None and not self.record.stopped:
+            self._notify(f"load on {counted(len(names), 'endpoint')} for {duration(seconds)}")
         if plan.sweep:
-            async for _, found in sweep(plan, len(names), send):
-                self.course.saturation = found
-                if self.course.stopped:
+            async for _, saturation in sweep(plan, len(names), send):
+                self.record.saturation = saturation
+                if self.record.stopped:
                     return
             return
-        for spec in stages(plan, names):
-            if self.course.stopped or not names:
+        for stage in plan_stages(plan, names):
+            if self.record.stopped or not names:
                 return
-            await send(spec)
+            await send(stage)
 
-    async def _stage(self, crew: Workers, watch: ServerWatch, spec: LoadStage) -> LoadStageRow:
-        name = spec.load + (f" {spec.only}" if spec.only else "")
+    async def _stage(self, workers: Workers, watch: ServerWatch, stage: LoadStage) -> LoadStageRow:
+        name = stage.load + (f" {stage.only}" if stage.only else "")
         if self._plan.repeats > 1:
-            name += f" (repeat {spec.repeat + 1} of {self._plan.repeats})"
-        await watch.read_all(spec.number)
-        reading = asyncio.ensure_future(watch.watch(spec.number))
-        telling = asyncio.ensure_future(self._progress(crew, name, spec))
+            name += f" (repeat {stage.repeat + 1} of {self._plan.repeats})"
+        await watch.read_all(stage.number)
+        read_task = asyncio.ensure_future(watch.watch(stage.number))
+        progress_task = asyncio.ensure_future(self._progress(workers, name, stage))
         try:
-            parts = await crew.run(spec)
+            shares = await workers.run(stage)
         finally:
-            for task in (reading, telling):
+            for task in (read_task, progress_task):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        await watch.read_all(spec.number)
-        size = self._plan.list_size if spec.way in ("list", "chat-batch") else 1
-        row = stage_row(spec, parts, len(self._targets), size, cut=self.course.stopped)
-        self.course.stages.append(row)
-        self._tell(f"{name}: {_went(parts, row.ended - row.began)}")
+        await watch.read_all(stage.number)
+        size = self._plan.list_size if stage.way in ("list", "chat-batch") else 1
+        row = stage_row(stage, shares, len(self._targets), size, cut=self.record.stopped)
+        self.record.stages.append(row)
+        self._notify(f"{name}: {_progress_text(shares, row.ended - row.began)}")
         return row
 
-    async def _progress(self, crew: Workers, name: str, spec: LoadStage) -> None:
+    async def _progress(self, workers: Workers, name: str, stage: LoadStage) -> None:
         began = self.now()
         while True:
-            await asyncio.sleep(TELL_SECONDS)
-            gone = self.now() - began
-            of = f" of {duration(spec.seconds)}" if spec.seconds is not None else ""
-            self._tell(f"{name} [{duration(gone)}{of}]: {_went(crew.parts, gone)}")
+            await asyncio.sleep(PROGRESS_SECONDS)
+            elapsed = self.now() - began
+            limit = f" of {duration(stage.seconds)}" if stage.seconds is not None else ""
+            self._notify(
+                f"{name} [{duration(elapsed)}{limit}]: {_progress_text(workers.shares, elapsed)}"
+            )
 
 
-def _went(parts: Sequence[WorkerShare], seconds: float) -> str:
-    sent, done = sum(part.sent for part in parts), sum(part.done for part in parts)
-    failed = sum(part.failed for part in parts)
-    words = f"{done:,} done, {failed:,} failed, {sent - done - failed:,} open"
-    return f"{words}, {rate(done / seconds if seconds > 0 else 0.0)} requests/s"
+def _progress_text(shares: Sequence[WorkerShare], seconds: float) -> str:
+    sent, done = sum(share.sent for share in shares), sum(share.done for share in shares)
+    failed = sum(share.failed for share in shares)
+    counts = f"{done:,} done, {failed:,} failed, {sent - done - failed:,} open"
+    return f"{counts}, {rate(done / seconds if seconds > 0 else 0.0)} requests/s"
 
 
 def stage_row(
-    spec: LoadStage,
-    parts: Sequence[WorkerShare],
+    stage: LoadStage,
+    shares: Sequence[WorkerShare],
     endpoints: int,
     size: int = 1,
     *,
     cut: bool = False,
 ) -> LoadStageRow:
-    """How a stage went, from how its parts did; ``size`` calls travel in each request."""
-    began = min(part.began for part in parts)
-    fed = max(part.feeding_ended for part in parts)
-    ended = max(part.ended for part in parts)
-    taking = 1 if spec.only else endpoints
-    in_flight = (spec.concurrency or 0) * taking * spec.turns / size
-    rounds = sum(part.sent for part in parts) / in_flight if in_flight else math.inf
-    low, high = window(spec, began, fed, ended, rounds)
+    """Return the row of a stage from its workers' shares; ``size`` calls travel in each request."""
+    began = min(share.began for share in shares)
+    feeding_ended = max(share.feeding_ended for share in shares)
+    ended = max(share.ended for share in shares)
+    active = 1 if stage.only else endpoints
+    in_flight = (stage.concurrency or 0) * active * stage.turns / size
+    rounds = sum(share.sent for share in shares) / in_flight if in_flight else math.inf
+    window_from, window_to = steady_window(stage, began, feeding_ended, ended, rounds)
     return LoadStageRow(
-        stage=spec.number,
-        load=spec.load,
-        repeat=spec.repeat,
-        way=spec.way,
-        routing=spec.routing,
-        endpoints=taking,
+        stage=stage.number,
+        load=stage.load,
+        repeat=stage.repeat,
+        way=stage.way,
+        routing=stage.routing,
+        endpoints=active,
         began=began,
-        feeding_ended=fed,
+        feeding_ended=feeding_ended,
         ended=ended,
-        window_from=low,
-        window_to=high,
-        only=spec.only,
-        concurrency=spec.concurrency,
-        rate=spec.rate
-        if spec.rate_to is None or spec.rate is None
-        else (spec.rate + spec.rate_to) / 2,
-        arrival=spec.arrival if spec.rate is not None else None,
+        window_from=window_from,
+        window_to=window_to,
+        only=stage.only,
+        concurrency=stage.concurrency,
+        rate=stage.rate
+        if stage.rate_to is None or stage.rate is None
+        else (stage.rate + stage.rate_to) / 2,
+        arrival=stage.arrival if stage.rate is not None else None,
         cut=cut,
     )
 
 
-class _LightReader:
-    """Reads what is new in the files of raw rows."""
+class _SummaryReader:
+    """Reads the new lines of the raw rows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -289,29 +298,29 @@ class _LightReader:
         self._decode = msgspec.json.Decoder(RequestSummary).decode
 
     def rows_of(self, stage: int) -> list[RequestSummary]:
-        """The new rows that belong to ``stage``."""
-        found: list[RequestSummary] = []
+        """Return the new rows of ``stage``."""
+        new_rows: list[RequestSummary] = []
         for path in sorted(self._folder.glob("requests-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            rows = (self._decode(line) for line in whole.split(b"\n") if line)
-            found += [row for row in rows if row.stage == stage]
-        return found
+            complete = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(complete)
+            rows = (self._decode(line) for line in complete.split(b"\n") if line)
+            new_rows += [row for row in rows if row.stage == stage]
+        return new_rows
 
 
 CALL_SECONDS = 30.0
-"""How long endpoints have to answer a first request."""
+"""Time for the first answer of an endpoint."""
 
-MOST_AT_ONCE = 2048
+MAX_CHECKS_AT_ONCE = 2048
 SUMMARY, PAGE, ENDPOINTS, LOADS = "summary.json", "report.html", "endpoints.csv", "loads.csv"
-_TOLD = 5
+_MAX_GROUPS = 5
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tested, and where the results go."""
+    """The load test to run and the folder of its results."""
 
     plan: BenchPlan
     endpoints: Sequence[Endpoint]
@@ -319,7 +328,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """Only endpoints that serve it get load; None is any."""
     servers: Servers | None = None
-    """The server that ``--backend`` names, in place of a fleet; else None."""
+    """The server of ``--backend``, in place of a fleet."""
     trace: list[Recorded] = []
     """The recorded load that the plan replays."""
     command: str = ""
@@ -330,7 +339,7 @@ def make_folder(folder: Path) -> None:
     """Make the folder for the results.
 
     Raises:
-        UsageError: it holds another load test, or is a file.
+        UsageError: it is a file or holds another load test.
         WriteError: it cannot be made.
     """
     if folder.exists() and not folder.is_dir():
@@ -344,169 +353,171 @@ def make_folder(folder: Path) -> None:
 
 
 def send_all(
-    wanted: BenchRequest, job: RunContext | None, tell: Callable[[str], None]
-) -> tuple[list[HealthResult], TestRecord]:
-    """Call the endpoints and send the load to those that are ready.
+    request: BenchRequest, job: RunContext | None, notify: Callable[[str], None]
+) -> tuple[list[HealthResult], LoadTestRecord]:
+    """Check the endpoints and send the load to those that are ready.
 
-    The first Ctrl-C, or SIGTERM, ends the load; what was measured by then is kept. A second
-    Ctrl-C is a KeyboardInterrupt.
+    The first Ctrl-C or SIGTERM ends the load and keeps what was measured so far. A second Ctrl-C is
+    a KeyboardInterrupt.
 
     Raises:
         StoppedEarly: a signal came before anything was sent.
     """
     try:
         with asyncio.Runner(loop_factory=ResolverLoop) as runner:
-            return runner.run(_send_all(wanted, job, tell))
+            return runner.run(_send_all(request, job, notify))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
 async def _send_all(
-    wanted: BenchRequest, job: RunContext | None, tell: Callable[[str], None]
-) -> tuple[list[HealthResult], TestRecord]:
-    switch = LoadTestStop(tell)
+    request: BenchRequest, job: RunContext | None, notify: Callable[[str], None]
+) -> tuple[list[HealthResult], LoadTestRecord]:
+    stop_switch = LoadTestStop(notify)
     try:
-        called = await switch.or_stop(_call(wanted, tell))
-        if job is None and not wanted.trace:
-            _check_context(wanted.plan, called, tell)
+        health = await stop_switch.run_or_stop(_check_health(request, notify))
+        if job is None and not request.trace:
+            _check_context(request.plan, health, notify)
         bodies: list[JobBody] = []
-        if job is not None and any(one.ready for one in called):
-            from bagent.bench.workload import job_bodies
+        if job is not None and any(result.ready for result in health):
+            from bagent.bench.workload import make_job_bodies
 
-            bodies = await asyncio.to_thread(job_bodies, job, called)
-            tell(f"{len(bodies)} rows of the job are sent in turn")
-        material = Workload(bodies, _fitting(wanted.trace, called, tell))
-        session = LoadTestSession(wanted.plan, called, wanted.folder, material, tell)
-        switch.session = session
-        if switch.stopped:
+            bodies = await asyncio.to_thread(make_job_bodies, job, health)
+            notify(f"{len(bodies)} rows of the job are sent in turn")
+        workload = Workload(bodies, _fitting_context(request.trace, health, notify))
+        session = LoadTestSession(request.plan, health, request.folder, workload, notify)
+        stop_switch.session = session
+        if stop_switch.stopped:
             session.stop()
-        return called, await session.run()
+        return health, await session.run()
     finally:
-        switch.close()
+        stop_switch.close()
 
 
 def _check_context(
-    plan: BenchPlan, called: Sequence[HealthResult], tell: Callable[[str], None]
+    plan: BenchPlan, health: Sequence[HealthResult], notify: Callable[[str], None]
 ) -> None:
-    """Refuse a load of which no ready endpoint could answer anything, and say where it is some.
+    """Refuse a load that no ready endpoint could answer, and report where some cannot.
 
     Raises:
         UsageError: prompts and answers fit no context.
     """
-    answer = AnswerPlan(plan.output_tokens, plan.as_json).most
-    asked = plan.input_tokens + answer + (plan.turns - 1) * (plan.turn_tokens + answer)
-    ready = [one for one in called if one.ready]
-    contexts = [one.known.context if one.known else None for one in ready]
-    short = [length for length in contexts if length and length < asked]
+    answer = AnswerPlan(plan.output_tokens, plan.as_json).max_tokens
+    required = plan.input_tokens + answer + (plan.turns - 1) * (plan.turn_tokens + answer)
+    ready = [result for result in health if result.ready]
+    contexts = [result.known.context if result.known else None for result in ready]
+    short = [length for length in contexts if length and length < required]
     if not short:
         return
-    words = f"prompts and answers of {asked:,} tokens do not fit"
+    message = f"prompts and answers of {required:,} tokens do not fit"
     if len(short) == len(ready):
         raise UsageError(
-            f"{words} {max(short):,} tokens of context",
+            f"{message} {max(short):,} tokens of context",
             hint="less --input-tokens, --output-tokens or --turns",
         )
-    tell(f"{words} the context of {counted(len(short), 'endpoint')}: all requests fail there")
+    notify(f"{message} the context of {counted(len(short), 'endpoint')}: all requests fail there")
 
 
-def _fitting(
-    trace: Sequence[Recorded], called: Sequence[HealthResult], tell: Callable[[str], None]
+def _fitting_context(
+    trace: Sequence[Recorded], health: Sequence[HealthResult], notify: Callable[[str], None]
 ) -> list[Recorded]:
-    """The recorded requests that the shortest context of the ready endpoints holds."""
-    known = [one.known.context for one in called if one.ready and one.known]
-    context = min((length for length in known if length), default=None)
+    """Return the recorded requests that fit the shortest context of the ready endpoints."""
+    contexts = [result.known.context for result in health if result.ready and result.known]
+    context = min((length for length in contexts if length), default=None)
     if context is None:
         return list(trace)
-    found = [one for one in trace if one.input_tokens + one.output_tokens <= context]
-    if len(found) < len(trace):
-        if not found:
+    fitting = [row for row in trace if row.input_tokens + row.output_tokens <= context]
+    if len(fitting) < len(trace):
+        if not fitting:
             raise UsageError(f"--replay: no recorded request fits {context:,} tokens of context")
-        words = f"{len(trace) - len(found)} of {len(trace)} recorded requests"
-        tell(f"{words} are left out: they do not fit {context} tokens of context")
-    return found
+        counts = f"{len(trace) - len(fitting)} of {len(trace)} recorded requests"
+        notify(f"{counts} are left out: they do not fit {context} tokens of context")
+    return fitting
 
 
 class LoadTestStop:
     """Ends a load test early at the first signal, and at once at the second Ctrl-C."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tell = tell
+        self._notify = notify
         self._task = asyncio.current_task()
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self.session: LoadTestSession | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._signalled, number)
+            self._loop.add_signal_handler(number, self._on_signal, number)
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal came."""
-        return self._asked.is_set()
+        """Return whether a signal came."""
+        return self._requested.is_set()
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self.stopped and number == signal.SIGINT and self._task is not None:
             self._task.cancel()
             return
-        self._asked.set()
+        self._requested.set()
         if self.session is not None:
-            self._tell(
+            self._notify(
                 f"got {number.name}: no further requests; the report is made of what there is"
             )
             self.session.stop()
 
-    async def or_stop(self, calling: Any) -> list[HealthResult]:
-        """The endpoints as they were found, unless a signal comes first."""
-        work = asyncio.ensure_future(calling)
-        stop = asyncio.ensure_future(self._asked.wait())
+    async def run_or_stop(self, check: Any) -> list[HealthResult]:
+        """Return the result of the health check, unless a signal comes first."""
+        work = asyncio.ensure_future(check)
+        stop = asyncio.ensure_future(self._requested.wait())
         await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if not work.done():
             work.cancel()
             await asyncio.wait([work])
             raise StoppedEarly("stopped by a signal before any load was sent")
-        found: list[HealthResult] = work.result()
-        return found
+        health: list[HealthResult] = work.result()
+        return health
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.remove_signal_handler(number)
 
 
-async def _call(wanted: BenchRequest, tell: Callable[[str], None]) -> list[HealthResult]:
-    if wanted.servers is not None:
+async def _check_health(request: BenchRequest, notify: Callable[[str], None]) -> list[HealthResult]:
+    if request.servers is not None:
         from bagent.servers.resolve import check_server
 
-        called = [await check_server(wanted.servers, wanted.model, CALL_SECONDS)]
+        health = [await check_server(request.servers, request.model, CALL_SECONDS)]
     else:
-        called = await _call_fleet(wanted, tell)
-    tell(counts(called))
-    for group in grouped(called)[:_TOLD]:
-        tell(f"  {group.words()}")
-    return called
+        health = await _check_fleet(request, notify)
+    notify(counts(health))
+    for group in grouped(health)[:_MAX_GROUPS]:
+        notify(f"  {group.words()}")
+    return health
 
 
-async def _call_fleet(wanted: BenchRequest, tell: Callable[[str], None]) -> list[HealthResult]:
-    count = len(wanted.endpoints)
-    calls = max(wanted.plan.concurrency, default=64) * count
-    room = raise_file_limit(max(2 * count, calls))
-    if room < calls:
-        tell(f"this machine allows {room} open connections, fewer than {calls} calls in flight")
-    plan = HealthCheckPlan(CALL_SECONDS, min(MOST_AT_ONCE, count), count, wanted.model)
+async def _check_fleet(request: BenchRequest, notify: Callable[[str], None]) -> list[HealthResult]:
+    count = len(request.endpoints)
+    calls = max(request.plan.concurrency, default=64) * count
+    allowed = raise_file_limit(max(2 * count, calls))
+    if allowed < calls:
+        notify(
+            f"this machine allows {allowed} open connections, fewer than {calls} calls in flight"
+        )
+    plan = HealthCheckPlan(CALL_SECONDS, min(MAX_CHECKS_AT_ONCE, count), count, request.model)
     transport = Transport()
     try:
         backend = OpenAIBackend(transport)
         return await FleetHealthCheck(
-            wanted.endpoints, plan, transport, CompletionProbe(backend)
+            request.endpoints, plan, transport, CompletionProbe(backend)
         ).run()
     finally:
         await transport.close()
 
 
 def write_results(
-    wanted: BenchRequest,
-    called: Sequence[HealthResult],
-    course: TestRecord,
+    request: BenchRequest,
+    health: Sequence[HealthResult],
+    record: LoadTestRecord,
     make_page: Callable[[dict[str, Any], list[dict[str, Any]]], str],
 ) -> dict[str, Any]:
     """Make all results from the raw rows in the folder; returns the summary.
@@ -521,26 +532,26 @@ def write_results(
     from bagent.bench.summary import summarise
     from bagent.bench.tables import BenchTables, write_csv
 
-    folder = wanted.folder
+    folder = request.folder
     with BenchTables(folder) as tables:
-        summary = summarise(tables, wanted.plan, course, called, wanted.command)
-        heat = measure.heatmap(tables)
+        summary = summarise(tables, request.plan, record, health, request.command)
+        heatmap = measure.heatmap(tables)
         tables.write_parquet()
-    write_csv(folder / ENDPOINTS, [_flat(one) for one in summary["endpoints"]])
+    write_csv(folder / ENDPOINTS, [_flat(row) for row in summary["endpoints"]])
     loads = summary["loads"]
-    columns = dict.fromkeys(name for one in loads for name in one)
-    write_csv(folder / LOADS, [_flat({**dict.fromkeys(columns), **one}) for one in loads])
+    columns = dict.fromkeys(name for row in loads for name in row)
+    write_csv(folder / LOADS, [_flat({**dict.fromkeys(columns), **row}) for row in loads])
     try:
         text = msgspec.json.format(msgspec.json.encode(summary), indent=1)
         (folder / SUMMARY).write_bytes(text + b"\n")
-        (folder / PAGE).write_text(make_page(summary, heat), encoding="utf-8")
+        (folder / PAGE).write_text(make_page(summary, heatmap), encoding="utf-8")
     except OSError as error:
         raise WriteError(f"cannot write to {folder}: {error.strerror or error}") from None
     return summary
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose lists and objects are JSON texts."""
+    """Return a row with its lists and objects as JSON text."""
     return {
         key: msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
         for key, value in row.items()

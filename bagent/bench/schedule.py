@@ -1,4 +1,4 @@
-"""Load shapes: what a stage is, and when each of its requests is to be sent."""
+"""Load stages, their send times, and recorded loads to replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bagent.store.run_dir import RunDir, find_run
 TIMES = ("scheduled", "sent", "started_at", "arrived_at", "arrival_time", "timestamp", "time")
 INPUTS = ("prompt_tokens", "input_tokens", "input_length", "contexttokens")
 OUTPUTS = ("completion_tokens", "output_tokens", "output_length", "generatedtokens")
-"""Names of columns, in the order of preference; capitals do not matter."""
+"""Column names in order of preference, without case."""
 
 MOST_TOKENS = 1_000_000_000
 
@@ -42,7 +42,7 @@ _RAW = (
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True):
-    """One request: seconds after the first one, tokens of its prompt and of its answer."""
+    """One recorded request: seconds after the first one, tokens of its prompt and of its answer."""
 
     at: float
     input_tokens: int
@@ -50,8 +50,7 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TraceInfo(msgspec.Struct, frozen=True):
-    """What is known of a recorded load: how many requests came within so many ``seconds``, and
-    their mean lengths. ``left_out`` had no time or no lengths, such as failed ones."""
+    """Summary of a recorded load: requests within ``seconds``, and their mean lengths."""
 
     source: str
     requests: int
@@ -59,21 +58,22 @@ class TraceInfo(msgspec.Struct, frozen=True):
     input_tokens: float
     output_tokens: float
     left_out: int = 0
+    """Rows without a time or lengths, such as failed ones."""
 
     @property
     def rate(self) -> float:
-        """Requests a second, in the mean; that of one second where all came at once."""
+        """Return the mean requests per second; where all came at once, those of one second."""
         return self.requests / (self.seconds or 1.0)
 
 
 def read_trace(source: Path) -> tuple[list[Recorded], TraceInfo]:
-    """The requests of a recorded load in the order of their times.
+    """Return the requests of a recorded load in the order of their times.
 
     Args:
         source: a run's directory or name, the folder of a load test, or a file.
 
     Raises:
-        UsageError: there is none, it cannot be read, or no row has a time and lengths.
+        UsageError: it does not exist, cannot be read, or has no row with a time and lengths.
     """
     if source.is_file():
         rows = _query(source, [source], _table(source))
@@ -88,31 +88,31 @@ def read_trace(source: Path) -> tuple[list[Recorded], TraceInfo]:
             time, segments = "started_at", list_segments(run.journal, "rows")
         files = [segment.path for segment in segments]
         rows = _query(source, files, _raw(files, time))
-    found, left_out = _recorded(rows)
-    if not found:
+    requests, left_out = _recorded(rows)
+    if not requests:
         raise UsageError(
             "--replay: no row has a time, input tokens and output tokens",
             hint=f"columns such as {TIMES[0]}, {INPUTS[0]}, {OUTPUTS[0]}",
             at=Position(source),
         )
-    count = len(found)
-    return found, TraceInfo(
+    count = len(requests)
+    return requests, TraceInfo(
         str(source),
         count,
-        found[-1].at,
-        sum(one.input_tokens for one in found) / count,
-        sum(one.output_tokens for one in found) / count,
+        requests[-1].at,
+        sum(request.input_tokens for request in requests) / count,
+        sum(request.output_tokens for request in requests) / count,
         left_out,
     )
 
 
 def _table(file: Path) -> str:
-    """The query of a file of any kind."""
+    """Return the query of a trace file."""
     name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
     reader = _READERS.get(Path(name).suffix)
     if reader is None:
         raise UsageError(
-            "--replay: of what kind is this file?",
+            "--replay: unknown kind of file",
             hint=f"its name ends with {', '.join(_READERS)}",
             at=Position(file),
         )
@@ -120,15 +120,15 @@ def _table(file: Path) -> str:
 
 
 def _raw(files: Sequence[Path], time: str) -> str:
-    """The query of raw rows of this program, of which the last may be torn."""
+    """Return the query of raw rows of bagent, the last of which may be torn."""
     listed = ", ".join(map(file_literal, files))
-    kinds = {time: "DOUBLE", INPUTS[0]: "BIGINT", OUTPUTS[0]: "BIGINT", "warmup": "BOOLEAN"}
-    columns = ", ".join(f"{name}: '{kind}'" for name, kind in kinds.items())
+    types = {time: "DOUBLE", INPUTS[0]: "BIGINT", OUTPUTS[0]: "BIGINT", "warmup": "BOOLEAN"}
+    columns = ", ".join(f"{name}: '{type_}'" for name, type_ in types.items())
     return f"select * from {_RAW.format(listed, columns)}"
 
 
 def _query(source: Path, files: Sequence[Path], query: str) -> Iterator[dict[str, Any]]:
-    """The rows of a query by column name in small letters."""
+    """Yield the rows of a query by lower-case column name."""
     import duckdb
 
     try:
@@ -140,22 +140,22 @@ def _query(source: Path, files: Sequence[Path], query: str) -> Iterator[dict[str
                     values = dict(zip(names, row, strict=True))
                     yield _line(values["json"]) if names == ["json"] else values
     except (duckdb.Error, OSError) as error:
-        (words, *_) = str(error).splitlines()
-        raise UsageError(f"--replay: cannot be read: {words}", at=Position(source)) from None
+        (message, *_) = str(error).splitlines()
+        raise UsageError(f"--replay: cannot be read: {message}", at=Position(source)) from None
 
 
 def _line(text: str | None) -> dict[str, Any]:
-    """The members of a line's object by name in small letters; of any other line none."""
+    """Return the members of a line's object by lower-case name; empty for any other line."""
     try:
-        found = msgspec.json.decode(text or "null")
+        value = msgspec.json.decode(text or "null")
     except msgspec.DecodeError:
-        found = None
-    return {name.lower(): value for name, value in found.items()} if isinstance(found, dict) else {}
+        value = None
+    return {name.lower(): item for name, item in value.items()} if isinstance(value, dict) else {}
 
 
 def _recorded(rows: Iterator[Mapping[str, Any]]) -> tuple[list[Recorded], int]:
-    """The rows that can be sent again, and how many cannot."""
-    found: list[tuple[float, int, int]] = []
+    """Return the rows that can be replayed, and how many cannot."""
+    requests: list[tuple[float, int, int]] = []
     left_out = 0
     for row in rows:
         at = _seconds(_first(row, TIMES))
@@ -164,10 +164,10 @@ def _recorded(rows: Iterator[Mapping[str, Any]]) -> tuple[list[Recorded], int]:
             left_out += 1
             continue
         scale = 1000 if all(name in row for name in MILLISECONDS) else 1
-        found.append((at / scale, sizes[0], sizes[1]))
-    found.sort()
-    began = found[0][0] if found else 0.0
-    return [Recorded(at - began, *sizes) for at, *sizes in found], left_out
+        requests.append((at / scale, sizes[0], sizes[1]))
+    requests.sort()
+    began = requests[0][0] if requests else 0.0
+    return [Recorded(at - began, *sizes) for at, *sizes in requests], left_out
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -175,21 +175,21 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _number(value: Any) -> int:
-    """A number of tokens; 0 where it is none, or no prompt could be so long."""
+    """Return a number of tokens; 0 where it is none or implausibly large."""
     try:
-        found = int(float(value))
+        number = int(float(value))
     except (TypeError, ValueError, OverflowError):
         return 0
-    return found if found < MOST_TOKENS else 0
+    return number if number < MOST_TOKENS else 0
 
 
 def _seconds(value: Any) -> float | None:
-    """A time in seconds: a number as it is, a date and time since 1970."""
+    """Return a time in seconds: a number as it is, a date as seconds since 1970."""
     if isinstance(value, datetime):
         return value.timestamp()
     try:
-        found = float(value)
-        return found if math.isfinite(found) else None
+        seconds = float(value)
+        return seconds if math.isfinite(seconds) else None
     except (TypeError, ValueError):
         pass
     try:
@@ -199,66 +199,68 @@ def _seconds(value: Any) -> float | None:
 
 
 Arrival = Literal["constant", "poisson", "gamma"]
-"""How the requests of an open loop come: evenly, at random, or at random with bursts."""
+"""Arrivals of an open loop: evenly, at random, or at random in bursts."""
 
 
 class LoadStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a load test; with ``rate`` an open loop, with ``concurrency`` a closed one."""
+    """One stage of a load test: with ``rate`` an open loop, with ``concurrency`` a closed one."""
 
     number: int
-    """Place in the test, from 0."""
+    """Index in the test, from 0."""
     load: str
-    """Name of the load, the same for all its repeats."""
+    """Name of the load, shared by all its repeats."""
     way: Way = "chat"
     routing: Routing = "balanced"
     repeat: int = 0
     concurrency: int | None = None
-    """Calls in flight at each endpoint, all the time."""
+    """Calls in flight at each endpoint."""
     rate: float | None = None
-    """Requests a second over the whole fleet, whatever comes back."""
+    """Requests per second over the whole fleet."""
     rate_to: float | None = None
-    """The rate at the end of a ramp: it goes there evenly during ``seconds``."""
+    """Rate at the end of a ramp, reached linearly during ``seconds``."""
     speed: float | None = None
-    """How many times as fast as recorded a trace is replayed; ``rate`` is its mean then."""
+    """Factor by which a trace is replayed faster than recorded; ``rate`` is its mean then."""
     turns: int = 1
-    """Requests of a conversation, each of which holds what was said before."""
+    """Requests of a conversation, each of which holds the turns before."""
     think: float = 0.0
-    """Seconds between an answer and the next turn: a tool that takes so long."""
+    """Seconds between an answer and the next turn."""
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     """Shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts."""
     seconds: float | None = None
-    """How long it feeds; None until ``requests`` are sent."""
+    """Duration of sending; None until ``requests`` are sent."""
     requests: int | None = None
-    """How many it sends over the whole fleet; None until ``seconds`` are over."""
+    """Requests over the whole fleet; None until ``seconds`` are over."""
     drain: float = 30.0
     """Seconds that requests in flight get to end afterwards."""
     only: str | None = None
-    """The endpoint that gets all of it; None is all."""
+    """The endpoint that gets the whole load; None is all."""
     seed: int = 0
     warmup: bool = False
-    """Requests to each endpoint whose rows count nowhere."""
+    """Send ``requests`` to each endpoint and count their rows nowhere."""
 
 
-def replayed(
-    stage: LoadStage, trace: Sequence[Recorded], part: int = 0, parts: int = 1
+def replay_times(
+    stage: LoadStage, trace: Sequence[Recorded], worker: int = 0, workers: int = 1
 ) -> Iterator[tuple[int, float]]:
-    """The send times of a trace, as :func:`arrivals` gives them."""
-    for number, one in enumerate(trace[: stage.requests]):
-        at = one.at / (stage.speed or 1.0)
+    """Yield the send times of a trace, as :func:`arrival_times` does."""
+    for number, recorded in enumerate(trace[: stage.requests]):
+        at = recorded.at / (stage.speed or 1.0)
         if stage.seconds is not None and at >= stage.seconds:
             return
-        if number % parts == part:
+        if number % workers == worker:
             yield number, at
 
 
-def arrivals(stage: LoadStage, part: int = 0, parts: int = 1) -> Iterator[tuple[int, float]]:
-    """The send times of an open loop: (number, seconds from the stage's start), without end
-    unless ``requests`` or ``seconds`` bound them.
+def arrival_times(
+    stage: LoadStage, worker: int = 0, workers: int = 1
+) -> Iterator[tuple[int, float]]:
+    """Yield (number, seconds from the stage's start) of an open loop's requests.
 
-    All workers draw the same times from the seed and take every ``parts``-th, so that together
-    they are one schedule. Gaps of ``gamma`` arrivals have the mean ``1 / rate`` and the shape
-    ``burstiness`` (as in vLLM's ``bench serve``).
+    The schedule ends with ``requests`` or ``seconds``, if set. All workers draw the same times from
+    the seed and take every ``workers``-th, so that together they are one schedule. Gaps of
+    ``gamma`` arrivals have the mean ``1 / rate`` and the shape ``burstiness``, as in vLLM's ``bench
+    serve``.
     """
     assert stage.rate is not None
     gaps = _gaps(stage)
@@ -268,20 +270,20 @@ def arrivals(stage: LoadStage, part: int = 0, parts: int = 1) -> Iterator[tuple[
             return
         if stage.seconds is not None and at >= stage.seconds:
             return
-        if number % parts == part:
+        if number % workers == worker:
             yield number, at
         at += next(gaps) / _rate_at(stage, stage.rate, at)
 
 
 def _rate_at(stage: LoadStage, rate: float, at: float) -> float:
-    """The rate ``at`` seconds after the start."""
+    """Return the rate ``at`` seconds after the start."""
     if stage.rate_to is None or not stage.seconds:
         return rate
     return rate + (stage.rate_to - rate) * min(1.0, at / stage.seconds)
 
 
 def _gaps(stage: LoadStage) -> Iterator[float]:
-    """Gaps between requests at a rate of one a second."""
+    """Yield gaps between requests at one request per second."""
     if stage.arrival == "constant":
         while True:
             yield 1.0
@@ -291,40 +293,43 @@ def _gaps(stage: LoadStage) -> Iterator[float]:
         yield rng.gammavariate(shape, 1 / shape)
 
 
-FEWEST_ROUNDS = 2.0
-_TENTH = 10
+MIN_ROUNDS = 2.0
+_MIN_FOR_TENTH = 10
 
 
-def share(count: int, part: int, parts: int) -> int:
-    """What worker ``part`` of ``parts`` gets of ``count``; the shares add up to it."""
-    return count // parts + (part < count % parts)
+def worker_share(count: int, worker: int, workers: int) -> int:
+    """Return the share of one of ``workers`` in ``count``; all shares add up to it."""
+    return count // workers + (worker < count % workers)
 
 
-def window(
+def steady_window(
     stage: LoadStage,
     began: float,
     feeding_ended: float,
     last_done: float,
     rounds: float = math.inf,
 ) -> tuple[float, float]:
-    """The steady window of a stage: from and to, on the clock of the arguments.
+    """Return the steady window of a stage (from, to), on the clock of the arguments.
 
-    It begins after the first tenth of a stage that is bounded by time, and ends when feeding
-    does: what is left to drain is no load. Where a number of requests bounds the stage, a closed
-    loop counts from its start, as it is full at once; an open one from the request that is a
-    tenth on (the very first of fewer than ten): what it sent before has just begun to come back.
-    Where feeding took less than half of such a stage (few requests, all sent at once) it is the
-    whole stage, and so it is where a closed loop had so slow endpoints that it sent less than two
-    ``rounds``, each of as many requests as it has in flight: most of them were sent at the very
-    beginning.
+    It ends when sending ends, since draining is no load. It begins
+
+    - after the first tenth of a stage that is bounded by time;
+    - at the start of a closed loop that is bounded by requests, since it is full at once;
+    - at the request after the first tenth of an open loop that is bounded by requests.
+
+    The window is the whole stage where sending took less than half of a stage bounded by requests,
+    and where a closed loop sent less than two ``rounds``, each of as many requests as it has in
+    flight.
     """
-    if rounds < FEWEST_ROUNDS:
+    if rounds < MIN_ROUNDS:
         return began, last_done
-    fed = feeding_ended - began
-    if stage.seconds is not None and fed >= 0.9 * stage.seconds:
+    feeding_seconds = feeding_ended - began
+    if stage.seconds is not None and feeding_seconds >= 0.9 * stage.seconds:
         return began + 0.1 * stage.seconds, feeding_ended
-    if fed < 0.5 * (last_done - began):
+    if feeding_seconds < 0.5 * (last_done - began):
         return began, last_done
-    if stage.rate is not None and stage.requests is not None and stage.requests >= _TENTH:
-        return began + fed * (stage.requests // _TENTH) / (stage.requests - 1), feeding_ended
+    if stage.rate is not None and stage.requests is not None and stage.requests >= _MIN_FOR_TENTH:
+        return began + feeding_seconds * (stage.requests // 10) / (
+            stage.requests - 1
+        ), feeding_ended
     return began, feeding_ended

@@ -1,18 +1,22 @@
-"""Raw rows into DuckDB, and out again as Parquet and CSV."""
+"""Raw rows in DuckDB, and their export as Parquet and CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+import msgspec
+
+from bagent.bench.records import ClientRow, LoadStageRow, RequestRow, ServerRow
 from bagent.duck import Access, connect, file_literal, literal
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-WORDS: dict[str, str] = {
+DEFINITIONS: dict[str, str] = {
     "TTFT": "first token, be it thinking, minus sent",
     "TTFOT": "first token of the answer itself, minus sent",
     "TPOT": "(last token - first token) / (output tokens - 1); none below two tokens, nor where "
@@ -48,92 +52,39 @@ WORDS: dict[str, str] = {
     "percentiles": "of the raw requests of all endpoints and repeats together (linear "
     "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
 }
-"""One definition each, printed in the report."""
+"""Definitions of the report's terms."""
 
-REQUESTS = {
-    "stage": "INTEGER",
-    "worker": "INTEGER",
-    "number": "BIGINT",
-    "turn": "INTEGER",
-    "endpoint": "VARCHAR",
-    "way": "VARCHAR",
-    "scheduled": "DOUBLE",
-    "sent": "DOUBLE",
-    "first_byte": "DOUBLE",
-    "first_token": "DOUBLE",
-    "first_answer": "DOUBLE",
-    "last_token": "DOUBLE",
-    "done": "DOUBLE",
-    "status": "VARCHAR",
-    "size": "INTEGER",
-    "warmup": "BOOLEAN",
-    "group": "INTEGER",
-    "code": "INTEGER",
-    "error_kind": "VARCHAR",
-    "error": "VARCHAR",
-    "finish_reason": "VARCHAR",
-    "prompt_tokens": "BIGINT",
-    "cached_tokens": "BIGINT",
-    "completion_tokens": "BIGINT",
-    "reasoning_tokens": "BIGINT",
-    "estimated": "BOOLEAN",
-    "opened": "BOOLEAN",
-    "in_flight": "INTEGER",
-    "chunk_at": "INTEGER[]",
-    "chunk_count": "INTEGER[]",
-    "chunk_tokens": "INTEGER[]",
+_SQL_TYPES: dict[Any, str] = {
+    int: "BIGINT",
+    float: "DOUBLE",
+    str: "VARCHAR",
+    bool: "BOOLEAN",
+    list[int]: "INTEGER[]",
 }
-DEFAULTS = {
-    "status": "'unfinished'",
-    "size": "1",
-    "warmup": "false",
-    "turn": "1",
-    "estimated": "false",
-    "opened": "false",
-    "in_flight": "0",
-    "sent": "0",
-    "done": "0",
-}
-"""Columns that raw rows leave out where they have these values."""
 
-STAGES = {
-    "stage": "INTEGER",
-    "load": "VARCHAR",
-    "repeat": "INTEGER",
-    "way": "VARCHAR",
-    "routing": "VARCHAR",
-    "endpoints": "INTEGER",
-    "began": "DOUBLE",
-    "feeding_ended": "DOUBLE",
-    "ended": "DOUBLE",
-    "window_from": "DOUBLE",
-    "window_to": "DOUBLE",
-    "only": "VARCHAR",
-    "concurrency": "INTEGER",
-    "rate": "DOUBLE",
-    "arrival": "VARCHAR",
-    "cut": "BOOLEAN",
-}
-CLIENT = {
-    "stage": "INTEGER",
-    "worker": "INTEGER",
-    "seconds": "DOUBLE",
-    "cpu_seconds": "DOUBLE",
-    "lags_us": "BIGINT[]",
-}
-SERVERS = {
-    "stage": "INTEGER",
-    "endpoint": "VARCHAR",
-    "at": "DOUBLE",
-    "running": "BIGINT",
-    "waiting": "BIGINT",
-    "kv_usage": "DOUBLE",
-    "preemptions": "BIGINT",
-    "cache_hits": "BIGINT",
-    "cache_queries": "BIGINT",
-    "prompt_tokens": "BIGINT",
-    "generation_tokens": "BIGINT",
-}
+
+def _columns(row_type: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the columns of a kind of raw rows with their SQL types."""
+    return {field.name: _sql_type(field.type) for field in msgspec.structs.fields(row_type)}
+
+
+def _sql_type(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "VARCHAR"
+    if isinstance(annotation, UnionType):
+        annotation = get_args(annotation)[0]
+    return _SQL_TYPES[annotation]
+
+
+def _defaults(row_type: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the SQL literals of the values that raw rows omit."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(row_type)}
+    return {
+        name: literal(value) if isinstance(value, str) else str(value).lower()
+        for name, value in defaults.items()
+        if isinstance(value, str | int | float)
+    }
+
 
 TIMED = """
 create view timed as
@@ -187,31 +138,32 @@ with pieces as (
 ), steps as (
     select *, at_us - lag(at_us) over w as gap_us, total - coalesce(lag(total) over w, 0) as tokens
     from pieces window w as (partition by stage, worker, number, turn order by place)
-), many as (
+), counted_steps as (
     select *, coalesce(tokens, pieces) as count from steps
 )
 select load, stage, repeat, endpoint, total is not null as by_token, gap_us / 1000 as gap_ms
-from many where gap_us is not null and count > 0
+from counted_steps where gap_us is not null and count > 0
 union all
-select load, stage, repeat, endpoint, total is not null, 0 from many, range(greatest(count - 1, 0))
+select load, stage, repeat, endpoint, total is not null, 0
+from counted_steps, range(greatest(count - 1, 0))
 """
 
 DATABASE = "bench.duckdb"
 MEMORY_LIMIT = "1GB"
 
-_SOURCES = {
-    "requests": (REQUESTS, "requests-*.jsonl"),
-    "stages": (STAGES, "stages.jsonl"),
-    "client": (CLIENT, "client-*.jsonl"),
-    "servers": (SERVERS, "servers.jsonl"),
+_SOURCES: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "requests": (RequestRow, "requests-*.jsonl"),
+    "stages": (LoadStageRow, "stages.jsonl"),
+    "client": (ClientRow, "client-*.jsonl"),
+    "servers": (ServerRow, "servers.jsonl"),
 }
 
 
 class BenchTables:
-    """The tables of one load test, in ``bench.duckdb`` of its folder; use it with ``with``.
+    """The tables of one load test, in ``bench.duckdb`` of its folder; a context manager.
 
     Args:
-        folder: where the raw rows are and the database is made, in place of one of before.
+        folder: the folder of the raw rows, where the database is made anew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -229,49 +181,48 @@ class BenchTables:
             )
         except (OSError, duckdb.Error) as error:
             raise WriteError(f"cannot write {path}: {error}") from None
-        for name, (columns, pattern) in _SOURCES.items():
-            self._load(name, columns, pattern)
+        for name, (row_type, pattern) in _SOURCES.items():
+            self._load(name, row_type, pattern)
         for view in (TIMED, SPREAD_TOKENS, GAPS):
             self.connection.execute(view)
 
-    def _load(self, name: str, columns: Mapping[str, str], pattern: str) -> None:
+    def _load(self, name: str, row_type: type[msgspec.Struct], pattern: str) -> None:
+        columns, defaults = _columns(row_type), _defaults(row_type)
+        listed = ", ".join(f'"{column}" {type_}' for column, type_ in columns.items())
+        self.connection.execute(f"create table {name} ({listed})")
         files = [
             file_literal(path) for path in sorted(self._folder.glob(pattern)) if path.stat().st_size
         ]
-        listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        self.connection.execute(f"create table {name} ({listed})")
         if not files:
             return
-        chosen = ", ".join(
-            f'coalesce("{column}", {DEFAULTS[column]}) as "{column}"'
-            if name == "requests" and column in DEFAULTS
-            else f'"{column}"'
+        selected = ", ".join(
+            f'coalesce("{column}", {defaults[column]})' if column in defaults else f'"{column}"'
             for column in columns
         )
         self.connection.execute(
-            f"insert into {name} select {chosen} from read_json([{', '.join(files)}],"
-            f" format='newline_delimited', columns={dict(columns)!r}, maximum_object_size=67108864)"
+            f"insert into {name} select {selected} from read_json([{', '.join(files)}],"
+            f" format='newline_delimited', columns={columns!r}, maximum_object_size=67108864)"
         )
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query by column name."""
-        found = self.connection.execute(query, list(values))
-        names = [column[0] for column in found.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        """Return the rows of a query by column name."""
+        result = self.connection.execute(query, list(values))
+        names = [column[0] for column in result.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     def write_parquet(self) -> list[Path]:
         """Write every table as a Parquet file beside the database."""
-        written = []
+        paths = []
         for name in _SOURCES:
             path = self._folder / f"{name}.parquet"
             self.connection.execute(
                 f"copy {name} to {literal(str(path))} (format parquet, compression zstd)"
             )
-            written.append(path)
-        return written
+            paths.append(path)
+        return paths
 
     def close(self) -> None:
-        """Write all out and close the database."""
+        """Close the database."""
         self.connection.close()
 
     def __enter__(self) -> BenchTables:
@@ -282,7 +233,7 @@ class BenchTables:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that share their keys as a CSV file with a header.
+    """Write rows with equal keys as a CSV file with a header.
 
     Raises:
         WriteError: it cannot be written.

@@ -1,4 +1,4 @@
-"""``--fail-if`` and ``--compare``: what a load test is held against."""
+"""``--fail-if`` and ``--compare``: the limits of a load test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from bagent.bench.metrics import FEWEST, LATENCIES, PERCENTILES
+from bagent.bench.metrics import LATENCIES, MIN_REQUESTS, PERCENTILES
 from bagent.bench.plan import BenchPlan
 from bagent.errors import Position, UsageError
 from bagent.text.suggest import did_you_mean
 
 SCHEMA_VERSION = 1
-"""Of ``summary.json``; it grows where a field changes its meaning or goes."""
+"""Version of ``summary.json``; it grows when a field changes its meaning or is removed."""
 
 _RULE = re.compile(
     r"\s*([a-z][a-z0-9_]*)\s*(?:@\s*(.+?))?\s*(<=|>=|==|!=|<|>)\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%)?\s*"
@@ -31,13 +31,13 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 FLEET = ("ok", "slow", "failing", "dead", "best_rate", "sustained_rate")
-"""Names that are known for the whole fleet: counts of verdicts, and what a sweep found."""
+"""Names of the whole fleet: counts of verdicts, and results of a sweep."""
 
 _LATENCIES = (*LATENCIES, "itl", "icl", "conversation")
-_WORDS = (*PERCENTILES, "mean", "max")
+_STATISTICS = (*PERCENTILES, "mean", "max")
 LOAD_NUMBERS = frozenset(
     {
-        *(f"{name}_{word}_ms" for name in _LATENCIES for word in _WORDS),
+        *(f"{name}_{statistic}_ms" for name in _LATENCIES for statistic in _STATISTICS),
         *(
             "requests",
             "ok",
@@ -58,7 +58,7 @@ LOAD_NUMBERS = frozenset(
         *(f"{name}_median" for name in ("output_tok_s", "rps", "ttft_p50_ms", "e2e_p50_ms")),
     }
 )
-"""Names that are known for each load; ``ok`` and those of :data:`FLEET` mean the whole fleet."""
+"""Names of each load; ``ok`` and the other names of :data:`FLEET` mean the whole fleet."""
 
 COMPARED = (
     "ttft_p50_ms",
@@ -77,12 +77,12 @@ _SETTINGS = (
     *("input_tokens", "output_tokens", "as_json", "prefix_tokens", "seconds", "slo"),
     *("ways", "arrival", "turns"),
 )
-_NAMED = 8
+_MAX_LOADS = 8
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One condition of failure: ``ttft_p99_ms>2000``, ``output_tok_s@c=64<1000``, or against an
-    older summary ``ttft_p99_ms>+10%``."""
+    """One condition of failure: ``ttft_p99_ms>2000``, ``output_tok_s@c=64<1000``, or, relative
+    to an older summary, ``ttft_p99_ms>+10%``."""
 
     text: str
     name: str
@@ -93,23 +93,23 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def read_rule(text: str) -> Rule:
-    """A rule from its text.
+    """Return a rule from its text.
 
     Raises:
-        UsageError: it is no such rule, or no number has its name.
+        UsageError: it is not a rule, or no number has its name.
     """
-    found = _RULE.fullmatch(text)
+    match = _RULE.fullmatch(text)
     try:
-        number = float(found[4]) if found else math.inf
+        number = float(match[4]) if match else math.inf
     except ValueError:
         number = math.inf
-    if found is None or not math.isfinite(number):
+    if match is None or not math.isfinite(number):
         raise UsageError(
             f"--fail-if {text}: not a condition",
             hint="NAME>NUMBER, NAME@LOAD<NUMBER or NAME>+10%, such as 'ttft_p99_ms>2000'",
         )
-    rule = Rule(text, found[1], found[3], number, found[2], bool(found[5]))
-    if rule.relative and found[4][0] not in "+-":
+    rule = Rule(text, match[1], match[3], number, match[2], bool(match[5]))
+    if rule.relative and match[4][0] not in "+-":
         share = f"{number / 100:g}"
         raise UsageError(
             f"--fail-if {text}: of what?",
@@ -127,14 +127,14 @@ def read_rule(text: str) -> Rule:
 
 
 def check_rules(rules: Sequence[Rule], loads: Sequence[str], *, compared: bool) -> None:
-    """Refuse what can never be told, before anything is sent.
+    """Refuse rules that cannot be evaluated, before anything is sent.
 
     Args:
-        loads: names of the loads; empty where they are not known yet, as before a sweep.
-        compared: whether an older summary is given.
+        loads: names of the loads; empty where they are unknown, as before a sweep.
+        compared: whether there is an older summary.
 
     Raises:
-        UsageError: a rule names a load that is not among them, or needs an older summary.
+        UsageError: a rule names an unknown load, or needs an older summary.
     """
     for rule in rules:
         if rule.relative and not compared:
@@ -142,17 +142,17 @@ def check_rules(rules: Sequence[Rule], loads: Sequence[str], *, compared: bool) 
                 f"--fail-if {rule.text}: compared with what?", hint="give --compare OLD"
             )
         if rule.load is not None and loads and rule.load not in loads:
-            hint = did_you_mean(rule.load, loads) or ", ".join(loads[:_NAMED])
+            hint = did_you_mean(rule.load, loads) or ", ".join(loads[:_MAX_LOADS])
             raise UsageError(f"--fail-if {rule.text}: no load {rule.load}", hint=hint)
 
 
-def check_told(rules: Sequence[Rule], plan: BenchPlan) -> None:
-    """Refuse numbers that this plan will never tell: their rules would always fail the test.
+def check_rules_known(rules: Sequence[Rule], plan: BenchPlan) -> None:
+    """Refuse rules on numbers that this plan never produces, which would always fail the test.
 
     Raises:
         UsageError: there is such a rule.
     """
-    asked = None if plan.requests is None else plan.requests * plan.turns * plan.repeats
+    requests = None if plan.requests is None else plan.requests * plan.turns * plan.repeats
     for rule in rules:
         needs = (
             (rule.name in ("best_rate", "sustained_rate") and not plan.sweep, "--sweep"),
@@ -164,147 +164,146 @@ def check_told(rules: Sequence[Rule], plan: BenchPlan) -> None:
                 raise UsageError(
                     f"--fail-if {rule.text}: not known without {option}", hint=f"give {option}"
                 )
-        for word, least in FEWEST.items():
-            if f"_{word}_" in rule.name and asked is not None and asked < least:
+        for percentile, minimum in MIN_REQUESTS.items():
+            if f"_{percentile}_" in rule.name and requests is not None and requests < minimum:
                 raise UsageError(
-                    f"--fail-if {rule.text}: not told of fewer than {least:,} requests",
-                    hint=f"--requests {least}, or a p95",
+                    f"--fail-if {rule.text}: not told of fewer than {minimum:,} requests",
+                    hint=f"--requests {minimum}, or a p95",
                 )
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """An older ``summary.json``; a folder stands for the one in it.
+    """Return an older ``summary.json``; a folder stands for the one in it.
 
     Raises:
-        UsageError: it cannot be read, or is not one, or of a later version.
+        UsageError: it cannot be read, is no summary, or has another version.
     """
     file = path / "summary.json" if path.is_dir() else path
     try:
-        found: Any = msgspec.json.decode(file.read_bytes())
+        summary: Any = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--compare: cannot be read: {words}", at=Position(file)) from None
-    if not isinstance(found, dict) or "loads" not in found or "schema_version" not in found:
+        message = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--compare: cannot be read: {message}", at=Position(file)) from None
+    if not isinstance(summary, dict) or "loads" not in summary or "schema_version" not in summary:
         raise UsageError("--compare: no summary of a load test", at=Position(file))
-    if found["schema_version"] != SCHEMA_VERSION:
-        words = f"--compare: version {found['schema_version']!r}, not {SCHEMA_VERSION}"
-        raise UsageError(words, hint="bench with the same bagent", at=Position(file))
+    if summary["schema_version"] != SCHEMA_VERSION:
+        message = f"--compare: version {summary['schema_version']!r}, not {SCHEMA_VERSION}"
+        raise UsageError(message, hint="bench with the same bagent", at=Position(file))
     try:
-        msgspec.convert(found, _Older)
+        msgspec.convert(summary, _OldSummary)
     except msgspec.ValidationError as error:
         raise UsageError(f"--compare: a damaged summary: {error}", at=Position(file)) from None
-    return found
+    return summary
 
 
-class _OlderLoad(msgspec.Struct):
+class _OldLoad(msgspec.Struct):
     load: str
 
 
-class _OlderEndpoint(msgspec.Struct):
+class _OldEndpoint(msgspec.Struct):
     endpoint: str
     verdict: str
 
 
-class _Older(msgspec.Struct):
-    """What is looked at of an older summary."""
+class _OldSummary(msgspec.Struct):
+    """The fields of an older summary that are compared."""
 
-    loads: list[_OlderLoad]
-    endpoints: list[_OlderEndpoint] = []
+    loads: list[_OldLoad]
+    endpoints: list[_OldEndpoint] = []
     plan: dict[str, Any] = {}
     fleet: dict[str, float | None] = {}
 
 
 def _number(value: Any) -> float | None:
-    """A number of an older summary; None where it is none."""
+    """Return a number of an older summary; None where it is none."""
     return value if isinstance(value, int | float) else None
 
 
 def broken_rules(
     rules: Sequence[Rule], summary: Mapping[str, Any], old: Mapping[str, Any] | None
 ) -> list[str]:
-    """The rules that hold, so that the test has failed, with the numbers, in words.
+    """Return a message for each rule that holds in any load, so that the test has failed.
 
-    A rule holds where it does in any load. A number that is not known (a p99 of too few requests)
-    fails the test too: what cannot be told must not pass.
-
+    A number that is unknown (a p99 of too few requests) fails the test too.
 
     Raises:
         UsageError: see :func:`check_rules`.
     """
-    check_rules(rules, [one["load"] for one in summary["loads"]], compared=old is not None)
-    found = []
+    check_rules(rules, [row["load"] for row in summary["loads"]], compared=old is not None)
+    messages = []
     for rule in rules:
         for load, value, before in _values(rule, summary, old):
             where = f" in {load}" if load else ""
             if value is None or (rule.relative and not before):
-                found.append(f"{rule.text}: {rule.name} is not known{where}")
+                messages.append(f"{rule.text}: {rule.name} is not known{where}")
                 continue
             limit = rule.number
             if rule.relative and before:
                 limit = before * (1 + rule.number / 100)
             if _COMPARE[rule.sign](value, limit):
-                found.append(f"{rule.text}: {rule.name} is {value:.6g}{where}")
-    return found
+                messages.append(f"{rule.text}: {rule.name} is {value:.6g}{where}")
+    return messages
 
 
 _Value = tuple[str | None, float | None, float | None]
 
 
 def _values(rule: Rule, summary: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[_Value]:
-    """(load, number, number of before) for each place where a rule is to be looked at."""
+    """Return (load, number, older number) for each load that a rule applies to."""
     before = old or {}
     if rule.name in FLEET:
         return [(None, summary["fleet"].get(rule.name), before.get("fleet", {}).get(rule.name))]
-    loads = [one for one in summary["loads"] if rule.load in (None, one["load"])]
+    loads = [row for row in summary["loads"] if rule.load in (None, row["load"])]
     if not loads:  # nothing was sent: that must not pass
         return [(rule.load, None, None)]
-    older = {one["load"]: one for one in before.get("loads", [])}
+    old_loads = {row["load"]: row for row in before.get("loads", [])}
     return [
-        (one["load"], one.get(rule.name), _number(older.get(one["load"], {}).get(rule.name)))
-        for one in loads
+        (row["load"], row.get(rule.name), _number(old_loads.get(row["load"], {}).get(rule.name)))
+        for row in loads
     ]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One number of one load, before and now; ``change`` is the relative one, -0.1 is 10 % less."""
+    """One number of one load before and now."""
 
     load: str
     name: str
     before: float | None
     now: float | None
     change: float | None
+    """Relative change: -0.1 is 10 % less."""
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The numbers of the loads that both summaries have."""
-    older = {one["load"]: one for one in old["loads"]}
-    found = []
-    for one in new["loads"]:
-        if one["load"] not in older:
+def load_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Return the changes of the loads that both summaries have."""
+    old_loads = {load["load"]: load for load in old["loads"]}
+    changes = []
+    for load in new["loads"]:
+        if load["load"] not in old_loads:
             continue
         for name in COMPARED:
-            before, now = _number(older[one["load"]].get(name)), one.get(name)
-            change = now / before - 1 if before and now is not None else None
-            found.append(Change(one["load"], name, before, now, change))
-    return found
+            before, value = _number(old_loads[load["load"]].get(name)), load.get(name)
+            change = value / before - 1 if before and value is not None else None
+            changes.append(Change(load["load"], name, before, value, change))
+    return changes
 
 
 def setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Why two tests can hardly be compared: settings that differ, in words."""
-    found = []
+    """Return the settings that differ, so that two tests can hardly be compared."""
+    differences = []
     for name in _SETTINGS:
         if name not in old.get("plan", {}):
             continue  # older versions had fewer settings
-        # What was read from a file has lists where one just made has tuples.
-        was, now = (_plain(one["plan"].get(name)) for one in (old, new))
-        if was != now:
-            found.append(f"{name} was {was}, is {now}")
+        # A summary from a file has lists where a new one has tuples.
+        old_value, new_value = (_plain(summary["plan"].get(name)) for summary in (old, new))
+        if old_value != new_value:
+            differences.append(f"{name} was {old_value}, is {new_value}")
     if old.get("models") != new.get("models"):
-        found.append(f"models were {old.get('models')}, are {new.get('models')}")
-    before, count = _loaded(old), _loaded(new)
-    if before is not None and before != count:
-        found.append(f"endpoints with load were {before}, are {count}")
-    return found
+        differences.append(f"models were {old.get('models')}, are {new.get('models')}")
+    old_count, new_count = _loaded(old), _loaded(new)
+    if old_count is not None and old_count != new_count:
+        differences.append(f"endpoints with load were {old_count}, are {new_count}")
+    return differences
 
 
 def _plain(value: Any) -> Any:
@@ -312,17 +311,17 @@ def _plain(value: Any) -> Any:
 
 
 def _loaded(summary: Mapping[str, Any]) -> int | None:
-    """How many endpoints got load; None where that is not told."""
+    """Return how many endpoints got load; None where it is unknown."""
     rows = summary.get("endpoints")
-    return None if rows is None else sum(bool(one.get("requests")) for one in rows)
+    return None if rows is None else sum(bool(row.get("requests")) for row in rows)
 
 
 def verdict_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Endpoints with another verdict than before, those that are not ok now first, in words."""
-    before = {one["endpoint"]: one["verdict"] for one in old.get("endpoints", ())}
-    found = [
-        (one["verdict"] == "ok", f"{one['endpoint']} was {was}, is {one['verdict']}")
-        for one in new["endpoints"]
-        if (was := before.get(one["endpoint"])) not in (None, one["verdict"])
+    """Return the endpoints whose verdict changed, those that are not ok first."""
+    before = {row["endpoint"]: row["verdict"] for row in old.get("endpoints", ())}
+    changes = [
+        (row["verdict"] == "ok", f"{row['endpoint']} was {was}, is {row['verdict']}")
+        for row in new["endpoints"]
+        if (was := before.get(row["endpoint"])) not in (None, row["verdict"])
     ]
-    return [words for _, words in sorted(found, key=lambda item: item[0])]
+    return [text for _, text in sorted(changes, key=lambda item: item[0])]

@@ -1,8 +1,8 @@
 """One worker of a load test as a process: ``python -m bagent.bench.worker``.
 
-Its stdin holds a line of :class:`~bagent.bench.plan.LoadConfig`, then one of
-:class:`~bagent.bench.workers.WorkerCommand` for each stage; its stdout gets lines of
-:class:`~bagent.bench.workers.LoadWorkerProgress`. It ends with its stdin.
+Its stdin has a line with :class:`~bagent.bench.plan.LoadConfig`, then one with
+:class:`~bagent.bench.workers.WorkerCommand` for each stage. It writes lines of
+:class:`~bagent.bench.workers.LoadWorkerProgress` to stdout and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagent.backends.http.client import Transport
 from bagent.backends.http.resolver import ResolverLoop
 from bagent.bench.load_generator import LoadGenerator
 from bagent.bench.plan import LoadConfig
-from bagent.bench.workers import TELL_SECONDS, LoadWorkerProgress, WorkerCommand
+from bagent.bench.workers import PROGRESS_SECONDS, LoadWorkerProgress, WorkerCommand
 from bagent.errors import EXIT_OK, BagentError
 
 LINE_LIMIT = 1 << 30
@@ -26,7 +26,7 @@ LINE_LIMIT = 1 << 30
 
 
 async def work() -> None:
-    """Send the parts of all stages that stdin orders."""
+    """Send this worker's share of all stages that stdin names."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_LIMIT)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -34,38 +34,38 @@ async def work() -> None:
     if not first:
         return
     transport = Transport()
-    load = LoadGenerator(msgspec.json.decode(first, type=LoadConfig), transport)
-    loop.add_signal_handler(signal.SIGTERM, load.stopping.set)
+    generator = LoadGenerator(msgspec.json.decode(first, type=LoadConfig), transport)
+    loop.add_signal_handler(signal.SIGTERM, generator.stopping.set)
     gc.freeze()
     try:
         while line := await reader.readline():
-            order = msgspec.json.decode(line, type=WorkerCommand)
-            if order.stage is None:
+            command = msgspec.json.decode(line, type=WorkerCommand)
+            if command.stage is None:
                 break
-            telling = asyncio.ensure_future(_tell(load))
+            reporting = asyncio.ensure_future(_report(generator))
             try:
-                part = await load.run(order.stage, order.start_at)
+                share = await generator.run(command.stage, command.start_at)
             finally:
-                telling.cancel()
-            _say(LoadWorkerProgress(part, over=True))
+                reporting.cancel()
+            _write(LoadWorkerProgress(share, done=True))
     finally:
-        load.close()
+        generator.close()
         await transport.close()
 
 
-async def _tell(load: LoadGenerator) -> None:
+async def _report(generator: LoadGenerator) -> None:
     while True:
-        await asyncio.sleep(TELL_SECONDS)
-        _say(LoadWorkerProgress(load.part))
+        await asyncio.sleep(PROGRESS_SECONDS)
+        _write(LoadWorkerProgress(generator.share))
 
 
-def _say(word: LoadWorkerProgress) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+def _write(progress: LoadWorkerProgress) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(progress) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def main() -> int:
-    """Work to the end; returns the exit code."""
+    """Run the worker; return the exit code."""
     try:
         with asyncio.Runner(loop_factory=ResolverLoop) as runner:
             runner.run(work())

@@ -1,4 +1,4 @@
-"""The workers of a load test: this process alone, or several that send their parts together."""
+"""The workers of a load test: this process alone, or several processes that send together."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from bagent.bench.schedule import LoadStage
 from bagent.errors import EXIT_CANNOT_WRITE, NeedsPerson, WriteError
 
 START_SECONDS = 0.25
-"""So long before a stage starts all workers know of it: they collect garbage meanwhile."""
+"""Notice of a stage before its start; workers collect garbage meanwhile."""
 
 END_SECONDS = 10.0
-"""So long workers get to write their rows out."""
+"""Time for workers to write their rows."""
 
-TELL_SECONDS = 0.5
-"""Between two words of a worker about its progress."""
+PROGRESS_SECONDS = 0.5
+"""Time between two progress reports of a worker."""
 
 
 class WorkerCommand(msgspec.Struct, frozen=True):
-    """What a worker is to do next: a stage from ``start_at`` on (test's clock), or to stop."""
+    """The next stage of a worker, from ``start_at`` on (test's clock), or the end."""
 
     stage: LoadStage | None = None
     start_at: float = 0.0
 
 
 class LoadWorkerProgress(msgspec.Struct, frozen=True):
-    """What a worker tells: how its part goes, and whether it is over."""
+    """Progress of a worker's share."""
 
-    part: WorkerShare
-    over: bool = False
+    share: WorkerShare
+    done: bool = False
 
 
 class Workers(Protocol):
     """Sends stages."""
 
     @property
-    def parts(self) -> Sequence[WorkerShare]:
-        """How the running stage goes, by worker."""
+    def shares(self) -> Sequence[WorkerShare]:
+        """Return the progress of the running stage by worker."""
         ...
 
     async def run(self, stage: LoadStage) -> list[WorkerShare]:
@@ -57,7 +57,7 @@ class Workers(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the running stage early; what is in flight is given up."""
+        """End the running stage early; requests in flight are given up."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -74,20 +74,20 @@ class InProcessWorkers:
     """This process is the only worker."""
 
     def __init__(self, config: LoadConfig, transport: Transport) -> None:
-        self._load = LoadGenerator(config, transport)
+        self._generator = LoadGenerator(config, transport)
 
     @property
-    def parts(self) -> Sequence[WorkerShare]:
-        """How the running stage goes."""
-        return [self._load.part]
+    def shares(self) -> Sequence[WorkerShare]:
+        """Return the progress of the running stage."""
+        return [self._generator.share]
 
     async def run(self, stage: LoadStage) -> list[WorkerShare]:
         """Send one stage to its end."""
-        return [await self._load.run(stage, self._load.now() + START_SECONDS)]
+        return [await self._generator.run(stage, self._generator.now() + START_SECONDS)]
 
     def stop(self) -> None:
         """End the running stage early."""
-        self._load.stopping.set()
+        self._generator.stopping.set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,11 +98,11 @@ class InProcessWorkers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._load.close()
+        self._generator.close()
 
 
 class ProcessWorkers:
-    """``config.workers`` processes of this host; they share its monotonic clock."""
+    """Processes of this host (``config.workers`` of them), which share its monotonic clock."""
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
@@ -110,8 +110,8 @@ class ProcessWorkers:
         self._parts: list[WorkerShare] = [WorkerShare(0, 0, 0)] * config.workers
 
     @property
-    def parts(self) -> Sequence[WorkerShare]:
-        """How the running stage goes, by worker."""
+    def shares(self) -> Sequence[WorkerShare]:
+        """Return the progress of the running stage by worker."""
         return self._parts
 
     async def __aenter__(self) -> Self:
@@ -122,36 +122,40 @@ class ProcessWorkers:
                 "bagent.bench.worker",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is the parent's to pass on
+                start_new_session=True,  # the parent forwards Ctrl-C
             )
             self._processes.append(process)
             config = msgspec.structs.replace(self._config, worker=number)
-            self._say(process, msgspec.json.encode(config))
+            self._send(process, msgspec.json.encode(config))
         return self
 
     async def run(self, stage: LoadStage) -> list[WorkerShare]:
         """Send one stage to its end."""
         now = time.monotonic() - self._config.origin
-        order = WorkerCommand(stage, now + START_SECONDS)
+        command = WorkerCommand(stage, now + START_SECONDS)
         for process in self._processes:
-            self._say(process, msgspec.json.encode(order))
+            self._send(process, msgspec.json.encode(command))
         self._parts = [WorkerShare(now, now, now)] * len(self._processes)
-        heard = [self._hear(number, process) for number, process in enumerate(self._processes)]
-        return list(await asyncio.gather(*heard))
+        progress = [
+            self._wait_for_share(number, process) for number, process in enumerate(self._processes)
+        ]
+        return list(await asyncio.gather(*progress))
 
-    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> WorkerShare:
-        """Listen to a worker until its part is over."""
+    async def _wait_for_share(
+        self, number: int, process: asyncio.subprocess.Process
+    ) -> WorkerShare:
+        """Read the progress of a worker until its share is done."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            word = msgspec.json.decode(line, type=LoadWorkerProgress)
-            self._parts[number] = word.part
-            if word.over:
-                return word.part
+            progress = msgspec.json.decode(line, type=LoadWorkerProgress)
+            self._parts[number] = progress.share
+            if progress.done:
+                return progress.share
         if await process.wait() == EXIT_CANNOT_WRITE:
             raise WriteError(f"worker {number + 1} could not write its rows: see above")
         raise NeedsPerson(
             f"worker {number + 1} of {len(self._processes)} ended in the middle of a stage",
-            hint="its words are above; rows written so far are kept",
+            hint="its messages are above; rows written so far are kept",
         )
 
     def stop(self) -> None:
@@ -160,7 +164,7 @@ class ProcessWorkers:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
 
-    def _say(self, process: asyncio.subprocess.Process, line: bytes) -> None:
+    def _send(self, process: asyncio.subprocess.Process, line: bytes) -> None:
         assert process.stdin is not None
         process.stdin.write(line + b"\n")
 
@@ -183,7 +187,7 @@ class ProcessWorkers:
                 await process.wait()
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    found = getattr(os, "sched_getaffinity", None)
-    return len(found(0)) if found else os.cpu_count() or 1
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bagent.bench.metrics import BINS
-from bagent.bench.thresholds import changes, setting_differences, verdict_changes
-from bagent.bench.verdict import fleet_words, worst
+from bagent.bench.metrics import HEATMAP_BINS
+from bagent.bench.thresholds import load_changes, setting_differences, verdict_changes
+from bagent.bench.verdict import fleet_text, rank_endpoints
 from bagent.report.svg import Axes, Cell, Series, lines, short, strip
 
 Numbers = Mapping[str, Any]
@@ -131,7 +131,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         old: an older summary to compare with.
     """
     plan, fleet = summary["plan"], summary["fleet"]
-    worst_endpoints, note = worst(summary["endpoints"], MOST_ROWS)
+    worst_endpoints, note = rank_endpoints(summary["endpoints"], MOST_ROWS)
     counts = ", ".join(f"{fleet[w]} {w}" for w in ("ok", "slow", "failing", "dead") if fleet[w])
     models = ", ".join(summary["models"]) or "no model"
     sizes = f"{plan['input_tokens']} tokens in, {plan['output_tokens']} out"
@@ -147,7 +147,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         f"{html.escape(summary['client']['host'])}, {html.escape(sizes)}, "
         f"seed {plan['seed']}, bagent {summary['bagent']}<br><code>"
         f"{html.escape(summary['command'])}</code></p>",
-        f"<p>{html.escape(fleet_words(summary).partition('; ')[2])}</p>",  # counts are the title
+        f"<p>{html.escape(fleet_text(summary).partition('; ')[2])}</p>",  # counts are the title
         *_warnings(summary),
         _bad(summary["endpoints"]),
         "<h2>Loads</h2>",
@@ -194,7 +194,7 @@ def _warnings(summary: Numbers) -> list[str]:
 def _bad(endpoints: Sequence[Numbers]) -> str:
     """What is wrong, before all numbers."""
     endpoints_not_ok = [endpoint for endpoint in endpoints if endpoint["verdict"] != "ok"]
-    listed, _ = worst(endpoints_not_ok, MOST_ROWS)
+    listed, _ = rank_endpoints(endpoints_not_ok, MOST_ROWS)
     return (
         f"<h2>Not ok: {len(endpoints_not_ok):,}</h2>{_table(_BAD, listed)}"
         if endpoints_not_ok
@@ -308,7 +308,7 @@ def _strip(
         name = sample["endpoint"]
         cells = [
             _field(fields.get((name, slice_index)), medians[slice_index])
-            for slice_index in range(BINS)
+            for slice_index in range(HEATMAP_BINS)
         ]
         rows.append((name, cells))
     return rows, float(summary["seconds"])
@@ -330,9 +330,9 @@ def _field(sample: Numbers | None, median: float | None) -> Cell:
 def _medians(heat: Sequence[Numbers]) -> list[float | None]:
     """The median pace in each slice; where one endpoint is alone, that of the slice before: it is
     not to be held against itself."""
-    paces: list[list[float]] = [[] for _ in range(BINS)]
+    paces: list[list[float]] = [[] for _ in range(HEATMAP_BINS)]
     for sample in heat:
-        if sample["pace_ms"] and sample["bin"] < BINS:
+        if sample["pace_ms"] and sample["bin"] < HEATMAP_BINS:
             paces[sample["bin"]].append(sample["pace_ms"])
     medians: list[float | None] = []
     last: float | None = None
@@ -373,7 +373,7 @@ def _compared(old: Numbers, summary: Numbers) -> str:
             "now": change.now,
             "change": None if change.change is None else f"{100 * change.change:+.1f} %",
         }
-        for change in changes(old, summary)
+        for change in load_changes(old, summary)
     ]
     notes = "".join(
         f'<p class="warn">{html.escape(notes)}</p>' for notes in setting_differences(old, summary)

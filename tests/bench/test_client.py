@@ -34,7 +34,7 @@ CHAT = (
 LIMITS = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=1.0)
 
 
-def sent(reply: Reply, limits: Timeouts = LIMITS, shot: LoadRequest | None = None) -> RequestRow:
+def sent(reply: Reply, limits: Timeouts = LIMITS, request: LoadRequest | None = None) -> RequestRow:
     """The row of one request that is answered with ``reply``."""
     ticks = itertools.count(1)
 
@@ -42,9 +42,10 @@ def sent(reply: Reply, limits: Timeouts = LIMITS, shot: LoadRequest | None = Non
         row = RequestRow(0, 0, 0, "e", "chat", -1.0)
         transport = Transport()
         try:
-            given = shot or LoadRequest("/chat/completions", CHAT, True)
-            clock = (limits, lambda: float(next(ticks)))
-            await send_request(transport, Endpoint("e", url), given, row, clock)
+            load = request or LoadRequest("/chat/completions", CHAT, True)
+            await send_request(
+                transport, Endpoint("e", url), load, row, limits, lambda: float(next(ticks))
+            )
         finally:
             await transport.close()
         return row
@@ -125,14 +126,14 @@ def test_failures_have_a_kind_and_are_not_sent_again(
 
 def test_a_list_of_prompts_is_one_request_with_the_tokens_of_all() -> None:
     body = b'{"model":"fake-model","prompt":["id=a","id=b","id=c"],"max_tokens":8}'
-    row = sent(ok("one two"), shot=LoadRequest("/completions", body, False, 3))
+    row = sent(ok("one two"), request=LoadRequest("/completions", body, False, 3))
     assert (row.status, row.size, row.first_token) == ("ok", 3, None)
     assert row.completion_tokens == 6
 
 
 def test_a_list_with_an_empty_answer_is_no_good_answer() -> None:
     body = b'{"model":"fake-model","prompt":["id=a","id=b"],"max_tokens":8}'
-    row = sent(ok("", usage=ABSENT), shot=LoadRequest("/completions", body, False, 2))
+    row = sent(ok("", usage=ABSENT), request=LoadRequest("/completions", body, False, 2))
     assert (row.status, row.error_kind) == ("failed", "empty")
 
 
@@ -141,9 +142,9 @@ def test_a_request_that_is_given_up_keeps_what_came() -> None:
         row = RequestRow(0, 0, 0, "e", "chat", -1.0)
         transport = Transport()
         loop = asyncio.get_running_loop()
-        shot = LoadRequest("/chat/completions", CHAT, True)
+        request = LoadRequest("/chat/completions", CHAT, True)
         work = asyncio.ensure_future(
-            send_request(transport, Endpoint("e", url), shot, row, (LIMITS, loop.time))
+            send_request(transport, Endpoint("e", url), request, row, LIMITS, loop.time)
         )
         while not row.chunk_at:
             await asyncio.sleep(0.01)

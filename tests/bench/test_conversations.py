@@ -9,7 +9,7 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.bench.plan import BenchTarget, LoadConfig, make_plan, stages
+from bagent.bench.plan import BenchTarget, LoadConfig, make_plan, plan_stages
 from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.routing import EndpointPicker, RunRouter
 from bagent.bench.schedule import LoadStage, Recorded
@@ -22,33 +22,33 @@ TALK = LoadStage(number=0, load="c=1", turns=2)
 def config(**fields: Any) -> LoadConfig:
     target = BenchTarget(Endpoint("e", "http://e/v1"), "m", "vllm")
     lengths = {"m": Lengths(own=12, prefix=30, per_word=1.5, extra=5.0)}
-    known = {"answer": AnswerPlan(8), "timeouts": Timeouts(), "salt": "s", "origin": 0.0}
-    return LoadConfig(targets=[target], lengths=lengths, folder="", **{**known, **fields})
+    defaults = {"answer": AnswerPlan(8), "timeouts": Timeouts(), "salt": "s", "origin": 0.0}
+    return LoadConfig(targets=[target], lengths=lengths, folder="", **{**defaults, **fields})
 
 
-def body(maker: RequestFactory, stage: LoadStage, spot: ScheduleSlot) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(maker.make(stage, spot, 0).body)
+def body(maker: RequestFactory, stage: LoadStage, slot: ScheduleSlot) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(maker.make(stage, slot, 0).body)
     return found
 
 
 def test_a_second_turn_holds_the_first_and_its_answer() -> None:
     maker = RequestFactory(config(turn_tokens=30, groups=1))
     first = body(maker, TALK, ScheduleSlot(4, 0))
-    asked = maker.asked(TALK, ScheduleSlot(4, 0), 0)
-    assert first["messages"] == [{"role": "user", "content": asked}]
-    second = body(maker, TALK, ScheduleSlot(4, 0, turn=2, said=[(asked, "yes")]))
+    text = maker.user_text(TALK, ScheduleSlot(4, 0), 0)
+    assert first["messages"] == [{"role": "user", "content": text}]
+    second = body(maker, TALK, ScheduleSlot(4, 0, turn=2, history=[(text, "yes")]))
     *before, last = second["messages"]
     assert before == [*first["messages"], {"role": "assistant", "content": "yes"}]
     assert len(last["content"].split()) == 20  # 30 tokens of 1.5 a word
-    assert last["content"] != asked
+    assert last["content"] != text
 
 
 def test_a_second_turn_of_texts_begins_with_the_first() -> None:
     maker = RequestFactory(config(turn_tokens=30))
     stage = msgspec.structs.replace(TALK, way="completions")
-    asked = maker.asked(stage, ScheduleSlot(4), 0)
-    second = body(maker, stage, ScheduleSlot(4, turn=2, said=[(asked, " yes")]))
-    assert str(second["prompt"]).startswith(f"{asked} yes\n")
+    text = maker.user_text(stage, ScheduleSlot(4), 0)
+    second = body(maker, stage, ScheduleSlot(4, turn=2, history=[(text, " yes")]))
+    assert str(second["prompt"]).startswith(f"{text} yes\n")
 
 
 def test_what_is_replayed_has_the_recorded_lengths() -> None:
@@ -62,10 +62,10 @@ def test_what_is_replayed_has_the_recorded_lengths() -> None:
 
 
 def test_a_conversation_stays_with_affinity_and_moves_on_when_balanced() -> None:
-    assert EndpointPicker("affinity", [3, 5, 7]).pick(0, None, home=7) == 7
-    assert EndpointPicker("balanced", [3, 5, 7]).pick(0, None, home=7) == 3
-    gone = EndpointPicker("affinity", [3, 5])
-    assert gone.pick(1, None, home=7) == 5
+    assert EndpointPicker("affinity", [3, 5, 7]).pick(0, None, previous=7) == 7
+    assert EndpointPicker("balanced", [3, 5, 7]).pick(0, None, previous=7) == 3
+    without_previous = EndpointPicker("affinity", [3, 5])
+    assert without_previous.pick(1, None, previous=7) == 5
 
 
 def router(limit: int | None = None) -> RunRouter:
@@ -73,28 +73,28 @@ def router(limit: int | None = None) -> RunRouter:
 
 
 def test_as_run_takes_the_least_busy_and_keeps_a_conversation_where_it_was() -> None:
-    placer = EndpointPicker("as-run", range(3), router=router(8))
-    for place in (0, 0, 0, 1, 1, 2):
-        placer.begun(place)
-    assert placer.pick(9, None) == 2
-    assert placer.pick(9, None, home=0) == 0  # busier by a quarter of its limit
+    picker = EndpointPicker("as-run", range(3), router=router(8))
+    for index in (0, 0, 0, 1, 1, 2):
+        picker.started(index)
+    assert picker.pick(9, None) == 2
+    assert picker.pick(9, None, previous=0) == 0  # busier by a quarter of its limit
     for _ in range(3):
-        placer.begun(0)
-    assert placer.pick(9, None, home=0) != 0  # by more than half
+        picker.started(0)
+    assert picker.pick(9, None, previous=0) != 0  # by more than half
 
 
 def test_as_run_waits_when_no_endpoint_has_room() -> None:
-    placer = EndpointPicker("as-run", range(3), router=router(1))
-    for place in range(3):
-        placer.begun(place)
-    assert placer.pick(0, None) is None and placer.full
-    placer.ended(1, None)
-    assert placer.pick(0, None) == 1
+    picker = EndpointPicker("as-run", range(3), router=router(1))
+    for index in range(3):
+        picker.started(index)
+    assert picker.pick(0, None) is None and picker.full
+    picker.ended(1, None)
+    assert picker.pick(0, None) == 1
 
 
 def test_the_agents_preset_compares_moving_with_staying() -> None:
     plan = make_plan("agents", {})
-    first, second = stages(plan, ["a", "b"])
+    first, second = plan_stages(plan, ["a", "b"])
     assert (first.routing, second.routing) == ("balanced", "affinity")
     assert first.turns == second.turns == 2 and first.think > 0
     assert plan.groups == 1 and plan.prefix_tokens == 2048
@@ -127,7 +127,7 @@ def test_agents_are_measured_turn_by_turn_and_hit_the_cache_where_they_stay(
     # All of the first turn is known where it was answered; elsewhere the shared half at most.
     assert stayed["cached_share"] > 0.8 > moved["cached_share"]
     more = stayed["input_tokens"] - turns["c=2 affinity", 1]["input_tokens"]
-    assert 40 <= more <= 75  # 40 tokens asked, 8 answered, the template's own
+    assert 40 <= more <= 75  # 40 tokens text, 8 answered, the template's own
 
 
 def test_a_replay_sends_every_recorded_request_with_its_lengths(measure: Measure) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.bench import metrics as measure
+from bagent.bench import metrics
 from bagent.bench.load_generator import WorkerShare
 from bagent.bench.plan import Slo
 from bagent.bench.records import ClientRow, LoadStageRow, RequestRow, RowFile, ServerRow
 from bagent.bench.routing import REFUSALS
 from bagent.bench.runner import stage_row
-from bagent.bench.schedule import LoadStage, arrivals
+from bagent.bench.schedule import LoadStage, arrival_times
 from bagent.bench.tables import BenchTables
 
 Fill = Callable[..., BenchTables]
@@ -78,7 +78,7 @@ def request(number: int = 0, **fields: Any) -> RequestRow:
 
 def one_load(tables: BenchTables, slo: Slo | None = None) -> dict[str, Any]:
     with tables:
-        (load,) = measure.load_numbers(tables, slo or Slo())
+        (load,) = metrics.load_numbers(tables, slo or Slo())
     return load
 
 
@@ -204,7 +204,7 @@ def test_goodput_is_of_requests_that_keep_all_limits(fill: Fill) -> None:
 def sent_at(shape: LoadStage) -> list[float]:
     """When requests of half a second are sent: at their times, or as their slots come free."""
     if shape.rate is not None:
-        return [at for _, at in arrivals(shape)]
+        return [at for _, at in arrival_times(shape)]
     assert shape.requests is not None and shape.concurrency is not None
     return [0.5 * (number // shape.concurrency) for number in range(shape.requests)]
 
@@ -245,7 +245,7 @@ def test_conversations_a_second_are_those_of_known_times(fill: Fill) -> None:
             times = {"scheduled": at, "sent": at, "done": at + 0.5}
             rows.append(request(number, turn=turn, **times))
     with fill(rows, [stage(window_to=math.nextafter(rows[-1].sent, math.inf))]) as tables:
-        found = measure.conversations(tables, 2)["c=1"]
+        found = metrics.conversations(tables, 2)["c=1"]
     assert found["conversations"] == 5
     assert found["conversations_s"] == pytest.approx(1 / 1.5)
     assert found["conversation_p50_ms"] == pytest.approx(1500)
@@ -257,7 +257,7 @@ def test_itl_counts_tokens_that_come_together_as_gaps_of_zero(fill: Fill) -> Non
         chunk_at=[100_000, 140_000, 200_000], chunk_count=[1, 1, 1], chunk_tokens=[1, 3, 6]
     )
     with fill([row]) as tables:
-        gaps = measure.gap_numbers(tables)["c=1"]
+        gaps = metrics.gap_numbers(tables)["c=1"]
     assert gaps["itl_mean_ms"] == pytest.approx(100 / 5)
     assert gaps["itl_max_ms"] == pytest.approx(60)
     assert gaps["itl_p50_ms"] == 0
@@ -267,7 +267,7 @@ def test_itl_counts_tokens_that_come_together_as_gaps_of_zero(fill: Fill) -> Non
 def test_gaps_between_pieces_are_called_icl(fill: Fill) -> None:
     row = request(chunk_at=[100_000, 140_000, 200_000], chunk_count=[1, 1, 2])
     with fill([row]) as tables:
-        gaps = measure.gap_numbers(tables)["c=1"]
+        gaps = metrics.gap_numbers(tables)["c=1"]
     assert gaps["icl_mean_ms"] == pytest.approx(100 / 3)
     assert "itl_p50_ms" not in gaps
 
@@ -275,7 +275,7 @@ def test_gaps_between_pieces_are_called_icl(fill: Fill) -> None:
 def test_the_best_second_begins_at_any_time(fill: Fill) -> None:
     pieces = {"chunk_at": [400_000, 800_000, 1_200_000], "chunk_count": [1, 1, 1]}
     with fill([request(sent=0.0, completion_tokens=9, **pieces)]) as tables:
-        assert measure.peak_tokens(tables) == {"c=1": pytest.approx(9)}
+        assert metrics.peak_tokens(tables) == {"c=1": pytest.approx(9)}
 
 
 def test_the_peak_is_the_best_second_over_all_endpoints(fill: Fill) -> None:
@@ -286,7 +286,7 @@ def test_the_peak_is_the_best_second_over_all_endpoints(fill: Fill) -> None:
     }
     rows = [request(i, endpoint=f"{i}:1", **chunks) for i in range(2)]
     with fill(rows) as tables:
-        assert measure.peak_tokens(tables) == {"c=1": pytest.approx(8)}
+        assert metrics.peak_tokens(tables) == {"c=1": pytest.approx(8)}
 
 
 def test_an_endpoint_under_load_alone_is_measured_over_its_own_time(fill: Fill) -> None:
@@ -297,7 +297,7 @@ def test_an_endpoint_under_load_alone_is_measured_over_its_own_time(fill: Fill) 
         stage(1, only="b:1", began=10, window_from=10, window_to=20, feeding_ended=20, ended=20),
     ]
     with fill(rows, stages) as tables:
-        first, second = measure.load_numbers(tables, Slo(), "load, endpoint")
+        first, second = metrics.load_numbers(tables, Slo(), "load, endpoint")
     assert first["seconds"] == second["seconds"] == 10
     assert first["output_tok_s"] == pytest.approx(0.5)
 
@@ -310,8 +310,8 @@ def test_repeats_are_one_load_over_all_their_time(fill: Fill) -> None:
     }
     rows = [request(0), request(1, stage=1, **moved)]
     with fill(rows, [stage(0), stage(1, repeat=1, **later)]) as tables:
-        (load,) = measure.load_numbers(tables, Slo())
-        each = measure.load_numbers(tables, Slo(), "load, repeat")
+        (load,) = metrics.load_numbers(tables, Slo())
+        each = metrics.load_numbers(tables, Slo(), "load, repeat")
     assert load["requests"] == 2 and load["seconds"] == 20 and load["repeats"] == 2
     assert [one["repeat"] for one in each] == [0, 1]
     assert load["rps"] == pytest.approx(0.1) and each[1]["rps"] == pytest.approx(0.1)
@@ -332,7 +332,7 @@ def test_counters_are_told_as_deltas_and_a_restart_as_unknown(fill: Fill) -> Non
         *(reading(at, "c:1", told, 0) for at, told in ((1, 100), (2, 150), (3, 10), (4, 160))),
     ]
     with fill([request()], servers=servers) as tables:
-        first, second, third = measure.server_numbers(tables)
+        first, second, third = metrics.server_numbers(tables)
     assert third["generation_tokens"] is None and third["cache_queries"] == 300
     assert first["generation_tokens"] == 50 and second["generation_tokens"] is None
     assert first["hit_rate"] == pytest.approx(0.5)
@@ -342,7 +342,7 @@ def test_counters_are_told_as_deltas_and_a_restart_as_unknown(fill: Fill) -> Non
 def test_the_client_is_as_busy_as_its_busiest_worker(fill: Fill) -> None:
     client = [ClientRow(0, 0, 10, 1, [1000] * 99), ClientRow(0, 1, 10, 9, [50_000] * 101)]
     with fill([request()], client=client) as tables:
-        (state,) = measure.client_states(tables)
+        (state,) = metrics.client_states(tables)
     assert state.cpu == pytest.approx(0.9)
     assert state.loop_lag_p99_ms == pytest.approx(50)
     assert state.lag_p99_ms is None
@@ -352,7 +352,7 @@ def test_failures_are_told_by_kind_and_place(fill: Fill) -> None:
     rows = [request(0), request(1, status="failed", error_kind="connect", error="refused")]
     rows.append(request(2, status="unfinished", done=9.0))
     with fill(rows) as tables:
-        found = measure.failures(tables)
+        found = metrics.failures(tables)
     assert {(one["kind"], one["n"], one["example"]) for one in found} == {
         ("connect", 1, "refused"),
         ("unfinished", 1, "still going on when the load ended"),
@@ -365,7 +365,7 @@ def test_how_much_paces_spread_is_told_by_endpoint(fill: Fill) -> None:
     rows += [request(4 + number, done=2.1 + number, **silent) for number in range(2)]
     rows.append(request(3, endpoint="b:1"))
     with fill(rows) as tables:
-        found = measure.pace_spreads(tables)
+        found = metrics.pace_spreads(tables)
     assert found["c=1", "a:1"] == pytest.approx(math.log(2) / math.sqrt(3))
     assert found["c=1", "b:1"] is None
     assert found["c=1", "c:1"] == pytest.approx(math.log(2) / math.sqrt(2))
@@ -379,13 +379,13 @@ def test_an_endpoint_is_gone_when_its_last_requests_found_nobody(fill: Fill) -> 
     rows += [request(10 + i, sent=5.0 + i, done=5.1 + i, **lost) for i in range(REFUSALS)]
     rows += [request(20, endpoint="b:1", **lost), request(21, endpoint="b:1", sent=8.0, done=9.0)]
     with fill(rows) as tables:
-        assert measure.dead_endpoints(tables) == {"a:1": "refused"}
+        assert metrics.dead_endpoints(tables) == {"a:1": "refused"}
 
 
 def test_the_heat_strip_holds_each_request_in_all_slices_that_it_went_on_in(fill: Fill) -> None:
     row = request(sent=0.0, done=5.0)
     with fill([row]) as tables:
-        found = measure.heatmap(tables)
+        found = metrics.heatmap(tables)
     assert [one["bin"] for one in found] == list(range(31))
     assert all(one["pace_ms"] == pytest.approx(1000) for one in found)
     assert sum(one["ok"] for one in found) == 1
@@ -393,7 +393,7 @@ def test_the_heat_strip_holds_each_request_in_all_slices_that_it_went_on_in(fill
 
 def test_a_load_that_sent_nothing_is_told_with_no_requests(fill: Fill) -> None:
     with fill([]) as tables:
-        (load,) = measure.load_numbers(tables, Slo())
+        (load,) = metrics.load_numbers(tables, Slo())
         assert load["load"] == "c=1" and load["requests"] == load["ok"] == 0
         assert load["rps"] == 0 and load["ttft_p50_ms"] is None
-        assert measure.heatmap(tables) == [] and measure.client_states(tables) == []
+        assert metrics.heatmap(tables) == [] and metrics.client_states(tables) == []

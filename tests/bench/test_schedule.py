@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.plan import PRESETS, BenchPlan, make_plan, stages
+from bagent.bench.plan import PRESETS, BenchPlan, make_plan, plan_stages
 from bagent.bench.routing import REFUSALS, EndpointPicker
-from bagent.bench.schedule import LoadStage, arrivals, share, window
+from bagent.bench.schedule import LoadStage, arrival_times, steady_window, worker_share
 
 
 def stage(**fields: Any) -> LoadStage:
@@ -18,7 +18,7 @@ def stage(**fields: Any) -> LoadStage:
 
 
 def test_constant_arrivals_are_on_the_dot() -> None:
-    times = list(arrivals(stage(rate=4.0, arrival="constant", seconds=1.0)))
+    times = list(arrival_times(stage(rate=4.0, arrival="constant", seconds=1.0)))
     assert times == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
 
 
@@ -29,7 +29,7 @@ def test_random_arrivals_have_the_rate_and_the_spread_that_was_asked_for(
     arrival: str, burstiness: float, cv: float
 ) -> None:
     spec = stage(rate=10.0, arrival=arrival, burstiness=burstiness, requests=10_000, seed=1)
-    times = [at for _, at in arrivals(spec)]
+    times = [at for _, at in arrival_times(spec)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.05)
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.05)
@@ -37,7 +37,7 @@ def test_random_arrivals_have_the_rate_and_the_spread_that_was_asked_for(
 
 def test_a_ramp_goes_evenly_from_one_rate_to_another() -> None:
     spec = stage(rate=10.0, rate_to=50.0, arrival="constant", seconds=10.0)
-    times = [at for _, at in arrivals(spec)]
+    times = [at for _, at in arrival_times(spec)]
     assert len(times) == pytest.approx(300, abs=3)  # a mean of 30 a second
     assert sum(at < 1 for at in times) == pytest.approx(12, abs=1)
     assert sum(at >= 9 for at in times) == pytest.approx(48, abs=1)
@@ -45,20 +45,22 @@ def test_a_ramp_goes_evenly_from_one_rate_to_another() -> None:
 
 def test_a_seed_gives_the_same_schedule_and_repeats_give_others() -> None:
     spec = stage(rate=10.0, requests=50, seed=7)
-    assert list(arrivals(spec)) == list(arrivals(spec))
-    assert list(arrivals(spec)) != list(arrivals(stage(rate=10.0, requests=50, seed=8)))
-    assert list(arrivals(spec)) != list(arrivals(stage(rate=10.0, requests=50, seed=7, repeat=1)))
+    assert list(arrival_times(spec)) == list(arrival_times(spec))
+    assert list(arrival_times(spec)) != list(arrival_times(stage(rate=10.0, requests=50, seed=8)))
+    assert list(arrival_times(spec)) != list(
+        arrival_times(stage(rate=10.0, requests=50, seed=7, repeat=1))
+    )
 
 
 def test_workers_together_are_one_schedule() -> None:
     spec = stage(rate=10.0, seconds=5.0, seed=3)
-    parts = [list(arrivals(spec, part, 3)) for part in range(3)]
-    assert sorted(itertools.chain(*parts)) == list(arrivals(spec))
+    parts = [list(arrival_times(spec, part, 3)) for part in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(arrival_times(spec))
 
 
 def test_shares_add_up() -> None:
-    assert [share(8, part, 3) for part in range(3)] == [3, 3, 2]
-    assert [share(1, part, 3) for part in range(3)] == [1, 0, 0]
+    assert [worker_share(8, part, 3) for part in range(3)] == [3, 3, 2]
+    assert [worker_share(1, part, 3) for part in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -74,74 +76,74 @@ def test_shares_add_up() -> None:
 def test_the_steady_window(
     fields: dict[str, Any], fed: float, ended: float, expected: tuple[float, float]
 ) -> None:
-    assert window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
+    assert steady_window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
 
 
 def test_an_open_loop_counts_from_the_request_that_is_a_tenth_on() -> None:
     spec = stage(rate=4.0, arrival="constant", requests=21)
-    assert window(spec, 0.0, 5.0, 5.5) == (0.5, 5.0)  # the third of 21 is sent at 0.5 s
+    assert steady_window(spec, 0.0, 5.0, 5.5) == (0.5, 5.0)  # the third of 21 is sent at 0.5 s
     few = stage(rate=4.0, arrival="constant", requests=9)
-    assert window(few, 0.0, 2.0, 2.5) == (0.0, 2.0)
+    assert steady_window(few, 0.0, 2.0, 2.5) == (0.0, 2.0)
 
 
 def test_a_loop_that_is_too_slow_to_send_two_rounds_is_measured_whole() -> None:
     spec = stage(concurrency=4, seconds=10.0)
-    assert window(spec, 0.0, 10.0, 14.0, rounds=1.9) == (0.0, 14.0)
-    assert window(spec, 0.0, 10.0, 14.0, rounds=2.0) == (1.0, 10.0)
+    assert steady_window(spec, 0.0, 10.0, 14.0, rounds=1.9) == (0.0, 14.0)
+    assert steady_window(spec, 0.0, 10.0, 14.0, rounds=2.0) == (1.0, 10.0)
 
 
 def test_balanced_routing_gives_each_endpoint_as_many() -> None:
-    placer = EndpointPicker("balanced", [0, 1, 2])
-    assert [placer.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
+    picker = EndpointPicker("balanced", [0, 1, 2])
+    assert [picker.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_affinity_keeps_a_group_at_its_endpoint() -> None:
-    placer = EndpointPicker("affinity", [4, 7])
-    assert {placer.pick(number, 3) for number in range(5)} == {7}
-    assert placer.groups_of(4, 5) == [0, 2, 4] and placer.groups_of(7, 5) == [1, 3]
+    picker = EndpointPicker("affinity", [4, 7])
+    assert {picker.pick(number, 3) for number in range(5)} == {7}
+    assert picker.groups_of(4, 5) == [0, 2, 4] and picker.groups_of(7, 5) == [1, 3]
 
 
 def test_least_inflight_prefers_the_idle_one() -> None:
-    placer = EndpointPicker("least-inflight", [0, 1, 2])
+    picker = EndpointPicker("least-inflight", [0, 1, 2])
     for place in (0, 0, 2):
-        placer.begun(place)
-    assert placer.pick(0, None) == 1
-    placer.ended(0, None)
-    placer.ended(0, None)
-    placer.begun(1)
-    assert placer.pick(1, None) == 0
+        picker.started(place)
+    assert picker.pick(0, None) == 1
+    picker.ended(0, None)
+    picker.ended(0, None)
+    picker.started(1)
+    assert picker.pick(1, None) == 0
 
 
 def test_an_endpoint_without_connections_is_out_and_others_get_its_requests() -> None:
-    placer = EndpointPicker("balanced", [0, 1])
+    picker = EndpointPicker("balanced", [0, 1])
     for kind in ("connect", "connect", None, *["connect"] * REFUSALS):
-        assert not placer.out(1)
-        placer.begun(1)
-        placer.ended(1, kind)
-    assert placer.out(1)
-    assert {placer.pick(number, None) for number in range(4)} == {0}
-    placer.begun(0)
+        assert not picker.is_removed(1)
+        picker.started(1)
+        picker.ended(1, kind)
+    assert picker.is_removed(1)
+    assert {picker.pick(number, None) for number in range(4)} == {0}
+    picker.started(0)
     for _ in range(REFUSALS):
-        placer.ended(0, "connect")
-    assert placer.pick(0, None) is None
+        picker.ended(0, "connect")
+    assert picker.pick(0, None) is None
 
 
 def test_repeats_alternate_the_order() -> None:
     plan = BenchPlan(concurrency=[1, 2], repeats=2)
-    loads = [(one.number, one.load, one.repeat) for one in stages(plan, ["a"])]
+    loads = [(one.number, one.load, one.repeat) for one in plan_stages(plan, ["a"])]
     assert loads == [(0, "c=1", 0), (1, "c=2", 0), (2, "c=2", 1), (3, "c=1", 1)]
 
 
 def test_isolated_goes_from_endpoint_to_endpoint() -> None:
     plan = BenchPlan(concurrency=[4], routings=["isolated"])
-    assert [one.only for one in stages(plan, ["a", "b"])] == ["a", "b"]
+    assert [one.only for one in plan_stages(plan, ["a", "b"])] == ["a", "b"]
 
 
 def test_names_tell_loads_apart() -> None:
     plan = BenchPlan(
         concurrency=[1], rates=[2.5], ways=["chat", "list"], routings=["balanced", "affinity"]
     )
-    names = [one.load for one in stages(plan, ["a"])]
+    names = [one.load for one in plan_stages(plan, ["a"])]
     assert len(set(names)) == len(names) == 8
     assert names[0] == "c=1 chat balanced" and names[-1] == "rate=2.5 list affinity"
 

@@ -10,8 +10,8 @@ import pytest
 
 from bagent.bench.thresholds import (
     broken_rules,
-    changes,
     check_rules,
+    load_changes,
     read_rule,
     read_summary,
     setting_differences,
@@ -149,7 +149,7 @@ def test_other_settings_and_another_fleet_are_said_to_be_unlike() -> None:
 def test_changes_are_of_the_loads_that_both_have() -> None:
     now = summary(output_tok_s=3300.0)
     now["loads"][0]["load"] = "c=2"
-    found = {one.name: one for one in changes(summary(), now)}
+    found = {one.name: one for one in load_changes(summary(), now)}
     assert {one.load for one in found.values()} == {"c=64"}
     assert found["output_tok_s"].change == pytest.approx(0.1)
     assert found["rps"].change is None
@@ -157,7 +157,7 @@ def test_changes_are_of_the_loads_that_both_have() -> None:
 
 def test_what_is_no_number_in_an_older_summary_is_not_known() -> None:
     old = summary(rps="fast")
-    found = {one.name: one for one in changes(old, summary(rps=3.0))}
+    found = {one.name: one for one in load_changes(old, summary(rps=3.0))}
     assert (found["rps"].before, found["rps"].now, found["rps"].change) == (None, 3.0, None)
     assert broken_rules([read_rule("rps@c=64<-5%")], summary(rps=3.0), old) == [
         "rps@c=64<-5%: rps is not known in c=64"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.plan import expected_seconds, make_plan, stages
-from bagent.bench.schedule import LoadStage, Recorded, TraceInfo, read_trace, replayed
+from bagent.bench.plan import expected_seconds, make_plan, plan_stages
+from bagent.bench.schedule import LoadStage, Recorded, TraceInfo, read_trace, replay_times
 from bagent.errors import UsageError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -108,7 +108,7 @@ def test_lines_that_are_no_request_are_left_out_and_spoil_no_other(
     [
         ("a.jsonl", "", "no row has a time, input tokens and output tokens"),
         ("a.json", '{"a": 1}', "no row has a time, input tokens and output tokens"),
-        ("a.txt", "x", "of what kind is this file"),
+        ("a.txt", "x", "unknown kind of file"),
         ("a.csv", "a,b\n1,2\n", "no row has a time, input tokens and output tokens"),
         ("a.parquet", "no parquet", "cannot be read"),
         (None, "", "no such run"),
@@ -130,18 +130,18 @@ INFO = TraceInfo("t", 3, 4.0, 20.0, 2.0)
 
 def test_times_are_as_recorded_or_faster_and_workers_share_them() -> None:
     spec = LoadStage(number=0, load="replay", rate=0.75, speed=2.0)
-    assert list(replayed(spec, TRACE)) == [(0, 0.0), (1, 0.5), (2, 2.0)]
-    assert list(replayed(spec, TRACE, 1, 2)) == [(1, 0.5)]
+    assert list(replay_times(spec, TRACE)) == [(0, 0.0), (1, 0.5), (2, 2.0)]
+    assert list(replay_times(spec, TRACE, 1, 2)) == [(1, 0.5)]
     short = LoadStage(number=0, load="replay", rate=0.75, speed=2.0, seconds=1.0)
-    assert len(list(replayed(short, TRACE))) == 2
+    assert len(list(replay_times(short, TRACE))) == 2
     few = LoadStage(number=0, load="replay", rate=0.75, speed=1.0, requests=1)
-    assert len(list(replayed(few, TRACE))) == 1
+    assert len(list(replay_times(few, TRACE))) == 1
 
 
 def test_a_replay_replaces_other_loads_and_lasts_as_long_as_its_recording() -> None:
     plan = make_plan("quick", {"trace": INFO, "speeds": (1.0, 2.0)})
-    assert [one.load for one in stages(plan, ["a"])] == ["replay", "replay x2"]
-    assert [one.rate for one in stages(plan, ["a"])] == [0.75, 1.5]
+    assert [one.load for one in plan_stages(plan, ["a"])] == ["replay", "replay x2"]
+    assert [one.rate for one in plan_stages(plan, ["a"])] == [0.75, 1.5]
     assert (plan.seconds, plan.input_tokens, plan.output_tokens) == (None, 20, 2)
     assert expected_seconds(plan, 1) == 4.0 + 2.0
     cut = make_plan(None, {"trace": INFO, "speeds": (1.0,), "seconds": 3.0})

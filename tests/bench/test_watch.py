@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bagent.bench.monitors import ClientState, ClientWatch, limits_met
+from bagent.bench.monitors import ClientState, ClientWatch, client_limits
 from support.jumping_loop import in_event_loop
 
 
@@ -22,7 +22,7 @@ from support.jumping_loop import in_event_loop
     ],
 )
 def test_the_limits_of_a_client(state: ClientState, words: list[str]) -> None:
-    assert limits_met(state) == words
+    assert client_limits(state) == words
 
 
 @in_event_loop

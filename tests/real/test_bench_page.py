@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.metrics import BINS
+from bagent.bench.metrics import HEATMAP_BINS
 from bagent.report.load_test import page
 from support.chromium import CHROMIUM, look
 
@@ -72,7 +72,7 @@ def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None
     heat = [
         {"endpoint": one["endpoint"], "bin": place, "ok": 1, "bad": 0, "pace_ms": 10.0 + 90 * n}
         for n, one in enumerate(made["endpoints"][:2])
-        for place in range(BINS)
+        for place in range(HEATMAP_BINS)
     ]
     found = look(page(made, heat, None), tmp_path, width, dark=dark)
     assert found["wide"] <= 0, "the page is wider than its window"

@@ -86,7 +86,7 @@ def bench(
 def _bench(options: dict[str, Any]) -> int:
     from bagent.bench.plan import load_names
     from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
-    from bagent.bench.thresholds import check_rules, check_told, read_rule, read_summary
+    from bagent.bench.thresholds import check_rules, check_rules_known, read_rule, read_summary
     from bagent.cli.commands.bench_options import check_writable
     from bagent.cli.commands.hosts import read_fleet
     from bagent.cli.render.bench import print_end
@@ -97,7 +97,7 @@ def _bench(options: dict[str, Any]) -> int:
     rules = [read_rule(text) for text in options["fail_if"] or ()]
     old = read_summary(options["compare"]) if options["compare"] else None
     check_rules(rules, load_names(plan), compared=old is not None)
-    check_told(rules, plan)
+    check_rules_known(rules, plan)
     if options["write_hostfile"] is not None:
         check_writable(options["write_hostfile"])
     job, hostfile = _job(options)

@@ -203,9 +203,9 @@ def check_writable(file: Path) -> None:
 
 
 def _check_workers(workers: int) -> None:
-    from bagent.bench.workers import cores
+    from bagent.bench.workers import available_cores
 
-    most = max(_FEW_PROCESSES, _PROCESSES_A_CORE * cores())
+    most = max(_FEW_PROCESSES, _PROCESSES_A_CORE * available_cores())
     if workers > most:
         raise UsageError(
             f"--workers {workers}: they would wait for each other", hint=f"at most {most} here"

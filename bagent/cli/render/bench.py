@@ -11,11 +11,11 @@ from typing import Any
 from bagent.bench.thresholds import (
     Rule,
     broken_rules,
-    changes,
+    load_changes,
     setting_differences,
     verdict_changes,
 )
-from bagent.bench.verdict import failure_words, fleet_words, worst
+from bagent.bench.verdict import failure_lines, fleet_text, rank_endpoints
 from bagent.observe.formatting import visible
 from bagent.text.terminal import escape_controls, unguarded
 
@@ -196,10 +196,10 @@ def print_end(
     if old is not None:
         _print_changes(old, summary)
     sys.stdout.flush()
-    _log(fleet_words(summary))
+    _log(fleet_text(summary))
     if note:
         _log(f"  {note}")
-    for message in failure_words(summary["failures"], _MOST_FAILURES):
+    for message in failure_lines(summary["failures"], _MOST_FAILURES):
         _log(f"  {message}")
     if summary["simulated"]:
         _log("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
@@ -234,9 +234,9 @@ def _print_loads(summary: Numbers) -> None:
 
 def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
     """Print the endpoints, the worst of a large fleet; returns words about the rest."""
-    worst_endpoints, note = worst(endpoints, MOST_ENDPOINTS)
-    if "reason" in print_table(ENDPOINTS, worst_endpoints, ENDPOINTS_SPARE):
-        reasons = [endpoint for endpoint in worst_endpoints if endpoint["verdict"] != "ok"]
+    rank_endpoints, note = rank_endpoints(endpoints, MOST_ENDPOINTS)
+    if "reason" in print_table(ENDPOINTS, rank_endpoints, ENDPOINTS_SPARE):
+        reasons = [endpoint for endpoint in rank_endpoints if endpoint["verdict"] != "ok"]
         for endpoint in reasons:
             sys.stdout.write(
                 visible(f"{endpoint['verdict']} {endpoint['endpoint']}: {endpoint['reason']}")
@@ -247,7 +247,7 @@ def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
 
 
 def _print_changes(old: Numbers, summary: Numbers) -> None:
-    metric_changes = changes(old, summary)
+    metric_changes = load_changes(old, summary)
     for message in setting_differences(old, summary):
         _log(f"the two tests differ: {message}")
     verdicts = verdict_changes(old, summary)
