@@ -234,9 +234,9 @@ def _print_loads(summary: Numbers) -> None:
 
 def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
     """Print the endpoints, the worst of a large fleet; returns words about the rest."""
-    rank_endpoints, note = rank_endpoints(endpoints, MOST_ENDPOINTS)
-    if "reason" in print_table(ENDPOINTS, rank_endpoints, ENDPOINTS_SPARE):
-        reasons = [endpoint for endpoint in rank_endpoints if endpoint["verdict"] != "ok"]
+    worst, note = rank_endpoints(endpoints, MOST_ENDPOINTS)
+    if "reason" in print_table(ENDPOINTS, worst, ENDPOINTS_SPARE):
+        reasons = [endpoint for endpoint in worst if endpoint["verdict"] != "ok"]
         for endpoint in reasons:
             sys.stdout.write(
                 visible(f"{endpoint['verdict']} {endpoint['endpoint']}: {endpoint['reason']}")
