@@ -30,10 +30,12 @@ from bagent.observe.formatting import (
 from bagent.observe.snapshot import ErrorGroup, Snapshot
 
 FAILED_QUERY = (
-    "select id, error_kind, endpoint, attempts, error from results where status <> 'ok' limit 20"
+    "select id, error_kind, endpoint, attempts, error from results"
+    " where error_kind is not null limit 20"
 )
 
 _WITH_VALUE = ("--retry", "--on-change")
+_CONTINUE = ("--on-change", "continue")
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -111,12 +113,17 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         yield "cause", _cause(kind, number, advice)
     if lasting:
         yield "look", f'bagent query {shlex.quote(advice.run)} "{FAILED_QUERY}"'
+    sendable = {kind: n for kind, n in lasting.items() if kind != "bad_input"}
+    if not again and not sendable:
+        yield "advice", "the same command reads the mended lines and sends them"
+        yield "next", shlex.join(command)
+        return
     if not again:
         yield "advice", "the same command sends none of these rows again; this one does"
-        yield "next", shlex.join(_retry(command, lasting, advice))
+        yield "next", shlex.join(_retry(command, sendable, advice))
         return
-    if lasting:
-        yield "retry", shlex.join(_retry(command, lasting, advice))
+    if sendable:
+        yield "retry", shlex.join(_retry(command, sendable, advice))
     yield "advice", f"the same command sends again what may come out otherwise: {kinds(again)}"
     yield "next", shlex.join(command)
 
@@ -129,12 +136,10 @@ def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -
             arguments += ["--set", "output.truncated=accept"]
             lasting = {kind: n for kind, n in lasting.items() if kind != "truncated"}
         elif (limits := _cut_at(advice)) is not None:
-            arguments += [
-                "--set",
-                f"sampling.max_tokens={2 * limits[1]}",
-                "--on-change",
-                "continue",
-            ]
+            arguments += ["--set", f"sampling.max_tokens={2 * limits[1]}", *_CONTINUE]
+    if "max_turns" in lasting and advice.max_turns is not None:
+        arguments += ["--set", f"agent.max_turns={2 * advice.max_turns}"]
+        arguments += [] if _CONTINUE[0] in arguments else _CONTINUE
     return [*arguments, "--retry", ",".join(sorted(lasting))] if lasting else arguments
 
 
@@ -393,8 +398,8 @@ def _number(total: int | None, sort: str) -> str:
     return f"unknown {sort}" if total is None else f"{total:,} {sort}"
 
 
-def _partly(unknown: int) -> str:
-    return f", {unknown:,} unknown" if unknown else ""
+def _partly(silent: int) -> str:
+    return f"; {counted(silent, 'answer')} did not say" if silent else ""
 
 
 def _schema(s: Snapshot) -> Iterator[tuple[str, str]]:

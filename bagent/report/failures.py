@@ -36,7 +36,7 @@ def find(db: ReportDb) -> list[dict[str, Any]]:
 
     db.run(
         f"""create or replace temp table faults as
-            with alike as (select *, {ALIKE} as pattern from results where status <> 'ok'),
+            with alike as (select *, {ALIKE} as pattern from results where error_kind is not null),
                  stages as (select stage, count(*) as n from results group by stage),
                  counted as (
                     select stage, status, error_kind, pattern, count(*) as "rows",
@@ -76,9 +76,7 @@ def findings(
         messages.append(text)
     remaining = sums["rows"] - sums["ok"] - sum(row["rows"] for row in faults[:FAULTS])
     if messages and remaining > 0:
-        messages.append(
-            f"{counted(remaining, 'more row')} {_is(remaining)} not ok for other reasons"
-        )
+        messages.append(f"{counted(remaining, 'more row')} failed for other reasons")
     return messages
 
 
@@ -108,7 +106,7 @@ def failures(db: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -
             if stage
             else ""
         }
-            where status <> 'ok' group by all order by "rows" desc limit 40"""
+            where error_kind is not null group by all order by "rows" desc limit 40"""
     )
     names = ("error_kind", "status", "rows", "percent", "endpoints", "first_id", "example")
     columns = ["stage"] * bool(stage) + list(names)

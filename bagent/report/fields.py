@@ -1,4 +1,4 @@
-"""Which field of the input goes with long answers, and with rows that are not ok?"""
+"""Which field of the input goes with long answers, and with rows that fail?"""
 
 from __future__ import annotations
 
@@ -296,10 +296,11 @@ def _make_sample(db: ReportDb) -> None:
         f"""create or replace temp table sampled as
             select r.*, f.fault from (
                 select stage, status, error_kind, {ALIKE} as pattern, input, endpoint, model,
-                       source, prompt_tokens, status <> 'ok' as bad,
+                       source, prompt_tokens, error_kind is not null as bad,
                        case when status in ('ok', 'truncated') then completion_tokens end as tokens,
                        coalesce(finish_reason = 'length', false) or status = 'truncated' as cut
-                from results where copied_from is null and (endpoint is not null or status <> 'ok')
+                from results
+                where copied_from is null and (endpoint is not null or error_kind is not null)
                 ) as r
             left join faults as f on r.bad and f.fault <= {FAULTS} and r.stage = f.stage
                  and r.status = f.status and r.error_kind is not distinct from f.error_kind
@@ -395,7 +396,7 @@ def _message(line: FieldStat, traits: Traits) -> str:
 
 
 def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[str]:
-    """Values of fields whose rows are not ok more often than others, in words.
+    """Values of fields whose rows fail more often than others, in words.
 
     Args:
         told: (stage, field) of what need not be said again.
@@ -410,7 +411,7 @@ def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[s
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
             where = WEAK * (line.matching.rows < FEW) + where
             messages[key] = (
-                f"{where}of the rows with {line.phrase} {share:.3g} % are not ok,"
+                f"{where}of the rows with {line.phrase} {share:.3g} % failed,"
                 f" of the others {others_bad:.3g} %"
             )
     return list(messages.values())[:2]
@@ -472,7 +473,7 @@ def fields(traits: Traits) -> Html:
     parts = []
     for title, strength in (
         ("rows with longer answers than others", _longer),
-        ("rows that are not ok more often than others", _worse),
+        ("rows that fail more often than others", _worse),
     ):
         chosen = _in_order(lines, strength)
         if chosen:
@@ -521,7 +522,7 @@ HEADS = {
     "tokens": "answer tokens",
     "others": "of others",
     "cut_percent": "cut off",
-    "bad_percent": "not ok",
+    "bad_percent": "failed",
     "others_percent": "of others",
     "in_prompt": "in a prompt",
     "weak": "",

@@ -52,7 +52,7 @@ def extremes(db: ReportDb, stages: int) -> Html:
 
 
 def sample(db: ReportDb) -> Html:
-    """Rows with input and answer, to be searched; one third of them not ok where there are some."""
+    """Rows with input and answer, to be searched; one third of them failed where there are some."""
     db.run(
         "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
     )
@@ -98,14 +98,14 @@ def _shares(db: ReportDb) -> list[tuple[str, int]]:
     stages = stages[:STAGES]
     most = SAMPLE // max(1, len(stages))
     return [
-        (f"stage = {literal(stage)} and status {sign} 'ok'", count)
+        (f"stage = {literal(stage)} and error_kind is {sign} null", count)
         for stage in stages
-        for sign, count in (("<>", most // 3), ("=", most - most // 3))
+        for sign, count in (("not", most // 3), ("", most - most // 3))
     ]
 
 
 def _row(row: dict[str, Any]) -> Html:
-    ok = row["status"] == "ok"
+    ok = row["error_kind"] is None
     name = row["id"] if row["id"] is not None else f"row {row['row']}"
     labels = [row["stage"], row["endpoint"], row["error_kind"]]
     location = f"{row['source']}:{row['line']}"

@@ -172,6 +172,7 @@ SHORT = 20.0
 
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
+           count(*) filter (error_kind is not null) as failed,
            count(distinct stage) as stages,
            count(*) filter (copied_from is not null) as copied,
            count(*) filter ({ANSWERED}) as answered,
@@ -196,11 +197,12 @@ def totals(db: ReportDb) -> dict[str, Any]:
 def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
     """The main numbers, large."""
     rows, seconds = sums["rows"], sums["seconds"]
-    bad = rows - sums["ok"]
+    accepted = rows - sums["ok"] - sums["failed"]
     numbers = [
         ("results of all stages" if sums["stages"] > 1 else "rows", f"{rows:,}"),
         ("ok", _share(sums["ok"], rows)),
-        ("not ok", _share(bad, rows)),
+        *([("truncated (accepted)", _share(accepted, rows))] if accepted else []),
+        ("failed", _share(sums["failed"], rows)),
         ("from first to last", duration(seconds)),
     ]
     if seconds > 0:
@@ -240,8 +242,8 @@ def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
     buckets = {
         row["bucket"]: row
         for row in db.rows(
-            f"""select {bucket_sql} as bucket, count(*) filter (status = 'ok') as ok,
-                       count(*) filter (status <> 'ok') as bad,
+            f"""select {bucket_sql} as bucket, count(*) filter (error_kind is null) as ok,
+                       count(*) filter (error_kind is not null) as bad,
                        coalesce(sum(completion_tokens), 0)::bigint as tokens
                 from results where finished_at is not null group by 1"""
         )
@@ -251,7 +253,7 @@ def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
         return [buckets[i][name] / step if i in buckets else 0.0 for i in range(BUCKETS)]
 
     ticks = _clock_ticks(sums["began"], sums["seconds"])
-    rows = [("ok", "good", values("ok")), ("not ok", "bad", values("bad"))]
+    rows = [("ok", "good", values("ok")), ("failed", "bad", values("bad"))]
     parts = [stacked("rows a second", rows, ticks)]
     if sums["completion_tokens"]:
         parts.append(

@@ -18,8 +18,8 @@ def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list
     rows = db.rows(
         f"""select stage, count(distinct row) as "rows", count(*) as results,
                    count(*) filter (status = 'ok') as ok,
-                   count(*) filter (status <> 'ok') as not_ok,
-                   100.0 * count(*) filter (status <> 'ok') / count(*) as failed_percent,
+                   count(*) filter (error_kind is not null) as failed,
+                   100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
                    count(*) filter (parents_failed > 0) as with_failed_parents,
                    count(*) filter (copied_from is not null) as copied,
                    mode(error_kind) as most_error,
@@ -39,14 +39,12 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
         return []
     messages = []
     for row in rows:
-        if row["not_ok"] and not row["ok"]:
-            messages.append(
-                f"stage {row['stage']} has no good row: all {row['results']:,} are not ok"
-            )
+        if row["failed"] == row["results"]:
+            messages.append(f"stage {row['stage']} has no good row: all {row['results']:,} failed")
         elif row["failed_percent"] > 10:
             messages.append(
-                f"stage {row['stage']}: {row['not_ok']:,} of {row['results']:,} rows"
-                f" ({row['failed_percent']:.3g} %) are not ok, mostly {row['most_error']}"
+                f"stage {row['stage']}: {row['failed']:,} of {row['results']:,} rows"
+                f" ({row['failed_percent']:.3g} %) failed, mostly {row['most_error']}"
             )
         if row["with_failed_parents"]:
             messages.append(

@@ -11,7 +11,7 @@ from bagent.types import PASSING_KINDS
 COMMAND = "bagent run job.yaml"
 LOOK = (
     'bagent query genes "select id, error_kind, endpoint, attempts, error '
-    "from results where status <> 'ok' limit 20\""
+    'from results where error_kind is not null limit 20"'
 )
 
 
@@ -50,7 +50,7 @@ def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> 
         "ended       finished",
         "time        8.0s, 0.50 rows/s",
         "latency     p50 120ms, p99 120ms; first token p50 40ms, p99 40ms (1 answer)",
-        "tokens      2,000 prompt (1,200 cached, 1 unknown), 400 completion, "
+        "tokens      2,000 prompt (1,200 cached; 1 answer did not say), 400 completion, "
         "50.0 completion tokens/s",
         "cache       at least 60 % of the prompt tokens were known",
         "cost        $0.004000; by mode: bagent report",
@@ -182,6 +182,21 @@ def test_the_command_that_goes_on_does_not_begin_anew(tally: RunCounters, make: 
     command = ["bagent", "run", "my job.yaml", "--fresh", "--limit", "3"]
     lines = summary_lines(make.snapshot(tally), info(75, command=command))
     assert lines[-1] == "next        bagent run 'my job.yaml' --limit 3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("bad_input", ""),  # nothing is sent for a line that cannot be read until it is mended
+        ("template", " --retry template"),
+        ("max_turns", " --set agent.max_turns=12 --on-change continue --retry max_turns"),
+    ],
+)
+def test_the_next_command_changes_what_the_cause_names(tally, make, kind, options) -> None:
+    tally.outcome(make.outcome(1, "failed", error_kind=kind, error="why"))
+    command = ["bagent", "run", "job.yaml"]
+    lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
+    assert lines[-1] == f"next        bagent run job.yaml{options}"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ VIEWS: dict[str, str] = {
                round(100.0 * count(*) / (SELECT count(*) FROM results), 2) AS percent,
                count(DISTINCT endpoint) AS endpoints, min_by(id, {_PLACE}) AS first_id,
                {ALIKE} AS pattern, left(min_by(error, {_PLACE}), 300) AS example, stage
-        FROM results WHERE status <> 'ok'
+        FROM results WHERE error_kind IS NOT NULL
         GROUP BY stage, error_kind, status, pattern
         ORDER BY "rows" DESC, stage, error_kind, pattern""",
     "latency": f"""

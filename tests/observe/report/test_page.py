@@ -23,6 +23,16 @@ def test_a_run_without_rows_gives_a_page_that_says_so(run):
     assert "No row has ended yet" in run.page().sections[""]
 
 
+def test_accepted_truncated_answers_are_no_failures(run):
+    for row in range(10):
+        run.result(row, status="truncated" if row < 4 else "ok", error_kind=None)
+    run.result(10, status="failed", error_kind="timeout", error="late", text=None)
+    page = run.page()
+    assert "4 (36.4 %)truncated (accepted)" in page.sections[""].replace("\n", "")
+    assert "1 (9.09 %)failed" in page.sections[""].replace("\n", "")
+    assert "truncated" not in page.sections["failures"]
+
+
 def test_the_slow_endpoint_the_failures_and_the_field_of_long_answers_stand_out(run):
     for row in range(300):
         endpoint = f"http://node{row % 3}:8000"
