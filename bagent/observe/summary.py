@@ -341,6 +341,8 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
     start = [f"{s.this_start.sent:,} sent"] if s.resumed else []
     if s.this_start.copied:
         start.append(f"{s.this_start.copied:,} copied from equal requests")
+    if dropped := sum(s.dropped.values()):
+        text += f"; {counted(dropped, 'row')} left out by stages since they failed before"
     return f"{text}; this start: {', '.join(start)}" if start else text
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
     assert (shown["prompt_tokens"], shown["completion_tokens"]) == (50, 10)
     assert shown["cost_usd"] is None
     assert shown["rows_per_s"] == round(4 / 9, 1)
+
+
+def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagent, job_dir: Path):
+    starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(900.0, ended_at=901.0, exit_code=0)]
+    outcomes = [stored(0, prompt_tokens=10, cached_tokens=8), stored(1, prompt_tokens=10)]
+    make_run(job_dir / "runs" / "paused", outcomes, starts=starts)
+    state = described(bagent, "paused")
+    assert state["rows_per_s"] == 2 / 5
+    assert state["started"] == time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(100))
+    assert state["cache_hit_rate"] == 8 / 20
 
 
 def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from bagent.errors import EXIT_STOPPED, UsageError
 
 if TYPE_CHECKING:
-    from bagent.store.run_dir import RunDir, RunInfo
+    from bagent.store.run_dir import RunDir, RunInfo, Start
     from bagent.store.totals import Totals
 
 
@@ -56,8 +56,9 @@ def status(
     if json:
         write_rows(list(found[0]), [list(one.values()) for one in found], "jsonl")
     elif run is None:
-        shown = ("run", "state", "exit_code", "ok", "failed", "remaining", "rows_per_s", "last")
-        write_rows(shown, [[one[name] for name in shown] for one in found], "table")
+        columns = [*("run", "state", "exit_code", "ok", "failed", "dropped", "remaining")]
+        columns += ["rows_per_s", "last"]
+        write_rows(columns, [[_cell(one, name) for name in columns] for one in found], "table")
     else:
         batches = [("batches", line) for line in cast("list[str]", found[0].pop("batches"))]
         pairs: list[tuple[str, object]] = [("rows", _rows_text(found[0]))]
@@ -77,6 +78,15 @@ def status(
         write_rows(("what", "value"), pairs, "table")
         for label, text in next_lines(runs[0], found[0]):
             typer.echo(f"{label:<10}  {text}")  # whole: a command that is cut cannot be typed
+
+
+def _cell(state: Mapping[str, Any], name: str) -> object:
+    """Return a value of the list of runs; an estimate is marked."""
+    if name == "dropped":
+        return sum(state["dropped"].values()) or None
+    if name == "remaining" and state["remaining"] and not state["total_is_exact"]:
+        return f"~{state['remaining']}"
+    return state[name]
 
 
 def _described(run: RunDir) -> dict[str, object] | None:
@@ -166,6 +176,12 @@ def describe(run: RunDir) -> dict[str, object]:
         state = "ended" if code in (0, 1) else "stopped"
     total, exact, remaining, eta = _size(run, info, totals, state)
     share = cache_share(run.path)
+    if share is None and counts.cached_tokens and counts.prompt_tokens:
+        share = counts.cached_tokens / counts.prompt_tokens  # by the answers, as in the summary
+    starts = info.starts if info else []
+    speed = counts.rows_per_second
+    if state != "running" and (seconds := _working_seconds(starts)):
+        speed = totals.rows / seconds
     return {
         "run": run.path.name,
         "state": state,
@@ -181,12 +197,12 @@ def describe(run: RunDir) -> dict[str, object]:
         "by_stage": _by_stage(counts.stages, info.stages if info else ()),
         "by_kind": totals.by_kind,
         "dropped": _dropped(info),
-        "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
+        "rows_per_s": None if speed is None else round(speed, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "cache_hit_rate": None if share is None else round(share, 4),
         "cost_usd": counts.cost_usd,
-        "started": _when(counts.first_at),
+        "started": _when(min((start.at for start in starts), default=counts.first_at)),
         "last": _when(counts.last_at),
         "tools": {name: asdict(one) for name, one in count_tools(run.path).items()},
         "owners": [f"process {record.pid} on {record.host}" for record in live],
@@ -221,6 +237,15 @@ def _size(
     if state == "running" and progress.eta_s is not None:
         eta = round(max(0.0, progress.at + progress.eta_s - time.time()), 1)
     return total, progress.total_is_exact, remaining, eta
+
+
+def _working_seconds(starts: Sequence[Start]) -> float:
+    """Return how long any process of a run was at work, without the pauses between starts."""
+    seconds, until = 0.0, 0.0
+    for begin, end in sorted((start.at, start.ended_at or start.at) for start in starts):
+        seconds += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return seconds
 
 
 def _rows_text(state: Mapping[str, Any]) -> str:
