@@ -50,7 +50,7 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
         """Its share of the work beside others, by its tags; 1 where they say nothing."""
         return float(self.tags.get("weight") or self.tags.get("gpus") or 1)
 
-    def without_secrets(self, words: str) -> str:
+    def without_secrets(self, text: str) -> str:
         """A server's words with the keys that it was sent as ``***``: some servers repeat them.
 
         Those of headers, of query parameters (as they are, or as URLs write them) and of the
@@ -63,10 +63,10 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
             if len(secret) >= SHORTEST_SECRET
         }
         for form in sorted(forms, key=len, reverse=True):
-            words = words.replace(form, "***")
-        if not forms or _CUT not in words:
-            return words
-        *cut, last = words.split(_CUT)
+            text = text.replace(form, "***")
+        if not forms or _CUT not in text:
+            return text
+        *cut, last = text.split(_CUT)
         return _CUT.join([*(_without_beginning(part, forms) for part in cut), last])
 
     def _secrets(self) -> Iterator[str]:
@@ -95,13 +95,13 @@ def _password(login: str) -> str:
         return ""
 
 
-def _without_beginning(words: str, secrets: set[str]) -> str:
-    """``words`` without the beginning of a secret at their end."""
+def _without_beginning(text: str, secrets: set[str]) -> str:
+    """``text`` without the beginning of a secret at their end."""
     for secret in secrets:
         for length in range(len(secret) - 1, SHORTEST_SECRET - 1, -1):
-            if words.endswith(secret[:length]):
-                return f"{words[:-length]}***"
-    return words
+            if text.endswith(secret[:length]):
+                return f"{text[:-length]}***"
+    return text
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -39,17 +39,19 @@ def run_key_command(command: Sequence[str]) -> str:
         UsageError: it failed, took too long or printed nothing. Its output is not repeated.
     """
     argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else list(command)
-    shown = command[0] if len(command) == 1 else shlex.join(command)
+    command_text = command[0] if len(command) == 1 else shlex.join(command)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"api_key_command failed: {shown}: {error}") from None
-    if done.returncode or not done.stdout.strip():
-        words = done.stderr.strip().splitlines()[-1:] or ["it printed no key"]
-        raise UsageError(f"api_key_command failed ({done.returncode}): {shown}: {words[0]}")
-    return done.stdout.strip()
+        raise UsageError(f"api_key_command failed: {command_text}: {error}") from None
+    if process.returncode or not process.stdout.strip():
+        last_line = process.stderr.strip().splitlines()[-1:] or ["it printed no key"]
+        raise UsageError(
+            f"api_key_command failed ({process.returncode}): {command_text}: {last_line[0]}"
+        )
+    return process.stdout.strip()
 
 
 class KeySource:
@@ -70,27 +72,27 @@ class KeySource:
         self._lock = asyncio.Lock()
         self._refused: str | None = None
 
-    async def renew(self, used: str) -> bool:
-        """``used`` was refused: whether there is another key now.
+    async def renew(self, refused: str) -> bool:
+        """``refused`` was refused: whether there is another key now.
 
         Of many calls with one expired key the first asks, and the others take what it got. A key
         that the program keeps printing is asked about once.
         """
         async with self._lock:
-            if self.key != used:
+            if self.key != refused:
                 return True
-            if self._refused == used:
+            if self._refused == refused:
                 return False
-            self._refused = used
+            self._refused = refused
             try:
-                found = await asyncio.to_thread(self._ask)
+                key = await asyncio.to_thread(self._ask)
             except UsageError as error:
                 self._notice(f"the key was refused and there is no other: {error}")
                 return False
-            if found == used:
+            if key == refused:
                 self._notice("the key was refused, and api_key_command prints the same one")
                 return False
-            self.key = found
+            self.key = key
             self._notice("the key was refused; api_key_command gave another one")
             return True
 

@@ -133,32 +133,32 @@ def read_conversation(messages: Sequence[Message], *, typed: bool | None = None)
 def _pair(turns: list[ChatTurn]) -> None:
     """Give calls ids of their own, and each its result where the provider looks for it."""
     used: set[str] = set()
-    asked: list[ToolUse] = []
-    names: list[str] = []
+    calls: list[ToolUse] = []
+    original_ids: list[str] = []
     for turn in turns:
         if turn.role == "user":
-            turn.parts = _with_results(turn.parts, asked, names)
+            turn.parts = _with_results(turn.parts, calls, original_ids)
             continue
-        asked, names = [], []
-        for place, part in enumerate(turn.parts):
+        calls, original_ids = [], []
+        for index, part in enumerate(turn.parts):
             if isinstance(part, ToolUse):
-                new = turn.parts[place] = msgspec.structs.replace(part, id=_new_id(part.id, used))
-                asked.append(new)
-                names.append(part.id)
-            elif isinstance(part, ProviderBlocks) and (own := _id_of(part.block)):
-                used.add(own)
-                asked.append(ToolUse(own, "", {}))
-                names.append(own)
+                new = turn.parts[index] = msgspec.structs.replace(part, id=_new_id(part.id, used))
+                calls.append(new)
+                original_ids.append(part.id)
+            elif isinstance(part, ProviderBlocks) and (block_id := _id_of(part.block)):
+                used.add(block_id)
+                calls.append(ToolUse(block_id, "", {}))
+                original_ids.append(block_id)
 
 
-def _new_id(given: str, used: set[str]) -> str:
-    clean = _NO_ID.sub("_", given)[:LONGEST_ID] or "call"
-    new, count = clean, 1
-    while new in used:
+def _new_id(original: str, used: set[str]) -> str:
+    base = _NO_ID.sub("_", original)[:LONGEST_ID] or "call"
+    unique, count = base, 1
+    while unique in used:
         count += 1
-        new = f"{clean[: LONGEST_ID - 5]}_{count}"
-    used.add(new)
-    return new
+        unique = f"{base[: LONGEST_ID - 5]}_{count}"
+    used.add(unique)
+    return unique
 
 
 def _id_of(block: dict[str, Json]) -> str:
@@ -169,25 +169,27 @@ def _id_of(block: dict[str, Json]) -> str:
     return str(block.get("id") or "") if block.get("type") == "tool_use" else ""
 
 
-def _with_results(parts: list[Part], asked: list[ToolUse], names: list[str]) -> list[Part]:
-    """The parts of a user's turn after calls were asked for, which had ``names`` as their ids: the
+def _with_results(parts: list[Part], calls: list[ToolUse], original_ids: list[str]) -> list[Part]:
+    """The parts of a user's turn after calls were asked for, which had ``original_ids`` as their ids: the
     results first, one for each call. A result that nobody asked for is told as text."""
     results: list[Part] = []
     others: list[Part] = []
-    left = list(zip(names, asked, strict=True))
+    unanswered = list(zip(original_ids, calls, strict=True))
     for part in parts:
         if not isinstance(part, ToolResultPart):
             others.append(part)
             continue
-        found = [pair for pair in left if pair[0] == part.id]
+        matches = [pair for pair in unanswered if pair[0] == part.id]
         # Old conversations name the function, and some name nothing.
-        found += [pair for pair in left if part.id in (pair[1].name, "")]
-        if found:
-            left.remove(found[0])
-            results.append(msgspec.structs.replace(part, id=found[0][1].id))
+        matches += [pair for pair in unanswered if part.id in (pair[1].name, "")]
+        if matches:
+            unanswered.remove(matches[0])
+            results.append(msgspec.structs.replace(part, id=matches[0][1].id))
         else:
             others += part.parts
-    results += [ToolResultPart(call.id, (TextPart(_NO_RESULT),), failed=True) for _, call in left]
+    results += [
+        ToolResultPart(call.id, (TextPart(_NO_RESULT),), failed=True) for _, call in unanswered
+    ]
     return results + others
 
 
@@ -205,10 +207,10 @@ def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
     if isinstance(own, list) and own and _is_own(own, typed):
         return [ProviderBlocks(block) for block in own]
     parts: list[Part] = list(_parts(message))
-    for place, call in enumerate(message.get("tool_calls") or ()):
+    for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function") or {}
-        name, told = str(function.get("name") or ""), function.get("arguments")
-        parts.append(ToolUse(str(call.get("id") or f"call_{place}"), name, _arguments(told)))
+        name, arguments = str(function.get("name") or ""), function.get("arguments")
+        parts.append(ToolUse(str(call.get("id") or f"call_{index}"), name, _arguments(arguments)))
     return parts
 
 
@@ -216,15 +218,15 @@ def _is_own(blocks: list[Json], typed: bool | None) -> bool:
     return typed is None or all(isinstance(b, dict) and ("type" in b) == typed for b in blocks)
 
 
-def _arguments(told: Json) -> dict[str, Json]:
+def _arguments(raw: Json) -> dict[str, Json]:
     """The arguments as an object: text that is none was the model's mistake, and stays visible."""
-    if isinstance(told, str):
+    if isinstance(raw, str):
         try:
-            value = decode_json(told) if told.strip() else {}
+            value = decode_json(raw) if raw.strip() else {}
         except ValueError:
-            return {"arguments": told}
+            return {"arguments": raw}
     else:
-        value = {} if told is None else told
+        value = {} if raw is None else raw
     return value if isinstance(value, dict) else {"arguments": value}
 
 
@@ -237,8 +239,8 @@ def _result(message: Message) -> ToolResultPart:
 def _parts(message: Message) -> list[Part]:
     content = message.get("content")
     if isinstance(content, list):
-        found = [_part(entry) for entry in content]
-        return [part for part in found if part is not None]
+        parts = [_part(entry) for entry in content]
+        return [part for part in parts if part is not None]
     text = content if isinstance(content, str) else "" if content is None else encode_json(content)
     return [TextPart(text)] if text.strip() else []
 
@@ -251,8 +253,8 @@ def _part(entry: Json) -> TextPart | ImagePart | None:
         text = str(entry.get("text") or "")
         return TextPart(text) if text.strip() else None
     if kind == "image_url":
-        told = entry.get("image_url")
-        url = str(told.get("url") if isinstance(told, dict) else told)
-        found = _DATA_URL.fullmatch(url)
-        return ImagePart(found[1].lower(), found[2]) if found else ImagePart(url=url)
+        image = entry.get("image_url")
+        url = str(image.get("url") if isinstance(image, dict) else image)
+        match = _DATA_URL.fullmatch(url)
+        return ImagePart(match[1].lower(), match[2]) if match else ImagePart(url=url)
     raise ValueError(f"a part of the kind {kind!r} in a message")

@@ -66,12 +66,12 @@ class SharedPrefix:
         return cut if cut.strip() else ""
 
 
-def _equal(one: str, other: str) -> int:
+def _equal(first: str, second: str) -> int:
     """How many characters both begin with, found by halving: no loop over characters."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if other.startswith(one[:middle]):
+        if second.startswith(first[:middle]):
             low = middle
         else:
             high = middle - 1

@@ -84,36 +84,36 @@ class EndpointForms:
         """Whether the refusal taught how to ask better; then the next request does."""
         if failure.kind != "rejected" or failure.status not in (400, 415, 422, 501):
             return False
-        words = failure.message
+        message = failure.message
         change: dict[str, object]
-        if used.strict and _asks_strictly(request, used) and _NOT_STRICT.search(words):
+        if used.strict and _asks_strictly(request, used) and _NOT_STRICT.search(message):
             change = {"strict": False}
-            told = "refuses the schema in strict mode; it is sent without"
+            lesson = "refuses the schema in strict mode; it is sent without"
         elif (
             request.settings.output is not None
             and request.body is None
             and self._enforce == "auto"
             and used.native_schema
-            and _NO_SCHEMA.search(words)
+            and _NO_SCHEMA.search(message)
         ):
             change = {"native_schema": False}
-            told = "refuses response_format; the schema is asked for in the prompt only"
-        elif used.completion_limit == "max_tokens" and _NEW_LIMIT.search(words):
+            lesson = "refuses response_format; the schema is asked for in the prompt only"
+        elif used.completion_limit == "max_tokens" and _NEW_LIMIT.search(message):
             change = {"completion_limit": "max_completion_tokens"}
-            told = ""
-        elif request.stream and used.stream and _NO_STREAM.search(words):
+            lesson = ""
+        elif request.stream and used.stream and _NO_STREAM.search(message):
             change = {"stream": False}
-            told = "refuses to stream; it is asked for whole answers"
-        elif dropped := _refused_name(request, words, used):
+            lesson = "refuses to stream; it is asked for whole answers"
+        elif dropped := _refused_name(request, message, used):
             change = {"without": used.without | {dropped}}
-            told = f"refuses {dropped}; it is no longer sent"
+            lesson = f"refuses {dropped}; it is no longer sent"
         else:
             return False
         key = _lesson_key(endpoint, request)
         before = self._forms.get(key, FIRST_FORM)
         self._forms[key] = after = msgspec.structs.replace(before, **change)
-        if told and after != before:
-            self._notice(f"{endpoint.name} {told} ({words})")
+        if lesson and after != before:
+            self._notice(f"{endpoint.name} {lesson} ({message})")
         return True
 
 
@@ -126,14 +126,14 @@ def _asks_strictly(request: Request, used: Form) -> bool:
     return output or any(tool["function"].get("strict") for tool in settings.tools)
 
 
-def _refused_name(request: Request, words: str, used: Form) -> str | None:
+def _refused_name(request: Request, message: str, used: Form) -> str | None:
     """The sampling parameter of the job that the server refuses to be told."""
-    if request.body is not None or not _NOT_TAKEN.search(words):
+    if request.body is not None or not _NOT_TAKEN.search(message):
         return None
     sampling = request.settings.sampling
     for name in _DROPPED:
-        camel = re.sub("_(.)", lambda found: found[1].upper(), name)
-        if name in sampling and name not in used.without and (name in words or camel in words):
+        camel = re.sub("_(.)", lambda match: match[1].upper(), name)
+        if name in sampling and name not in used.without and (name in message or camel in message):
             return name
     return None
 
@@ -204,31 +204,31 @@ class Abilities:
         endpoint: Endpoint,
         form: Form,
         tries: tuple[Try, ...],
-        found: Reply | Failure,
+        result: Reply | Failure,
         exchange: Exchange,
     ) -> Reply | Failure:
         """Take what came of a request in ``form``; what it comes to for the call.
 
         Where it is better asked once more in another form, ``exchange.learned`` is set.
         """
-        refusal = found if isinstance(found, Failure) and found.status in REFUSED else None
+        refusal = result if isinstance(result, Failure) and result.status in REFUSED else None
         if refusal and form.hints and _OF_HINTS.search(refusal.message):
             self._known[_hints(endpoint)] = False
             exchange.learned = True
-            return found
-        for what in tries:
-            if what[0] == "hints":
-                if isinstance(found, Reply):
-                    self._known[what] = True
+            return result
+        for attempt in tries:
+            if attempt[0] == "hints":
+                if isinstance(result, Reply):
+                    self._known[attempt] = True
             elif refusal:
-                self._known[what] = False
+                self._known[attempt] = False
                 exchange.learned = True
-            elif isinstance(found, Reply):
-                self._known[what] = bool(found.tool_calls)
-                if not found.tool_calls:
+            elif isinstance(result, Reply):
+                self._known[attempt] = bool(result.tool_calls)
+                if not result.tool_calls:
                     exchange.learned = True
                     return Failure("bad_response", NO_CALL, passing=True, status=200)
-        return found
+        return result
 
     def leave(self, tries: tuple[Try, ...]) -> None:
         """The request that tried these is over; what it did not find out may be tried again."""

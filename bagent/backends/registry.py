@@ -45,22 +45,22 @@ def make_backend(
     Raises:
         UsageError: ``bedrock`` without its settings.
     """
-    found: Backend
+    backend: Backend
     if kind == "anthropic":
         from bagent.backends.anthropic.backend import AnthropicBackend
 
-        found = AnthropicBackend(transport, enforce=config.enforce, notice=notice)
+        backend = AnthropicBackend(transport, enforce=config.enforce, notice=notice)
     elif kind == "bedrock":
         from bagent.backends.bedrock.backend import BedrockBackend
 
         if config.bedrock is None:
             raise UsageError("Bedrock is not set up", hint="write backend: bedrock://us-east-1")
-        found = BedrockBackend(config.bedrock, enforce=config.enforce, notice=notice)
+        backend = BedrockBackend(config.bedrock, enforce=config.enforce, notice=notice)
     else:
-        found = OpenAIBackend(
+        backend = OpenAIBackend(
             transport, enforce=config.enforce, batching=config.batching, notice=notice
         )
-    return found if config.keys is None else KeyRotatingBackend(found, config.keys)
+    return backend if config.keys is None else KeyRotatingBackend(backend, config.keys)
 
 
 def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:

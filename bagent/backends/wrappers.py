@@ -110,10 +110,10 @@ class KeyRotatingBackend:
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """Probe, and once more with a new key where the old one was refused."""
         used = self._keys.key
-        found = await self._inner.probe(self._with_key(endpoint), seconds)
-        if isinstance(found, Failure) and found.status == 401 and await self._keys.renew(used):
+        result = await self._inner.probe(self._with_key(endpoint), seconds)
+        if isinstance(result, Failure) and result.status == 401 and await self._keys.renew(used):
             return await self._inner.probe(self._with_key(endpoint), seconds)
-        return found
+        return result
 
     async def close(self) -> None:
         """Close all connections."""
@@ -124,12 +124,12 @@ class KeyRotatingBackend:
         key = self._keys.key
         if key == self._first:
             return endpoint
-        found = self._current.get(endpoint.name)
-        if found is None or found[0] != key:
+        cached = self._current.get(endpoint.name)
+        if cached is None or cached[0] != key:
             headers = with_key(endpoint.headers, self._first, key)
-            found = key, msgspec.structs.replace(endpoint, headers=headers)
-            self._current[endpoint.name] = found
-        return found[1]
+            cached = key, msgspec.structs.replace(endpoint, headers=headers)
+            self._current[endpoint.name] = cached
+        return cached[1]
 
 
 def _refused(exchange: Exchange) -> bool:
@@ -183,13 +183,13 @@ class SingleRequestBackend(ABC):
     ) -> Exchange:
         """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
         exchange = Exchange(results=[], sent=self._clock())
-        found = await self._send(endpoint, group[0], timeouts, exchange)
+        result = await self._send(endpoint, group[0], timeouts, exchange)
         exchange.done = self._clock()
-        exchange.results = [found]
+        exchange.results = [result]
         return exchange
 
     @abstractmethod
     async def _send(
-        self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
+        self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
         """Send one call; status and times are noted in ``exchange``."""

@@ -81,17 +81,17 @@ class AnthropicBatches(LearnedForms):
             raise ValueError("the API has no raw prompts, only messages")
         request = unpacked(request)
         settings = request.settings
-        for word in LEFT_OUT & settings.sampling.keys() - self._told:
-            self._told.add(word)
-            self._notice(f"Anthropic's API has no {word}: it is left out")
+        for parameter in LEFT_OUT & settings.sampling.keys() - self._told:
+            self._told.add(parameter)
+            self._notice(f"Anthropic's API has no {parameter}: it is left out")
         key = (settings.model or "", form, id(settings))
-        found = self._writers.get(key)
-        if found is None:
+        cached = self._writers.get(key)
+        if cached is None:
             if len(self._writers) >= 64:
                 self._writers.clear()
             writer = AnthropicWriter(key[0], form, SharedPrefix())
-            found = self._writers[key] = settings, writer
-        body = found[1].body(request, stream=False)
+            cached = self._writers[key] = settings, writer
+        body = cached[1].body(request, stream=False)
         return b'{"custom_id":"%s","params":' % name.encode() + body + b"}"
 
     def request_name(self, label: str, number: int) -> str:
@@ -120,10 +120,10 @@ class AnthropicBatches(LearnedForms):
                     continue
                 ours = True
                 if entry.get("processing_status") == "ended":
-                    told = await self._is_ours(str(entry["id"]), record)
-                    if isinstance(told, Failure):
-                        return told
-                    ours = told
+                    ours_or_failure = await self._is_ours(str(entry["id"]), record)
+                    if isinstance(ours_or_failure, Failure):
+                        return ours_or_failure
+                    ours = ours_or_failure
                 else:
                     record.doubtful = True
                 if ours:
@@ -149,41 +149,41 @@ class AnthropicBatches(LearnedForms):
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
         """POST all requests in one body, which is made from the file piece by piece."""
         size = record.bytes - 1 + len(_HEAD) + len(_TAIL)
-        made = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
-        if isinstance(made, Failure):
-            return made
-        if isinstance(made, dict) and isinstance(made.get("id"), str):
-            return str(made["id"])
-        words = shorten(encode_json(made), 200)
-        return Failure("bad_response", f"no id of a batch in the answer: {words}", True, 200)
+        created = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
+        if isinstance(created, Failure):
+            return created
+        if isinstance(created, dict) and isinstance(created.get("id"), str):
+            return str(created["id"])
+        excerpt = shorten(encode_json(created), 200)
+        return Failure("bad_response", f"no id of a batch in the answer: {excerpt}", True, 200)
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET the batch. Its counts stand still until it has ended."""
-        found = await self._web.get(f"{_PATH}/{record.batch_id}")
-        if isinstance(found, Failure):
-            return found
-        if not isinstance(found, dict) or not isinstance(found.get("processing_status"), str):
+        batch = await self._web.get(f"{_PATH}/{record.batch_id}")
+        if isinstance(batch, Failure):
+            return batch
+        if not isinstance(batch, dict) or not isinstance(batch.get("processing_status"), str):
             return Failure(
-                "bad_response", f"no batch: {shorten(encode_json(found), 200)}", True, 200
+                "bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200
             )
-        counts = _counts(found)
+        counts = _counts(batch)
         ended = sum(counts.values()) - counts.get("processing", 0)
-        look = BatchStatus(
-            word=found["processing_status"],
-            over=found["processing_status"] == "ended",
+        status = BatchStatus(
+            word=batch["processing_status"],
+            over=batch["processing_status"] == "ended",
             ended=ended,
             failed=ended - counts.get("succeeded", 0),
             outputs=("results",),
-            ended_at=_seconds(found.get("ended_at")),
+            ended_at=_seconds(batch.get("ended_at")),
         )
-        if look.over and record.doubtful:
+        if status.over and record.doubtful:
             ours = await self._is_ours(str(record.batch_id), record)
             if isinstance(ours, Failure):
                 return ours
             if not ours:
                 record.not_ours = (*record.not_ours, str(record.batch_id))
             record.doubtful = False
-        return look
+        return status
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """GET the answers: below the endpoint's own address, whatever address it names."""
@@ -214,24 +214,24 @@ def _result(result: dict[str, Any]) -> Reply | Failure:
             return reply_from_message(message)
         return Failure("bad_response", "a success without a message", True, 200)
     if kind in ("canceled", "expired"):
-        words = "was cancelled" if kind == "canceled" else "expired after 24 hours"
-        return Failure("timeout", f"the batch {words}", True)
+        reason = "was cancelled" if kind == "canceled" else "expired after 24 hours"
+        return Failure("timeout", f"the batch {reason}", True)
     error: Json = result.get("error") or {}
-    told = error_in(error if "error" in error else {"error": error})
-    status = _STATUS.get(told[2] if told else "", 502)
+    details = error_in(error if "error" in error else {"error": error})
+    status = _STATUS.get(details[2] if details else "", 502)
     return from_status(status, encode_json(error), {})
 
 
 async def _body(requests: Path, size: int) -> AsyncIterator[bytes]:
     """The lines of the file as one list; a line break becomes a comma, since texts hold none."""
     yield _HEAD
-    left = size - 1  # the last line break goes
+    remaining = size - 1  # the last line break goes
     with requests.open("rb") as handle:
-        while left > 0:
-            piece = handle.read(min(PIECE, left))
+        while remaining > 0:
+            piece = handle.read(min(PIECE, remaining))
             if not piece:
                 break
-            left -= len(piece)
+            remaining -= len(piece)
             yield piece.replace(b"\n", b",")
     yield _TAIL
 
@@ -243,8 +243,8 @@ def _counts(batch: dict[str, Any]) -> dict[str, int]:
     return {name: value for name, value in counts.items() if isinstance(value, int)}
 
 
-def _seconds(told: Json) -> float | None:
+def _seconds(timestamp: Json) -> float | None:
     try:
-        return datetime.fromisoformat(told).timestamp()
+        return datetime.fromisoformat(timestamp).timestamp()
     except (TypeError, ValueError):
         return None

@@ -85,7 +85,7 @@ class BedrockBatches(LearnedForms):
         self,
         endpoint: Endpoint,
         config: BedrockConfig,
-        place: S3Location,
+        location: S3Location,
         *,
         enforce: str,
         notice: Callable[[str], None],
@@ -93,7 +93,7 @@ class BedrockBatches(LearnedForms):
     ) -> None:
         super().__init__(endpoint, LIMITS, enforce, notice)
         self._config = config
-        self._place = place
+        self._place = location
         self._notice = notice
         self._told: set[str] = set()
         self._session = session
@@ -113,12 +113,12 @@ class BedrockBatches(LearnedForms):
         request = unpacked(request)
         if not request.settings.model:
             raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
-        for word in LEFT_OUT & request.settings.sampling.keys() - self._told:
-            self._told.add(word)
-            self._notice(f"Bedrock's Converse has no {word}: it is left out")
-        asked = converse_arguments(request, request.settings.model, form, _NoMarks())
-        del asked["modelId"]
-        return b'{"recordId":"%s","modelInput":' % name.encode() + encode_payload(asked) + b"}"
+        for parameter in LEFT_OUT & request.settings.sampling.keys() - self._told:
+            self._told.add(parameter)
+            self._notice(f"Bedrock's Converse has no {parameter}: it is left out")
+        arguments = converse_arguments(request, request.settings.model, form, _NoMarks())
+        del arguments["modelId"]
+        return b'{"recordId":"%s","modelInput":' % name.encode() + encode_payload(arguments) + b"}"
 
     def request_name(self, label: str, number: int) -> str:
         """The number in 11 digits: record ids have 11 characters."""
@@ -128,12 +128,12 @@ class BedrockBatches(LearnedForms):
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
         """Look for a job of this name."""
-        found = await self._ask(
+        listed = await self._ask(
             "bedrock", "list_model_invocation_jobs", {"nameContains": record.label}
         )
-        if isinstance(found, Failure):
-            return found
-        for job in found.get("invocationJobSummaries") or []:
+        if isinstance(listed, Failure):
+            return listed
+        for job in listed.get("invocationJobSummaries") or []:
             if job.get("jobName") == record.label:
                 return str(job["jobArn"])
         return None
@@ -151,25 +151,25 @@ class BedrockBatches(LearnedForms):
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
         """``CreateModelInvocationJob``, with the label as its token."""
-        place = self._place
-        source = {"s3Uri": place.address(f"{record.label}.jsonl"), "s3InputFormat": "JSONL"}
-        made = await self._ask(
+        location = self._place
+        source = {"s3Uri": location.address(f"{record.label}.jsonl"), "s3InputFormat": "JSONL"}
+        created = await self._ask(
             "bedrock",
             "create_model_invocation_job",
             {
                 "jobName": record.label,
                 "clientRequestToken": record.label,
-                "roleArn": place.role_arn,
+                "roleArn": location.role_arn,
                 "modelId": record.model,
                 "modelInvocationType": "Converse",
                 "inputDataConfig": {"s3InputDataConfig": source},
                 "outputDataConfig": {
-                    "s3OutputDataConfig": {"s3Uri": place.address(record.label) + "/"}
+                    "s3OutputDataConfig": {"s3Uri": location.address(record.label) + "/"}
                 },
                 "timeoutDurationInHours": HOURS,
             },
         )
-        return made if isinstance(made, Failure) else str(made["jobArn"])
+        return created if isinstance(created, Failure) else str(created["jobArn"])
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """``GetModelInvocationJob``; once it is over, where its answers lie."""
@@ -178,18 +178,18 @@ class BedrockBatches(LearnedForms):
         )
         if isinstance(job, Failure):
             return job
-        look = read_job(job)
-        if not look.over or look.faults:
-            return look
+        status = read_job(job)
+        if not status.over or status.faults:
+            return status
         folder = self._place.key(f"{record.label}/")
         listed = await self._ask(
             "s3", "list_objects_v2", {"Bucket": self._place.bucket, "Prefix": folder}
         )
         if isinstance(listed, Failure):
             return listed
-        keys = [str(one["Key"]) for one in listed.get("Contents") or []]
+        keys = [str(entry["Key"]) for entry in listed.get("Contents") or []]
         outputs = tuple(key for key in keys if key.endswith(".jsonl.out"))
-        return msgspec.structs.replace(look, outputs=outputs)
+        return msgspec.structs.replace(status, outputs=outputs)
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """Bring the output files into one."""
@@ -206,8 +206,8 @@ class BedrockBatches(LearnedForms):
                 os.fsync(out.fileno())
             partial_file.replace(into)
 
-        found = await self._run("s3", get)
-        return found if isinstance(found, Failure) else None
+        result = await self._run("s3", get)
+        return result if isinstance(result, Failure) else None
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
         """One line of an output file."""
@@ -245,12 +245,12 @@ class BedrockBatches(LearnedForms):
         failure = failure_of(error, f"AWS {service}")
         if failure is None:
             raise error
-        words = self._endpoint.without_secrets(failure.message)
-        return msgspec.structs.replace(failure, message=words)
+        message = self._endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=message)
 
     def _client(self, service: str) -> Any:
-        found = self._clients.get(service)
-        if found is None:
+        client = self._clients.get(service)
+        if client is None:
             import boto3
             from botocore.config import Config
 
@@ -262,30 +262,30 @@ class BedrockBatches(LearnedForms):
                 "user_agent_extra": "bagent",
             }
             if config.proxy is not None:
-                no = config.proxy == "none"
-                options["proxies"] = {} if no else {"http": config.proxy, "https": config.proxy}
+                direct = config.proxy == "none"
+                options["proxies"] = {} if direct else {"http": config.proxy, "https": config.proxy}
             if self._session is None:
                 self._session = boto3.session.Session(profile_name=config.profile)
-            found = self._clients[service] = self._session.client(
+            client = self._clients[service] = self._session.client(
                 service,
                 region_name=config.region,
                 verify=config.ca_file,
                 config=Config(**options),
             )
-        return found
+        return client
 
 
 def read_job(job: Mapping[str, Any]) -> BatchStatus:
     """A job as a look at it."""
-    word = str(job.get("status") or "")
+    status = str(job.get("status") or "")
     ended_at = job.get("endTime")
-    words = str(job.get("message") or "the job failed, and no reason was told")
+    message = str(job.get("message") or "the job failed, and no reason was told")
     return BatchStatus(
-        word=word,
-        over=word in OVER,
+        word=status,
+        over=status in OVER,
         ended=int(job.get("processedRecordCount") or 0),
         failed=int(job.get("errorRecordCount") or 0),
-        faults=(BatchError(words),) if word == "Failed" else (),
+        faults=(BatchError(message),) if status == "Failed" else (),
         ended_at=ended_at.timestamp() if ended_at is not None else None,
     )
 
@@ -304,16 +304,16 @@ def _result(value: dict[str, Any], model: str) -> Reply | Failure:
         return _error(error)
     if isinstance(output, dict) and isinstance(output.get("output"), dict):
         return read_answer(output, model)
-    words = shorten(encode_json(output), 200)
-    return Failure("bad_response", f"neither an answer nor an error: {words}", True, 200)
+    excerpt = shorten(encode_json(output), 200)
+    return Failure("bad_response", f"neither an answer nor an error: {excerpt}", True, 200)
 
 
 def _error(error: Json) -> Failure:
     code = error.get("errorCode") if isinstance(error, dict) else None
-    words = str(error.get("errorMessage") or code) if isinstance(error, dict) else str(error)
+    message = str(error.get("errorMessage") or code) if isinstance(error, dict) else str(error)
     status = _STATUS.get(str(code), 500)
     with suppress(ValueError):
         status = int(str(code))
-    if "expired" in words.lower() or "stopped" in words.lower():
-        return Failure("timeout", f"the batch ended before this row: {shorten(words)}", True)
-    return from_status(status, encode_json({"error": {"message": words}}), {})
+    if "expired" in message.lower() or "stopped" in message.lower():
+        return Failure("timeout", f"the batch ended before this row: {shorten(message)}", True)
+    return from_status(status, encode_json({"error": {"message": message}}), {})

@@ -141,52 +141,52 @@ class BatchBuilder:
             WriteError: the disk refuses.
         """
         group, form = self._service.group(request), self._service.form(request)
-        parcel = self._open.get(group)
-        if parcel is not None and (parcel.form != form or self._is_full(parcel, 0, weight, again)):
-            self._seal(parcel)
-            parcel = None
-        number = parcel.rows if parcel is not None else 0
-        label = self._label(parcel.number if parcel is not None else self._next)
+        writer = self._open.get(group)
+        if writer is not None and (writer.form != form or self._is_full(writer, 0, weight, again)):
+            self._seal(writer)
+            writer = None
+        number = writer.rows if writer is not None else 0
+        label = self._label(writer.number if writer is not None else self._next)
         line = self._service.line(request, form, self._service.request_name(label, number))
         if len(line) >= self._service.limits.bytes:
             raise ValueError(f"the request has {len(line):,} bytes, more than a batch may have")
-        if parcel is not None and self._is_full(parcel, len(line), weight, again):
-            self._seal(parcel)
+        if writer is not None and self._is_full(writer, len(line), weight, again):
+            self._seal(writer)
             return self.put(request, item, weight, again=again)
-        if parcel is None:
-            parcel = self._new(group, request)
-        parcel.add(line, item)
-        parcel.tokens += weight.tokens
-        parcel.most_usd += weight.usd
-        parcel.again += again
+        if writer is None:
+            writer = self._new(group, request)
+        writer.add(line, item)
+        writer.tokens += weight.tokens
+        writer.most_usd += weight.usd
+        writer.again += again
         return label, number
 
     def _new(self, group: str, request: Request) -> BatchFileWriter:
         if len(self._open) >= MOST_OPEN:
-            self._seal(max(self._open.values(), key=lambda one: one.rows))
+            self._seal(max(self._open.values(), key=lambda writer: writer.rows))
         files = BatchFiles(self._run_dir, self._label(self._next))
-        parcel = BatchFileWriter(files, self._next, group, self._service.form(request))
+        new_writer = BatchFileWriter(files, self._next, group, self._service.form(request))
         self._next += 1
-        self._open[group] = parcel
-        return parcel
+        self._open[group] = new_writer
+        return new_writer
 
     def _label(self, number: int) -> str:
         return f"{self._prefix}-{self._part}-{number}"
 
     def _is_full(
-        self, parcel: BatchFileWriter, size: int, weight: RequestCost, again: bool
+        self, writer: BatchFileWriter, size: int, weight: RequestCost, again: bool
     ) -> bool:
         limits, bounds = self._service.limits, self._bounds
-        if parcel.rows >= min(limits.rows, bounds.rows or limits.rows):
+        if writer.rows >= min(limits.rows, bounds.rows or limits.rows):
             return True
-        if parcel.bytes + size + 1 > limits.bytes:
+        if writer.bytes + size + 1 > limits.bytes:
             return True
-        tokens = bounds.tokens(parcel.group)
-        if tokens is not None and parcel.tokens + weight.tokens > tokens:
+        tokens = bounds.tokens(writer.group)
+        if tokens is not None and writer.tokens + weight.tokens > tokens:
             return True
         # Rows that go again are there, whatever is left to pay for them: one batch will do.
         usd = None if again else bounds.usd()
-        return usd is not None and parcel.most_usd + weight.usd > usd
+        return usd is not None and writer.most_usd + weight.usd > usd
 
     # --- equal requests ---------------------------------------------------------------------------
 
@@ -198,12 +198,12 @@ class BatchBuilder:
 
     def leader(self, request_hash: int | None) -> tuple[str, int] | None:
         """The batch and the number of an equal request whose answer is still to come."""
-        found = None if request_hash is None else self._recent.get(request_hash)
-        if found is None:
+        packed = None if request_hash is None else self._recent.get(request_hash)
+        if packed is None:
             return None
-        batch, number = found >> _BITS, found & ((1 << _BITS) - 1)
+        batch, number = packed >> _BITS, packed & ((1 << _BITS) - 1)
         record = self.ledgers[self._part].records.get(batch)
-        is_open = any(one.number == batch for one in self._open.values())
+        is_open = any(writer.number == batch for writer in self._open.values())
         if is_open or (record is not None and record.state in ("sealed", "sending", "waiting")):
             return self._label(batch), number
         return None
@@ -226,35 +226,35 @@ class BatchBuilder:
     @property
     def open_rows(self) -> int:
         """How many rows those are."""
-        return sum(parcel.rows for parcel in self._open.values())
+        return sum(writer.rows for writer in self._open.values())
 
     @property
     def open_again(self) -> bool:
         """Whether some of those stood in an earlier batch."""
-        return any(parcel.again for parcel in (*self._open.values(), *self._small))
+        return any(writer.again for writer in (*self._open.values(), *self._small))
 
     def seal_all(self) -> None:
         """Seal every open batch."""
-        for parcel in list(self._open.values()):
-            self._seal(parcel)
+        for writer in list(self._open.values()):
+            self._seal(writer)
 
-    def _seal(self, parcel: BatchFileWriter) -> None:
-        del self._open[parcel.group]
-        parcel.seal()
+    def _seal(self, writer: BatchFileWriter) -> None:
+        del self._open[writer.group]
+        writer.seal()
         self.seals += 1
-        if parcel.rows < self._service.limits.least:
-            self._small.append(parcel)
+        if writer.rows < self._service.limits.least:
+            self._small.append(writer)
             return
         record = BatchRecord(
-            number=parcel.number,
-            label=self._label(parcel.number),
+            number=writer.number,
+            label=self._label(writer.number),
             part=self._part,
-            group=parcel.group,
-            rows=parcel.rows,
-            bytes=parcel.bytes,
-            tokens=parcel.tokens,
-            form=parcel.form,
-            most_usd=parcel.most_usd or None,
+            group=writer.group,
+            rows=writer.rows,
+            bytes=writer.bytes,
+            tokens=writer.tokens,
+            form=writer.form,
+            most_usd=writer.most_usd or None,
         )
         self.save(record)
 
@@ -266,8 +266,8 @@ class BatchBuilder:
 
     def drop_open(self) -> None:
         """Forget what is not sealed: its rows come again."""
-        for parcel in (*self._open.values(), *self._small):
-            parcel.drop()
+        for writer in (*self._open.values(), *self._small):
+            writer.drop()
         self._open.clear()
         self._small.clear()
 

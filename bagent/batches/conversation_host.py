@@ -74,9 +74,9 @@ class BatchRows:
         call = conversation.open()
         if call is None:
             return
-        found = self._tools.sharing.answer_for(conversation)
-        if found is not None:
-            self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
+        earlier = self._tools.sharing.answer_for(conversation)
+        if earlier is not None:
+            self.finish(conversation, copy_outcome(conversation, earlier, self.now(), earlier.key))
             return
         leader = self._spool.leader(conversation.request_hash) if self._tools.dedupe else None
         if leader is not None:
@@ -106,8 +106,10 @@ class BatchRows:
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
             size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
-            asked = item.kept.max_tokens or UNLIMITED
-            most += 0.0 if price is None else price.at_most(self.plan.budget.whole(size), asked)
+            max_tokens = item.kept.max_tokens or UNLIMITED
+            most += (
+                0.0 if price is None else price.at_most(self.plan.budget.whole(size), max_tokens)
+            )
         return most
 
     async def send_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:

@@ -109,16 +109,16 @@ class Web:
 
     async def first_line(self, path: str) -> bytes | Failure:
         """The first line of what GET gives."""
-        found = bytearray()
+        received = bytearray()
 
         async def read(response: aiohttp.ClientResponse) -> None:
             async for piece in response.content.iter_chunked(PIECE):
-                found.extend(piece)
+                received.extend(piece)
                 if b"\n" in piece:
                     return
 
         failure = await self._ask("GET", path, None, read)
-        return failure or bytes(found.partition(b"\n")[0])
+        return failure or bytes(received.partition(b"\n")[0])
 
     async def _json(self, method: str, path: str, body: Body | None) -> Json | Failure:
         raw = bytearray()
@@ -172,8 +172,8 @@ class Web:
                 failure = from_status(response.status, text, response.headers)
         except NETWORK_ERRORS as error:
             failure = network_failure(error, endpoint, self._timeouts)
-        words = endpoint.without_secrets(failure.message)
-        return msgspec.structs.replace(failure, message=words)
+        message = endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=message)
 
     def _keyed(self) -> Endpoint:
         if self._keys is None or self._keys.key == self._first:

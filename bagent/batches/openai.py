@@ -115,8 +115,8 @@ class OpenAIBatches(LearnedForms):
             for entry in entries:
                 if _is_made_of(entry, record):
                     return str(entry.get("id"))
-            made = [float(entry.get("created_at") or 0.0) for entry in entries]
-            if not entries or not page.get("has_more") or min(made) < oldest:
+            created = [float(entry.get("created_at") or 0.0) for entry in entries]
+            if not entries or not page.get("has_more") or min(created) < oldest:
                 return None
             after = f"&after={entries[-1].get('id')}"
 
@@ -137,8 +137,8 @@ class OpenAIBatches(LearnedForms):
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET ``/batches/ID``."""
-        found = await self._web.get(f"/batches/{record.batch_id}")
-        return found if isinstance(found, Failure) else read_batch(found)
+        batch = await self._web.get(f"/batches/{record.batch_id}")
+        return batch if isinstance(batch, Failure) else read_batch(batch)
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """GET the file of answers and the file of errors, of which either may be missing."""
@@ -157,30 +157,30 @@ def read_batch(batch: Json) -> BatchStatus | Failure:
     """A batch object as a look at it."""
     if not isinstance(batch, dict) or not isinstance(batch.get("status"), str):
         return Failure("bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200)
-    word = batch["status"]
+    status = batch["status"]
     counts = batch.get("request_counts")
     counts = counts if isinstance(counts, dict) else {}
     outputs = (batch.get("output_file_id"), batch.get("error_file_id"))
-    listed = (batch.get("errors") or {}).get("data") or []
+    errors = (batch.get("errors") or {}).get("data") or []
     faults = tuple(
         BatchError(
-            str(one.get("message") or one.get("code") or "refused"),
-            str(one.get("code") or ""),
-              one.get("line") if isinstance(one.get("line"), int) else None,
+            str(entry.get("message") or entry.get("code") or "refused"),
+            str(entry.get("code") or ""),
+              entry.get("line") if isinstance(entry.get("line"), int) else None,
         )
-        for one in listed if isinstance(one, dict)
+        for entry in errors if isinstance(entry, dict)
     )  # fmt: skip
-    if word == "failed" and not faults:
+    if status == "failed" and not faults:
         faults = (BatchError("the batch failed, and no reason was told"),)
     completed, failed = (int(counts.get(name) or 0) for name in ("completed", "failed"))
-    ended_at = batch.get(f"{word}_at")
+    ended_at = batch.get(f"{status}_at")
     return BatchStatus(
-        word=word,
-        over=word in OVER,
+        word=status,
+        over=status in OVER,
         ended=completed + failed,
         failed=failed,
-        outputs=tuple(str(one) for one in outputs if one),
-        faults=faults if word == "failed" else (),
+        outputs=tuple(str(entry) for entry in outputs if entry),
+        faults=faults if status == "failed" else (),
         ended_at=float(ended_at) if isinstance(ended_at, int | float) else None,
     )
 
@@ -208,31 +208,31 @@ def read_line(line: bytes, path: str = CHAT) -> Answer:
     It is good only with a status from 200 to 299 and no error, above or in the body.
     """
     try:
-        found = _decode_line(line)
+        parsed = _decode_line(line)
     except (msgspec.DecodeError, UnicodeError):
-        found = _slowly(line)
-    response = found.response
-    if response is not None and found.error in (None, {}) and 200 <= response.status_code < 300:
-        return found.custom_id, read_by_route(path, bytes(response.body), _JSON)
+        parsed = _slowly(line)
+    response = parsed.response
+    if response is not None and parsed.error in (None, {}) and 200 <= response.status_code < 300:
+        return parsed.custom_id, read_by_route(path, bytes(response.body), _JSON)
     if response is not None and response.status_code >= 300:
         text = bytes(response.body)
         if text in (b"null", b""):
-            text = encode_json({"error": found.error}).encode()
-        return found.custom_id, from_status(
+            text = encode_json({"error": parsed.error}).encode()
+        return parsed.custom_id, from_status(
             response.status_code, text.decode("utf-8", "replace"), {}
         )
-    return found.custom_id, _no_response(found.error)
+    return parsed.custom_id, _no_response(parsed.error)
 
 
 def _slowly(line: bytes) -> _Line:
     value = decode_json(line)
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
         raise ValueError("no custom_id")
-    told = value.get("response")
+    raw_response = value.get("response")
     response = None
-    if isinstance(told, dict):
-        status = told.get("status_code")
-        body = msgspec.Raw(encode_json(told.get("body")).encode())
+    if isinstance(raw_response, dict):
+        status = raw_response.get("status_code")
+        body = msgspec.Raw(encode_json(raw_response.get("body")).encode())
         response = _Response(status if isinstance(status, int) else 0, body)
     return _Line(value["custom_id"], response, value.get("error"))
 
@@ -240,11 +240,11 @@ def _slowly(line: bytes) -> _Line:
 def _no_response(error: Json) -> Failure:
     """What stands for a request that was never made."""
     code = str(error.get("code") or "") if isinstance(error, dict) else ""
-    words = str(error.get("message") or code) if isinstance(error, dict) else str(error)
+    message = str(error.get("message") or code) if isinstance(error, dict) else str(error)
     if "expired" in code:
-        return Failure("timeout", f"the batch expired: {shorten(words)}", True)
+        return Failure("timeout", f"the batch expired: {shorten(message)}", True)
     if "cancel" in code:
-        return Failure("timeout", f"the batch was cancelled: {shorten(words)}", True)
+        return Failure("timeout", f"the batch was cancelled: {shorten(message)}", True)
     failure = from_body_error({"error": error}, {}) if error else None
     return failure or Failure("bad_response", "neither an answer nor an error", True)
 
@@ -259,14 +259,14 @@ def _is_made_of(entry: dict[str, Any], record: BatchRecord) -> bool:
 
 def _entries(page: Json) -> list[dict[str, Any]]:
     data = page.get("data") if isinstance(page, dict) else None
-    return [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
-def _id_of(made: Json | Failure, what: str) -> str | Failure:
-    if isinstance(made, Failure):
-        return made
-    found = made.get("id") if isinstance(made, dict) else None
-    if isinstance(found, str) and found:
-        return found
-    words = shorten(encode_json(made), 200)
-    return Failure("bad_response", f"no id of {what} in the answer: {words}", True, 200)
+def _id_of(created: Json | Failure, what: str) -> str | Failure:
+    if isinstance(created, Failure):
+        return created
+    object_id = created.get("id") if isinstance(created, dict) else None
+    if isinstance(object_id, str) and object_id:
+        return object_id
+    excerpt = shorten(encode_json(created), 200)
+    return Failure("bad_response", f"no id of {what} in the answer: {excerpt}", True, 200)

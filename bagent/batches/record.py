@@ -115,25 +115,25 @@ def ledger_path(run_dir: Path, part: str) -> Path:
 
 def parts_of(run_dir: Path) -> list[str]:
     """The parts of a run that have a ledger."""
-    found = (_NAME.fullmatch(path.name) for path in (run_dir / "journal").glob("batches-*.jsonl"))
-    return sorted(match[1] for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in (run_dir / "journal").glob("batches-*.jsonl"))
+    return sorted(match[1] for match in matches if match)
 
 
 def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
     """The batches of one ledger as they stand, by number; a torn last line is left out."""
-    found: dict[int, BatchRecord] = {}
+    records: dict[int, BatchRecord] = {}
     try:
         lines = read_inside(path).split(b"\n")
     except FileNotFoundError:
-        return found
+        return records
     for number, line in enumerate(lines[:-1], 1):
         try:
             record = _decode(line)
         except msgspec.DecodeError:
             report(f"{path}:{number}: a broken line, left out")
             continue
-        found[record.number] = record
-    return found
+        records[record.number] = record
+    return records
 
 
 class Ledger:
@@ -234,15 +234,15 @@ def standing(run_dir: Path, report: Report) -> list[str]:
 
 def outstanding_warning(run_dir: Path) -> str:
     """Words about batches of a run that is put aside and that the provider goes on with, if any."""
-    found = [
+    batch_ids = [
         record.batch_id
         for record in all_records(run_dir, lambda _: None)
         if record.state == "waiting"
     ]
-    if not found:
+    if not batch_ids:
         return ""
-    more = ", ..." if len(found) > 3 else ""
-    listed = f"{', '.join(map(str, found[:3]))}{more}"
+    more = ", ..." if len(batch_ids) > 3 else ""
+    listed = f"{', '.join(map(str, batch_ids[:3]))}{more}"
     return f"its batches are still with the provider, which will bill them: {listed}"
 
 

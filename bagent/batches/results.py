@@ -62,11 +62,15 @@ class ResultReader:
         self.cost: float | None = 0.0
         self.foreign = 0
         self._failures: dict[int, Failure] = {}
-        sent = record.sent_at or rows.now()
+        sent_at = record.sent_at or rows.now()
         self._delivery = Delivery(
-            service.name, record.batch_id or record.label, sent, record.ended_at or rows.now(), 0.0
+            service.name,
+            record.batch_id or record.label,
+            sent_at,
+            record.ended_at or rows.now(),
+            0.0,
         )
-        self._exchange = Exchange([MISSING] * record.rows, sent, done=self._delivery.done)
+        self._exchange = Exchange([MISSING] * record.rows, sent_at, done=self._delivery.done)
 
     async def answers(self) -> None:
         """Take what was fetched; rows without an answer go into a later batch."""
@@ -130,9 +134,9 @@ class ResultReader:
         if rows.ended is not None:
             rows.copy_to(copies, rows.ended[0])
         elif rows.placed is not None:
-            label, place = rows.placed
+            label, line_number = rows.placed
             for copy in copies:
-                copy.of = place
+                copy.of = line_number
                 self._spool.copy(label, copy)
         else:
             for copy in copies:
@@ -178,6 +182,6 @@ class ResultReader:
             if call.counted <= self._rules.retries:
                 rows.send(conversation, call)
                 return
-            words = f"{failure.message} ({call.counted} tries)"
-            failure = msgspec.structs.replace(failure, message=words)
+            message = f"{failure.message} ({call.counted} tries)"
+            failure = msgspec.structs.replace(failure, message=message)
             conversation.failed(call, failure, self._delivery)

@@ -79,26 +79,26 @@ class BatchSubmitter:
             NeedsPerson: the account cannot pay, or the key or the batch is refused.
             StoppedEarly: nothing was heard for long.
         """
-        found: str | Failure | None = None
+        batch_id: str | Failure | None = None
         if record.state == "sending" and record.file_id is not None:
-            found = await self._service.find(record)
-            if isinstance(found, Failure):
-                self.trouble(record, found)
+            batch_id = await self._service.find(record)
+            if isinstance(batch_id, Failure):
+                self.trouble(record, batch_id)
                 return
-            if found is None and self._may_appear(record):
+            if batch_id is None and self._may_appear(record):
                 return
-        if found is None:
+        if batch_id is None:
             record.state, record.sent_at = "sending", round(self._tools.clock(), 3)
             self._spool.save(record)
-            found = await self._make(record)
-        elif isinstance(found, str):
-            self._note_id(record, found)
-        if isinstance(found, Failure):
-            self._not_sent(record, found)
+            batch_id = await self._make(record)
+        elif isinstance(batch_id, str):
+            self._note_id(record, batch_id)
+        if isinstance(batch_id, Failure):
+            self._not_sent(record, batch_id)
             return
         self._desk.quota(record.group).taken()
         self._desk.went_well(record, self._heard_now())
-        self._tools.notice(f"batch {record.number} is {found}: {record.rows:,} rows")
+        self._tools.notice(f"batch {record.number} is {batch_id}: {record.rows:,} rows")
 
     def _may_appear(self, record: BatchRecord) -> bool:
         """Whether a batch that was not found is too young to be made again; then it waits."""
@@ -123,10 +123,10 @@ class BatchSubmitter:
 
     async def _create(self, record: BatchRecord, requests: Path) -> str | Failure:
         """Make the batch and note its id, also where the run is stopped meanwhile."""
-        found = await self._service.create(record, requests)
-        if isinstance(found, str):
-            self._note_id(record, found)
-        return found
+        batch_id = await self._service.create(record, requests)
+        if isinstance(batch_id, str):
+            self._note_id(record, batch_id)
+        return batch_id
 
     def _note_id(self, record: BatchRecord, batch_id: str) -> None:
         record.state, record.batch_id, record.word = "waiting", batch_id, ""
@@ -146,11 +146,11 @@ class BatchSubmitter:
             return
         self.trouble(record, failure)
 
-    def wait_for_quota(self, record: BatchRecord, words: str) -> None:
+    def wait_for_quota(self, record: BatchRecord, message: str) -> None:
         """A batch was refused since too much is with the provider: that is no error."""
         out = self._desk.out(self._spool.records, record)
-        self._desk.refused(record, words, out, self._tools.clock())
-        self._tools.notice(f"batch {record.number} waits: {words}")
+        self._desk.refused(record, message, out, self._tools.clock())
+        self._tools.notice(f"batch {record.number} waits: {message}")
 
     def trouble(self, record: BatchRecord, failure: Failure) -> None:
         """Put a step off, or end the run where waiting is no cure.
@@ -179,10 +179,10 @@ class BatchSubmitter:
 
     async def look(self, record: BatchRecord) -> None:
         """See how a batch stands; raises as :meth:`trouble`."""
-        found = await self._service.look(record)
+        status = await self._service.look(record)
         now = self._tools.clock()
-        if isinstance(found, Failure):
-            self.trouble(record, found)
+        if isinstance(status, Failure):
+            self.trouble(record, status)
             return
         self._heard_now()
         if record.batch_id in record.not_ours:
@@ -190,28 +190,28 @@ class BatchSubmitter:
             self._spool.save(record)
             self._desk.went_well(record, now)
             return
-        changed = (found.word, found.ended, found.failed) != (
+        changed = (status.word, status.ended, status.failed) != (
             record.word,
             record.ended,
             record.failed,
         )
-        news = found.word != record.word
-        self._take_look(record, found, now)
-        if changed or found.over:
-            self._spool.save(record, sync=found.over)
+        news = status.word != record.word
+        self._take_look(record, status, now)
+        if changed or status.over:
+            self._spool.save(record, sync=status.over)
         if news:  # told once it is noted: a run killed here knows what people were told
-            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {found.word}")
+            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {status.word}")
         self._desk.went_well(record, now)
-        if found.word in _AT_WORK and not record.doubtful:
+        if status.word in _AT_WORK and not record.doubtful:
             with suppress(OSError):
                 self._spool.files(record).requests.unlink()
 
-    def _take_look(self, record: BatchRecord, found: BatchStatus, now: float) -> None:
-        record.word, record.ended, record.failed = found.word, found.ended, found.failed
+    def _take_look(self, record: BatchRecord, status: BatchStatus, now: float) -> None:
+        record.word, record.ended, record.failed = status.word, status.ended, status.failed
         record.looked_at = round(now, 3)
-        if found.over:
-            record.state, record.outputs, record.faults = "ended", found.outputs, found.faults
-            record.ended_at = round(found.ended_at or now, 3)
+        if status.over:
+            record.state, record.outputs, record.faults = "ended", status.outputs, status.faults
+            record.ended_at = round(status.ended_at or now, 3)
 
 
 UNSENT = 2
@@ -296,18 +296,18 @@ class BatchEngine:
         return out, here + self._spool.open_rows
 
     def _tell_left(self) -> None:
-        left = [record for record in self._spool.records if record.state == "waiting"]
-        if left:
-            count = f"{len(left)} batches stay" if len(left) > 1 else "1 batch stays"
-            rows = sum(record.rows for record in left)
+        waiting = [record for record in self._spool.records if record.state == "waiting"]
+        if waiting:
+            count = f"{len(waiting)} batches stay" if len(waiting) > 1 else "1 batch stays"
+            rows = sum(record.rows for record in waiting)
             self._notice(
                 f"{count} with the provider ({rows:,} rows); the same command goes on with"
-                f" {'them' if len(left) > 1 else 'it'}"
+                f" {'them' if len(waiting) > 1 else 'it'}"
             )
 
     def _next(self) -> Action:
         settling = {record.label for record in self._settling}
-        records = [one for one in self._spool.records if one.label not in settling]
+        records = [record for record in self._spool.records if record.label not in settling]
         feed = InputState(self._fed, self._spool.open)
         return self._desk.next(records, feed, self._spool.spent, self._clock())
 
@@ -354,9 +354,9 @@ class BatchEngine:
             await self._split(record)
 
     async def _wait(self, until: float | None) -> None:
-        left = None if until is None else max(0.0, until - self._clock())
+        seconds = None if until is None else max(0.0, until - self._clock())
         if not self._changed.is_set():
-            await self._tools.pause(self._changed, left)
+            await self._tools.pause(self._changed, seconds)
         self._changed.clear()
 
     def _broke(self) -> None:
@@ -395,8 +395,8 @@ class BatchEngine:
         await reading.answers()
         record.cost_usd = reading.cost
         if reading.foreign:
-            words = f"batch {record.number}: {reading.foreign:,} lines are no answers to its rows"
-            self._notice(words)
+            message = f"batch {record.number}: {reading.foreign:,} lines are no answers to its rows"
+            self._notice(message)
         await self._read_whole(record)
         if reading.refusal is not None:
             self._spool.seal_all()
@@ -408,11 +408,11 @@ class BatchEngine:
 
     async def _refused(self, record: BatchRecord) -> None:
         """A batch was refused before any of it was done: for its size, its lines, or its kind."""
-        words = "; ".join(fault.message for fault in record.faults[:3])
+        message = "; ".join(fault.message for fault in record.faults[:3])
         if any(is_quota(f"{fault.code} {fault.message}") for fault in record.faults):
             record.state, record.batch_id, record.faults = "sealed", None, ()
             self._spool.save(record)
-            self._post.wait_for_quota(record, words)
+            self._post.wait_for_quota(record, message)
             return
         faults = {
             fault.line - 1: Failure("rejected", f"{fault.message} ({fault.code or 'refused'})")
@@ -423,7 +423,7 @@ class BatchEngine:
             record.state, record.batch_id, record.file_id = "sealed", None, None
             record.faults = ()
             self._spool.save(record)
-            raise NeedsPerson(f"batch {record.number} was refused: {words}", hint=LOOK_HINT)
+            raise NeedsPerson(f"batch {record.number} was refused: {message}", hint=LOOK_HINT)
         await self._reading(record).again(faults)
         record.cost_usd = 0.0
         await self._read_whole(record)

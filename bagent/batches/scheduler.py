@@ -39,9 +39,9 @@ _QUOTA = re.compile(
 _LIMIT = re.compile(r"limit:?\s*([\d,]{3,})\s*(enqueued|tokens)", re.IGNORECASE)
 
 
-def is_quota(words: str) -> bool:
+def is_quota(message: str) -> bool:
     """Whether a refusal says that too much is with the provider already: waiting is the cure."""
-    return bool(_QUOTA.search(words))
+    return bool(_QUOTA.search(message))
 
 
 class EnqueuedTokenQuota:
@@ -70,14 +70,14 @@ class EnqueuedTokenQuota:
         """Whether a batch of so many tokens can never be taken."""
         return self.cap is not None and tokens > self.cap and (self._told or self._alone >= ALONE)
 
-    def refused(self, words: str, tokens: int, out: int, now: float) -> None:
+    def refused(self, message: str, tokens: int, out: int, now: float) -> None:
         """A batch was refused while ``out`` other tokens of ours were with the provider."""
         self._out_then = out
         self._again_at = now + self._wait
         self._wait = min(LONGEST_WAIT, 2 * self._wait)
-        told = _LIMIT.search(words)
-        if told is not None:
-            self._told, self.cap = True, max(1, int(int(told[1].replace(",", "")) * SHARE))
+        limit = _LIMIT.search(message)
+        if limit is not None:
+            self._told, self.cap = True, max(1, int(int(limit[1].replace(",", "")) * SHARE))
         elif out:
             self.cap = max(self.cap or 0, out)
         else:
@@ -174,7 +174,7 @@ class ProviderBatchScheduler:
     def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Action:
         until: float | None = None
         broke = False
-        held: set[str] = set()
+        blocked_models: set[str] = set()
         for record in records:
             if record.state not in ("sealed", "sending"):
                 continue
@@ -183,13 +183,13 @@ class ProviderBatchScheduler:
                 continue
             if record.state == "sending":
                 return Action("send", record)
-            if record.model in held:
+            if record.model in blocked_models:
                 continue
             quota, out = self.quota(record.group), self.out(records, record)
             if quota.too_large(record.tokens) and record.rows > 1:
                 return Action("split", record)
             if not quota.admits(record.tokens, out, now):
-                held.add(record.model)
+                blocked_models.add(record.model)
                 if quota.again_at > now:
                     until = _sooner(until, quota.again_at)
             elif not self.affords(records, record.most_usd or 0.0, spent):
@@ -226,7 +226,9 @@ class ProviderBatchScheduler:
         age = 0.0 if record.sent_at is None else now - record.sent_at
         self._due[record.label] = now + min(LONGEST_LOOK, max(FIRST_LOOK, LOOK_SHARE * age))
 
-    def went_wrong(self, record: BatchRecord, now: float, told: float | None = None) -> float:
+    def went_wrong(
+        self, record: BatchRecord, now: float, retry_after: float | None = None
+    ) -> float:
         """A step failed for a passing reason: how many seconds it is put off.
 
         Args:
@@ -234,18 +236,18 @@ class ProviderBatchScheduler:
         """
         pause = self._pauses.get(record.label, FIRST_PAUSE)
         self._pauses[record.label] = min(LONGEST_PAUSE, 2 * pause)
-        wait = pause if told is None else max(told, 0.1)
+        wait = pause if retry_after is None else max(retry_after, 0.1)
         self._due[record.label] = now + wait
         return wait
 
-    def refused(self, record: BatchRecord, words: str, out: int, now: float) -> None:
+    def refused(self, record: BatchRecord, message: str, out: int, now: float) -> None:
         """A batch was refused for want of quota: it waits."""
-        self.quota(record.group).refused(words, record.tokens, out, now)
+        self.quota(record.group).refused(message, record.tokens, out, now)
         self._due.pop(record.label, None)
 
     def _is_due(self, record: BatchRecord, now: float) -> bool:
         return now >= self._due.get(record.label, now)
 
 
-def _sooner(one: float | None, other: float) -> float:
-    return other if one is None else min(one, other)
+def _sooner(first: float | None, second: float) -> float:
+    return second if first is None else min(first, second)

@@ -54,24 +54,24 @@ class AnthropicBackend(SingleRequestBackend):
         self._told: set[str] = set()
 
     async def _send(
-        self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
+        self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
         try:
-            request = self._as_chat(asked)
-            form = self._forms.of(endpoint, request)
-            stream = request.stream and form.stream
-            body = self._writer(endpoint, request, form).body(request, stream=stream)
+            chat = self._as_chat(request)
+            form = self._forms.of(endpoint, chat)
+            stream = chat.stream and form.stream
+            body = self._writer(endpoint, chat, form).body(chat, stream=stream)
         except ValueError as error:
             return Failure("rejected", f"not sent to {endpoint.name}: {error}")
         reader = None
         if stream:
-            on_call = request.watch() if request.watch else None
+            on_call = chat.watch() if chat.watch else None
             reader = AnthropicStream(exchange.sent, self._clock, on_call)
-        post = HttpRequest(endpoint, "/messages", body, timeouts, request.began)
-        found = await self._http.send(post, exchange, read_message, reader)
-        if isinstance(found, Failure) and exchange.status is not None:
-            exchange.learned = self._forms.learn(endpoint, request, found, form)
-        return found
+        http_request = HttpRequest(endpoint, "/messages", body, timeouts, chat.began)
+        result = await self._http.send(http_request, exchange, read_message, reader)
+        if isinstance(result, Failure) and exchange.status is not None:
+            exchange.learned = self._forms.learn(endpoint, chat, result, form)
+        return result
 
     def _as_chat(self, request: Request) -> Request:
         if request.prompt is not None:
@@ -88,25 +88,25 @@ class AnthropicBackend(SingleRequestBackend):
         if self._enforce == "prompt":
             form = Form(False, form.completion_limit, form.stream, form.without)
         key = (model, form, id(settings))
-        found = self._writers.get(key)
-        if found is None:
+        cached = self._writers.get(key)
+        if cached is None:
             if len(self._writers) >= MOST_WRITERS:
                 self._writers.clear()
             # The settings are kept with it, so that their id stays theirs.
-            found = settings, AnthropicWriter(model, form, SharedPrefix())
-            self._writers[key] = found
-        return found[1]
+            cached = settings, AnthropicWriter(model, form, SharedPrefix())
+            self._writers[key] = cached
+        return cached[1]
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``. Of a list of several models none is the endpoint's own: the job has to
         choose. A missing route is no failure."""
-        found = await learn_models(self._transport, endpoint, seconds)
-        if isinstance(found, Failure) or not found.models_route:
-            return found
-        if len(found.models) == 1:
-            self._served[endpoint.name] = found.models[0]
-            return found
-        return Capabilities(engine=found.engine, models_route=True)
+        capabilities = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(capabilities, Failure) or not capabilities.models_route:
+            return capabilities
+        if len(capabilities.models) == 1:
+            self._served[endpoint.name] = capabilities.models[0]
+            return capabilities
+        return Capabilities(engine=capabilities.engine, models_route=True)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -72,20 +72,20 @@ class AnthropicWriter:
         Raises:
             ValueError: the API has no way to say what the request holds.
         """
-        talk = read_conversation(request.messages or [], typed=True)
-        if not talk.turns:
+        conversation = read_conversation(request.messages or [], typed=True)
+        if not conversation.turns:
             raise ValueError("a prompt needs a user message, not only system text")
         head, tools_size = self._kept_head(request.settings)
         fields = dict(head)
         fields.setdefault("max_tokens", request.max_tokens or MAX_TOKENS)
-        system = list(talk.system)
+        system = list(conversation.system)
         output = request.settings.output
         if output is not None and not self._form.native_schema:
             # Where the schema stands in the prompt already it is not told twice.
-            words = schema_text(output.document)
+            instruction = schema_text(output.document)
             if not any(output.document.decode() in text for text in system):
-                system.append(words)
-        first = talk.turns[0].parts[0]
+                system.append(instruction)
+        first = conversation.turns[0].parts[0]
         user = first.text if isinstance(first, TextPart) else ""
         marks = self._shared.look(tools_size, "\n\n".join(system), user)
         if system:
@@ -95,7 +95,7 @@ class AnthropicWriter:
             fields["system"] = blocks
         elif marks.system and "tools" in fields:
             fields["tools"] = [*fields["tools"][:-1], _marked(fields["tools"][-1])]
-        fields["messages"] = _messages(talk, marks, goes_on="tools" in fields)
+        fields["messages"] = _messages(conversation, marks, goes_on="tools" in fields)
         if request.tool_choice is not None and "tools" in fields:
             fields.setdefault("tool_choice", tool_choice(request.tool_choice))
         if stream:
@@ -150,14 +150,14 @@ def tool_definition(tool: Json) -> dict[str, Json]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return dict(tool)
-    found = {
+    definition = {
         "name": function.get("name"),
         "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
     }
     for name in ("description", "strict"):
         if function.get(name) is not None:
-            found[name] = function[name]
-    return found
+            definition[name] = function[name]
+    return definition
 
 
 def tool_choice(value: Json) -> Json:
@@ -169,9 +169,9 @@ def tool_choice(value: Json) -> Json:
     return value
 
 
-def _messages(talk: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
+def _messages(conversation: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    for turn in talk.turns:
+    for turn in conversation.turns:
         blocks = [_block(part) for part in turn.parts]
         messages.append({"role": turn.role, "content": blocks})
     first = messages[0]["content"]
@@ -229,11 +229,13 @@ def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> R
             return failure
         if isinstance(body, dict) and isinstance(body.get("content"), list):
             return reply_from_message(body)
-        what = "no message"
+        problem = "no message"
     except ValueError:
-        what = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
-    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+        problem = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
+    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure(
+        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
+    )
 
 
 def _is_error(body: Json) -> bool:
@@ -253,7 +255,9 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
     refusal = details.get("explanation") if isinstance(details, dict) else None
     plain = all(block.get("type") == "text" for block in blocks)
     # The API gives blank texts and refuses to take them back.
-    kept = [b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()]
+    returned_blocks = [
+        b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()
+    ]
     return Reply(
         text="".join(texts) if texts else None,
         finish_reason=finish_word(body.get("stop_reason")),
@@ -264,7 +268,7 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
         usage=read_usage(body.get("usage")),
         ttft_ms=ttft_ms,
         request_id=optional_text(body.get("id")),
-        blocks=None if plain else kept,
+        blocks=None if plain else returned_blocks,
     )
 
 
@@ -276,11 +280,13 @@ def _answering_model(blocks: list[dict[str, Any]]) -> Json:
 
 def tool_call(block: dict[str, Any]) -> ToolCall:
     """The tool call of a ``tool_use`` block, its arguments as JSON text."""
-    told = block.get("input")
+    arguments = block.get("input")
     return ToolCall(
         id=str(block.get("id") or ""),
         name=str(block.get("name") or ""),
-        arguments=told if isinstance(told, str) else encode_json({} if told is None else told),
+        arguments=arguments
+        if isinstance(arguments, str)
+        else encode_json({} if arguments is None else arguments),
     )
 
 
@@ -373,8 +379,8 @@ class AnthropicStream:
             self._count(self._message.get("usage"))
         elif kind == "content_block_start":
             self.pieces += 1
-            told = event.get("content_block")
-            block = dict(told) if isinstance(told, dict) else {}
+            content_block = event.get("content_block")
+            block = dict(content_block) if isinstance(content_block, dict) else {}
             self._blocks[event.get("index") or 0] = block
             self._seen(bool(block.get("text") or block.get("type") == "tool_use"))
         elif kind == "content_block_delta":
@@ -426,12 +432,12 @@ class AnthropicStream:
 
     def _join(self, block: dict[str, Any], index: int) -> None:
         """Put the pieces of a call's input together; what is no JSON stays text, for all to see."""
-        told = "".join(self._inputs.pop(index, ()))
-        if told.strip():
+        text = "".join(self._inputs.pop(index, ()))
+        if text.strip():
             try:
-                block["input"] = decode_json(told)
+                block["input"] = decode_json(text)
             except ValueError:
-                block["input"] = told
+                block["input"] = text
 
     @property
     def whole(self) -> bool:
@@ -462,5 +468,5 @@ class AnthropicStream:
         )
 
 
-def _broken(words: str) -> Failure:
-    return Failure("bad_response", words, passing=True, status=200)
+def _broken(message: str) -> Failure:
+    return Failure("bad_response", message, passing=True, status=200)

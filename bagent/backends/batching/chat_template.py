@@ -60,10 +60,10 @@ class ChatTemplate(msgspec.Struct, frozen=True):
         """The prompt text of a conversation of this template's shape."""
         parts = self.parts
         pieces = [parts[0]]
-        for place, message in enumerate(messages, 1):
+        for index, message in enumerate(messages, 1):
             text = message["content"]
             pieces.append(text.strip() if self.trim else text)
-            pieces.append(parts[place])
+            pieces.append(parts[index])
         return "".join(pieces)
 
     @property
@@ -98,7 +98,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
 def sentinels(shape: Shape) -> list[Message]:
     """A conversation of texts that no template writes by itself."""
     return [
-        {"role": role, "content": f"Kestrel{place:02d}Quartz"} for place, role in enumerate(shape)
+        {"role": role, "content": f"Kestrel{index:02d}Quartz"} for index, role in enumerate(shape)
     ]
 
 
@@ -108,15 +108,15 @@ def learn_template(shape: Shape, rendered: str) -> ChatTemplate | None:
     None where a sentinel is missing, comes twice or in another order.
     """
     parts: list[str] = []
-    rest = rendered
+    remaining = rendered
     for message in sentinels(shape):
-        if rest.count(message["content"]) != 1:
+        if remaining.count(message["content"]) != 1:
             return None
-        before, _, rest = rest.partition(message["content"])
+        before, _, remaining = remaining.partition(message["content"])
         parts.append(before)
     if any(message["content"] in part for message in sentinels(shape) for part in parts):
         return None
-    return ChatTemplate((*parts, rest))
+    return ChatTemplate((*parts, remaining))
 
 
 def proofs(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
@@ -127,8 +127,8 @@ def proofs(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
     """
     return [
         [
-            {"role": role, "content": awkward.format(i=place) + template.parts[-1] + end}
-            for place, role in enumerate(shape)
+            {"role": role, "content": awkward.format(i=index) + template.parts[-1] + end}
+            for index, role in enumerate(shape)
         ]
         for awkward, end in zip(_AWKWARD, (" \n ", "</tool_response>"), strict=True)
     ]

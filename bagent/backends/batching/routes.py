@@ -64,14 +64,14 @@ class BatchRoutes(msgspec.Struct, frozen=True):
 def ways_of(settings: CallSettings) -> BatchRoutes:
     """What a request of several calls could carry of ``settings`` without changing it."""
     fields: Mapping[str, Any] = {**settings.sampling, **settings.extra}
-    given = {name for name, value in fields.items() if value is not None}
+    names = {name for name, value in fields.items() if value is not None}
     if settings.tools:
         return BatchRoutes(prompts=False, templated=False, chats=False)
     single = fields.get("n") in (None, 1)
     return BatchRoutes(
-        prompts=single and not given & _NOT_RAW,
-        templated=single and given <= _LISTS,
-        chats=single and given <= _CHATS,
+        prompts=single and not names & _NOT_RAW,
+        templated=single and names <= _LISTS,
+        chats=single and names <= _CHATS,
     )
 
 
@@ -160,19 +160,19 @@ class GroupRoutes:
 
     def known(self, endpoint: Endpoint) -> KnownRoutes:
         """What is known of the endpoint; begins empty."""
-        found = self._known.get(endpoint.name)
-        if found is None:
-            found = self._known[endpoint.name] = KnownRoutes()
-        return found
+        state = self._known.get(endpoint.name)
+        if state is None:
+            state = self._known[endpoint.name] = KnownRoutes()
+        return state
 
-    def probed(self, endpoint: Endpoint, found: Capabilities) -> None:
+    def probed(self, endpoint: Endpoint, capabilities: Capabilities) -> None:
         """Take what a probe found."""
-        known = self.known(endpoint)
-        known.engine = found.engine or ""
-        if found.lists is False:
-            known.lists.off = known.lists.off or "it takes no lists of prompts"
-        if found.chat_batch is False:
-            known.batch.off = known.batch.off or "it serves no batches of chats"
+        state = self.known(endpoint)
+        state.engine = capabilities.engine or ""
+        if capabilities.lists is False:
+            state.lists.off = state.lists.off or "it takes no lists of prompts"
+        if capabilities.chat_batch is False:
+            state.batch.off = state.batch.off or "it serves no batches of chats"
 
     def forget(self, endpoint: Endpoint) -> None:
         """Forget all but the engine's name: it is another server now, or may be."""
@@ -185,12 +185,12 @@ class GroupRoutes:
 
     def ways(self, settings: CallSettings) -> BatchRoutes:
         """:func:`ways_of`, remembered."""
-        found = self._ways.get(settings)
-        if found is None:
+        routes = self._ways.get(settings)
+        if routes is None:
             if len(self._ways) >= 256:
                 self._ways.clear()
-            found = self._ways[settings] = ways_of(settings)
-        return found
+            routes = self._ways[settings] = ways_of(settings)
+        return routes
 
     def key(self, request: Request) -> Hashable | None:
         """See :meth:`bagent.backends.base.Backend.group_key`."""
@@ -229,26 +229,26 @@ class GroupRoutes:
             if self.mode == "completions":
                 self._unproven(f"{endpoint.name} is no engine of your own")
             return 1
-        known = self.known(endpoint)
-        if known.engine is None:
-            return self._ask_first(known)
-        if known.engine in _ONE_BY_ONE:
+        state = self.known(endpoint)
+        if state.engine is None:
+            return self._ask_first(state)
+        if state.engine in _ONE_BY_ONE:
             return 1
         ways = self.ways(request.settings)
         if request.prompt is not None:
-            open_ = ways.prompts and self.mode != "chat" and request.max_tokens is not None
-            return MOST_PROMPTS if open_ and not known.lists.off else 1
-        if known.takes_all and not known.lists.off:
+            batched = ways.prompts and self.mode != "chat" and request.max_tokens is not None
+            return MOST_PROMPTS if batched and not state.lists.off else 1
+        if state.takes_all and not state.lists.off:
             shape = self._shape(request, ways)
             if shape is not None:
-                learned = known.shapes.get((request.settings.model, shape))
+                learned = state.shapes.get((request.settings.model, shape))
                 if learned is None or self._stale(learned):
-                    return self._ask_first(known)
+                    return self._ask_first(state)
                 if learned.template is not None and not learned.off:
                     return MOST_PROMPTS if learned.sampled else 1
         else:
-            self._unproven(known.lists.off or f"{endpoint.name} tells no token ids")
-        return MOST_CHATS if self._batches(known, ways) else 1
+            self._unproven(state.lists.off or f"{endpoint.name} tells no token ids")
+        return MOST_CHATS if self._batches(state, ways) else 1
 
     def way(self, endpoint: Endpoint, request: Request) -> Way | None:
         """How a group with ``request`` travels now; None: one by one."""
@@ -261,37 +261,37 @@ class GroupRoutes:
 
     def learned(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
         """The template for the request's shape, where it is proven and may be used."""
-        known = self.known(endpoint)
+        state = self.known(endpoint)
         shape = self._shape(request, self.ways(request.settings))
-        if shape is None or known.lists.off:
+        if shape is None or state.lists.off:
             return None
-        found = known.shapes.get((request.settings.model, shape))
-        if found is None or found.template is None or found.off or self._stale(found):
+        learned = state.shapes.get((request.settings.model, shape))
+        if learned is None or learned.template is None or learned.off or self._stale(learned):
             return None
-        return found
+        return learned
 
-    def _ask_first(self, known: KnownRoutes) -> int | None:
-        return None if self._clock() >= known.not_before else 1
+    def _ask_first(self, state: KnownRoutes) -> int | None:
+        return None if self._clock() >= state.not_before else 1
 
     def _stale(self, learned: LearnedRoute) -> bool:
         return learned.quarter is not None and quarter(self._clock()) != learned.quarter
 
-    def _batches(self, known: KnownRoutes, ways: BatchRoutes) -> bool:
+    def _batches(self, state: KnownRoutes, ways: BatchRoutes) -> bool:
         """Whether chats go by the batch: it spares this side's CPU, and the server's front end."""
-        if self.mode == "completions" or not ways.chats or known.batch.off:
+        if self.mode == "completions" or not ways.chats or state.batch.off:
             return False
-        return known.takes_all or self.mode == "chat"
+        return state.takes_all or self.mode == "chat"
 
     def wants(self, endpoint: Endpoint, request: Request) -> Shape | None:
         """The shape that must be learned before ``request`` can go in a group, None if none."""
-        known = self.known(endpoint)
-        if not endpoint.own or not known.takes_all or known.lists.off or request.stream:
+        state = self.known(endpoint)
+        if not endpoint.own or not state.takes_all or state.lists.off or request.stream:
             return None
         shape = self._shape(request, self.ways(request.settings))
         if shape is None or request.body is not None:
             return None
-        found = known.shapes.get((request.settings.model, shape))
-        return shape if found is None or self._stale(found) else None
+        learned = state.shapes.get((request.settings.model, shape))
+        return shape if learned is None or self._stale(learned) else None
 
     # --- what was learned ---------------------------------------------------------------------
 
@@ -319,8 +319,8 @@ class GroupRoutes:
         """The template that an answer to ``request`` on the chat route would confirm."""
         if not endpoint.own or request.stream or request.messages is None:
             return None
-        found = self.learned(endpoint, request)
-        return None if found is None or found.sampled or found.sampling else found
+        learned = self.learned(endpoint, request)
+        return None if learned is None or learned.sampled or learned.sampling else learned
 
     def sampled(self, endpoint: Endpoint, learned: LearnedRoute, why_not: str) -> None:
         """A chat answer confirmed a template, or (``why_not``) spoke against it."""
@@ -336,9 +336,9 @@ class GroupRoutes:
 
     def distrust(self, endpoint: Endpoint, request: Request, why: str) -> None:
         """A list of chats came back other than chats would have: no more lists of this shape."""
-        found = self.learned(endpoint, request)
-        if found is not None:
-            found.off = why
+        learned = self.learned(endpoint, request)
+        if learned is not None:
+            learned.off = why
             self._notice(f"{endpoint.name}: chats go no longer as lists of prompts: {why}")
 
     def one_answer(self, endpoint: Endpoint, way: Way) -> None:
@@ -368,8 +368,8 @@ class GroupRoutes:
         return False
 
     def _route(self, endpoint: Endpoint, way: Way) -> Route:
-        known = self.known(endpoint)
-        return known.batch if way == "chats" else known.lists
+        state = self.known(endpoint)
+        return state.batch if way == "chats" else state.lists
 
     def _close(self, endpoint: Endpoint, way: Way, why: str) -> None:
         route = self._route(endpoint, way)

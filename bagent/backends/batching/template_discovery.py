@@ -82,8 +82,8 @@ class TemplateProber:
         limits = _short(timeouts)
         async with self._locks.setdefault(endpoint.name, asyncio.Lock()):
             if self._groups.known(endpoint).engine is None:
-                found = await self._probe(endpoint, limits.total or SECONDS)
-                if isinstance(found, Failure):
+                result = await self._probe(endpoint, limits.total or SECONDS)
+                if isinstance(result, Failure):
                     self._groups.later(endpoint)
                     return
             by_shape: dict[Shape, list[Request]] = {}
@@ -101,14 +101,14 @@ class TemplateProber:
     ) -> bool:
         """Learn and prove; False where the endpoint could not be asked just now."""
         asking = _Asking(self._ask, endpoint, self._model_of(endpoint, rows[0]), limits)
-        known = self._groups.known(endpoint)
+        state = self._groups.known(endpoint)
         try:
             learned = await _learn(asking, shape, rows)
         except _NotNow:
             return False
         except _NotProven as why:
             learned = LearnedRoute(off=str(why))
-        if known is self._groups.known(endpoint):  # else it was forgotten meanwhile
+        if state is self._groups.known(endpoint):  # else it was forgotten meanwhile
             self._groups.learn(endpoint, rows[0], shape, learned)
         return True
 
@@ -167,12 +167,12 @@ async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> Lear
 
 def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The ids with which all lists begin."""
-    found: list[int] = []
+    prefix: list[int] = []
     for ids in zip(*lists, strict=False):
-        if len(set(ids)) > 1 or len(found) == _FIRST_IDS:
+        if len(set(ids)) > 1 or len(prefix) == _FIRST_IDS:
             break
-        found.append(ids[0])
-    return tuple(found)
+        prefix.append(ids[0])
+    return tuple(prefix)
 
 
 class _Asking:
@@ -199,10 +199,10 @@ class _Asking:
 
     async def text(self, ids: list[int]) -> str:
         """The text of ids."""
-        found = text_in(await self._post("/detokenize", {"tokens": ids}))
-        if found is None:
+        text = text_in(await self._post("/detokenize", {"tokens": ids}))
+        if text is None:
             raise _NotProven("it has no /detokenize as vLLM's")
-        return found
+        return text
 
     async def proven(self, template: ChatTemplate, messages: list[Message]) -> list[int]:
         """The ids of a conversation, which the template's text must have too."""
@@ -212,10 +212,10 @@ class _Asking:
         return ids
 
     async def _ids(self, fields: dict[str, Any]) -> list[int]:
-        found = tokens_in(await self._post("/tokenize", fields))
-        if found is None:
+        ids = tokens_in(await self._post("/tokenize", fields))
+        if ids is None:
             raise _NotProven("it has no /tokenize as vLLM's")
-        return found
+        return ids
 
     async def _post(self, path: str, fields: dict[str, Any]) -> Json:
         body = {"model": self._model, **fields} if self._model else fields

@@ -88,25 +88,25 @@ def read_group(
         if body.error:
             raise ValueError
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
-        found = _read_slowly(raw, headers)
-        if isinstance(found, Failure):
-            return found
-        body = found
+        slow_result = _read_slowly(raw, headers)
+        if isinstance(slow_result, Failure):
+            return slow_result
+        body = slow_result
     by_index: dict[int, _Choice | None] = {}
     for choice in body.choices:
-        index = choice.index
-        if type(index) is int and 0 <= index < size:
-            by_index[index] = None if index in by_index else choice
+        position = choice.index
+        if type(position) is int and 0 <= position < size:
+            by_index[position] = None if position in by_index else choice
     head = {"model": optional_text(body.model), "id": optional_text(body.id)}
     prefix = b"[%s," % b",".join(b"%d" % i for i in first_ids) if first_ids else b""
     answer = GroupAnswer([], len(by_index), read_usage(body.usage))
-    for place in range(size):
-        found_choice = by_index.get(place)
-        if found_choice is None:
-            answer.results.append(_unanswered(place in by_index, len(body.choices), size))
+    for index in range(size):
+        matched = by_index.get(index)
+        if matched is None:
+            answer.results.append(_unanswered(index in by_index, len(body.choices), size))
             continue
-        answer.results.append(_result(found_choice, head))
-        ids = found_choice.prompt_token_ids
+        answer.results.append(_result(matched, head))
+        ids = matched.prompt_token_ids
         if prefix and ids and not bytes(ids).startswith(prefix):
             answer.strange_prompt |= not _begins(bytes(ids), first_ids)
     return answer
@@ -127,11 +127,13 @@ def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
                 id=body.get("id"),
                 usage=body.get("usage"),
             )
-        what = "no choices"
+        problem = "no choices"
     except ValueError:
-        what = f"not JSON ({headers.get('Content-Type', '').split(';')[0] or 'no content type'})"
-    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+        problem = f"not JSON ({headers.get('Content-Type', '').split(';')[0] or 'no content type'})"
+    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure(
+        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
+    )
 
 
 def _choice(choice: dict[str, Any]) -> _Choice:
@@ -140,9 +142,9 @@ def _choice(choice: dict[str, Any]) -> _Choice:
 
 
 def _unanswered(twice: bool, choices: int, size: int) -> Failure:
-    what = "two answers" if twice else "no answer"
-    words = f"{what} to this call among the {choices} choices for {size} calls"
-    return Failure("bad_response", words, passing=True, status=200)
+    problem = "two answers" if twice else "no answer"
+    message = f"{problem} to this call among the {choices} choices for {size} calls"
+    return Failure("bad_response", message, passing=True, status=200)
 
 
 def _result(choice: _Choice, head: dict[str, Any]) -> Reply | Failure:
@@ -194,13 +196,13 @@ def prompt_ids(raw: bytes) -> list[int] | None:
 
 def tokens_in(body: Json) -> list[int] | None:
     """The ids that ``/tokenize`` answered, None where there are none."""
-    found = body.get("tokens") if isinstance(body, dict) else None
-    if isinstance(found, list) and found and all(type(token) is int for token in found):
-        return found
+    tokens = body.get("tokens") if isinstance(body, dict) else None
+    if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens):
+        return tokens
     return None
 
 
 def text_in(body: Json) -> str | None:
     """The text that ``/detokenize`` answered (vLLM's ``prompt``), None where there is none."""
-    found = body.get("prompt") if isinstance(body, dict) else None
-    return found if isinstance(found, str) else None
+    text = body.get("prompt") if isinstance(body, dict) else None
+    return text if isinstance(text, str) else None

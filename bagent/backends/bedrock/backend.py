@@ -80,36 +80,36 @@ class BedrockBackend(SingleRequestBackend):
         self._told: set[str] = set()
 
     async def _send(
-        self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
+        self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
         try:
-            request = self._as_chat(asked)
-            model = request.settings.model or ""
-            form = self._forms.of(endpoint, request)
+            chat = self._as_chat(request)
+            model = chat.settings.model or ""
+            form = self._forms.of(endpoint, chat)
             arguments = converse_arguments(
-                request, model, self._enforced(form), self._prefix(request.settings)
+                chat, model, self._enforced(form), self._prefix(chat.settings)
             )
         except ValueError as error:
             return Failure("rejected", f"not sent to {endpoint.name}: {error}")
         client = partial(self._client, endpoint.headers, timeouts)
         reader = None
         call: Callable[[], Reply | Failure]
-        if request.stream and form.stream:
+        if chat.stream and form.stream:
             reader = BedrockStream(
-                exchange.sent, self._clock, model, _on_loop(request), _pieces_on_loop(request)
+                exchange.sent, self._clock, model, _on_loop(chat), _pieces_on_loop(chat)
             )
             call = partial(self._stream, client, arguments, reader, exchange)
         else:
             call = partial(self._whole, client, arguments, model, exchange)
-        found = await self._run(call, reader, endpoint, timeouts)
-        if isinstance(found, Failure):
-            exchange.status = found.status or exchange.status
-            exchange.connected = found.kind != "connect"
-            exchange.learned = self._forms.learn(endpoint, request, found, form)
-            words = endpoint.without_secrets(found.message)
-            found = msgspec.structs.replace(found, message=words)
+        result = await self._run(call, reader, endpoint, timeouts)
+        if isinstance(result, Failure):
+            exchange.status = result.status or exchange.status
+            exchange.connected = result.kind != "connect"
+            exchange.learned = self._forms.learn(endpoint, chat, result, form)
+            message = endpoint.without_secrets(result.message)
+            result = msgspec.structs.replace(result, message=message)
         exchange.first_token = reader.first_token if reader is not None else None
-        return found
+        return result
 
     async def _run(
         self,
@@ -124,11 +124,11 @@ class BedrockBackend(SingleRequestBackend):
             async with asyncio.timeout(timeouts.total):
                 if reader is None:
                     await asyncio.wait({running})
-                elif words := await self._watch(running, reader, timeouts):
-                    return Failure("timeout", f"{endpoint.name} {words}", True)
+                elif message := await self._watch(running, reader, timeouts):
+                    return Failure("timeout", f"{endpoint.name} {message}", True)
         except TimeoutError:
-            words = f"no whole answer from {endpoint.name} within {timeouts.total or 0:g} s"
-            return Failure("timeout", words, True)
+            message = f"no whole answer from {endpoint.name} within {timeouts.total or 0:g} s"
+            return Failure("timeout", message, True)
         finally:
             if reader is not None and not running.done():
                 reader.abandoned = True
@@ -150,13 +150,13 @@ class BedrockBackend(SingleRequestBackend):
         while True:
             begun = reader.first_token is not None
             limit = timeouts.idle if begun else timeouts.first_token
-            left = None if limit is None else reader.heard + limit - self._clock()
-            if left is not None and left <= 0:
-                what = "sent nothing more" if begun else "sent no first token"
-                return f"{what} within {limit:g} s"
+            remaining = None if limit is None else reader.heard + limit - self._clock()
+            if remaining is not None and remaining <= 0:
+                event = "sent nothing more" if begun else "sent no first token"
+                return f"{event} within {limit:g} s"
             if not begun and timeouts.idle is not None:  # it may begin, and stall, meanwhile
-                left = timeouts.idle if left is None else min(left, timeouts.idle)
-            done, _ = await asyncio.wait({running}, timeout=left)
+                remaining = timeouts.idle if remaining is None else min(remaining, timeouts.idle)
+            done, _ = await asyncio.wait({running}, timeout=remaining)
             if done:
                 return ""
 
@@ -177,12 +177,12 @@ class BedrockBackend(SingleRequestBackend):
         return Form(False, form.completion_limit, form.stream, form.without)
 
     def _prefix(self, settings: CallSettings) -> SharedPrefix:
-        found = self._shared.get(id(settings))
-        if found is None:
+        cached = self._shared.get(id(settings))
+        if cached is None:
             if len(self._shared) >= MOST_CLIENTS:
                 self._shared.clear()
-            found = self._shared[id(settings)] = settings, SharedPrefix()
-        return found[1]
+            cached = self._shared[id(settings)] = settings, SharedPrefix()
+        return cached[1]
 
     # --- in threads -----------------------------------------------------------------------------
 
@@ -221,12 +221,12 @@ class BedrockBackend(SingleRequestBackend):
         )
         key = timeouts.connect, longest, tuple(sorted(headers.items()))
         with self._lock:
-            found = self._clients.get(key)
-            if found is None:
+            client = self._clients.get(key)
+            if client is None:
                 if len(self._clients) >= MOST_CLIENTS:
                     self._clients.clear()
-                found = self._clients[key] = self._make_client(headers, timeouts.connect, longest)
-        return found
+                client = self._clients[key] = self._make_client(headers, timeouts.connect, longest)
+        return client
 
     def _make_client(
         self, headers: Mapping[str, str], connect: float | None, read: float | None
@@ -235,7 +235,7 @@ class BedrockBackend(SingleRequestBackend):
         from botocore.config import Config
 
         config = self._config
-        sent = {k: v for k, v in headers.items() if k.lower() != "content-type"}
+        sent_headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
         options: dict[str, Any] = {
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "max_pool_connections": config.threads,
@@ -244,9 +244,9 @@ class BedrockBackend(SingleRequestBackend):
             "user_agent_extra": "bagent",
         }
         if config.proxy is not None:
-            no = config.proxy == "none"
-            options["proxies"] = {} if no else {"http": config.proxy, "https": config.proxy}
-        if any(name.lower() == "authorization" for name in sent):
+            direct = config.proxy == "none"
+            options["proxies"] = {} if direct else {"http": config.proxy, "https": config.proxy}
+        if any(name.lower() == "authorization" for name in sent_headers):
             options["signature_version"] = UNSIGNED
         client = self._open_session().client(
             "bedrock-runtime",
@@ -257,7 +257,7 @@ class BedrockBackend(SingleRequestBackend):
         )
 
         def add_headers(request: Any, **_: Any) -> None:
-            for name, value in sent.items():
+            for name, value in sent_headers.items():
                 request.headers[name] = value
 
         client.meta.events.register("before-send.bedrock-runtime", add_headers)
@@ -274,9 +274,9 @@ class BedrockBackend(SingleRequestBackend):
         """Whether there are credentials and a region; Bedrock is asked nothing."""
         limits = Timeouts(connect=seconds, total=seconds)
         signed = not any(name.lower() == "authorization" for name in endpoint.headers)
-        look = partial(self._look, endpoint.headers, limits, signed)
-        found = await self._run(look, None, endpoint, limits)
-        return found if isinstance(found, Failure) else Capabilities(engine="bedrock")
+        check = partial(self._look, endpoint.headers, limits, signed)
+        result = await self._run(check, None, endpoint, limits)
+        return result if isinstance(result, Failure) else Capabilities(engine="bedrock")
 
     def _look(self, headers: Mapping[str, str], limits: Timeouts, signed: bool) -> None:
         from botocore.exceptions import NoCredentialsError
@@ -284,8 +284,8 @@ class BedrockBackend(SingleRequestBackend):
         self._client(headers, limits)  # it raises where no region is known
         if signed and not os.environ.get("AWS_BEARER_TOKEN_BEDROCK"):
             with self._lock:
-                found = self._open_session().get_credentials()
-            if found is None:
+                credentials = self._open_session().get_credentials()
+            if credentials is None:
                 raise NoCredentialsError
 
     async def close(self) -> None:
@@ -327,9 +327,9 @@ def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
 
 
 def _note(exchange: Exchange, answer: dict[str, Any]) -> None:
-    told = answer.get("ResponseMetadata") or {}
-    exchange.status = told.get("HTTPStatusCode")
-    exchange.request_id = told.get("RequestId")
+    metadata = answer.get("ResponseMetadata") or {}
+    exchange.status = metadata.get("HTTPStatusCode")
+    exchange.request_id = metadata.get("RequestId")
 
 
 def _with_text(failure: Failure, text: str) -> Failure:

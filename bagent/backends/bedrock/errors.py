@@ -49,10 +49,10 @@ _AUTH = re.compile(
 _PER_DAY = re.compile(r"tokens? per day|requests? per day|daily", re.IGNORECASE)
 
 
-def failure_of(error: BaseException, where: str) -> Failure | None:
+def failure_of(error: BaseException, endpoint_name: str) -> Failure | None:
     """The failure that an exception of a Bedrock call means; None: it is a fault of ours.
 
-    ``where`` names the endpoint for people.
+    ``endpoint_name`` names the endpoint for people.
     """
     from botocore import exceptions as aws
     from botocore.eventstream import ParserError
@@ -60,59 +60,59 @@ def failure_of(error: BaseException, where: str) -> Failure | None:
 
     if isinstance(error, aws.ClientError):
         return _refused(error.response)
-    words = shorten(f"{where}: {error}")
+    message = shorten(f"{endpoint_name}: {error}")
     if isinstance(error, aws.ParamValidationError):
-        return Failure("rejected", f"no request to {words}")
+        return Failure("rejected", f"no request to {message}")
     if isinstance(error, aws.SSLError):
-        return Failure("connect", words, True)
+        return Failure("connect", message, True)
     if isinstance(error, aws.ConnectTimeoutError | aws.EndpointConnectionError):
-        return Failure("connect", words, True)
+        return Failure("connect", message, True)
     if isinstance(error, aws.ProxyConnectionError | aws.ConnectionClosedError):
-        return Failure("connect", words, True)
+        return Failure("connect", message, True)
     if isinstance(error, aws.ReadTimeoutError):
-        return Failure("timeout", words, True)
+        return Failure("timeout", message, True)
     if isinstance(error, aws.HTTPClientError):
-        return Failure("connect", words, True)
+        return Failure("connect", message, True)
     if isinstance(error, aws.BotoCoreError):
-        return _setup(error, words)
+        return _setup(error, message)
     if isinstance(error, ParserError):
-        return Failure("bad_response", f"a broken event from {words}", True, 200)
+        return Failure("bad_response", f"a broken event from {message}", True, 200)
     if isinstance(error, HTTPError | OSError):
-        return Failure("bad_response", f"the answer broke off: {words}", True, 200)
+        return Failure("bad_response", f"the answer broke off: {message}", True, 200)
     return None
 
 
-def _setup(error: BaseException, words: str) -> Failure:
+def _setup(error: BaseException, message: str) -> Failure:
     """Credentials, regions, profiles: what is wrong on this side."""
     name = type(error).__name__
     if "Cred" in name or "Token" in name or "Auth" in name:
         hint = "set AWS_PROFILE, AWS_ACCESS_KEY_ID or AWS_BEARER_TOKEN_BEDROCK, or log in"
-        return Failure("auth", f"{words} ({hint})")
-    return Failure("rejected", words)
+        return Failure("auth", f"{message} ({hint})")
+    return Failure("rejected", message)
 
 
 def _refused(answer: dict[str, Any]) -> Failure:
     """The failure that an error answer, or an error inside a stream, means."""
-    told = answer.get("Error") or {}
-    code, message = str(told.get("Code") or ""), str(told.get("Message") or "")
+    error = answer.get("Error") or {}
+    code, message = str(error.get("Code") or ""), str(error.get("Message") or "")
     key = code.lower()
-    told_status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode")
-    known = _STATUS.get(key) or (429 if _THROTTLED.search(key) else None)
-    status = known or 502
-    if isinstance(told_status, int) and told_status != 200:
-        status = told_status
-    shown = f"{code}: {shorten(message) or 'no text'}"
+    http_status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+    code_status = _STATUS.get(key) or (429 if _THROTTLED.search(key) else None)
+    status = code_status or 502
+    if isinstance(http_status, int) and http_status != 200:
+        status = http_status
+    summary = f"{code}: {shorten(message) or 'no text'}"
     if _AUTH.search(key):
-        return Failure("auth", f"HTTP {status}: {shown}", status=status)
-    if known == 429 and _PER_DAY.search(message):
-        return Failure("budget", f"HTTP {status}: {shown}", status=status)
-    if known == 424:
-        return Failure("overloaded", f"HTTP 424: {shown}", True, 424)
+        return Failure("auth", f"HTTP {status}: {summary}", status=status)
+    if code_status == 429 and _PER_DAY.search(message):
+        return Failure("budget", f"HTTP {status}: {summary}", status=status)
+    if code_status == 424:
+        return Failure("overloaded", f"HTTP 424: {summary}", True, 424)
     headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
-    found = classify(known or status, shown, message, retry_after(headers, time.time()))
+    failure = classify(code_status or status, summary, message, retry_after(headers, time.time()))
     if key == "serviceunavailableexception":
-        return msgspec.structs.replace(found, busy=True)
-    return found
+        return msgspec.structs.replace(failure, busy=True)
+    return failure
 
 
 _T = TypeVar("_T")
@@ -159,13 +159,13 @@ class WorkerThreads:
 
     def _work(self) -> None:
         while True:
-            found = self._jobs.get()
-            if found is None:
+            work = self._jobs.get()
+            if work is None:
                 return
-            job, call = found
+            job, call = work
             if job.set_running_or_notify_cancel():
                 _run(job, call)
-            del found, job, call  # what a call holds must not live until the next one
+            del work, job, call  # what a call holds must not live until the next one
             self._free.release()
 
 

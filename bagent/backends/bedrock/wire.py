@@ -63,18 +63,18 @@ def converse_arguments(
     Raises:
         ValueError: Converse has no way to say what the request holds.
     """
-    talk = read_conversation(request.messages or [], typed=False)
-    if not talk.turns:
+    conversation = read_conversation(request.messages or [], typed=False)
+    if not conversation.turns:
         raise ValueError("a prompt needs a user message, not only system text")
     settings = request.settings
     fields = _settings(request, form)
-    system = list(talk.system)
+    system = list(conversation.system)
     tools = [_tool(tool) for tool in settings.tools]
     if settings.output is not None and not form.native_schema:
         document = settings.output.document
         if not any(document.decode() in text for text in system):
             system.append(schema_text(document))
-    first = talk.turns[0].parts[0]
+    first = conversation.turns[0].parts[0]
     user = first.text if isinstance(first, TextPart) else ""
     size = len(encode_json(tools)) if tools else 0
     marks = shared.look(size, "\n\n".join(system), user)
@@ -90,7 +90,7 @@ def converse_arguments(
             config["toolChoice"] = choice
         fields["toolConfig"] = config
     fields["modelId"] = model
-    fields["messages"] = _messages(talk, marks, goes_on=bool(tools))
+    fields["messages"] = _messages(conversation, marks, goes_on=bool(tools))
     return fields
 
 
@@ -104,8 +104,10 @@ def _settings(request: Request, form: Form) -> dict[str, Any]:
         if name in form.without or name in LEFT_OUT:
             continue
         if name in _INFERENCE:
-            told = list(value) if isinstance(value, tuple) else value
-            inference[_INFERENCE[name]] = [told] if name == "stop" and told == str(told) else told
+            converted = list(value) if isinstance(value, tuple) else value
+            inference[_INFERENCE[name]] = (
+                [converted] if name == "stop" and converted == str(converted) else converted
+            )
         elif name == "top_k":
             more["top_k"] = value
         elif name == "reasoning_effort":
@@ -124,8 +126,8 @@ def _settings(request: Request, form: Form) -> dict[str, Any]:
     if output:
         fields["outputConfig"] = output
     if more:
-        told = fields.get("additionalModelRequestFields")
-        fields["additionalModelRequestFields"] = {**(told or {}), **more}
+        converted = fields.get("additionalModelRequestFields")
+        fields["additionalModelRequestFields"] = {**(converted or {}), **more}
     return {"inferenceConfig": inference, **fields}
 
 
@@ -155,9 +157,10 @@ def _choice(value: Json) -> Json:
     return value
 
 
-def _messages(talk: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
+def _messages(conversation: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [
-        {"role": turn.role, "content": [_block(part) for part in turn.parts]} for turn in talk.turns
+        {"role": turn.role, "content": [_block(part) for part in turn.parts]}
+        for turn in conversation.turns
     ]
     first = messages[0]["content"]
     if marks.user and "text" in first[0]:
@@ -222,10 +225,12 @@ def read_converse(
     thoughts = []
     for block in content:
         reasoning = block.get("reasoningContent")
-        told = reasoning.get("reasoningText") if isinstance(reasoning, dict) else None
-        thoughts.append(str(told.get("text") or "") if isinstance(told, dict) else "")
+        reasoning_text = reasoning.get("reasoningText") if isinstance(reasoning, dict) else None
+        thoughts.append(
+            str(reasoning_text.get("text") or "") if isinstance(reasoning_text, dict) else ""
+        )
     plain = all(block.keys() == {"text"} for block in content)
-    kept = [_with_text(b) for b in content if "text" not in b or b["text"].strip()]
+    returned_blocks = [_with_text(b) for b in content if "text" not in b or b["text"].strip()]
     return Reply(
         text="".join(texts) if texts else None,
         finish_reason=finish_word(stop),
@@ -234,35 +239,39 @@ def read_converse(
         tool_calls=tuple(tool_call(block["toolUse"]) for block in content if "toolUse" in block),
         usage=read_usage(usage),
         ttft_ms=ttft_ms,
-        blocks=None if plain else kept,
+        blocks=None if plain else returned_blocks,
     )
 
 
 def read_answer(answer: dict[str, Any], model: str) -> Reply:
     """The result of ``converse`` as a reply."""
     message = (answer.get("output") or {}).get("message") or {}
-    found = read_converse(
+    reply = read_converse(
         message.get("content") or [], answer.get("stopReason"), answer.get("usage"), model
     )
     request_id = optional_text((answer.get("ResponseMetadata") or {}).get("RequestId"))
-    return msgspec.structs.replace(found, request_id=request_id)
+    return msgspec.structs.replace(reply, request_id=request_id)
 
 
 def tool_call(used: dict[str, Any]) -> ToolCall:
     """The tool call of a ``toolUse``; its input is an object, or text in a stream."""
-    told = used.get("input")
-    arguments = told if isinstance(told, str) else encode_json({} if told is None else told)
+    arguments_input = used.get("input")
+    arguments = (
+        arguments_input
+        if isinstance(arguments_input, str)
+        else encode_json({} if arguments_input is None else arguments_input)
+    )
     return ToolCall(str(used.get("toolUseId") or ""), str(used.get("name") or ""), arguments)
 
 
-def parsed_input(told: str) -> Json:
+def parsed_input(text: str) -> Json:
     """The input of a streamed tool call, as text where it is not whole JSON."""
-    if not told.strip():
+    if not text.strip():
         return {}
     try:
-        return decode_json(told)
+        return decode_json(text)
     except ValueError:
-        return told
+        return text
 
 
 def read_usage(value: Json) -> Usage:
@@ -359,10 +368,10 @@ class BedrockStream:
         if "redactedContent" in delta:
             block["redactedContent"] = block.get("redactedContent", b"") + delta["redactedContent"]
             return
-        told = block.setdefault("reasoningText", {"text": ""})
+        reasoning_text = block.setdefault("reasoningText", {"text": ""})
         for name in ("text", "signature"):
             if name in delta:
-                told[name] = told.get(name, "") + delta[name]
+                reasoning_text[name] = reasoning_text.get(name, "") + delta[name]
         self._tell("reasoning", delta.get("text") or "")
 
     def _tell(self, kind: str, text: str) -> None:
@@ -397,8 +406,8 @@ class BedrockStream:
     def result(self) -> Reply | Failure:
         """The reply, or the failure of a stream that ended without a stop reason."""
         if self._stop is None:
-            words = "the stream ended without a stop reason"
-            return Failure("bad_response", words, True, 200, text=self.text or None)
+            message = "the stream ended without a stop reason"
+            return Failure("bad_response", message, True, 200, text=self.text or None)
         for index in list(self._inputs):  # their blocks were never told to have ended
             self._join(index)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000

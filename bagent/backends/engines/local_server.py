@@ -116,7 +116,7 @@ def read_model(path: Path) -> ModelFile:
     Raises:
         UsageError: it is not such a file, or it ends too early.
     """
-    wanted: dict[str, Any] = {}
+    head: dict[str, Any] = {}
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
@@ -125,28 +125,28 @@ def read_model(path: Path) -> ModelFile:
             for _ in range(entries):
                 key = _text(file)
                 value = _value(file, *struct.unpack("<I", _exactly(file, 4)))
-                if key.startswith("tokenizer.") and _enough(wanted):
+                if key.startswith("tokenizer.") and _enough(head):
                     break  # long lists follow
-                wanted[key] = value
+                head[key] = value
     except (struct.error, KeyError, UnicodeDecodeError, EOFError):
         raise UsageError(f"{path} is a broken GGUF model file") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    return _described(path, wanted)
+    return _described(path, head)
 
 
 def _enough(head: Mapping[str, Any]) -> bool:
     kind = head.get("general.architecture", "")
-    words = ("block_count", "attention.head_count", "embedding_length", "context_length")
-    return all(f"{kind}.{word}" in head for word in words)
+    names = ("block_count", "attention.head_count", "embedding_length", "context_length")
+    return all(f"{kind}.{name}" in head for name in names)
 
 
 def _described(path: Path, head: Mapping[str, Any]) -> ModelFile:
     """Layers times KV heads times sizes of a key and a value, two bytes (f16) each."""
     kind = head.get("general.architecture", "")
     layers, heads, width = (
-        head.get(f"{kind}.{word}", 0)
-        for word in ("block_count", "attention.head_count", "embedding_length")
+        head.get(f"{kind}.{name}", 0)
+        for name in ("block_count", "attention.head_count", "embedding_length")
     )
     heads = max(heads) if isinstance(heads, list) else heads
     kv_heads = head.get(f"{kind}.attention.head_count_kv", heads)
@@ -219,20 +219,20 @@ def _words(path: Path) -> str:
 
 
 def fitted(
-    wanted: RequestedSettings, path: Path, model: ModelFile, machine: Machine
+    requested: RequestedSettings, path: Path, model: ModelFile, machine: Machine
 ) -> ServerSettings:
-    """Slots, context and threads that fit the machine; what is ``wanted`` stands as it is.
+    """Slots, context and threads that fit the machine; what is ``requested`` stands as it is.
 
     Two slots a CPU, at least 4 and at most 16, with 4096 tokens each; fewer slots, then shorter
     ones, where the KV cache would take more than a quarter of the free memory.
     """
-    context = wanted.context or min(model.context, _DEFAULT_CONTEXT)
+    context = requested.context or min(model.context, _DEFAULT_CONTEXT)
     tokens = int(machine.memory * _MEMORY_SHARE) // model.kv_bytes
     slots = min(max(2 * machine.cpus, 4), _MOST_SLOTS)
-    parallel = wanted.parallel or max(1, min(slots, tokens // context))
-    if wanted.context is None:
+    parallel = requested.parallel or max(1, min(slots, tokens // context))
+    if requested.context is None:
         context = max(min(context, tokens // parallel), min(context, 512))
-    template = wanted.template
+    template = requested.template
     if template is None:
         # SmolLM2's own template makes worse text than the plain one.
         template = "chatml" if "smollm2" in model.name.lower() else ""
@@ -243,7 +243,7 @@ def fitted(
         parent=os.getpid(),
         context=context,
         parallel=parallel,
-        threads=wanted.threads or min(machine.cpus, _MOST_THREADS),
+        threads=requested.threads or min(machine.cpus, _MOST_THREADS),
         connections=max(32, 2 * parallel),
         template=template,
         cache_mib=min(256, machine.memory >> 24),

@@ -140,7 +140,7 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
         model: the model that is asked for. It chooses among several models on one server; if it
             is not among them, no number is told.
     """
-    samples = [found for found in _samples(text) if found.labels.get(b"priority", b"") == b""]
+    samples = [sample for sample in _samples(text) if sample.labels.get(b"priority", b"") == b""]
     if not samples:
         return None
     count: dict[str, int] = {}
@@ -148,7 +148,7 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
         count[sample.engine] = count.get(sample.engine, 0) + 1
     # A Dynamo frontend may pass its workers' own series on: they are the nearer ones.
     engine = max(count, key=lambda name: (name != "dynamo", count[name]))
-    chosen = _of_model([found for found in samples if found.engine == engine], model)
+    chosen = _of_model([sample for sample in samples if sample.engine == engine], model)
     fields: dict[str, list[_Sample]] = {}
     for sample in chosen:
         fields.setdefault(sample.field, []).append(sample)
@@ -159,38 +159,38 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
 
 def _samples(text: bytes) -> Iterable[_Sample]:
     """The samples of the known series, in order."""
-    known = _SERIES.get
+    series_of = _SERIES.get
     for line in text.split(b"\n"):
         if line.startswith(b"#"):
             continue
-        name, brace, rest = line.partition(b"{")
+        name, brace, tail = line.partition(b"{")
         name = name.rstrip()
         if not brace or b" " in name:  # no labels; a brace then belongs to an exemplar
             brace = b""
-            name, _, rest = line.replace(b"\t", b" ").partition(b" ")
-        series = known(name)
+            name, _, tail = line.replace(b"\t", b" ").partition(b" ")
+        series = series_of(name)
         if series is None:
             continue
         labels: dict[bytes, bytes] = {}
         if brace:
             end = 0
-            while label := _LABEL.match(rest, end):
+            while label := _LABEL.match(tail, end):
                 labels[label[1]] = label[2]
                 end = label.end()
-            rest = rest[end:].lstrip(b" ,\t")
-            if rest[:1] != b"}":
+            tail = tail[end:].lstrip(b" ,\t")
+            if tail[:1] != b"}":
                 continue
-            rest = rest[1:]
-        value = _number(rest)
+            tail = tail[1:]
+        value = _number(tail)
         if value is not None:
             yield _Sample(*series, labels, value)
 
 
-def _number(rest: bytes) -> float | None:
-    """The value at the start of ``rest``; a timestamp or an exemplar may follow it."""
-    words = rest.split(None, 1)
+def _number(tail: bytes) -> float | None:
+    """The value at the start of ``tail``; a timestamp or an exemplar may follow it."""
+    fields = tail.split(None, 1)
     try:
-        value = float(words[0]) if words else math.nan
+        value = float(fields[0]) if fields else math.nan
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
@@ -211,7 +211,7 @@ def _model(sample: _Sample) -> str | None:
     for label in _MODEL_LABELS:
         if label in sample.labels:
             plain = _ESCAPE.sub(
-                lambda found: b"\n" if found[1] == b"n" else found[1], sample.labels[label]
+                lambda match: b"\n" if match[1] == b"n" else match[1], sample.labels[label]
             )
             return plain.decode("utf-8", "replace")
     return None
@@ -262,10 +262,12 @@ def _dynamo_load(fields: dict[str, list[_Sample]], at: float) -> EngineLoad:
     """
     get = fields.get
     active = get("active_blocks", [])
-    workers = {(one.labels.get(b"worker_id"), one.labels.get(b"dp_rank")) for one in active}
-    places = max((one.value for one in get("worker_capacity", ())), default=0.0)
-    blocks = max((one.value for one in get("worker_blocks", ())), default=0.0)
-    capacity = round(places) * len(workers) or None
+    workers = {
+        (sample.labels.get(b"worker_id"), sample.labels.get(b"dp_rank")) for sample in active
+    }
+    slots = max((sample.value for sample in get("worker_capacity", ())), default=0.0)
+    blocks = max((sample.value for sample in get("worker_blocks", ())), default=0.0)
+    capacity = round(slots) * len(workers) or None
     in_flight, queued, pending = (_total(get(name)) for name in ("in_flight", "queued", "pending"))
     waiting = pending or None
     if in_flight is not None and queued is not None and capacity is not None:
@@ -277,7 +279,7 @@ def _dynamo_load(fields: dict[str, list[_Sample]], at: float) -> EngineLoad:
         at=at,
         running=running,
         waiting=waiting,
-        kv_usage=max(one.value for one in active) / blocks if active and blocks else None,
+        kv_usage=max(sample.value for sample in active) / blocks if active and blocks else None,
         cache_hits=hits,
         cache_queries=None if hits is None else prompt,
         prompt_tokens=prompt,

@@ -58,11 +58,11 @@ class CompletionProbe:
         if request is not None:
             model = asked_model(request)
             routes = (_ROUTE_OF.get(request.path, "chat"),)
-        found = await self.prove(endpoint, model, CHECK_SECONDS, routes)
-        if isinstance(found, ProbeResult):
-            words = f"{endpoint.name} ends its answers without a word"
-            return Failure("empty", words, passing=True, status=200) if found.blank else None
-        return found
+        result = await self.prove(endpoint, model, CHECK_SECONDS, routes)
+        if isinstance(result, ProbeResult):
+            message = f"{endpoint.name} ends its answers without a word"
+            return Failure("empty", message, passing=True, status=200) if result.blank else None
+        return result
 
     async def prove(
         self,
@@ -79,11 +79,11 @@ class CompletionProbe:
         end = time.monotonic() + seconds
         first: Failure | None = None
         for route in routes:
-            found = await self._ask(endpoint, model, route, end)
-            if isinstance(found, ProbeResult):
-                return found
-            first = first or found
-            if found.status not in _NOT_HERE:
+            result = await self._ask(endpoint, model, route, end)
+            if isinstance(result, ProbeResult):
+                return result
+            first = first or result
+            if result.status not in _NOT_HERE:
                 break
         assert first is not None
         return first
@@ -96,13 +96,13 @@ class CompletionProbe:
             request = self._requests[route, model] = _request(route, model)
         failure = Failure("timeout", "no time was left to ask it", True)
         for _ in range(_TRIES):
-            sent = time.monotonic()
-            left = end - sent
-            if left <= 0:
+            sent_at = time.monotonic()
+            remaining = end - sent_at
+            if remaining <= 0:
                 break
-            exchange = await self._backend.send(endpoint, [request], limits_within(left))
+            exchange = await self._backend.send(endpoint, [request], limits_within(remaining))
             result = exchange.results[0]
-            ms = 1000 * (time.monotonic() - sent)
+            ms = 1000 * (time.monotonic() - sent_at)
             if isinstance(result, Reply):
                 blank = result.finish_reason == "stop" and result.vectors is None
                 blank = blank and not (result.text or result.reasoning or result.tool_calls)

@@ -46,11 +46,11 @@ class _Connector(aiohttp.TCPConnector):
     async def _get(self, key: Any, traces: Any) -> Any:
         waiting = self._conns.get(key, ())
         before, first = len(waiting), list(itertools.islice(waiting, _LOOKED_AT))
-        found = await super()._get(key, traces)
-        passed = before - len(self._conns.get(key, ()))  # the last of them was good
-        if found is not None and 0 < passed <= len(first):
-            IDLE.set(time.monotonic() - first[passed - 1][1])
-        return found
+        connection = await super()._get(key, traces)
+        taken = before - len(self._conns.get(key, ()))  # the last of them was good
+        if connection is not None and 0 < taken <= len(first):
+            IDLE.set(time.monotonic() - first[taken - 1][1])
+        return connection
 
 
 class AiohttpClient:
@@ -68,13 +68,13 @@ class AiohttpClient:
         self._timeouts: dict[Timeouts, aiohttp.ClientTimeout] = {}
 
     def _limits(self, timeouts: Timeouts) -> aiohttp.ClientTimeout:
-        found = self._timeouts.get(timeouts)
-        if found is None:
+        timeout = self._timeouts.get(timeouts)
+        if timeout is None:
             if len(self._timeouts) >= 64:
                 self._timeouts.clear()
-            found = aiohttp.ClientTimeout(total=timeouts.total, connect=timeouts.connect)
-            self._timeouts[timeouts] = found
-        return found
+            timeout = aiohttp.ClientTimeout(total=timeouts.total, connect=timeouts.connect)
+            self._timeouts[timeouts] = timeout
+        return timeout
 
     def post(
         self,
@@ -180,7 +180,7 @@ def translated(error: aiohttp.ClientError) -> Exception:
     if isinstance(error, aiohttp.ClientResponseError):
         return errors.HttpError(" ".join(error.message.split()))
     inner = error.__cause__ or error
-    words = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    message = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
     if isinstance(error, aiohttp.ClientPayloadError):
-        return errors.PayloadError(words)
-    return errors.HttpError(words)
+        return errors.PayloadError(message)
+    return errors.HttpError(message)

@@ -247,9 +247,9 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
         limit = f" within {timeouts.total:g} s" if timeouts.total else ""
         return Failure("timeout", f"no whole answer from {where}{limit}", True)
     if isinstance(error, ProxyRefused):
-        words = f"the proxy refused to reach {where}: HTTP {error.status}"
+        message = f"the proxy refused to reach {where}: HTTP {error.status}"
         lasting = error.status in (401, 403, 407)
-        return Failure("auth" if lasting else "connect", words, not lasting)
+        return Failure("auth" if lasting else "connect", message, not lasting)
     if isinstance(error, OSError) and (failure := _system_failure(error, where)):
         return failure
     if isinstance(error, EndlessBody):
@@ -281,8 +281,8 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
         hint = "give the site's certificates as backend: {ca_file: ...} or SSL_CERT_FILE"
         return Failure("connect", f"{where}: certificate not trusted: {_cause(error)} ({hint})")
     if error.errno in _FULL:
-        words = f"this machine is out of file handles, ports or memory: {_cause(error)}"
-        return Failure("overloaded", words, True, busy=True)
+        message = f"this machine is out of file handles, ports or memory: {_cause(error)}"
+        return Failure("overloaded", message, True, busy=True)
     if isinstance(error, NoTls):
         hint = "if it speaks plain http, write http:// or, for a provider, openai+http://"
         return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})")

@@ -207,9 +207,9 @@ class Connection(asyncio.Protocol):
         chunks = self._chunks
         if len(chunks) == 1:
             return chunks.popleft()
-        found = b"".join(chunks)
+        data = b"".join(chunks)
         chunks.clear()
-        return found
+        return data
 
     @property
     def reusable(self) -> bool:
@@ -234,8 +234,8 @@ class PlainResponse:
     @property
     def content_type(self) -> str:
         """The media type alone, in lower case."""
-        found: str = self.headers.get("Content-Type", "")
-        return found.partition(";")[0].strip().lower()
+        value: str = self.headers.get("Content-Type", "")
+        return value.partition(";")[0].strip().lower()
 
     @property
     def content(self) -> PlainResponse:

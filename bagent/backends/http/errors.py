@@ -80,9 +80,9 @@ class NotConnected(HttpError, OSError):
 class CertificateRefused(NotConnected):
     """The server's certificate is not trusted."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(OSError(words))
-        self.words = words
+    def __init__(self, message: str) -> None:
+        super().__init__(OSError(message))
+        self.words = message
 
 
 class NoTls(NotConnected):
@@ -91,8 +91,8 @@ class NoTls(NotConnected):
 
 def words_of(error: OSError) -> str:
     """What went wrong, without the addresses that were tried: a name may have several of them."""
-    words = error.strerror or str(error)
-    several = _SEVERAL.match(words)
+    text = error.strerror or str(error)
+    several = _SEVERAL.match(text)
     if several:
         return os.strerror(int(several[1]))
-    return os.strerror(error.errno) if error.errno and words.startswith("Connect call") else words
+    return os.strerror(error.errno) if error.errno and text.startswith("Connect call") else text

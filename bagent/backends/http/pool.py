@@ -200,23 +200,23 @@ class PlainPool:
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close what has been idle for too long, before the server does."""
         oldest = loop.time() - self._idle_seconds
-        for place, idle in list(self._idle.items()):
+        for address, idle in list(self._idle.items()):
             while idle and (idle[0].idle_since <= oldest or idle[0].transport is None):
                 connection = idle.popleft()
                 if connection.transport is not None:
                     connection.transport.close()
             if not idle:
-                del self._idle[place]
+                del self._idle[address]
         self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
 
     def limit(self, seconds: float) -> TimeoutGroup:
         """What ends requests after ``seconds``."""
-        found = self._limits.get(seconds)
-        if found is None:
+        group = self._limits.get(seconds)
+        if group is None:
             if len(self._limits) >= _MOST_LIMITS:
                 self._limits = {s: limit for s, limit in self._limits.items() if limit.used}
-            found = self._limits[seconds] = TimeoutGroup(seconds, asyncio.get_running_loop())
-        return found
+            group = self._limits[seconds] = TimeoutGroup(seconds, asyncio.get_running_loop())
+        return group
 
     async def connect(self, target: _Target) -> Connection:
         """A new connection.
@@ -226,17 +226,17 @@ class PlainPool:
         """
         loop = asyncio.get_running_loop()
         try:
-            found = await start_connection(
+            sock = await start_connection(
                 await self._addresses(target, loop), happy_eyeballs_delay=_EYEBALLS, loop=loop
             )
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 if hasattr(socket, option):
-                    found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
             try:
-                _, connection = await loop.create_connection(Connection, sock=found)
+                _, connection = await loop.create_connection(Connection, sock=sock)
             except BaseException:
-                found.close()
+                sock.close()
                 raise
         except OSError as error:
             self._names.pop(target.place, None)
@@ -245,16 +245,16 @@ class PlainPool:
         return connection
 
     async def _addresses(self, target: _Target, loop: asyncio.AbstractEventLoop) -> list[Any]:
-        kept = self._names.get(target.place)
-        if kept is not None and kept[0] > loop.time():
-            return kept[1]
+        cached = self._names.get(target.place)
+        if cached is not None and cached[0] > loop.time():
+            return cached[1]
         if self._look_ups is None:
             self._look_ups = Resolver(loop)
-        found = await self._look_ups.look_up(
+        addresses = await self._look_ups.look_up(
             target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
-        self._names[target.place] = (loop.time() + NAME_SECONDS, found)
-        return found
+        self._names[target.place] = (loop.time() + NAME_SECONDS, addresses)
+        return addresses
 
     async def close(self) -> None:
         """Close all connections."""
@@ -334,12 +334,12 @@ class PooledRequest:
 
     async def _connected(self) -> Connection:
         limits = self._timeouts
-        known = [limit for limit in (limits.connect, limits.total) if limit is not None]
+        bounds = [limit for limit in (limits.connect, limits.total) if limit is not None]
         try:
-            async with asyncio.timeout(min(known) if known else None):
+            async with asyncio.timeout(min(bounds) if bounds else None):
                 return await self._pool.connect(self._target)
         except TimeoutError:
-            if limits.connect is not None and limits.connect == min(known):
+            if limits.connect is not None and limits.connect == min(bounds):
                 raise ConnectTimeout from None
             raise
 

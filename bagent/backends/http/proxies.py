@@ -49,10 +49,10 @@ def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
 
 def without_userinfo(url: str) -> str:
     """``url`` less the name and password that it may hold, for messages."""
-    scheme, mark, rest = url.partition("://")
+    scheme, mark, remainder = url.partition("://")
     if not mark:
         return url.rpartition("@")[2]
-    host, slash, path = rest.partition("/")
+    host, slash, path = remainder.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 

@@ -50,8 +50,8 @@ class Allowance(msgspec.Struct, frozen=True):
         """Whether it fills again at ``limit`` in ``period`` seconds."""
         if self.reset is None:
             return False
-        whole = period * (self.limit - self.left) / self.limit
-        return abs(self.reset - whole) <= self.slack + _NEAR * whole
+        refill_seconds = period * (self.limit - self.left) / self.limit
+        return abs(self.reset - refill_seconds) <= self.slack + _NEAR * refill_seconds
 
 
 class RateLimits(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ def read_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | Non
         "anthropic-ratelimit-requests-limit" in headers
         or "anthropic-ratelimit-input-tokens-limit" in headers
     ):
-        told = {
+        allowances = {
             field: _allowance(
                 headers,
                 tuple(f"anthropic-ratelimit-{name}-{part}" for part in _PARTS),
@@ -91,7 +91,7 @@ def read_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | Non
             )
         }
     elif "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
-        told = {
+        allowances = {
             name: _allowance(
                 headers, tuple(f"x-ratelimit-{part}-{name}" for part in _PARTS), now, 0.02
             )
@@ -99,7 +99,7 @@ def read_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | Non
         }
     else:
         return None
-    return RateLimits(now, **told) if any(told.values()) else None
+    return RateLimits(now, **allowances) if any(allowances.values()) else None
 
 
 _PARTS = ("limit", "remaining", "reset")
@@ -108,14 +108,14 @@ _PARTS = ("limit", "remaining", "reset")
 def _allowance(
     headers: Mapping[str, str], names: tuple[str, ...], now: float, slack: float
 ) -> Allowance | None:
-    limit, left, reset = (headers.get(name) for name in names)
+    limit, remaining, reset = (headers.get(name) for name in names)
     try:
-        most, rest = float(limit or ""), float(left or "")
+        maximum, available = float(limit or ""), float(remaining or "")
     except ValueError:
         return None
-    if not (0 < most < float("inf") and 0 <= rest <= most):
+    if not (0 < maximum < float("inf") and 0 <= available <= maximum):
         return None
     seconds = None if reset is None else reset_seconds(reset, now)
-    if seconds is None and rest == most:
+    if seconds is None and available == maximum:
         seconds = 0.0  # a time that is over: it is whole
-    return Allowance(most, rest, seconds, slack, names[1])
+    return Allowance(maximum, available, seconds, slack, names[1])

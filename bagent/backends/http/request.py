@@ -103,62 +103,70 @@ class HttpExchange:
         self._tell: set[str] = set()
 
     async def send(
-        self, post: HttpRequest, exchange: Exchange, read: WholeReader, reader: EventReader | None
+        self,
+        request: HttpRequest,
+        exchange: Exchange,
+        read: WholeReader,
+        reader: EventReader | None,
     ) -> Reply | Failure:
-        """Send ``post``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
+        """Send ``request``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
 
         A failure's words hold none of the endpoint's secrets, and name the proxy if there is one.
         """
         if reader is None:
-            found = await self._whole(post, exchange, read)
+            result = await self._whole(request, exchange, read)
         else:
-            found = await self._streamed(post, exchange, read, reader)
-        return named(found, post.endpoint, exchange) if isinstance(found, Failure) else found
+            result = await self._streamed(request, exchange, read, reader)
+        return named(result, request.endpoint, exchange) if isinstance(result, Failure) else result
 
     async def _whole(
-        self, post: HttpRequest, exchange: Exchange, read: WholeReader
+        self, request: HttpRequest, exchange: Exchange, read: WholeReader
     ) -> Reply | Failure:
-        answer = await self.post(post, exchange)
+        answer = await self.post(request, exchange)
         if isinstance(answer, Failure):
             return answer
         raw, headers = answer
         return read(raw, headers.get("Content-Type", ""), headers)
 
     async def post(
-        self, post: HttpRequest, exchange: Exchange
+        self, request: HttpRequest, exchange: Exchange
     ) -> tuple[bytes, Mapping[str, str]] | Failure:
         """The body and the headers of a good answer, or what the other one means."""
         try:
             async with self._transport.post(
-                post.endpoint, post.path, post.body, post.timeouts
+                request.endpoint, request.path, request.body, request.timeouts
             ) as response:
-                self._note(exchange, response, post.endpoint)
+                self._note(exchange, response, request.endpoint)
                 raw = await whole_body(response)
         except NETWORK_ERRORS as error:
-            return self._broken(error, post, exchange)
+            return self._broken(error, request, exchange)
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
             return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
         return raw, response.headers
 
     async def _streamed(
-        self, post: HttpRequest, exchange: Exchange, read: WholeReader, reader: EventReader
+        self, request: HttpRequest, exchange: Exchange, read: WholeReader, reader: EventReader
     ) -> Reply | Failure:
-        limits = post.timeouts
+        limits = request.timeouts
         try:
             async with (
-                StreamTimeout(limits.first_token, limits.idle) as patience,
-                self._transport.post(post.endpoint, post.path, post.body, limits) as response,
+                StreamTimeout(limits.first_token, limits.idle) as stream_timeout,
+                self._transport.post(
+                    request.endpoint, request.path, request.body, limits
+                ) as response,
             ):
-                self._note(exchange, response, post.endpoint)
+                self._note(exchange, response, request.endpoint)
                 if 200 <= response.status < 300 and response.content_type == SSE:
-                    return await self._read_events(response, reader, patience, (post, exchange))
-                patience.lift()
+                    return await self._read_events(
+                        response, reader, stream_timeout, (request, exchange)
+                    )
+                stream_timeout.lift()
                 raw = await whole_body(response)
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the stop reason has taken nothing from the answer
                 return reader.result()
-            failure = self._broken(error, post, exchange)
+            failure = self._broken(error, request, exchange)
             text = reader.text[:LONGEST_REST]
             return msgspec.structs.replace(failure, text=text) if text else failure
         finally:
@@ -175,12 +183,12 @@ class HttpExchange:
         self,
         response: aiohttp.ClientResponse | PlainResponse,
         reader: EventReader,
-        patience: StreamTimeout,
+        stream_timeout: StreamTimeout,
         of: tuple[HttpRequest, Exchange],
     ) -> Reply | Failure:
         pieces = 0
-        post, exchange = of
-        began = post.began
+        request, exchange = of
+        began = request.began
         async for data in pieces_of(response):
             if exchange.first_byte is None:
                 exchange.first_byte = self._clock()
@@ -191,19 +199,19 @@ class HttpExchange:
             if reader.error is not None or (reader.done and not reader.whole):
                 break
             if reader.whole:
-                patience.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
+                stream_timeout.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
             elif reader.first_token is not None and reader.pieces > pieces:
-                patience.went_on()
+                stream_timeout.went_on()
             pieces = reader.pieces
         return reader.result()
 
-    def _broken(self, error: BaseException, post: HttpRequest, exchange: Exchange) -> Failure:
+    def _broken(self, error: BaseException, request: HttpRequest, exchange: Exchange) -> Failure:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         exchange.cut = isinstance(error, PayloadError)
-        return network_failure(error, post.endpoint, post.timeouts)
+        return network_failure(error, request.endpoint, request.timeouts)
 
     def _note(
         self,
@@ -245,7 +253,7 @@ def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
     """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
     if exchange.status is None:
         return failure
-    words = endpoint.without_secrets(failure.message)
+    message = endpoint.without_secrets(failure.message)
     if endpoint.proxy and exchange.first_token is None:
-        words += through(endpoint)
-    return msgspec.structs.replace(failure, message=words)
+        message += through(endpoint)
+    return msgspec.structs.replace(failure, message=message)

@@ -42,8 +42,8 @@ class Resolver:
         if _is_number(host):
             port, family, kind, proto = more[:4]
             return socket.getaddrinfo(host, port, family, kind, proto, socket.AI_NUMERICHOST)
-        found: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._wanted.put((found, (host, *more)))
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._wanted.put((future, (host, *more)))
         self._open += 1
         if self._threads < min(self._open, THREADS):
             self._start(1)
@@ -51,7 +51,7 @@ class Resolver:
             self._growing = True
             self._loop.call_later(HANGS_SECONDS, self._grow)
         try:
-            return await found
+            return await future
         finally:
             self._open -= 1
 
@@ -82,18 +82,18 @@ class Resolver:
             work = self._wanted.get()
             if work is None:
                 return
-            found, wanted = work
-            if found.done():  # given up meanwhile
+            future, arguments = work
+            if future.done():  # given up meanwhile
                 continue
             result: list[Any] | OSError
             try:
-                result = socket.getaddrinfo(*wanted)
+                result = socket.getaddrinfo(*arguments)
             except OSError as error:
                 result = error
             except UnicodeError:  # a name that cannot be one
                 result = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             try:
-                self._loop.call_soon_threadsafe(_settle, found, result)
+                self._loop.call_soon_threadsafe(_settle, future, result)
             except RuntimeError:  # the loop is closed
                 return
 
@@ -124,13 +124,13 @@ class ResolverLoop(asyncio.SelectorEventLoop):
         super().close()
 
 
-def _settle(found: asyncio.Future[list[Any]], result: list[Any] | OSError) -> None:
-    if found.done():
+def _settle(future: asyncio.Future[list[Any]], result: list[Any] | OSError) -> None:
+    if future.done():
         return
     if isinstance(result, OSError):
-        found.set_exception(result)
+        future.set_exception(result)
     else:
-        found.set_result(result)
+        future.set_result(result)
 
 
 def _is_number(host: bytes | str | None) -> bool:

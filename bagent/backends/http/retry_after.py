@@ -48,13 +48,13 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
             return milliseconds / 1000
     value = next((named[name] for name in _IN_SECONDS if name in named), None)
     if value is not None:
-        return _told(value, _base(named.get("date"), now))
+        return _parse_retry_after(value, _base(named.get("date"), now))
     waits = [reset_seconds(named.get(name, ""), now) for name in _spent_limits(named)]
-    waits += [float(found) for found in _spent_in_one(named.get("ratelimit", ""))]
+    waits += [float(seconds) for seconds in _spent_in_one(named.get("ratelimit", ""))]
     return max((wait for wait in waits if wait), default=None)
 
 
-def _told(value: str, base: float) -> float | None:
+def _parse_retry_after(value: str, base: float) -> float | None:
     """Seconds that a Retry-After names: a number, a date, or several of them joined by commas."""
     until = _until(value, base) if _number(value) is None else None
     if until is not None:  # a date has a comma of its own
@@ -63,19 +63,19 @@ def _told(value: str, base: float) -> float | None:
     return max((wait for wait in waits if wait is not None and wait > 0), default=None)
 
 
-def retry_after_words(words: str) -> float | None:
+def retry_after_words(text: str) -> float | None:
     """Seconds that a message such as ``Please try again in 1m2.5s`` names, or None."""
-    found = _IN_WORDS.search(words)
-    return (_duration(found.group(1)) or None) if found else None
+    match = _IN_WORDS.search(text)
+    return (_duration(match.group(1)) or None) if match else None
 
 
 def _spent_in_one(value: str) -> list[str]:
     """Seconds until the limits of a ``RateLimit`` header that are spent: both of its drafts' forms,
     ``limit=10, remaining=0, reset=7`` and ``"name";r=0;t=7``."""
-    found = (
+    matches = (
         [_SPENT.search(value)] if "remaining" in value else map(_SPENT_ONE.search, value.split(","))
     )
-    return [one[1] for one in found if one]
+    return [match[1] for match in matches if match]
 
 
 def _spent_limits(headers: Mapping[str, str]) -> list[str]:

@@ -50,17 +50,17 @@ class SSEDecoder:
         """
         lines = ended_by_newlines(self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        found = []
+        events = []
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
             elif not line.strip():
                 event = self._end()
                 if event is not None:
-                    found.append(event)
+                    events.append(event)
             elif not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 self._keep(line)
-        return found
+        return events
 
     def finish(self) -> list[dict[str, Any]]:
         """The last event, which may lack its empty line.

@@ -92,19 +92,19 @@ class OpenAIBackend:
         request = group[0]
         form = self._forms.of(endpoint, request)
         exchange = Exchange(results=[], sent=self._clock())
-        found: list[Reply | Failure] | Reply | Failure
+        result: list[Reply | Failure] | Reply | Failure
         if len(group) > 1:
-            found = await self._send_group(endpoint, group, form, timeouts, exchange)
+            result = await self._send_group(endpoint, group, form, timeouts, exchange)
         elif not (request.returning or request.settings.apart):
-            found = await self._send_one(endpoint, request, form, timeouts, exchange)
+            result = await self._send_one(endpoint, request, form, timeouts, exchange)
         else:
-            found = await self._send_able(endpoint, request, form, timeouts, exchange)
+            result = await self._send_able(endpoint, request, form, timeouts, exchange)
         exchange.done = self._clock()
-        if isinstance(found, Failure) and exchange.status is not None:
+        if isinstance(result, Failure) and exchange.status is not None:
             if not exchange.learned:
-                exchange.learned = self._forms.learn(endpoint, request, found, form)
-            found = named(found, endpoint, exchange)
-        exchange.results = found if isinstance(found, list) else [found] * len(group)
+                exchange.learned = self._forms.learn(endpoint, request, result, form)
+            result = named(result, endpoint, exchange)
+        exchange.results = result if isinstance(result, list) else [result] * len(group)
         return exchange
 
     async def _send_able(
@@ -119,10 +119,10 @@ class OpenAIBackend:
         engine = self._groups.known(endpoint).engine
         able, tries = self._abilities.form(endpoint, request, form, engine)
         try:
-            found = await self._send_one(endpoint, request, able, timeouts, exchange)
+            result = await self._send_one(endpoint, request, able, timeouts, exchange)
             if not (tries or able.hints):
-                return found
-            return self._abilities.learn(endpoint, able, tries, found, exchange)
+                return result
+            return self._abilities.learn(endpoint, able, tries, result, exchange)
         finally:
             self._abilities.leave(tries)
 
@@ -138,19 +138,19 @@ class OpenAIBackend:
         body = self._writer(endpoint, request, form).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
-        post = HttpRequest(endpoint, request.path, body, timeouts)
+        http_request = HttpRequest(endpoint, request.path, body, timeouts)
         if stream:
             on_call = request.watch() if request.watch else None
             reader = StreamReader(exchange.sent, self._clock, on_call)
-            post.began = request.began
-            return await self._http.send(post, exchange, read_reply, reader)
+            http_request.began = request.began
+            return await self._http.send(http_request, exchange, read_reply, reader)
         sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
         if sample is None:
-            return (await self._send_whole(request, post, exchange))[0]
+            return (await self._send_whole(request, http_request, exchange))[0]
         sample.sampling = True
         try:
-            post.body = body[:-1] + b',"return_token_ids":true}'
-            result, raw = await self._send_whole(request, post, exchange)
+            http_request.body = body[:-1] + b',"return_token_ids":true}'
+            result, raw = await self._send_whole(request, http_request, exchange)
             if isinstance(result, Reply):
                 await self._learner.check_sample(endpoint, request, sample, (result, raw), timeouts)
         finally:
@@ -176,18 +176,20 @@ class OpenAIBackend:
         answer = await self._http.post(HttpRequest(endpoint, PATHS[way], body, timeouts), exchange)
         if not isinstance(answer, Failure):
             first_ids = learned.first_ids if learned is not None else ()
-            found = read_group(*answer, len(group), first_ids)
-            if not isinstance(found, Failure):
-                results, exchange.learned = take_answer(groups, endpoint, way, request, found)
+            group_answer = read_group(*answer, len(group), first_ids)
+            if not isinstance(group_answer, Failure):
+                results, exchange.learned = take_answer(
+                    groups, endpoint, way, request, group_answer
+                )
                 return results
-            answer = found
+            answer = group_answer
         exchange.learned = groups.refused(endpoint, way, answer)
         return answer
 
     async def _send_whole(
-        self, request: Request, post: HttpRequest, exchange: Exchange
+        self, request: Request, http_request: HttpRequest, exchange: Exchange
     ) -> tuple[Reply | Failure, bytes]:
-        answer = await self._http.post(post, exchange)
+        answer = await self._http.post(http_request, exchange)
         if isinstance(answer, Failure):
             return answer, b""
         raw, headers = answer
@@ -236,12 +238,12 @@ class OpenAIBackend:
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``: what the endpoint serves. A missing route is no failure."""
-        found = await learn_models(self._transport, endpoint, seconds)
-        if isinstance(found, Capabilities):
-            self._groups.probed(endpoint, found)
-            if found.models:
-                self._served[endpoint.name] = found.models[0]
-        return found
+        capabilities = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(capabilities, Capabilities):
+            self._groups.probed(endpoint, capabilities)
+            if capabilities.models:
+                self._served[endpoint.name] = capabilities.models[0]
+        return capabilities
 
     async def close(self) -> None:
         """Close all connections."""

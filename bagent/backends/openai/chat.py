@@ -287,7 +287,9 @@ def _payload(request: Request) -> bytes:
     messages = request.messages
     if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
         return request.payload
-    return encode_payload([{k: v for k, v in one.items() if k != OWN_BLOCKS} for one in messages])
+    return encode_payload(
+        [{k: v for k, v in message.items() if k != OWN_BLOCKS} for message in messages]
+    )
 
 
 def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
@@ -320,21 +322,23 @@ def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -
         choice = first_choice(choices)
         if choice is not None:
             return choice_error(choice) or reply_from_choice(choice, body)
-        what = "choices without a clear first one" if choices else "no choices"
+        problem = "choices without a clear first one" if choices else "no choices"
     except ValueError:
-        what = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
-    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+        problem = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
+    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure(
+        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
+    )
 
 
 def first_choice(choices: Json) -> dict[str, Any] | None:
     """The choice with index 0, or the only one; None where that is not clear."""
     if not isinstance(choices, list):
         return None
-    found = [choice for choice in choices if isinstance(choice, dict)]
+    candidates = [choice for choice in choices if isinstance(choice, dict)]
     if len(choices) > 1:
-        found = [choice for choice in found if choice.get("index") == 0]
-    return found[0] if len(found) == 1 else None
+        candidates = [choice for choice in candidates if choice.get("index") == 0]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def choice_error(choice: dict[str, Any]) -> Failure | None:
@@ -379,8 +383,8 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 
 def given_back(message: Mapping[str, Json]) -> dict[str, Json] | None:
     """The thinking of a message as it stood there; None where there is none."""
-    found = {name: message[name] for name in REASONING_KEYS if message.get(name)}
-    return found or None
+    fields = {name: message[name] for name in REASONING_KEYS if message.get(name)}
+    return fields or None
 
 
 def finish_word(value: Json) -> str | None:

@@ -52,15 +52,17 @@ def read_vectors(raw: bytes, texts: Json, headers: Mapping[str, str]) -> Reply |
         body = _decode(raw)
     except msgspec.DecodeError as error:
         return _other(raw, str(error), headers)
-    places = [number if one.index is None else one.index for number, one in enumerate(body.data)]
+    indexes = [
+        number if vector.index is None else vector.index for number, vector in enumerate(body.data)
+    ]
     if texts is None:
-        count = len(places)
-    if not count or sorted(places) != list(range(count)):
+        count = len(indexes)
+    if not count or sorted(indexes) != list(range(count)):
         return _other(raw, f"{len(body.data)} vectors for {count} texts", headers)
     vectors: list[list[float]] = [[] for _ in range(count)]
-    for place, one in zip(places, body.data, strict=True):
+    for index, vector in zip(indexes, body.data, strict=True):
         try:
-            vectors[place] = _numbers(one.embedding)
+            vectors[index] = _numbers(vector.embedding)
         except (binascii.Error, struct.error):
             return _other(raw, "a vector that is neither numbers nor base64", headers)
     if not all(vectors):
@@ -78,10 +80,10 @@ def _numbers(embedding: list[float] | str) -> list[float]:
     return [number for (number,) in struct.iter_unpack("<f", packed)]
 
 
-def _other(raw: bytes, words: str, headers: Mapping[str, str]) -> Failure:
+def _other(raw: bytes, problem: str, headers: Mapping[str, str]) -> Failure:
     try:
         failure = from_body_error(msgspec.json.decode(raw), headers)
     except msgspec.DecodeError:
         failure = None
-    message = f"no vectors behind HTTP 200: {words}"
+    message = f"no vectors behind HTTP 200: {problem}"
     return failure or Failure("bad_response", message, passing=True, status=200)

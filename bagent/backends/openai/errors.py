@@ -99,15 +99,15 @@ def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
     """The error of a body that has none under ``error``."""
     if body.get("object") == "error" or "message" in body:
         inner = error_in(body.get("message")) if isinstance(body.get("message"), dict) else None
-        told = _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
-        return inner or told
+        flat = _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
+        return inner or flat
     for name in ("detail", "errors"):
         if body.get(name):
             return _details(body[name]), body.get("code"), ""
     for name in ("Message", "error_message", "errorMessage", "msg"):
-        told_code = body.get("code") or body.get("error_code") or body.get("status_code")
-        if isinstance(body.get(name), str) and (told_code or name != "msg"):
-            return str(body[name]), told_code, str(body.get("type") or body.get("__type") or "")
+        code = body.get("code") or body.get("error_code") or body.get("status_code")
+        if isinstance(body.get(name), str) and (code or name != "msg"):
+            return str(body[name]), code, str(body.get("type") or body.get("__type") or "")
     fault = body.get("fault")
     if isinstance(fault, dict) and isinstance(fault.get("faultstring"), str):
         detail = fault.get("detail")
@@ -122,14 +122,14 @@ def _inner(error: dict[str, Json]) -> tuple[str, Json, str] | None:
     """The error within an error; what it lacks is the outer one's."""
     message = error.get("message")
     if isinstance(error.get("error"), dict):
-        found = error_in({"error": error["error"]})
+        inner = error_in({"error": error["error"]})
     elif isinstance(message, dict):
-        found = error_in(message) or None
+        inner = error_in(message) or None
     else:
         return None
-    if found is None:
+    if inner is None:
         return None
-    text, code, kind = found
+    text, code, kind = inner
     return (
         text,
         code or error.get("code") or error.get("status"),
@@ -151,13 +151,13 @@ def _details(value: Json) -> str:
         return str(value["message"])
     if not isinstance(value, list):
         return _as_text(value)
-    words = []
+    messages = []
     for entry in value:
-        told = (entry.get("msg") or entry.get("message")) if isinstance(entry, dict) else None
-        place = entry.get("loc") if told else None
-        where = ".".join(map(str, place)) + ": " if isinstance(place, list) else ""
-        words.append(where + _as_text(told or entry))
-    return "; ".join(words)
+        message = (entry.get("msg") or entry.get("message")) if isinstance(entry, dict) else None
+        location = entry.get("loc") if message else None
+        where = ".".join(map(str, location)) + ": " if isinstance(location, list) else ""
+        messages.append(where + _as_text(message or entry))
+    return "; ".join(messages)
 
 
 def _as_text(value: Json) -> str:
@@ -167,18 +167,18 @@ def _as_text(value: Json) -> str:
 def from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
     """The failure that an HTTP answer with ``status`` other than 200 means."""
     try:
-        found = error_in(decode_json(text))
+        error = error_in(decode_json(text))
     except ValueError:
-        found = None
-    words = f"{found[0]} {found[1] or ''} {found[2]}" if found else text
-    shown = shorten(found[0] if found else text) or "no text"
+        error = None
+    full_text = f"{error[0]} {error[1] or ''} {error[2]}" if error else text
+    summary = shorten(error[0] if error else text) or "no text"
     if 300 <= status < 400:
         to = headers.get("Location")
-        shown += f" (a redirect{f' to {to}' if to else ''}; give the address where it leads)"
+        summary += f" (a redirect{f' to {to}' if to else ''}; give the address where it leads)"
     wait = retry_after(headers, time.time())
     if wait is None and status in (429, 503):
-        wait = retry_after_words(words)
-    return _as_advised(classify(status, shown, words, wait), headers.get("x-should-retry"))
+        wait = retry_after_words(full_text)
+    return _as_advised(classify(status, summary, full_text, wait), headers.get("x-should-retry"))
 
 
 def _as_advised(failure: Failure, advice: str | None) -> Failure:
@@ -192,14 +192,14 @@ def _as_advised(failure: Failure, advice: str | None) -> Failure:
 
 def from_body_error(body: Json, headers: Mapping[str, str]) -> Failure | None:
     """The failure that a body behind status 200 reports, or None if it reports none."""
-    found = error_in(body)
-    if found is None:
+    error = error_in(body)
+    if error is None:
         return None
-    message, code, kind = found
-    words = f"{message} {code or ''} {kind}"
-    wait = retry_after(_inner_headers(body) or headers, time.time()) or retry_after_words(words)
-    status = _body_status(code, kind, words)
-    failure = classify(status, shorten(message), words, wait)
+    message, code, kind = error
+    full_text = f"{message} {code or ''} {kind}"
+    wait = retry_after(_inner_headers(body) or headers, time.time()) or retry_after_words(full_text)
+    status = _body_status(code, kind, full_text)
+    failure = classify(status, shorten(message), full_text, wait)
     return msgspec.structs.replace(failure, message=f"error behind HTTP 200: {failure.message}")
 
 
@@ -211,54 +211,54 @@ def _inner_headers(body: Json) -> Mapping[str, str]:
     return {str(k): str(v) for k, v in headers.items()} if isinstance(headers, dict) else {}
 
 
-def _body_status(code: Json, kind: str, words: str) -> int:
+def _body_status(code: Json, kind: str, text: str) -> int:
     """The HTTP status that fits an error: its number, else what its words say."""
     number = str(code)
     if re.fullmatch(r"[45]\d\d", number):
         return int(number)
-    if _NO_QUOTA.search(words) or _RATE.search(words):
+    if _NO_QUOTA.search(text) or _RATE.search(text):
         return 429
-    if _OVERFLOW.search(words):
+    if _OVERFLOW.search(text):
         return 400
     names = f"{code or ''} {kind}"
     for pattern, status in _BODY_STATUS:
         if pattern.search(names):
             return status
-    return 503 if _BUSY.search(words) else 502
+    return 503 if _BUSY.search(text) else 502
 
 
-def classify(status: int, shown: str, words: str, wait: float | None = None) -> Failure:
-    """Kind and lastingness of ``status`` with the server's ``words``; ``shown`` is for people.
+def classify(status: int, summary: str, text: str, wait: float | None = None) -> Failure:
+    """Kind and lastingness of ``status`` with the server's ``text``; ``summary`` is for people.
 
     ``wait`` is when the server wants to be asked again, in seconds, None where it did not say.
     """
-    message = f"HTTP {status}: {shown}"
-    if _out_of_budget(status, words, wait):
+    message = f"HTTP {status}: {summary}"
+    if _out_of_budget(status, text, wait):
         return Failure("budget", message, status=status)
     if status == 429:
-        if _TOO_LARGE.search(words):
+        if _TOO_LARGE.search(text):
             return Failure("rejected", message, status=status)
         return Failure("rate_limited", message, True, status, wait, busy=True)
     if status in (408, 499, 504):
         return Failure("timeout", message, True, status, wait)
     if status in (409, 425) or (status >= 500 and status != 501):
-        if status == 500 and _OVERFLOW.search(words):
+        if status == 500 and _OVERFLOW.search(text):
             return Failure("context_overflow", message, status=status)
-        full = status == 503 and (wait is not None or bool(_BUSY.search(words)))
+        full = status == 503 and (wait is not None or bool(_BUSY.search(text)))
         return Failure("overloaded", message, True, status, wait, busy=full or status == 529)
     if status in (401, 403, 407):
         return Failure("auth", message, status=status)
-    if _OVERFLOW.search(words):
+    if _OVERFLOW.search(text):
         return Failure("context_overflow", message, status=status)
-    if _FILTERED.search(words):
+    if _FILTERED.search(text):
         return Failure("refused", message, status=status)
     return Failure("rejected", message, status=status)
 
 
-def _out_of_budget(status: int, words: str, wait: float | None) -> bool:
+def _out_of_budget(status: int, text: str, wait: float | None) -> bool:
     """Whether money or quota is spent, which no waiting mends."""
     if status == 400:
-        return bool(_NO_QUOTA_400.match(words) or _NO_QUOTA_TYPE.search(words))
-    if status == 429 and wait is not None and "insufficient_quota" not in words:
+        return bool(_NO_QUOTA_400.match(text) or _NO_QUOTA_TYPE.search(text))
+    if status == 429 and wait is not None and "insufficient_quota" not in text:
         return False  # Google calls a limit per minute a quota too, and says when it is over.
-    return status == 402 or (status in (403, 429) and bool(_NO_QUOTA.search(words)))
+    return status == 402 or (status in (403, 429) and bool(_NO_QUOTA.search(text)))

@@ -40,13 +40,13 @@ async def learn_models(
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:
-        found = await _ask(transport, endpoint, end - loop.time())
-        if endpoint.own or not (isinstance(found, Failure) and found.busy):
-            return found
-        pause = found.retry_after
+        result = await _ask(transport, endpoint, end - loop.time())
+        if endpoint.own or not (isinstance(result, Failure) and result.busy):
+            return result
+        pause = result.retry_after
         pause = next(pauses) if pause is None else pause + ROUNDING
         if loop.time() + pause + LEAST_SECONDS > end:
-            return found
+            return result
         await asyncio.sleep(pause)
 
 
@@ -63,16 +63,16 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
         return Capabilities(models_route=False)
     if status != 200:
         failure = from_status(status, raw.decode("utf-8", "replace"), headers)
-        words = endpoint.without_secrets(failure.message)
-        return msgspec.structs.replace(failure, message=words)
+        message = endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=message)
     try:
         body = decode_json(raw)
     except ValueError:
         return Capabilities(models_route=False)
     listed = isinstance(body, dict) and isinstance(body.get("data"), list)
-    found = read_models(body)
-    names = tuple(map(endpoint.without_secrets, found.models))
-    return msgspec.structs.replace(found, models=names, models_route=listed)
+    capabilities = read_models(body)
+    names = tuple(map(endpoint.without_secrets, capabilities.models))
+    return msgspec.structs.replace(capabilities, models=names, models_route=listed)
 
 
 async def model_entries(

@@ -38,12 +38,12 @@ def unpacked(request: Request) -> Request:
         raise ValueError("the body has no messages")
     if body.get("n") not in (None, 1):
         raise ValueError("the body asks for several answers (n)")
-    known = {*_ENVELOPE, *_SAMPLING, *_LIMITS}
+    handled = {*_ENVELOPE, *_SAMPLING, *_LIMITS}
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     settings = CallSettings(
         model=request.settings.model or body.get("model"),
         sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
-        extra={name: value for name, value in body.items() if name not in known},
+        extra={name: value for name, value in body.items() if name not in handled},
         output=_output(body.get("response_format")),
         tools=tuple(body.get("tools") or ()),
     )
@@ -57,14 +57,14 @@ def unpacked(request: Request) -> Request:
     )
 
 
-def _output(wanted: Json) -> OutputFormat | None:
-    if not isinstance(wanted, dict) or wanted.get("type") in (None, "text"):
+def _output(response_format: Json) -> OutputFormat | None:
+    if not isinstance(response_format, dict) or response_format.get("type") in (None, "text"):
         return None
-    told: Any = wanted.get("json_schema")
-    if not isinstance(told, dict) or not isinstance(told.get("schema"), dict):
-        raise ValueError(f"the response_format {wanted.get('type')} is not known here")
-    name = str(told.get("name") or "answer")
-    return OutputFormat(name, encode_payload(told["schema"]), bool(told.get("strict")))
+    schema: Any = response_format.get("json_schema")
+    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+        raise ValueError(f"the response_format {response_format.get('type')} is not known here")
+    name = str(schema.get("name") or "answer")
+    return OutputFormat(name, encode_payload(schema["schema"]), bool(schema.get("strict")))
 
 
 CHAT = "/chat/completions"

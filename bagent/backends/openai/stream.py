@@ -65,41 +65,45 @@ class ToolCallAssembler:
         arguments = function.get("arguments")
         if not (call_id or name or arguments):
             return
-        place = self._by_index.get(index)
-        if place is None or self._is_new(self._calls[place], call_id, name, bool(arguments)):
-            place = self._by_index[index] = len(self._calls)
+        position = self._by_index.get(index)
+        if position is None or self._is_new(self._calls[position], call_id, name, bool(arguments)):
+            position = self._by_index[index] = len(self._calls)
             self._calls.append({"id": "", "name": "", "arguments": ""})
-        call = self._calls[place]
+        call = self._calls[position]
         call["id"] = call_id or call["id"]
         call["name"] = _joined_name(call, name)
         if isinstance(arguments, str):
-            if arguments != call["arguments"] or not self._is_whole(place):
+            if arguments != call["arguments"] or not self._is_whole(position):
                 call["arguments"] += arguments  # else all of it once more, at the end
         elif arguments:
             call["arguments"] = encode_json(arguments)
         if self._on_call is not None and arguments and call["arguments"].rstrip().endswith("}"):
-            self._look(place)
+            self._look(position)
 
-    def _look(self, place: int) -> None:
+    def _look(self, position: int) -> None:
         """Tell of a call whose arguments are whole."""
-        if self._is_whole(place):
-            self._tell(place)
+        if self._is_whole(position):
+            self._tell(position)
 
-    def _is_whole(self, place: int) -> bool:
+    def _is_whole(self, position: int) -> bool:
         try:
-            return isinstance(decode_json(self._calls[place]["arguments"]), dict)
+            return isinstance(decode_json(self._calls[position]["arguments"]), dict)
         except ValueError:
             return False
 
-    def _tell(self, place: int) -> None:
-        if self._on_call is not None and place not in self._told and self._calls[place]["name"]:
-            self._told.add(place)
-            self._on_call(self._call(place))
+    def _tell(self, position: int) -> None:
+        if (
+            self._on_call is not None
+            and position not in self._told
+            and self._calls[position]["name"]
+        ):
+            self._told.add(position)
+            self._on_call(self._call(position))
 
     def tell_rest(self) -> None:
         """Tell of the calls that were not told yet: the answer has ended well."""
-        for place in range(len(self._calls)):
-            self._tell(place)
+        for position in range(len(self._calls)):
+            self._tell(position)
 
     @staticmethod
     def _is_new(call: dict[str, str], call_id: str, name: str, more: bool) -> bool:
@@ -115,11 +119,11 @@ class ToolCallAssembler:
 
     def result(self) -> tuple[ToolCall, ...]:
         """The calls, in the order in which they began."""
-        return tuple(self._call(place) for place in range(len(self._calls)))
+        return tuple(self._call(position) for position in range(len(self._calls)))
 
-    def _call(self, place: int) -> ToolCall:
-        call = self._calls[place]
-        return ToolCall(call["id"] or f"call_{place}", call["name"], call["arguments"] or "{}")
+    def _call(self, position: int) -> ToolCall:
+        call = self._calls[position]
+        return ToolCall(call["id"] or f"call_{position}", call["name"], call["arguments"] or "{}")
 
 
 def _joined_name(call: dict[str, str], piece: str) -> str:
@@ -199,9 +203,9 @@ class StreamReader:
             self._parts.clear()
         data = ended_by_newlines(data)
         lines = data.split(b"\n")
-        rest = lines.pop()
-        if rest:
-            self._parts.append(rest)
+        remainder = lines.pop()
+        if remainder:
+            self._parts.append(remainder)
         for line in lines:
             if line.startswith(b"data:"):
                 self._data(line[5:].strip())
@@ -345,13 +349,13 @@ class StreamReader:
 
     def _keep(self, delta: dict[str, Any]) -> None:
         """Join thinking under the names that it came by."""
-        kept = self._given_back
+        fields = self._given_back
         for name in REASONING_KEYS:
             piece = delta.get(name)
             if isinstance(piece, str):
-                kept[name] = str(kept.get(name, "")) + piece
+                fields[name] = str(fields.get(name, "")) + piece
             elif isinstance(piece, list):
-                kept[name] = [*kept.get(name, ()), *piece]
+                fields[name] = [*fields.get(name, ()), *piece]
 
     @property
     def whole(self) -> bool:

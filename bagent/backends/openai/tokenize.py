@@ -73,17 +73,17 @@ class PromptCounter:
 def _question(request: Request) -> dict[str, Any] | None:
     """What ``/tokenize`` is asked for a request, None where its answer would not hold."""
     settings = request.settings
-    given = {**settings.sampling, **settings.extra}
-    if request.body is not None or given.get(_CUTS) is not None:
+    parameters = {**settings.sampling, **settings.extra}
+    if request.body is not None or parameters.get(_CUTS) is not None:
         return None
     if request.prompt is not None:
-        special = given.get("add_special_tokens", True)
+        special = parameters.get("add_special_tokens", True)
         return {"prompt": request.prompt, "add_special_tokens": special}
     messages = request.messages
-    if not messages or not all(_is_text(one.get("content")) for one in messages):
+    if not messages or not all(_is_text(message.get("content")) for message in messages):
         return None
     fields: dict[str, Any] = {"messages": messages, "add_generation_prompt": True}
-    fields.update({name: given[name] for name in _TEMPLATE_FIELDS if name in given})
+    fields.update({name: parameters[name] for name in _TEMPLATE_FIELDS if name in parameters})
     if settings.tools:
         fields["tools"] = list(settings.tools)
     return fields
