@@ -13,7 +13,7 @@ COMMAND_SECONDS = 60.0
 """How long a program may take to print a key."""
 
 
-def key_in(env: Mapping[str, str], name: str) -> str | None:
+def key_from_env(env: Mapping[str, str], name: str) -> str | None:
     """Return the key in the variable ``name``, without blanks and line ends around it.
 
     None where there is none.
@@ -97,6 +97,6 @@ class KeySource:
             return True
 
 
-def with_key(headers: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+def replace_key(headers: Mapping[str, str], old: str, new: str) -> dict[str, str]:
     """``headers`` with ``new`` in place of ``old`` wherever that stands."""
     return {name: value.replace(old, new) if old else value for name, value in headers.items()}

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bagent.backends.openai.chat import OWN_BLOCKS, content_text
+from bagent.backends.openai.chat import PROVIDER_BLOCKS, content_text
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Json, Message, Reply
 
 _NO_ID = re.compile(r"[^A-Za-z0-9_-]")
 _BEGINNING, _NO_RESULT = ".", "(no result)"
-LONGEST_ID = 64
+MAX_ID_LENGTH = 64
 """What both providers take as the id of a tool call: these characters, so many of them."""
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,(.*)", re.DOTALL)
@@ -92,7 +92,7 @@ def assistant_message(reply: Reply) -> Message:
             for call in reply.tool_calls
         ]
     if reply.blocks is not None:
-        message[OWN_BLOCKS] = reply.blocks
+        message[PROVIDER_BLOCKS] = reply.blocks
     return message
 
 
@@ -152,11 +152,11 @@ def _pair(turns: list[ChatTurn]) -> None:
 
 
 def _new_id(original: str, used: set[str]) -> str:
-    base = _NO_ID.sub("_", original)[:LONGEST_ID] or "call"
+    base = _NO_ID.sub("_", original)[:MAX_ID_LENGTH] or "call"
     unique, count = base, 1
     while unique in used:
         count += 1
-        unique = f"{base[: LONGEST_ID - 5]}_{count}"
+        unique = f"{base[: MAX_ID_LENGTH - 5]}_{count}"
     used.add(unique)
     return unique
 
@@ -170,7 +170,7 @@ def _id_of(block: dict[str, Json]) -> str:
 
 
 def _with_results(parts: list[Part], calls: list[ToolUse], original_ids: list[str]) -> list[Part]:
-    """The parts of a user's turn after calls were asked for, which had ``original_ids`` as their ids: the
+    """The parts of a user's turn after calls were asked for, whose ids were ``original_ids``: the
     results first, one for each call. A result that nobody asked for is told as text."""
     results: list[Part] = []
     others: list[Part] = []
@@ -203,7 +203,7 @@ def _add(talk: ChatMessages, role: str, parts: list[Part]) -> None:
 
 
 def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
-    own = message.get(OWN_BLOCKS)
+    own = message.get(PROVIDER_BLOCKS)
     if isinstance(own, list) and own and _is_own(own, typed):
         return [ProviderBlocks(block) for block in own]
     parts: list[Part] = list(_parts(message))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-LEAST_CHARS = 3500
+MIN_CHARS = 3500
 """Shorter prefixes are below the minimum of every model: 1,024 tokens of English text."""
 
-GAIN_CHARS = 1000
+MIN_USER_CHARS = 1000
 """A user prefix gets a mark of its own from so many characters on."""
 
 
@@ -52,8 +52,8 @@ class SharedPrefix:
         length = fixed + len(system)
         reach = length + shared
         return Marks(
-            system=length >= LEAST_CHARS,
-            user=shared if shared >= GAIN_CHARS and reach >= LEAST_CHARS else 0,
+            system=length >= MIN_CHARS,
+            user=shared if shared >= MIN_USER_CHARS and reach >= MIN_CHARS else 0,
         )
 
     @staticmethod

@@ -56,7 +56,7 @@ class Form(msgspec.Struct, frozen=True):
     strict: bool = True
 
 
-FIRST_FORM = Form()
+DEFAULT_FORM = Form()
 
 
 class EndpointForms:
@@ -74,7 +74,7 @@ class EndpointForms:
 
     def of(self, endpoint: Endpoint, request: Request) -> Form:
         """The form for such a request to the endpoint."""
-        return self._forms.get(_lesson_key(endpoint, request), FIRST_FORM)
+        return self._forms.get(_lesson_key(endpoint, request), DEFAULT_FORM)
 
     def forget(self, endpoint: Endpoint) -> None:
         """Ask the endpoint in the usual form again."""
@@ -110,7 +110,7 @@ class EndpointForms:
         else:
             return False
         key = _lesson_key(endpoint, request)
-        before = self._forms.get(key, FIRST_FORM)
+        before = self._forms.get(key, DEFAULT_FORM)
         self._forms[key] = after = msgspec.structs.replace(before, **change)
         if lesson and after != before:
             self._notice(f"{endpoint.name} {lesson} ({message})")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.backends.anthropic.wire import LEFT_OUT as ANTHROPIC_LEFT_OUT
+from bagent.backends.anthropic.wire import IGNORED_SAMPLING as ANTHROPIC_LEFT_OUT
 from bagent.backends.base import Backend
-from bagent.backends.bedrock.wire import LEFT_OUT as BEDROCK_LEFT_OUT
+from bagent.backends.bedrock.wire import IGNORED_SAMPLING as BEDROCK_LEFT_OUT
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.wrappers import KeyRotatingBackend
@@ -63,7 +63,7 @@ def make_backend(
     return backend if config.keys is None else KeyRotatingBackend(backend, config.keys)
 
 
-def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
+def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
     """Refuse, before anything is sent, what the API of ``kind`` has no word for.
 
     Args:
@@ -86,10 +86,10 @@ def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: s
             hint="write batching: {mode: auto}",
         )
     if kind == "anthropic":
-        from bagent.backends.anthropic.wire import LEFT_OUT, SAMPLING_NAMES
+        from bagent.backends.anthropic.wire import IGNORED_SAMPLING, SAMPLING_NAMES
     else:
-        from bagent.backends.bedrock.wire import LEFT_OUT, SAMPLING_NAMES
-    unknown = sorted(sampling - SAMPLING_NAMES - LEFT_OUT)
+        from bagent.backends.bedrock.wire import IGNORED_SAMPLING, SAMPLING_NAMES
+    unknown = sorted(sampling - SAMPLING_NAMES - IGNORED_SAMPLING)
     if unknown:
         raise UsageError(
             f"backend {kind} has no sampling parameter {', '.join(unknown)}",

@@ -99,7 +99,7 @@ class Request(msgspec.Struct):
     returning: int = 0
 
 
-def asked_model(request: Request) -> str | None:
+def requested_model(request: Request) -> str | None:
     """Return the model that ``request`` names, None where the endpoint's own is asked."""
     model = request.settings.model or (request.body or {}).get("model")
     return model if isinstance(model, str) else None

@@ -9,7 +9,7 @@ import msgspec
 
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.keys import KeySource, with_key
+from bagent.backends.keys import KeySource, replace_key
 from bagent.backends.profile import EndpointForms
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
@@ -126,7 +126,7 @@ class KeyRotatingBackend:
             return endpoint
         cached = self._current.get(endpoint.name)
         if cached is None or cached[0] != key:
-            headers = with_key(endpoint.headers, self._first, key)
+            headers = replace_key(endpoint.headers, self._first, key)
             cached = key, msgspec.structs.replace(endpoint, headers=headers)
             self._current[endpoint.name] = cached
         return cached[1]

@@ -13,17 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bagent.backends.anthropic.wire import LEFT_OUT, AnthropicWriter, reply_from_message
+from bagent.backends.anthropic.wire import IGNORED_SAMPLING, AnthropicWriter, reply_from_message
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
-from bagent.backends.openai.errors import error_in, from_status, shorten
-from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.openai.errors import failure_from_status, find_error, shorten
+from bagent.backends.openai.raw_request import unpack_body
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request
-from bagent.batches.http import PIECE, Web, fetch_all
+from bagent.batches.http import PIECE, BatchHttpClient, fetch_all
 from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
-from bagent.batches.service import Answer, LearnedForms, number_of
+from bagent.batches.service import Answer, LearnedForms, request_number
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply
 
@@ -63,7 +63,7 @@ class AnthropicBatches(LearnedForms):
         notice: Callable[[str], None],
     ) -> None:
         super().__init__(endpoint, LIMITS, enforce, notice)
-        self._web = Web(endpoint, keys)
+        self._web = BatchHttpClient(endpoint, keys)
         self._notice = notice
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
         self._told: set[str] = set()
@@ -79,9 +79,9 @@ class AnthropicBatches(LearnedForms):
         """``{"custom_id", "params"}``."""
         if request.prompt is not None:
             raise ValueError("the API has no raw prompts, only messages")
-        request = unpacked(request)
+        request = unpack_body(request)
         settings = request.settings
-        for parameter in LEFT_OUT & settings.sampling.keys() - self._told:
+        for parameter in IGNORED_SAMPLING & settings.sampling.keys() - self._told:
             self._told.add(parameter)
             self._notice(f"Anthropic's API has no {parameter}: it is left out")
         key = (settings.model or "", form, id(settings))
@@ -140,7 +140,7 @@ class AnthropicBatches(LearnedForms):
             name, _ = read_line(line)
         except ValueError:
             return False
-        return number_of(name, record.label) is not None
+        return request_number(name, record.label) is not None
 
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
         """There is no such step."""
@@ -217,9 +217,9 @@ def _result(result: dict[str, Any]) -> Reply | Failure:
         reason = "was cancelled" if kind == "canceled" else "expired after 24 hours"
         return Failure("timeout", f"the batch {reason}", True)
     error: Json = result.get("error") or {}
-    details = error_in(error if "error" in error else {"error": error})
+    details = find_error(error if "error" in error else {"error": error})
     status = _STATUS.get(details[2] if details else "", 502)
-    return from_status(status, encode_json(error), {})
+    return failure_from_status(status, encode_json(error), {})
 
 
 async def _body(requests: Path, size: int) -> AsyncIterator[bytes]:

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from bagent.backends.bedrock.backend import BedrockConfig
-from bagent.backends.bedrock.errors import WorkerThreads, failure_of
-from bagent.backends.bedrock.wire import LEFT_OUT, converse_arguments, read_answer
+from bagent.backends.bedrock.errors import WorkerThreads, failure_from_exception
+from bagent.backends.bedrock.wire import IGNORED_SAMPLING, converse_arguments, read_answer
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.errors import from_status, shorten
-from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.openai.errors import failure_from_status, shorten
+from bagent.backends.openai.raw_request import unpack_body
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import Request, encode_payload
@@ -110,10 +110,10 @@ class BedrockBatches(LearnedForms):
         """``{"recordId", "modelInput"}``, the input as Converse has it."""
         if request.prompt is not None:
             raise ValueError("Converse has no raw prompts, only messages")
-        request = unpacked(request)
+        request = unpack_body(request)
         if not request.settings.model:
             raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
-        for parameter in LEFT_OUT & request.settings.sampling.keys() - self._told:
+        for parameter in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
             self._told.add(parameter)
             self._notice(f"Bedrock's Converse has no {parameter}: it is left out")
         arguments = converse_arguments(request, request.settings.model, form, _NoMarks())
@@ -242,7 +242,7 @@ class BedrockBatches(LearnedForms):
     def _failed(self, error: BaseException, service: str) -> Failure:
         if isinstance(error, OSError) and error.filename:
             raise write_error(Path(str(error.filename)), error)
-        failure = failure_of(error, f"AWS {service}")
+        failure = failure_from_exception(error, f"AWS {service}")
         if failure is None:
             raise error
         message = self._endpoint.without_secrets(failure.message)
@@ -316,4 +316,4 @@ def _error(error: Json) -> Failure:
         status = int(str(code))
     if "expired" in message.lower() or "stopped" in message.lower():
         return Failure("timeout", f"the batch ended before this row: {shorten(message)}", True)
-    return from_status(status, encode_json({"error": {"message": message}}), {})
+    return failure_from_status(status, encode_json({"error": {"message": message}}), {})

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 
 from bagent.backends.request import Request
-from bagent.batches.files import FOLDER, BatchFiles, BatchFileWriter, BatchItem, units_of
-from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_path, parts_of, read_ledger
+from bagent.batches.files import FOLDER, BatchFiles, BatchFileWriter, BatchItem, batch_units
+from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_parts, ledger_path, read_ledger
 from bagent.batches.service import BatchService
 from bagent.stages.dedupe import RecentAnswers
 from bagent.store.journal.done_index import UnitSet
 from bagent.store.journal.segments import Report, mend_tail, part_order
 
-MOST_OPEN = 16
+MAX_OPEN = 16
 """Batches that may be open at once: rows of a batch file may name any number of models."""
 
 _BITS = 24
@@ -84,7 +84,7 @@ class BatchBuilder:
         """
         self.ledgers = {self._part: Ledger(self._run_dir, self._part, report)}
         division, number = part_order(self._part)
-        for part in parts_of(self._run_dir):
+        for part in ledger_parts(self._run_dir):
             if part_order(part)[0] == division:
                 continue
             if number <= 1:
@@ -105,7 +105,7 @@ class BatchBuilder:
         if files.copies.exists():
             mend_tail(files.copies, report)
         units = UnitSet(record.rows)
-        units.add_all(units_of(files, self._stage))
+        units.add_all(batch_units(files, self._stage))
         units.settle()
         self._loaded.append((record, units))
 
@@ -162,7 +162,7 @@ class BatchBuilder:
         return label, number
 
     def _new(self, group: str, request: Request) -> BatchFileWriter:
-        if len(self._open) >= MOST_OPEN:
+        if len(self._open) >= MAX_OPEN:
             self._seal(max(self._open.values(), key=lambda writer: writer.rows))
         files = BatchFiles(self._run_dir, self._label(self._next))
         new_writer = BatchFileWriter(files, self._next, group, self._service.form(request))

@@ -22,7 +22,7 @@ from bagent.stages.row_runner import OutcomeLog
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Failure, Outcome, Row
 
-UNLIMITED = 4096
+DEFAULT_ANSWER_TOKENS = 4096
 """Tokens of an answer where the request names no limit."""
 
 
@@ -98,7 +98,7 @@ class BatchRows:
     def _weight(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
         tokens = self.plan.budget.whole(text_bytes(request.payload))
-        most = request.max_tokens or UNLIMITED
+        most = request.max_tokens or DEFAULT_ANSWER_TOKENS
         return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
     def most_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
@@ -106,7 +106,7 @@ class BatchRows:
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
             size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
-            max_tokens = item.kept.max_tokens or UNLIMITED
+            max_tokens = item.kept.max_tokens or DEFAULT_ANSWER_TOKENS
             most += (
                 0.0 if price is None else price.at_most(self.plan.budget.whole(size), max_tokens)
             )

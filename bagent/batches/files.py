@@ -186,7 +186,7 @@ def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
                 yield offset, decode_item(line)
 
 
-def units_of(files: BatchFiles, stage: str) -> Iterator[int]:
+def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
     """The (row, answer) units that a batch has, copies among them."""
     for path in (files.rows, files.copies):
         if path.exists():

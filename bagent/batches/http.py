@@ -14,8 +14,8 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, network_failure
-from bagent.backends.keys import KeySource, with_key
-from bagent.backends.openai.errors import from_status
+from bagent.backends.keys import KeySource, replace_key
+from bagent.backends.openai.errors import failure_from_status
 from bagent.store.journal.segments import write_error
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
@@ -33,7 +33,7 @@ Body = Callable[[], tuple[Any, dict[str, str]]]
 """Makes the body of a request anew, and its headers: a request may be sent a second time."""
 
 
-class Web:
+class BatchHttpClient:
     """Requests to one endpoint; the key is renewed once a server refuses it.
 
     Args:
@@ -148,7 +148,7 @@ class Web:
     async def _once(
         self, method: str, path: str, body: Body | None, read: Callable[[Any], Any]
     ) -> Failure | None:
-        from bagent.backends.http.aiohttp_client import Translating
+        from bagent.backends.http.aiohttp_client import TranslatedRequest
 
         endpoint = self._keyed()
         data, more = body() if body is not None else (None, {})
@@ -164,12 +164,12 @@ class Web:
                 ssl=self._trusted,
                 allow_redirects=False,
             )
-            async with Translating(request) as response:
+            async with TranslatedRequest(request) as response:
                 if 200 <= response.status < 300:
                     await read(response)
                     return None
                 text = (await response.read()).decode("utf-8", "replace")
-                failure = from_status(response.status, text, response.headers)
+                failure = failure_from_status(response.status, text, response.headers)
         except NETWORK_ERRORS as error:
             failure = network_failure(error, endpoint, self._timeouts)
         message = endpoint.without_secrets(failure.message)
@@ -178,7 +178,7 @@ class Web:
     def _keyed(self) -> Endpoint:
         if self._keys is None or self._keys.key == self._first:
             return self._endpoint
-        headers = with_key(self._endpoint.headers, self._first, self._keys.key)
+        headers = replace_key(self._endpoint.headers, self._first, self._keys.key)
         return msgspec.structs.replace(self._endpoint, headers=headers)
 
     def _open(self) -> aiohttp.ClientSession:
@@ -209,7 +209,7 @@ _DISK = (28, 30, 122, 5)
 """No room, read-only, over quota, an error of the disk: what a file may refuse to take."""
 
 
-async def fetch_all(web: Web, paths: list[str], into: Path) -> Failure | None:
+async def fetch_all(web: BatchHttpClient, paths: list[str], into: Path) -> Failure | None:
     """Fetch several files into one, which is there only once it is whole.
 
     Raises:

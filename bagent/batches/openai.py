@@ -19,11 +19,11 @@ import msgspec
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.openai.errors import from_body_error, from_status, shorten
+from bagent.backends.openai.errors import failure_from_body, failure_from_status, shorten
 from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
-from bagent.batches.http import Web, fetch_all
+from bagent.batches.http import BatchHttpClient, fetch_all
 from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms
 from bagent.text.json import decode_json, encode_json
@@ -59,7 +59,7 @@ class OpenAIBatches(LearnedForms):
         notice: Callable[[str], None],
     ) -> None:
         super().__init__(endpoint, LIMITS, enforce, notice)
-        self._web = Web(endpoint, keys)
+        self._web = BatchHttpClient(endpoint, keys)
         self._own = own
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
 
@@ -218,7 +218,7 @@ def read_line(line: bytes, path: str = CHAT) -> Answer:
         text = bytes(response.body)
         if text in (b"null", b""):
             text = encode_json({"error": parsed.error}).encode()
-        return parsed.custom_id, from_status(
+        return parsed.custom_id, failure_from_status(
             response.status_code, text.decode("utf-8", "replace"), {}
         )
     return parsed.custom_id, _no_response(parsed.error)
@@ -245,7 +245,7 @@ def _no_response(error: Json) -> Failure:
         return Failure("timeout", f"the batch expired: {shorten(message)}", True)
     if "cancel" in code:
         return Failure("timeout", f"the batch was cancelled: {shorten(message)}", True)
-    failure = from_body_error({"error": error}, {}) if error else None
+    failure = failure_from_body({"error": error}, {}) if error else None
     return failure or Failure("bad_response", "neither an answer nor an error", True)
 
 

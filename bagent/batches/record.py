@@ -113,7 +113,7 @@ def ledger_path(run_dir: Path, part: str) -> Path:
     return run_dir / "journal" / f"batches-{part}.jsonl"
 
 
-def parts_of(run_dir: Path) -> list[str]:
+def ledger_parts(run_dir: Path) -> list[str]:
     """The parts of a run that have a ledger."""
     matches = (_NAME.fullmatch(path.name) for path in (run_dir / "journal").glob("batches-*.jsonl"))
     return sorted(match[1] for match in matches if match)
@@ -197,7 +197,7 @@ def sync_folder(folder: Path) -> None:
 
 def all_records(run_dir: Path, report: Report) -> Iterator[BatchRecord]:
     """The batches of all parts of a run, by part and number."""
-    for part in parts_of(run_dir):
+    for part in ledger_parts(run_dir):
         records = read_ledger(ledger_path(run_dir, part), report)
         for number in sorted(records):
             yield records[number]
@@ -212,7 +212,7 @@ _WORDS = {
 }
 
 
-def standing(run_dir: Path, report: Report) -> list[str]:
+def status_lines(run_dir: Path, report: Report) -> list[str]:
     """A line that counts batches, then one for each that is not done; none where there are none.
 
     Args:

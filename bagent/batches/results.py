@@ -15,7 +15,7 @@ from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
-from bagent.batches.service import BatchService, number_of
+from bagent.batches.service import BatchService, request_number
 from bagent.fleet.call import Call, Delivery, attempt_record
 from bagent.money.prices import Price
 from bagent.store.journal.codec import unit_of
@@ -24,7 +24,7 @@ from bagent.types import Attempt, Failure, Reply
 ROWS_AT_ONCE = 64
 """So many rows are taken before others on the event loop have their turn."""
 
-MISSING = Failure("timeout", "the batch ended without an answer to this row", passing=True)
+NO_ANSWER = Failure("timeout", "the batch ended without an answer to this row", passing=True)
 
 
 class ReadRules(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class ResultReader:
             record.ended_at or rows.now(),
             0.0,
         )
-        self._exchange = Exchange([MISSING] * record.rows, sent_at, done=self._delivery.done)
+        self._exchange = Exchange([NO_ANSWER] * record.rows, sent_at, done=self._delivery.done)
 
     async def answers(self) -> None:
         """Take what was fetched; rows without an answer go into a later batch."""
@@ -85,7 +85,7 @@ class ResultReader:
                         await asyncio.sleep(0)
             for number, there in enumerate(seen):
                 if not there:
-                    self._take(reader, number, self._failures.pop(number, MISSING))
+                    self._take(reader, number, self._failures.pop(number, NO_ANSWER))
                 if number % ROWS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         finally:
@@ -108,7 +108,7 @@ class ResultReader:
         except ValueError:
             self.foreign += 1
             return
-        number = number_of(name, self._record.label)
+        number = request_number(name, self._record.label)
         if number is None or number >= len(reader) or seen[number]:
             self.foreign += 1
             return

@@ -18,17 +18,17 @@ from bagent.batches.conversation_host import BatchRows
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import OUT, BatchRecord, BatchStatus
 from bagent.batches.results import ReadRules, ResultReader
-from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota
+from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota_refusal
 from bagent.batches.service import BatchService
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.stages.feeder import Work
 from bagent.store.journal.codec import unit_of
 from bagent.types import Attempt, Failure
 
-PATIENCE = 1800.0
+MAX_SILENCE = 1800.0
 """Seconds without any word of the provider after which a run ends, to go on later."""
 
-UNCERTAIN = 30.0
+APPEARANCE_SECONDS = 30.0
 """So long a batch of which no word came back may still appear before it is made again."""
 
 _UNCLEAR = (408, 409, 425)
@@ -39,7 +39,7 @@ _AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
 
 LOOK_HINT = "look at the batch in the provider's console, then give the same command again"
 
-Shelter = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]
+Shield = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SubmitterTools:
     ``notice`` keeps a line too. ``clock`` is Unix seconds.
     """
 
-    shelter: Shelter
+    shelter: Shield
     note: Callable[[str], None]
     notice: Callable[[str], None]
     clock: Callable[[], float] = time.time
@@ -104,9 +104,9 @@ class BatchSubmitter:
         """Whether a batch that was not found is too young to be made again; then it waits."""
         now = self._tools.clock()
         age = now - (record.sent_at or 0.0)
-        if age >= UNCERTAIN:
+        if age >= APPEARANCE_SECONDS:
             return False
-        self._desk.went_wrong(record, now, min(UNCERTAIN, UNCERTAIN - age))
+        self._desk.went_wrong(record, now, min(APPEARANCE_SECONDS, APPEARANCE_SECONDS - age))
         return True
 
     async def _make(self, record: BatchRecord) -> str | Failure:
@@ -138,7 +138,7 @@ class BatchSubmitter:
         if 400 <= status < 500 and status not in _UNCLEAR:
             record.state = "sealed"
         self._spool.save(record)
-        if is_quota(failure.message) and failure.kind != "budget":
+        if is_quota_refusal(failure.message) and failure.kind != "budget":
             self._heard_now()
             record.state = "sealed"
             self._spool.save(record)
@@ -164,9 +164,9 @@ class BatchSubmitter:
             raise NeedsPerson(f"batch {record.number}: {failure.message}", hint=LOOK_HINT)
         if failure.status is not None:
             self._heard_now()
-        elif now - self._heard > PATIENCE:
+        elif now - self._heard > MAX_SILENCE:
             raise StoppedEarly(
-                f"no word of {self._service.name} for {PATIENCE / 60:.0f} minutes: "
+                f"no word of {self._service.name} for {MAX_SILENCE / 60:.0f} minutes: "
                 f"{failure.message}",
                 hint="what is with the provider stays there; the same command goes on",
             )
@@ -214,7 +214,7 @@ class BatchSubmitter:
             record.ended_at = round(status.ended_at or now, 3)
 
 
-UNSENT = 2
+MAX_UNSENT = 2
 """So many batches may be on disk and not sent before no more rows are taken: it bounds the disk."""
 
 DIVIDED = "divided"
@@ -330,7 +330,7 @@ class BatchEngine:
 
     async def _room(self) -> None:
         """Wait until few enough batches are on disk and not sent."""
-        while sum(record.state == "sealed" for record in self._spool.records) >= UNSENT:
+        while sum(record.state == "sealed" for record in self._spool.records) >= MAX_UNSENT:
             self._sent.clear()
             await self._sent.wait()
 
@@ -409,7 +409,7 @@ class BatchEngine:
     async def _refused(self, record: BatchRecord) -> None:
         """A batch was refused before any of it was done: for its size, its lines, or its kind."""
         message = "; ".join(fault.message for fault in record.faults[:3])
-        if any(is_quota(f"{fault.code} {fault.message}") for fault in record.faults):
+        if any(is_quota_refusal(f"{fault.code} {fault.message}") for fault in record.faults):
             record.state, record.batch_id, record.faults = "sealed", None, ()
             self._spool.save(record)
             self._post.wait_for_quota(record, message)

@@ -21,13 +21,13 @@ import msgspec
 from bagent.batches.record import OUT, BatchRecord
 
 FIRST_WAIT = 60.0
-LONGEST_WAIT = 900.0
+MAX_WAIT = 900.0
 """Seconds until a refused batch is tried again although nothing of ours ended meanwhile."""
 
-ALONE = 3
+MAX_LONE_REFUSALS = 3
 """So often a batch is refused while nothing else of ours is there before it is halved."""
 
-SHARE = 0.95
+QUOTA_SHARE = 0.95
 """Of a quota that was told, what our own estimates may use: they are not exact."""
 
 _QUOTA = re.compile(
@@ -39,7 +39,7 @@ _QUOTA = re.compile(
 _LIMIT = re.compile(r"limit:?\s*([\d,]{3,})\s*(enqueued|tokens)", re.IGNORECASE)
 
 
-def is_quota(message: str) -> bool:
+def is_quota_refusal(message: str) -> bool:
     """Whether a refusal says that too much is with the provider already: waiting is the cure."""
     return bool(_QUOTA.search(message))
 
@@ -68,21 +68,25 @@ class EnqueuedTokenQuota:
 
     def too_large(self, tokens: int) -> bool:
         """Whether a batch of so many tokens can never be taken."""
-        return self.cap is not None and tokens > self.cap and (self._told or self._alone >= ALONE)
+        return (
+            self.cap is not None
+            and tokens > self.cap
+            and (self._told or self._alone >= MAX_LONE_REFUSALS)
+        )
 
     def refused(self, message: str, tokens: int, out: int, now: float) -> None:
         """A batch was refused while ``out`` other tokens of ours were with the provider."""
         self._out_then = out
         self._again_at = now + self._wait
-        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        self._wait = min(MAX_WAIT, 2 * self._wait)
         limit = _LIMIT.search(message)
         if limit is not None:
-            self._told, self.cap = True, max(1, int(int(limit[1].replace(",", "")) * SHARE))
+            self._told, self.cap = True, max(1, int(int(limit[1].replace(",", "")) * QUOTA_SHARE))
         elif out:
             self.cap = max(self.cap or 0, out)
         else:
             self._alone += 1
-            if self._alone >= ALONE:
+            if self._alone >= MAX_LONE_REFUSALS:
                 self.cap = max(1, tokens // 2)
 
     def taken(self) -> None:
@@ -97,13 +101,13 @@ class EnqueuedTokenQuota:
         return self._again_at
 
 
-FIRST_LOOK = 2.0
-LONGEST_LOOK = 60.0
-LOOK_SHARE = 0.05
+MIN_POLL_INTERVAL = 2.0
+MAX_POLL_INTERVAL = 60.0
+POLL_SHARE = 0.05
 """A batch is looked at again after this part of its age, within the bounds, in seconds."""
 
 FIRST_PAUSE = 2.0
-LONGEST_PAUSE = 300.0
+MAX_PAUSE = 300.0
 """Bounds of the growing waits after failures of the network or the server, in seconds."""
 
 Kind = Literal["read", "send", "split", "look", "seal", "wait", "broke", "over"]
@@ -224,7 +228,9 @@ class ProviderBatchScheduler:
             self._due.pop(record.label, None)
             return
         age = 0.0 if record.sent_at is None else now - record.sent_at
-        self._due[record.label] = now + min(LONGEST_LOOK, max(FIRST_LOOK, LOOK_SHARE * age))
+        self._due[record.label] = now + min(
+            MAX_POLL_INTERVAL, max(MIN_POLL_INTERVAL, POLL_SHARE * age)
+        )
 
     def went_wrong(
         self, record: BatchRecord, now: float, retry_after: float | None = None
@@ -235,7 +241,7 @@ class ProviderBatchScheduler:
             told: how long the server wants to be left alone, None where it did not say.
         """
         pause = self._pauses.get(record.label, FIRST_PAUSE)
-        self._pauses[record.label] = min(LONGEST_PAUSE, 2 * pause)
+        self._pauses[record.label] = min(MAX_PAUSE, 2 * pause)
         wait = pause if retry_after is None else max(retry_after, 0.1)
         self._due[record.label] = now + wait
         return wait

@@ -53,7 +53,7 @@ class BatchService(Protocol):
         ...
 
     def request_name(self, label: str, number: int) -> str:
-        """The name of request ``number`` of a batch; :func:`number_of` reads it."""
+        """The name of request ``number`` of a batch; :func:`request_number` reads it."""
         ...
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
@@ -92,7 +92,7 @@ class BatchService(Protocol):
         ...
 
 
-def number_of(name: str, label: str) -> int | None:
+def request_number(name: str, label: str) -> int | None:
     """The number in the name of a request; None where it is of another batch.
 
     Names are ``LABEL-NUMBER``, or the number alone.

@@ -16,13 +16,13 @@ from bagent.backends.http.client import (
     NETWORK_ERRORS,
     StreamTimeout,
     Transport,
+    connection_reused,
     network_failure,
-    reused,
 )
 from bagent.backends.http.connection import PlainResponse
-from bagent.backends.http.request import whole_body
+from bagent.backends.http.request import read_body
 from bagent.backends.openai.chat import read_reply, read_usage
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.stream import StreamReader
 from bagent.bench.plan import BenchTarget
 from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, fixed_fields, request_body
@@ -71,7 +71,7 @@ async def send_request(
         _note_stream(row, reader)
         raise
     row.done = clock()
-    row.opened = not reused()
+    row.opened = not connection_reused()
     _note_stream(row, reader)
     if isinstance(result, Reply) and not _has_answer(result):
         result = Failure("empty", "an answer without content", status=row.code)
@@ -104,13 +104,13 @@ async def _exchange(
         row.code = response.status
         if not 200 <= response.status < 300:
             patience.lift()
-            text = (await whole_body(response)).decode("utf-8", "replace")
-            return from_status(response.status, text, response.headers)
+            text = (await read_body(response)).decode("utf-8", "replace")
+            return failure_from_status(response.status, text, response.headers)
         if reader is not None and response.content_type == "text/event-stream":
             await _read_stream(response, reader, patience, row, clock)
             return reader.result()
         patience.lift()
-        raw = await whole_body(response)
+        raw = await read_body(response)
         row.first_byte = clock()
         if request.size == 1:
             return read_reply(raw, response.content_type, response.headers)
@@ -196,7 +196,7 @@ async def count_tokens(
     limits = Timeouts(total=seconds, connect=seconds)
     try:
         async with transport.post(root, "/tokenize", msgspec.json.encode(body), limits) as response:
-            raw = await whole_body(response)
+            raw = await read_body(response)
             if response.status != 200:
                 return None
         return msgspec.json.decode(raw, type=_Count).count
@@ -210,11 +210,13 @@ async def prompt_tokens_by_usage(
     """Return the prompt tokens that the usage of a real, unstreamed request reports."""
     try:
         async with transport.post(endpoint, request.path, request.body, timeouts) as response:
-            raw = await whole_body(response)
+            raw = await read_body(response)
     except NETWORK_ERRORS as error:
         return network_failure(error, endpoint, timeouts)
     if not 200 <= response.status < 300:
-        return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        return failure_from_status(
+            response.status, raw.decode("utf-8", "replace"), response.headers
+        )
     try:
         body = decode_json(raw)
     except ValueError:

@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.engines.detect import detect_capabilities, model_of
+from bagent.backends.engines.detect import choose_model, detect_capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
-from bagent.backends.openai.models import learn_models
+from bagent.backends.openai.models import fetch_models
 from bagent.types import Failure
 
 State = Literal["ready", "loading", "busy", "silent", "dead", "refuses", "broken", "unasked"]
@@ -281,13 +281,13 @@ class FleetHealthCheck:
         end = _now() + seconds
         if seconds < _LEAST:
             return HealthResult(endpoint, "unasked", "the time was over before it was asked")
-        known = await learn_models(self._transport, endpoint, seconds)
+        known = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(known, Failure):
             return not_ready(endpoint, known)
         refused = self._unfit(endpoint, known)
         if refused is not None:
             return refused
-        model = model_of(known, endpoint, self._plan.model)
+        model = choose_model(known, endpoint, self._plan.model)
         proof = await self._prover.prove(endpoint, model, end - _now())
         if not isinstance(proof, ProbeResult):
             return msgspec.structs.replace(not_ready(endpoint, proof, known), model=model)

@@ -23,7 +23,7 @@ from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.messages import assistant_message
-from bagent.backends.openai.chat import OWN_BLOCKS
+from bagent.backends.openai.chat import PROVIDER_BLOCKS
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.proxy.auth import address_guard, new_token, token_guard
@@ -262,10 +262,10 @@ class Bridge:
         for message in messages if isinstance(messages, list) else ():
             calls = message.get("tool_calls") if isinstance(message, dict) else None
             first = calls[0] if isinstance(calls, list) and calls else None
-            if isinstance(first, dict) and OWN_BLOCKS not in message:
+            if isinstance(first, dict) and PROVIDER_BLOCKS not in message:
                 blocks = self._blocks.get(str(first.get("id")))
                 if blocks is not None:
-                    message[OWN_BLOCKS] = blocks
+                    message[PROVIDER_BLOCKS] = blocks
 
 
 def _model(body: dict[str, Json]) -> str:

@@ -15,8 +15,8 @@ from aiohttp import web
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport
-from bagent.backends.http.request import whole_body
-from bagent.backends.openai.models import model_entries
+from bagent.backends.http.request import read_body
+from bagent.backends.openai.models import fetch_model_entries
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.leases import EndpointLeaser
 from bagent.proxy.auth import refusal
@@ -66,7 +66,8 @@ class EngineRoutes:
     async def _listed(self) -> dict[str, dict[str, Json]]:
         """Each model as its engines list it, by name; see :func:`merged_models`."""
         asked = [
-            model_entries(self._transport, endpoint, PROBE_SECONDS) for endpoint in self._serving()
+            fetch_model_entries(self._transport, endpoint, PROBE_SECONDS)
+            for endpoint in self._serving()
         ]
         return merged_models(
             [entry for entries in await asyncio.gather(*asked) for entry in entries]
@@ -116,7 +117,7 @@ class EngineRoutes:
             root = msgspec.structs.replace(endpoint, url=endpoint.root)
             try:
                 async with self._transport.post(root, request.path, body, self._timeouts) as answer:
-                    raw = await whole_body(answer)
+                    raw = await read_body(answer)
             except NETWORK_ERRORS:
                 last = refusal(502, "connect", f"{endpoint.name} did not answer")
                 continue

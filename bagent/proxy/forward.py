@@ -16,8 +16,8 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, StreamTimeout, Transport, network_failure
 from bagent.backends.http.rate_limit_headers import read_rate_limits
-from bagent.backends.http.request import whole_body
-from bagent.backends.openai.errors import error_in, from_status
+from bagent.backends.http.request import read_body
+from bagent.backends.openai.errors import failure_from_status, find_error
 from bagent.backends.request import CallSettings, Request
 from bagent.clocks import unix
 from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
@@ -257,7 +257,7 @@ class Forwarder:
                 record.status = found.status
                 self._note_limits(lease, found.headers, good=found.status == 200)
                 if found.status in ELSEWHERE or found.status >= 500:
-                    raw = await whole_body(found)
+                    raw = await read_body(found)
                     told = _refused(found.status, raw, found.headers, endpoint)
                     record.refusal = endpoint.without_secrets(
                         raw.decode("utf-8", "replace")
@@ -360,7 +360,7 @@ async def _whole(
     found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
 ) -> bytes:
     """The body of an answer that is no stream, noted, and without the endpoint's keys."""
-    raw = await whole_body(found)
+    raw = await read_body(found)
     if found.status >= 400:
         record.failure = _refused(found.status, raw, found.headers, endpoint)
         raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()
@@ -389,7 +389,7 @@ def _malformed(
 
 def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
     """What a refusal says of its request, without the keys of the endpoint."""
-    found = from_status(status, raw.decode("utf-8", "replace"), headers)
+    found = failure_from_status(status, raw.decode("utf-8", "replace"), headers)
     return msgspec.structs.replace(found, message=endpoint.without_secrets(found.message))
 
 
@@ -417,7 +417,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 def _explains(refusal: bytes) -> bool:
     """Whether the body of a refusal is an error with words of its own."""
     try:
-        error = error_in(decode_json(refusal))
+        error = find_error(decode_json(refusal))
     except ValueError:
         return False
     return error is not None and error[0].strip().lower() not in ("", "not found")

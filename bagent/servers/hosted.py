@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.keys import key_in
+from bagent.backends.keys import key_from_env
 from bagent.errors import JobError, UsageError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def anthropic_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) 
     names = {name.lower() for name in given}
     headers = {"Content-Type": "application/json", "anthropic-version": ANTHROPIC_VERSION}
     if not names & {"x-api-key", "authorization"}:
-        token = key_in(env, "ANTHROPIC_AUTH_TOKEN") if key is None else None
-        usual = key_in(env, "ANTHROPIC_API_KEY")
+        token = key_from_env(env, "ANTHROPIC_AUTH_TOKEN") if key is None else None
+        usual = key_from_env(env, "ANTHROPIC_API_KEY")
         key = key or usual
         if token and usual is None:
             headers["Authorization"] = f"Bearer {token}"

@@ -16,7 +16,7 @@ from bagent.backends.engines.detect import detect_capabilities
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import proxy_for
-from bagent.backends.keys import KeySource, key_in, run_key_command
+from bagent.backends.keys import KeySource, key_from_env, run_key_command
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.errors import HostfileError, Position, UsageError
 from bagent.fleet.health_check import LEARN_SECONDS, HealthResult, not_ready
@@ -164,7 +164,7 @@ def hostfile_servers(
 
 def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
     if ref is None:
-        return key_in(env, "VLLM_API_KEY")
+        return key_from_env(env, "VLLM_API_KEY")
     return api_key(ref, env, run_commands=run_commands)
 
 
@@ -186,7 +186,7 @@ def host_endpoints(
     for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
         named = host.tags.get("api_key_env")
-        own_key = None if named is None else key_in(env, named)
+        own_key = None if named is None else key_from_env(env, named)
         if named is not None and own_key is None:
             raise HostfileError(
                 f"the environment variable {named} is not set", at=Position(path, host.line)
@@ -283,7 +283,7 @@ def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = Tru
     of an ``api_key_command`` is None too.
     """
     if ref.api_key_env:
-        value = key_in(env, ref.api_key_env)
+        value = key_from_env(env, ref.api_key_env)
         if value is None:
             raise UsageError(
                 f"the environment variable {ref.api_key_env} is not set",
@@ -293,14 +293,14 @@ def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = Tru
     if ref.api_key_command:
         return run_key_command(ref.api_key_command) if run_commands else None
     if ref.kind == "openai":
-        value = key_in(env, "OPENAI_API_KEY")
+        value = key_from_env(env, "OPENAI_API_KEY")
         if value is None and not any(name.lower() == "authorization" for name in ref.all_headers):
             raise UsageError(
                 "OPENAI_API_KEY is not set", hint="export OPENAI_API_KEY=..., or name api_key_env"
             )
         return value
     if ref.kind == "vllm":
-        return key_in(env, "VLLM_API_KEY")
+        return key_from_env(env, "VLLM_API_KEY")
     return None
 
 

@@ -14,7 +14,7 @@ import msgspec
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.http.client import Transport
-from bagent.backends.registry import BackendConfig, check_asked, make_backend
+from bagent.backends.registry import BackendConfig, check_supported, make_backend
 from bagent.errors import UsageError
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet
@@ -106,7 +106,7 @@ class ServerResolver:
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
         asked = job.sampling.request_fields()
         names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
-        check_asked(servers.kind, names, raw=raw, batching=job.batching.mode)
+        check_supported(servers.kind, names, raw=raw, batching=job.batching.mode)
         config = BackendConfig(
             enforce=job.output.enforce,
             batching=job.batching.mode,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from bagent.backends.request import Request, asked_model
+from bagent.backends.request import Request, requested_model
 from bagent.types import PASSING_KINDS, Outcome
 
 ALIKE = 50
@@ -117,7 +117,7 @@ class StopRules:
     def begin(self, row: Hashable, request: Request) -> None:
         """Take that a row is sent with its first request."""
         if self._early is not None:
-            self._early.begin(row, asked_model(request))
+            self._early.begin(row, requested_model(request))
 
     def discard(self, row: Hashable) -> None:
         """Forget a row that other rows replace."""

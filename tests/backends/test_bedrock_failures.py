@@ -10,7 +10,7 @@ from botocore import exceptions as aws
 from botocore.eventstream import ChecksumMismatch
 from urllib3.exceptions import ProtocolError
 
-from bagent.backends.bedrock.errors import failure_of
+from bagent.backends.bedrock.errors import failure_from_exception
 from bagent.backends.bedrock.wire import BedrockStream
 from bagent.types import Failure, Reply
 
@@ -58,18 +58,18 @@ def refused(code: str, status: int | None, message: str = "words") -> BaseExcept
 def test_errors_have_the_kinds_of_other_providers(
     error: BaseException, kind: str, passing: bool, busy: bool
 ) -> None:
-    found = failure_of(error, "bedrock/us-east-1")
+    found = failure_from_exception(error, "bedrock/us-east-1")
     assert found is not None
     assert (found.kind, found.passing, found.busy) == (kind, passing, busy)
     assert found.retry_after is None
 
 
 def test_a_fault_of_our_own_is_no_failure_of_the_server() -> None:
-    assert failure_of(KeyError("x"), "here") is None
+    assert failure_from_exception(KeyError("x"), "here") is None
 
 
 def test_missing_credentials_come_with_what_to_do() -> None:
-    found = failure_of(aws.NoCredentialsError(), "here")
+    found = failure_from_exception(aws.NoCredentialsError(), "here")
     assert found is not None
     assert "AWS_PROFILE" in found.message
 
@@ -77,7 +77,7 @@ def test_missing_credentials_come_with_what_to_do() -> None:
 def test_a_time_that_a_gateway_names_is_kept() -> None:
     told = {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}
     answer = {"Error": {"Code": "ThrottlingException", "Message": ""}, "ResponseMetadata": told}
-    found = failure_of(aws.ClientError(answer, "Converse"), "here")
+    found = failure_from_exception(aws.ClientError(answer, "Converse"), "here")
     assert found is not None
     assert (found.kind, found.retry_after) == ("rate_limited", 7.0)
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from bagent.backends.batching.chat_template import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     ChatTemplate,
     is_dated,
     learn_template,
-    proofs,
-    quarter,
-    sentinels,
+    proof_conversations,
+    quarter_hour,
+    sentinel_messages,
     shape_of,
-    thinks,
-    why_not,
+    shows_reasoning,
+    unusable_reason,
 )
 
 CHAT = ("system", "user")
@@ -37,7 +37,7 @@ def chatml(messages: list[dict[str, Any]]) -> str:
 
 
 def test_a_learned_template_writes_what_the_server_writes() -> None:
-    template = learn_template(CHAT, chatml(sentinels(CHAT)))
+    template = learn_template(CHAT, chatml(sentinel_messages(CHAT)))
     assert template is not None
     assert template.parts == (
         "<|im_start|>system\n",
@@ -49,7 +49,7 @@ def test_a_learned_template_writes_what_the_server_writes() -> None:
 
 
 def test_a_system_text_folded_into_the_first_turn_is_learned() -> None:
-    texts = [m["content"] for m in sentinels(CHAT)]
+    texts = [m["content"] for m in sentinel_messages(CHAT)]
     template = learn_template(CHAT, f"<s>[INST] {texts[0]}\n\n{texts[1]} [/INST]")
     assert template is not None
     assert template.render(talk("A", "B")) == "<s>[INST] A\n\nB [/INST]"
@@ -68,7 +68,7 @@ def test_trimmed_texts_lose_the_blanks_at_their_ends_only() -> None:
     ],
 )  # fmt: skip
 def test_sentinels_that_are_missing_moved_or_repeated_teach_no_template(rendered: str) -> None:
-    texts = [m["content"] for m in sentinels(CHAT)]
+    texts = [m["content"] for m in sentinel_messages(CHAT)]
     assert learn_template(CHAT, rendered.format(*texts)) is None
 
 
@@ -94,12 +94,12 @@ def test_anything_but_plain_visible_texts_of_known_roles_has_no_shape(
 def test_the_shape_is_the_sequence_of_roles() -> None:
     assert shape_of(talk("a", "b", "c", "d")) == ("system", "user", "assistant", "user")
     assert shape_of([]) is None
-    assert shape_of([{"role": "user", "content": "a"}] * (MOST_MESSAGES + 1)) is None
+    assert shape_of([{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)) is None
 
 
 def test_every_text_of_a_proof_differs_and_holds_what_templates_stumble_over() -> None:
     template = ChatTemplate(("", "", "<|end|>"))
-    first, second = proofs(CHAT, template)
+    first, second = proof_conversations(CHAT, template)
     assert [m["role"] for m in first] == list(CHAT)
     assert len({m["content"] for m in first + second}) == 4
     for message in first:
@@ -124,7 +124,7 @@ def test_every_text_of_a_proof_differs_and_holds_what_templates_stumble_over() -
     ],
 )
 def test_a_template_that_thinks_or_tells_the_time_is_not_used(part: str, word: str | None) -> None:
-    reason = why_not(ChatTemplate(("<|im_start|>", part)))
+    reason = unusable_reason(ChatTemplate(("<|im_start|>", part)))
     assert word in (reason or "") if word else reason is None
 
 
@@ -147,7 +147,7 @@ def test_the_year_of_any_time_zone_counts() -> None:
 
 def test_midnight_of_every_time_zone_begins_a_quarter() -> None:
     nepal = datetime(2026, 11, 28, 18, 15, tzinfo=UTC).timestamp()  # 00:00 at UTC+05:45
-    assert quarter(nepal - 1) + 1 == quarter(nepal) == quarter(nepal + 899)
+    assert quarter_hour(nepal - 1) + 1 == quarter_hour(nepal) == quarter_hour(nepal + 899)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_midnight_of_every_time_zone_begins_a_quarter() -> None:
     ],
 )  # fmt: skip
 def test_thinking_in_a_raw_answer_is_seen(text: str | None, found: bool) -> None:
-    assert thinks(text) is found
+    assert shows_reasoning(text) is found

@@ -9,13 +9,13 @@ import pytest
 
 from bagent.backends.openai.chat import (
     content_text,
-    finish_word,
     first_choice,
+    normalize_finish_reason,
     read_reply,
     read_tool_calls,
     read_usage,
 )
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.stream import StreamReader
 from bagent.types import Failure, Reply, ToolCall, Usage
 
@@ -193,7 +193,7 @@ def test_a_function_call_of_the_old_form_is_a_tool_call():
     ],
 )  # fmt: skip
 def test_finish_reasons_take_openais_words_and_unknown_ones_stay(word, read_as):
-    assert finish_word(word) == read_as
+    assert normalize_finish_reason(word) == read_as
     assert read(answer({"content": "a"}, word)).finish_reason == read_as
 
 
@@ -350,7 +350,9 @@ def test_any_json_is_read(seed):
         value = nearly_right(random) if step % 2 else anything(random, 5)
         raw = json.dumps(value).encode()
         assert isinstance(read_reply(raw, "application/json", {}), Reply | Failure)
-        assert isinstance(from_status(random.choice([400, 429, 503]), raw.decode(), {}), Failure)
+        assert isinstance(
+            failure_from_status(random.choice([400, 429, 503]), raw.decode(), {}), Failure
+        )
         reader = StreamReader(0.0, lambda: 1.0)
         reader.feed(b"data: " + raw + b"\n\n")
         assert isinstance(reader.result(), Reply | Failure)

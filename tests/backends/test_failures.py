@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.openai.errors import error_in, from_body_error, from_status, shorten
+from bagent.backends.openai.errors import (
+    failure_from_body,
+    failure_from_status,
+    find_error,
+    shorten,
+)
 
 
 def status(code, body, headers=None):
     text = body if isinstance(body, str) else json.dumps(body)
-    return from_status(code, text, headers or {})
+    return failure_from_status(code, text, headers or {})
 
 
 def openai(message, kind="invalid_request_error", code=None, param=None):
@@ -276,7 +281,7 @@ def test_words_are_cut_to_one_line_of_bounded_length():
     ],
 )  # fmt: skip
 def test_an_error_behind_200_counts_as_the_status_that_it_names(body, status_code, kind, passing):
-    failure = from_body_error(body, {})
+    failure = failure_from_body(body, {})
     assert failure is not None
     assert (failure.kind, failure.passing, failure.status) == (kind, passing, status_code)
     assert failure.message.startswith("error behind HTTP 200: ")
@@ -291,16 +296,16 @@ def test_an_error_behind_200_counts_as_the_status_that_it_names(body, status_cod
     ],
 )  # fmt: skip
 def test_a_body_without_an_error_reports_none(body):
-    assert error_in(body) is None
-    assert from_body_error(body, {}) is None
+    assert find_error(body) is None
+    assert failure_from_body(body, {}) is None
 
 
 def test_the_wait_behind_200_comes_from_the_body_the_headers_or_the_words():
     inner = {"error": {"code": 429, "message": "q", "metadata": {"headers": {"Retry-After": "5"}}}}
     words = {"error": {"code": 429, "message": "Please try again in 7s"}}
-    assert from_body_error(inner, {"Retry-After": "9"}).retry_after == 5.0
-    assert from_body_error(words, {"Retry-After": "9"}).retry_after == 9.0
-    assert from_body_error(words, {}).retry_after == 7.0
+    assert failure_from_body(inner, {"Retry-After": "9"}).retry_after == 5.0
+    assert failure_from_body(words, {"Retry-After": "9"}).retry_after == 9.0
+    assert failure_from_body(words, {}).retry_after == 7.0
 
 
 @pytest.mark.parametrize(
@@ -308,14 +313,16 @@ def test_the_wait_behind_200_comes_from_the_body_the_headers_or_the_words():
     [(429, "false", False), (500, "false", False), (400, "true", True), (422, "true", True)],
 )
 def test_the_servers_advice_goes_before_the_status(status: int, advice: str, passing: bool) -> None:
-    found = from_status(status, '{"error":{"message":"words"}}', {"x-should-retry": advice})
+    found = failure_from_status(status, '{"error":{"message":"words"}}', {"x-should-retry": advice})
     assert found.passing is passing
-    assert from_status(status, '{"error":{"message":"words"}}', {}).passing is not passing
+    assert failure_from_status(status, '{"error":{"message":"words"}}', {}).passing is not passing
 
 
 def test_no_advice_makes_a_wrong_key_right() -> None:
-    assert not from_status(401, "", {"x-should-retry": "true"}).passing
-    spent = from_status(429, '{"error":{"code":"insufficient_quota"}}', {"x-should-retry": "true"})
+    assert not failure_from_status(401, "", {"x-should-retry": "true"}).passing
+    spent = failure_from_status(
+        429, '{"error":{"code":"insufficient_quota"}}', {"x-should-retry": "true"}
+    )
     assert (spent.kind, spent.passing) == ("budget", False)
 
 
@@ -353,14 +360,14 @@ def test_an_error_is_found_wherever_a_gateway_puts_it(
     ],
 )
 def test_the_status_of_an_error_within_an_error_is_found(body: Any, code: int, kind: str) -> None:
-    found = from_body_error(body, {})
+    found = failure_from_body(body, {})
     assert found is not None
     assert (found.status, found.kind) == (code, kind)
 
 
 @pytest.mark.parametrize("body", [{"msg": "ok"}, {"response": {"error": None}}, {"body": {}}])
 def test_a_body_that_only_looks_like_an_error_is_none(body: Any) -> None:
-    assert from_body_error(body, {}) is None
+    assert failure_from_body(body, {}) is None
 
 
 @pytest.mark.parametrize(

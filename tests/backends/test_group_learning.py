@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from bagent.backends.base import Timeouts
-from bagent.backends.batching.routes import LEARN_AGAIN, MOST_CHATS
-from bagent.backends.batching.wire import MOST_PROMPTS
+from bagent.backends.batching.routes import LEARN_AGAIN, MAX_CHATS
+from bagent.backends.batching.wire import MAX_PROMPTS
 from bagent.backends.endpoint import Endpoint
 from bagent.types import Failure, Reply
 from support.tiny_engine import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
@@ -117,7 +117,7 @@ def test_what_is_learned_is_not_asked_again() -> None:
 def test_an_engine_without_the_routes_gets_no_lists_of_chats(path: str) -> None:
     setting = learned(CHATML, answer=lambda asked: NOT_FOUND if asked == path else None)
     assert path in reason(setting)
-    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(ROW) == MAX_CHATS
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_lists_begin_once_a_chat_answer_had_no_other_prompt(tells_prompt: bool) 
     assert ROW.messages is not None
     ids = list(map(ord, TinyEngine().render(ROW.messages)))
     setting = sampled({"prompt_token_ids": ids} if tells_prompt else {})
-    assert setting.limit(ROW) == MOST_PROMPTS
+    assert setting.limit(ROW) == MAX_PROMPTS
     assert setting.groups.awaiting == 0
 
 
 def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
     setting = sampled({"prompt_token_ids": [1, 2, 3]})
-    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(ROW) == MAX_CHATS
     assert setting.groups.awaiting == 0
 
 
@@ -198,7 +198,7 @@ def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
     ("text", "reasoning"), [("4", "two and two"), ("<think>so</think>4", None), (" <think>", None)]
 )
 def test_a_model_that_thinks_gets_no_lists(text: str, reasoning: str | None) -> None:
-    assert sampled({}, text, reasoning).limit(ROW) == MOST_CHATS
+    assert sampled({}, text, reasoning).limit(ROW) == MAX_CHATS
 
 
 def test_a_template_with_the_date_holds_for_a_quarter_of_an_hour() -> None:
@@ -206,11 +206,11 @@ def test_a_template_with_the_date_holds_for_a_quarter_of_an_hour() -> None:
     asyncio.run(setting.learn(ROW))
     setting.confirm(ROW)
     setting.now += 899
-    assert setting.limit(ROW) == MOST_PROMPTS
+    assert setting.limit(ROW) == MAX_PROMPTS
     setting.now += 1
     assert setting.limit(ROW) is None
     asyncio.run(setting.learn(ROW))
-    assert setting.limit(ROW) == MOST_PROMPTS  # the same template needs no other sample
+    assert setting.limit(ROW) == MAX_PROMPTS  # the same template needs no other sample
     setting.now += 900
     setting.engine.template = CHATML + "Today is 29 Nov 2026.\n"
     asyncio.run(setting.learn(ROW))

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.batching.routes import MOST_CHATS
-from bagent.backends.batching.wire import MOST_PROMPTS
+from bagent.backends.batching.routes import MAX_CHATS
+from bagent.backends.batching.wire import MAX_PROMPTS
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
@@ -106,12 +106,12 @@ def test_what_a_probe_found_missing_is_not_tried() -> None:
     setting = ready()
     setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False))
     assert setting.limit(RAW) == 1
-    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(ROW) == MAX_CHATS
 
 
 def test_chats_of_a_proven_shape_go_as_lists_and_others_are_learned_first() -> None:
     setting = ready()
-    assert setting.limit(ROW) == MOST_PROMPTS
+    assert setting.limit(ROW) == MAX_PROMPTS
     assert setting.groups.way(OWN, ROW) == "templated"
     assert setting.limit(chat("a", "b", "c", "d")) is None
 
@@ -163,7 +163,7 @@ def test_an_endpoint_that_says_it_takes_no_lists_gets_none_from_then_on(words: s
     setting = ready()
     assert setting.groups.refused(OWN, "prompts", refusal(400, words))
     assert setting.limit(RAW) == 1
-    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(ROW) == MAX_CHATS
     assert len(setting.notices) == 1
     assert words in setting.notices[0]
 
@@ -171,7 +171,7 @@ def test_an_endpoint_that_says_it_takes_no_lists_gets_none_from_then_on(words: s
 def test_one_bad_row_in_the_first_group_is_no_reason_yet_but_a_second_refusal_is() -> None:
     setting = ready()
     assert not setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
-    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.limit(RAW) == MAX_PROMPTS
     assert setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
     assert setting.limit(RAW) == 1
 
@@ -198,7 +198,7 @@ def test_failures_that_single_calls_meet_too_teach_nothing(failure: Failure) -> 
     setting = ready()
     for _ in range(3):
         assert not setting.groups.refused(OWN, "prompts", failure)
-    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.limit(RAW) == MAX_PROMPTS
 
 
 def test_an_endpoint_that_took_a_group_is_trusted_with_more() -> None:
@@ -207,14 +207,14 @@ def test_an_endpoint_that_took_a_group_is_trusted_with_more() -> None:
     for failure in (refusal(400, "bad"), refusal(500, "oops", "overloaded")):
         for _ in range(3):
             assert not setting.groups.refused(OWN, "prompts", failure)
-    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.limit(RAW) == MAX_PROMPTS
 
 
 def test_a_distrusted_template_closes_its_own_shape_only() -> None:
     setting = ready()
     setting.groups.distrust(OWN, ROW, "the model thinks")
-    assert setting.limit(ROW) == MOST_CHATS
-    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.limit(ROW) == MAX_CHATS
+    assert setting.limit(RAW) == MAX_PROMPTS
     assert len(setting.notices) == 1
 
 
@@ -223,7 +223,7 @@ def test_an_endpoint_that_came_back_is_learned_anew() -> None:
     setting.groups.refused(OWN, "chats", refusal(404))
     setting.groups.forget(OWN)
     assert setting.limit(ROW) is None
-    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.limit(RAW) == MAX_PROMPTS
     assert setting.groups.awaiting == 0
 
 
@@ -239,25 +239,25 @@ FORM = CallSettings("m", {}, {}, OutputFormat("answer", b"{}", strict=True))
 @pytest.mark.parametrize(
     ("mode", "engine", "request_", "limit"),
     [
-        ("auto", "vllm", RAW, MOST_PROMPTS),
-        ("auto", None, RAW, MOST_PROMPTS),
-        ("completions", "vllm", RAW, MOST_PROMPTS),
+        ("auto", "vllm", RAW, MAX_PROMPTS),
+        ("auto", None, RAW, MAX_PROMPTS),
+        ("completions", "vllm", RAW, MAX_PROMPTS),
         ("chat", "vllm", RAW, 1),
-        ("chat", "vllm", ROW, MOST_CHATS),
+        ("chat", "vllm", ROW, MAX_CHATS),
         ("auto", "sglang", ROW, 1),
-        ("chat", "sglang", ROW, MOST_CHATS),
+        ("chat", "sglang", ROW, MAX_CHATS),
         ("auto", "llamacpp", RAW, 1),
         ("auto", "llama.cpp", ROW, 1),
         # what only the chat route takes
-        ("auto", "vllm", ab(LOGPROBS), MOST_CHATS),
-        ("auto", "vllm", ab(KWARGS), MOST_CHATS),
+        ("auto", "vllm", ab(LOGPROBS), MAX_CHATS),
+        ("auto", "vllm", ab(KWARGS), MAX_CHATS),
         # what a batch of chats would ignore
-        ("auto", "vllm", ab(STOP_IDS), MOST_PROMPTS),
+        ("auto", "vllm", ab(STOP_IDS), MAX_PROMPTS),
         ("chat", "vllm", ab(STOP_IDS), 1),
         # a schema travels in every way
-        ("auto", "vllm", ab(FORM), MOST_PROMPTS),
-        ("chat", "vllm", ab(FORM), MOST_CHATS),
-        ("auto", "vllm", raw_prompt("a", settings=FORM), MOST_PROMPTS),
+        ("auto", "vllm", ab(FORM), MAX_PROMPTS),
+        ("chat", "vllm", ab(FORM), MAX_CHATS),
+        ("auto", "vllm", raw_prompt("a", settings=FORM), MAX_PROMPTS),
     ],
 )
 def test_how_many_calls_go_together_by_mode_engine_and_call(
@@ -266,7 +266,7 @@ def test_how_many_calls_go_together_by_mode_engine_and_call(
     setting = ready(mode, engine)
     assert setting.limit(request_) == limit
     assert setting.limit(request_, HOSTED) == 1
-    if limit == MOST_CHATS and engine == "vllm":
+    if limit == MAX_CHATS and engine == "vllm":
         assert setting.groups.way(OWN, request_) == "chats"
     if mode == "chat":
         assert setting.engine.asked == []
@@ -276,4 +276,4 @@ def test_a_model_that_is_not_there_says_nothing_of_the_route() -> None:
     setting = ready("chat")
     words = "HTTP 404: The model `x` does not exist."
     assert not setting.groups.refused(OWN, "chats", refusal(404, words))
-    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(ROW) == MAX_CHATS

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.batching.wire import GroupAnswer, prompt_ids, read_group
+from bagent.backends.batching.wire import GroupAnswer, read_group, read_prompt_ids
 from bagent.types import Failure, Reply, Usage
 
 JSON = {"Content-Type": "application/json"}
@@ -135,7 +135,7 @@ def test_blanks_between_token_ids_change_nothing() -> None:
 
 
 def test_the_prompt_ids_of_a_chat_answer_are_found_where_they_are_told() -> None:
-    assert prompt_ids(b'{"choices": [], "prompt_token_ids": [3, 4]}') == [3, 4]
-    assert prompt_ids(b'{"choices": []}') is None
-    assert prompt_ids(b'{"prompt_token_ids": "x"}') is None
-    assert prompt_ids(b"nonsense") is None
+    assert read_prompt_ids(b'{"choices": [], "prompt_token_ids": [3, 4]}') == [3, 4]
+    assert read_prompt_ids(b'{"choices": []}') is None
+    assert read_prompt_ids(b'{"prompt_token_ids": "x"}') is None
+    assert read_prompt_ids(b"nonsense") is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.keys import KeySource, run_key_command, with_key
+from bagent.backends.keys import KeySource, replace_key, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
 from support.jobs import write_job
@@ -68,7 +68,7 @@ def test_a_program_that_fails_later_is_told_and_ends_nothing() -> None:
 
 def test_the_new_key_stands_wherever_the_old_one_stood() -> None:
     headers = {"Authorization": "Bearer old", "x-api-key": "old", "X-Other": "kept"}
-    assert with_key(headers, "old", "new") == {
+    assert replace_key(headers, "old", "new") == {
         "Authorization": "Bearer new",
         "x-api-key": "new",
         "X-Other": "kept",

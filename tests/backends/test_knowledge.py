@@ -15,7 +15,7 @@ from bagent.backends.engines.detect import detect_capabilities
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.backends.openai.models import learn_models
+from bagent.backends.openai.models import fetch_models
 from bagent.types import Failure
 from support.backend_calls import backend, endpoint, raw_server
 from support.fake_server import FakeServer
@@ -59,7 +59,7 @@ async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
     transport = Transport()
     try:
         end = time.monotonic() + seconds
-        found = await learn_models(transport, endpoint(url, own=True), seconds)
+        found = await fetch_models(transport, endpoint(url, own=True), seconds)
         if isinstance(found, Failure):
             return found
         left = end - time.monotonic()

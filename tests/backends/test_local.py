@@ -22,7 +22,7 @@ from bagent.backends.engines.local_server import (
     Machine,
     ModelFile,
     RequestedSettings,
-    fitted,
+    fit_settings,
     read_model,
     this_machine,
 )
@@ -139,41 +139,45 @@ def test_a_broken_model_file_is_a_usage_error(tmp_path: Path, data: bytes) -> No
 
 def test_slots_context_and_threads_follow_the_machine() -> None:
     path = Path("m.gguf")
-    two = fitted(RequestedSettings(), path, SMALL, Machine(2, 16 * GIB))
+    two = fit_settings(RequestedSettings(), path, SMALL, Machine(2, 16 * GIB))
     assert (two.parallel, two.context, two.threads) == (4, 4096, 2)
-    many = fitted(RequestedSettings(), path, SMALL, Machine(64, 256 * GIB))
+    many = fit_settings(RequestedSettings(), path, SMALL, Machine(64, 256 * GIB))
     assert (many.parallel, many.context, many.threads) == (16, 4096, 16)
-    short = fitted(RequestedSettings(), path, replace(SMALL, context=1024), Machine(2, 16 * GIB))
+    short = fit_settings(
+        RequestedSettings(), path, replace(SMALL, context=1024), Machine(2, 16 * GIB)
+    )
     assert short.context == 1024
 
 
 def test_little_memory_means_fewer_then_shorter_slots() -> None:
     path = Path("m.gguf")
-    some = fitted(RequestedSettings(), path, SMALL, Machine(2, GIB))
+    some = fit_settings(RequestedSettings(), path, SMALL, Machine(2, GIB))
     assert (some.parallel, some.context) == (2, 4096)
-    little = fitted(RequestedSettings(), path, SMALL, Machine(2, GIB // 5))
+    little = fit_settings(RequestedSettings(), path, SMALL, Machine(2, GIB // 5))
     assert little.parallel == 1
     assert 512 <= little.context < 4096
-    assert fitted(RequestedSettings(), path, SMALL, Machine(1, 0)).context == 512
+    assert fit_settings(RequestedSettings(), path, SMALL, Machine(1, 0)).context == 512
 
 
 def test_what_the_user_asks_stands() -> None:
-    asked = fitted(RequestedSettings(1000, 30, 7, "x"), Path("m"), SMALL, Machine(1, 0))
+    asked = fit_settings(RequestedSettings(1000, 30, 7, "x"), Path("m"), SMALL, Machine(1, 0))
     assert (asked.context, asked.parallel, asked.threads, asked.template) == (1000, 30, 7, "x")
     assert asked.connections >= 60
 
 
 def test_only_smollm2_gets_another_template_than_its_own() -> None:
     machine = Machine(2, GIB)
-    assert fitted(RequestedSettings(), Path("m"), SMALL, machine).template == "chatml"
+    assert fit_settings(RequestedSettings(), Path("m"), SMALL, machine).template == "chatml"
     assert (
-        fitted(RequestedSettings(), Path("m"), replace(SMALL, name="other"), machine).template == ""
+        fit_settings(RequestedSettings(), Path("m"), replace(SMALL, name="other"), machine).template
+        == ""
     )
 
 
 def test_keys_differ_each_time() -> None:
     keys = {
-        fitted(RequestedSettings(), Path("m"), SMALL, Machine(2, GIB)).api_key for _ in range(5)
+        fit_settings(RequestedSettings(), Path("m"), SMALL, Machine(2, GIB)).api_key
+        for _ in range(5)
     }
     assert len(keys) == 5
 

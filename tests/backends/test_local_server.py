@@ -27,7 +27,12 @@ from bagent.backends.engines.local import (
     model_file,
     start_local,
 )
-from bagent.backends.engines.local_server import RequestedSettings, fitted, read_model, this_machine
+from bagent.backends.engines.local_server import (
+    RequestedSettings,
+    fit_settings,
+    read_model,
+    this_machine,
+)
 from bagent.errors import UsageError
 
 
@@ -180,7 +185,7 @@ def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
     _need_packages()
     path = model_file(None)
     wanted = RequestedSettings(context=256, parallel=1)
-    settings = fitted(wanted, path, read_model(path), this_machine())
+    settings = fit_settings(wanted, path, read_model(path), this_machine())
     child = subprocess.Popen(
         [sys.executable, "-m", "bagent.backends.engines.local_server"],
         stdin=subprocess.PIPE,

@@ -207,7 +207,7 @@ async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes, tls: bool, stream: bool
 ) -> None:
     for module in (http_connection, http_errors, aiohttp_client):
-        monkeypatch.setattr(module, "LONGEST_BODY", 1 << 23, raising=False)
+        monkeypatch.setattr(module, "MAX_BODY", 1 << 23, raising=False)
     site = site_authority(tmp_path) if tls else None
 
     endless = Endless(kind)
@@ -254,7 +254,7 @@ def test_a_small_answer_that_becomes_a_large_one_is_given_up(
     monkeypatch: pytest.MonkeyPatch, kind: str, message: str
 ) -> None:
     for module in (http_connection, http_errors):
-        monkeypatch.setattr(module, "LONGEST_BODY", 1 << 23)
+        monkeypatch.setattr(module, "MAX_BODY", 1 << 23)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

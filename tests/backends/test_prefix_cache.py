@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagent.backends.prefix_cache import LEAST_CHARS, Marks, SharedPrefix
+from bagent.backends.prefix_cache import MIN_CHARS, Marks, SharedPrefix
 
 LONG = "word " * 1000
 
@@ -18,7 +18,7 @@ def test_short_prefixes_are_not_worth_a_mark() -> None:
 
 
 def test_tools_count_as_part_of_the_prefix() -> None:
-    assert SharedPrefix().look(LEAST_CHARS, "short", "row").system
+    assert SharedPrefix().look(MIN_CHARS, "short", "row").system
 
 
 def test_system_texts_that_differ_by_row_are_not_written_to_a_cache() -> None:

@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from bagent.backends.http.rate_limit_headers import DAY, MINUTE, Allowance, read_rate_limits
-from bagent.backends.http.retry_after import retry_after, retry_after_words
+from bagent.backends.http.retry_after import retry_after, retry_after_in_text
 
 NOW = 1_700_000_000.0
 
@@ -145,7 +145,7 @@ def test_no_headers_name_nothing():
     ],
 )
 def test_a_wait_in_the_servers_words_is_read(words, seconds):
-    assert retry_after_words(words) == seconds
+    assert retry_after_in_text(words) == seconds
 
 
 OPENAI = {

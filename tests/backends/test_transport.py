@@ -14,14 +14,14 @@ from yarl import URL
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http.aiohttp_client import translated
+from bagent.backends.http.aiohttp_client import translate_error
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
     StreamStalled,
     StreamTimeout,
     is_stale,
     network_failure,
-    through,
+    proxy_note,
 )
 
 HERE = Endpoint("here", "http://user:s3cret@127.0.0.1:1/v1", query={"key": "s3cret"})
@@ -41,7 +41,7 @@ def response_error(kind=aiohttp.ClientResponseError, status=400, message="Bad st
 
 def own(error):
     """The error as it comes out of the transport."""
-    return translated(error) if isinstance(error, aiohttp.ClientError) else error
+    return translate_error(error) if isinstance(error, aiohttp.ClientError) else error
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_closed_connection_is_told_from_other_errors(error, stale):
 
 
 def test_a_proxy_is_named_without_its_password():
-    assert through(HERE) == ""
+    assert proxy_note(HERE) == ""
     proxied = Endpoint("here", "http://x", proxy="http://user:s3cret@proxy:3128")
-    assert through(proxied) == " through the proxy http://proxy:3128"
+    assert proxy_note(proxied) == " through the proxy http://proxy:3128"
 
 
 def test_a_time_limit_of_somebody_else_stays_what_it_is():

@@ -16,7 +16,7 @@ from bagent.backends.messages import (
     assistant_message,
     read_conversation,
 )
-from bagent.backends.openai.chat import OWN_BLOCKS
+from bagent.backends.openai.chat import PROVIDER_BLOCKS
 from bagent.types import Message, Reply, ToolCall
 
 
@@ -102,7 +102,7 @@ def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
     reply = Reply("t", "tool_calls", tool_calls=(ToolCall("a", "f", "{}"),), blocks=list(blocks))
     message = assistant_message(reply)
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
-    assert message[OWN_BLOCKS] == blocks
+    assert message[PROVIDER_BLOCKS] == blocks
     assert read_conversation([user("x"), message]).turns[1].parts == [ProviderBlocks(blocks[0])]
 
 
@@ -196,7 +196,7 @@ def test_the_user_begins() -> None:
 def test_turns_in_another_providers_form_are_told_by_their_text(
     block: dict[str, object], typed: bool
 ) -> None:
-    message: Message = {"role": "assistant", "content": "b", OWN_BLOCKS: [block]}
+    message: Message = {"role": "assistant", "content": "b", PROVIDER_BLOCKS: [block]}
     assert read_conversation([user("x"), message], typed=typed).turns[1].parts == [TextPart("b")]
     assert read_conversation([user("x"), message], typed=not typed).turns[1].parts == [
         ProviderBlocks(block)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.openai.chat import reply_from_choice, usual_piece, usual_reply
+from bagent.backends.openai.chat import decode_plain_event, decode_plain_reply, reply_from_choice
 from bagent.backends.openai.stream import StreamReader
 from bagent.types import Reply
 
@@ -63,7 +63,7 @@ NOT_USUAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", USUAL)
 def test_a_usual_answer_reads_as_the_patient_reader_has_it(name):
     body = USUAL[name]
-    usual = usual_reply(msgspec.json.encode(body))
+    usual = decode_plain_reply(msgspec.json.encode(body))
     assert usual is not None
     patient = reply_from_choice(body["choices"][0], body)
     assert (usual.text, usual.counts) == (patient.text, patient.usage)
@@ -73,13 +73,13 @@ def test_a_usual_answer_reads_as_the_patient_reader_has_it(name):
 
 @pytest.mark.parametrize("name", NOT_USUAL)
 def test_what_is_more_than_text_is_left_to_the_patient_reader(name):
-    assert usual_reply(msgspec.json.encode(NOT_USUAL[name])) is None
+    assert decode_plain_reply(msgspec.json.encode(NOT_USUAL[name])) is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"choices": NaN}', b"\xff"])
 def test_what_is_no_json_of_that_form_is_left_to_the_patient_reader(raw):
-    assert usual_reply(raw) is None
-    assert usual_piece(raw) is None
+    assert decode_plain_reply(raw) is None
+    assert decode_plain_event(raw) is None
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_what_is_no_json_of_that_form_is_left_to_the_patient_reader(raw):
     ],
 )
 def test_an_event_with_more_than_a_piece_is_no_usual_one(event):
-    assert usual_piece(msgspec.json.encode(event)) is None
+    assert decode_plain_event(msgspec.json.encode(event)) is None
 
 
 def test_a_piece_of_another_choice_is_none_of_the_answer():
-    piece = usual_piece(b'{"choices":[{"index":1,"delta":{"content":"x"}}]}')
+    piece = decode_plain_event(b'{"choices":[{"index":1,"delta":{"content":"x"}}]}')
     assert piece is not None
     assert piece.text is None
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.profile import FIRST_FORM
+from bagent.backends.profile import DEFAULT_FORM
 from bagent.batches.record import BatchRecord, State
 from bagent.batches.scheduler import (
-    ALONE,
     FIRST_WAIT,
+    MAX_LONE_REFUSALS,
     EnqueuedTokenQuota,
     InputState,
     ProviderBatchScheduler,
-    is_quota,
+    is_quota_refusal,
 )
 
 FED = InputState(over=True, open=False)
@@ -24,7 +24,7 @@ MORE = InputState(over=False, open=True)
 def record(number: int, state: State, **more: Any) -> BatchRecord:
     fields: dict[str, Any] = {"tokens": 100, "sent_at": 0.0, "group": "/v1/x m", **more}
     return BatchRecord(
-        number, f"b-{number}", "all", rows=10, bytes=1, form=FIRST_FORM, state=state, **fields
+        number, f"b-{number}", "all", rows=10, bytes=1, form=DEFAULT_FORM, state=state, **fields
     )
 
 
@@ -57,7 +57,7 @@ def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
 def test_pauses_after_failures_double_and_are_forgotten_after_a_success() -> None:
     desk, one = ProviderBatchScheduler(), record(1, "waiting")
     assert [desk.went_wrong(one, 0.0) for _ in range(9)] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
-    assert desk.went_wrong(one, 0.0, told=7.0) == 7.0
+    assert desk.went_wrong(one, 0.0, retry_after=7.0) == 7.0
     desk.went_well(one, 0.0)
     assert desk.went_wrong(one, 0.0) == 2.0
 
@@ -97,7 +97,7 @@ def test_a_batch_above_the_told_quota_is_divided() -> None:
 
 def test_a_batch_refused_alone_again_and_again_is_halved() -> None:
     quota, now = EnqueuedTokenQuota(), 0.0
-    for _ in range(ALONE):
+    for _ in range(MAX_LONE_REFUSALS):
         assert not quota.too_large(1000)
         quota.refused("too many enqueued tokens", 1000, 0, now)
         now = quota.again_at
@@ -125,4 +125,4 @@ def test_the_budget_counts_what_is_out_and_breaks_when_nothing_is() -> None:
     ],
 )
 def test_want_of_quota_is_told_from_want_of_money(words: str, expected: bool) -> None:
-    assert is_quota(words) is expected
+    assert is_quota_refusal(words) is expected

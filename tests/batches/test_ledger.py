@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from bagent.agents.conversation import ConversationState
-from bagent.backends.profile import FIRST_FORM
+from bagent.backends.profile import DEFAULT_FORM
 from bagent.batches.files import BatchFileReader, BatchFiles, BatchFileWriter, BatchItem
-from bagent.batches.record import BatchRecord, Ledger, all_records, ledger_path, standing
+from bagent.batches.record import BatchRecord, Ledger, all_records, ledger_path, status_lines
 from bagent.types import Usage
 from support.batch_runs import row
 
 
 def record(number: int) -> BatchRecord:
-    return BatchRecord(number, f"b-{number}", "all", "/v1/x m", 4, 100, 10, FIRST_FORM)
+    return BatchRecord(number, f"b-{number}", "all", "/v1/x m", 4, 100, 10, DEFAULT_FORM)
 
 
 def test_the_last_line_of_a_number_counts_and_a_torn_one_does_not(tmp_path: Path) -> None:
@@ -38,14 +38,14 @@ def test_the_last_line_of_a_number_counts_and_a_torn_one_does_not(tmp_path: Path
 
 def test_how_batches_stand_is_told_in_a_line_each(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
-    assert standing(tmp_path, print) == []
+    assert status_lines(tmp_path, print) == []
     ledger = Ledger(tmp_path, "all", print)
     one, two, three = record(1), record(2), record(3)
     one.state = "done"
     two.state, two.batch_id, two.word, two.ended, two.failed = "waiting", "b7", "in_progress", 3, 1
     for found in (one, two, three):
         ledger.save(found)
-    lines = standing(tmp_path, print)
+    lines = status_lines(tmp_path, print)
     assert lines == [
         "1 to be sent, 1 with the provider, 1 done",
         "batch 2, b7 in_progress, 3 of 4 rows, 1 of them failed",
@@ -55,7 +55,7 @@ def test_how_batches_stand_is_told_in_a_line_each(tmp_path: Path) -> None:
 
 def test_rows_and_copies_of_a_batch_come_back_as_they_were(tmp_path: Path) -> None:
     files = BatchFiles(tmp_path, "b-1")
-    writer = BatchFileWriter(files, 1, "/v1/x m", FIRST_FORM)
+    writer = BatchFileWriter(files, 1, "/v1/x m", DEFAULT_FORM)
     kept = ConversationState(
         max_tokens=7, messages=[{"role": "user", "content": "\ud83d"}], usage=Usage(prompt=3)
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.batches.record import outstanding_warning, standing
+from bagent.batches.record import outstanding_warning, status_lines
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.context import RunOptions, prepare
@@ -84,7 +84,7 @@ def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
     assert [row["status"] for row in rows] == ["ok"] * 40
     assert len({row["id"] for row in rows}) == 40
     assert rows[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
-    assert standing(run_dir(job_dir), print) == ["1 done"]
+    assert status_lines(run_dir(job_dir), print) == ["1 done"]
     assert outstanding_warning(run_dir(job_dir)) == ""
     shows_nothing(job_dir, ended, status, done, results)
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from bagent.batches.openai import read_batch, read_line
-from bagent.batches.service import number_of
+from bagent.batches.service import request_number
 from bagent.types import Failure, Reply
 from support.batch_runs import run_through
 from support.batch_services import Course, OpenAIServer, chat_body, good, refused
@@ -81,7 +81,7 @@ def test_what_is_no_line_is_said(raw: bytes) -> None:
     ],
 )  # fmt: skip
 def test_names_of_requests_are_numbers_of_one_batch(name: str, number: int | None) -> None:
-    assert number_of(name, "b0-all-1") == number
+    assert request_number(name, "b0-all-1") == number
 
 
 def test_a_batch_object_without_a_status_is_no_batch() -> None:

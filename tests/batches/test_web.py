@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
-from bagent.batches.http import Web, fetch_all
+from bagent.batches.http import BatchHttpClient, fetch_all
 from bagent.types import Failure
 from support.batch_runs import served
 
@@ -46,8 +46,8 @@ def test_a_refused_key_is_renewed_once_and_never_shown() -> None:
         server = Files("new-key-77")
         async with served(server) as url:
             endpoint = Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer old-key-11"})
-            with_source = Web(endpoint, KeySource("old-key-11", lambda: "new-key-77"))
-            without = Web(endpoint)
+            with_source = BatchHttpClient(endpoint, KeySource("old-key-11", lambda: "new-key-77"))
+            without = BatchHttpClient(endpoint)
             try:
                 return await with_source.first_line("/a"), await without.get("/a"), server.asked
             finally:
@@ -67,7 +67,9 @@ def test_several_files_become_one_which_is_there_only_once_it_is_whole(tmp_path:
 
     async def main() -> tuple[Failure | None, bool, Failure | None]:
         async with served(Files("k")) as url:
-            client = Web(Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer k"}))
+            client = BatchHttpClient(
+                Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer k"})
+            )
             try:
                 cut = await fetch_all(client, ["/a", "/cut"], into)
                 there = into.exists()

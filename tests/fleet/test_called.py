@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.fleet.health_check import HealthResult, State, counts, grouped, not_ready, state_of
 from bagent.types import Failure
 
@@ -18,18 +18,24 @@ from bagent.types import Failure
         (Failure("timeout", "nothing came", True), "silent"),
         (Failure("overloaded", "out of file handles", True, busy=True), "unasked"),
         (Failure("bad_response", "no HTTP", True), "broken"),
-        (from_status(503, '{"error":{"code":503,"message":"Loading model"}}', {}), "loading"),
-        (from_status(503, "", {}), "loading"),
-        (from_status(503, '{"error":{"message":"The request queue is full."}}', {}), "busy"),
-        (from_status(529, "", {}), "busy"),
-        (from_status(429, "", {}), "busy"),
-        (from_status(500, "", {}), "broken"),
-        (from_status(502, "<html>", {}), "broken"),
-        (from_status(504, "", {}), "silent"),
-        (from_status(401, "", {}), "refuses"),
-        (from_status(402, "", {}), "refuses"),
-        (from_status(400, "", {}), "refuses"),
-        (from_status(404, "", {}), "refuses"),
+        (
+            failure_from_status(503, '{"error":{"code":503,"message":"Loading model"}}', {}),
+            "loading",
+        ),
+        (failure_from_status(503, "", {}), "loading"),
+        (
+            failure_from_status(503, '{"error":{"message":"The request queue is full."}}', {}),
+            "busy",
+        ),
+        (failure_from_status(529, "", {}), "busy"),
+        (failure_from_status(429, "", {}), "busy"),
+        (failure_from_status(500, "", {}), "broken"),
+        (failure_from_status(502, "<html>", {}), "broken"),
+        (failure_from_status(504, "", {}), "silent"),
+        (failure_from_status(401, "", {}), "refuses"),
+        (failure_from_status(402, "", {}), "refuses"),
+        (failure_from_status(400, "", {}), "refuses"),
+        (failure_from_status(404, "", {}), "refuses"),
     ],
 )
 def test_the_state_says_what_a_person_would_do_about_it(failure: Failure, state: State) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bagent.backends.anthropic.wire import LEFT_OUT, AnthropicStream, AnthropicWriter, read_message
+from bagent.backends.anthropic.wire import (
+    IGNORED_SAMPLING,
+    AnthropicStream,
+    AnthropicWriter,
+    read_message,
+)
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.http.request import HttpExchange, HttpRequest
-from bagent.backends.openai.models import learn_models
-from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.openai.models import fetch_models
+from bagent.backends.openai.raw_request import unpack_body
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import CallSettings, Request
@@ -21,7 +26,7 @@ from bagent.types import Failure, Reply
 VERSION = "2023-06-01"
 """The version of the API that is spoken: the value of its header ``anthropic-version``."""
 
-MOST_WRITERS = 64
+MAX_WRITERS = 64
 
 
 class AnthropicBackend(SingleRequestBackend):
@@ -76,8 +81,8 @@ class AnthropicBackend(SingleRequestBackend):
     def _as_chat(self, request: Request) -> Request:
         if request.prompt is not None:
             raise ValueError("the API has no raw prompts, only messages")
-        request = unpacked(request)
-        for name in LEFT_OUT & request.settings.sampling.keys() - self._told:
+        request = unpack_body(request)
+        for name in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
             self._told.add(name)
             self._notice(f"Anthropic's API has no {name}: it is left out")
         return request
@@ -90,7 +95,7 @@ class AnthropicBackend(SingleRequestBackend):
         key = (model, form, id(settings))
         cached = self._writers.get(key)
         if cached is None:
-            if len(self._writers) >= MOST_WRITERS:
+            if len(self._writers) >= MAX_WRITERS:
                 self._writers.clear()
             # The settings are kept with it, so that their id stays theirs.
             cached = settings, AnthropicWriter(model, form, SharedPrefix())
@@ -100,7 +105,7 @@ class AnthropicBackend(SingleRequestBackend):
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``. Of a list of several models none is the endpoint's own: the job has to
         choose. A missing route is no failure."""
-        capabilities = await learn_models(self._transport, endpoint, seconds)
+        capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Failure) or not capabilities.models_route:
             return capabilities
         if len(capabilities.models) == 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.http.sse import NoEvent, SSEDecoder
+from bagent.backends.http.sse import InvalidEvent, SSEDecoder
 from bagent.backends.messages import (
     ChatMessages,
     ImagePart,
@@ -24,8 +24,8 @@ from bagent.backends.messages import (
     ToolUse,
     read_conversation,
 )
-from bagent.backends.openai.chat import finish_word, optional_text
-from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.openai.chat import normalize_finish_reason, optional_text
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request, encode_payload
@@ -44,7 +44,7 @@ _SAMPLING = {
 SAMPLING_NAMES = frozenset((*_SAMPLING, "reasoning_effort"))
 """The sampling parameters that the API has."""
 
-LEFT_OUT = frozenset(("seed",))
+IGNORED_SAMPLING = frozenset(("seed",))
 """Parameters that are left out, which is said once: answers are the same kind without them."""
 
 _EFFORT = {"minimal": "low"}
@@ -113,7 +113,7 @@ class AnthropicWriter:
         fields: dict[str, Any] = {"model": self._model}
         config: dict[str, Any] = {}
         for name, value in settings.sampling.items():
-            if name in self._form.without or name in LEFT_OUT:
+            if name in self._form.without or name in IGNORED_SAMPLING:
                 continue
             if name == "reasoning_effort":
                 if value == "none":
@@ -224,7 +224,7 @@ def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> R
     """The reply in the body of an HTTP 200 answer."""
     try:
         body = decode_json(raw)
-        failure = from_body_error(body, headers) if _is_error(body) else None
+        failure = failure_from_body(body, headers) if _is_error(body) else None
         if failure is not None:
             return failure
         if isinstance(body, dict) and isinstance(body.get("content"), list):
@@ -260,7 +260,7 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
     ]
     return Reply(
         text="".join(texts) if texts else None,
-        finish_reason=finish_word(body.get("stop_reason")),
+        finish_reason=normalize_finish_reason(body.get("stop_reason")),
         model=optional_text(_answering_model(blocks) or body.get("model")),
         reasoning="".join(thoughts) or None,
         refusal=refusal if isinstance(refusal, str) and refusal else None,
@@ -365,13 +365,13 @@ class AnthropicStream:
                 if self.done or self.error is not None:
                     return
                 self._event(event)
-        except NoEvent as error:
+        except InvalidEvent as error:
             self.error = self.error or _broken(f"not JSON in the stream: {shorten(str(error))}")
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
         if kind == "error" or (kind is None and "error" in event):
-            self.error = from_body_error(event, {}) or _broken("an error without words")
+            self.error = failure_from_body(event, {}) or _broken("an error without words")
         elif kind == "message_start":
             self.pieces += 1
             message = event.get("message")

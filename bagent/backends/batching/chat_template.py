@@ -19,7 +19,7 @@ from bagent.types import Message
 Shape = tuple[str, ...]
 """The roles of a conversation, in order."""
 
-MOST_MESSAGES = 16
+MAX_MESSAGES = 16
 """Longer conversations are not learned: each length is a shape of its own."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
@@ -77,7 +77,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
 
     Texts without a visible character have no shape: templates ask whether there is a text at all.
     """
-    if not 0 < len(messages) <= MOST_MESSAGES:
+    if not 0 < len(messages) <= MAX_MESSAGES:
         return None
     roles = []
     for message in messages:
@@ -95,7 +95,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
     return tuple(roles)
 
 
-def sentinels(shape: Shape) -> list[Message]:
+def sentinel_messages(shape: Shape) -> list[Message]:
     """A conversation of texts that no template writes by itself."""
     return [
         {"role": role, "content": f"Kestrel{index:02d}Quartz"} for index, role in enumerate(shape)
@@ -103,23 +103,23 @@ def sentinels(shape: Shape) -> list[Message]:
 
 
 def learn_template(shape: Shape, rendered: str) -> ChatTemplate | None:
-    """The template out of the rendered :func:`sentinels`.
+    """The template out of the rendered :func:`sentinel_messages`.
 
     None where a sentinel is missing, comes twice or in another order.
     """
     parts: list[str] = []
     remaining = rendered
-    for message in sentinels(shape):
+    for message in sentinel_messages(shape):
         if remaining.count(message["content"]) != 1:
             return None
         before, _, remaining = remaining.partition(message["content"])
         parts.append(before)
-    if any(message["content"] in part for message in sentinels(shape) for part in parts):
+    if any(message["content"] in part for message in sentinel_messages(shape) for part in parts):
         return None
     return ChatTemplate((*parts, remaining))
 
 
-def proofs(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
+def proof_conversations(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
     """Conversations that show whether a template holds for whatever text.
 
     Their texts have blanks at both ends, braces, characters beyond ASCII, what looks like special
@@ -134,7 +134,7 @@ def proofs(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
     ]
 
 
-def why_not(template: ChatTemplate) -> str | None:
+def unusable_reason(template: ChatTemplate) -> str | None:
     """Why a template may not be used at all, None if it may."""
     fixed = template.fixed
     if any(mark in fixed for mark in _THINKING):
@@ -148,18 +148,18 @@ def is_dated(template: ChatTemplate, now: float) -> bool:
     """Whether the template names the year of ``now`` (Unix seconds), in any time zone.
 
     Then it writes the date of the day, and holds only for the quarter of an hour in which it was
-    learned (:func:`quarter`): midnight falls on a quarter's end in every time zone.
+    learned (:func:`quarter_hour`): midnight falls on a quarter's end in every time zone.
     """
     years = {time.gmtime(now + shift).tm_year for shift in (-_DAY, 0, _DAY)}
     return any(str(year) in template.fixed for year in years)
 
 
-def quarter(now: float) -> int:
+def quarter_hour(now: float) -> int:
     """The number of the quarter of an hour that ``now`` (Unix seconds) falls in."""
     return int(now // _QUARTER)
 
 
-def thinks(text: str | None) -> bool:
+def shows_reasoning(text: str | None) -> bool:
     """Whether an answer's raw text begins with a model's thinking, or holds its end."""
     if not text:
         return False

@@ -18,11 +18,11 @@ from bagent.backends.batching.chat_template import (
     ChatTemplate,
     Shape,
     is_dated,
-    quarter,
+    quarter_hour,
     shape_of,
-    thinks,
+    shows_reasoning,
 )
-from bagent.backends.batching.wire import MOST_PROMPTS, GroupAnswer
+from bagent.backends.batching.wire import MAX_PROMPTS, GroupAnswer
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.request import CallSettings, Request, encode_payload
@@ -61,7 +61,7 @@ class BatchRoutes(msgspec.Struct, frozen=True):
     chats: bool
 
 
-def ways_of(settings: CallSettings) -> BatchRoutes:
+def batch_routes(settings: CallSettings) -> BatchRoutes:
     """What a request of several calls could carry of ``settings`` without changing it."""
     fields: Mapping[str, Any] = {**settings.sampling, **settings.extra}
     names = {name for name, value in fields.items() if value is not None}
@@ -75,7 +75,7 @@ def ways_of(settings: CallSettings) -> BatchRoutes:
     )
 
 
-MOST_CHATS = 128
+MAX_CHATS = 128
 """Conversations in one chat batch. More save nothing, and the slowest holds back all others."""
 
 LEARN_AGAIN = 30.0
@@ -90,7 +90,7 @@ _NO_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
 _ONE_BY_ONE = frozenset({"llamacpp", "llama.cpp"})
 """llama.cpp: its usage counts the first prompt of a list only, and it heeds no schema there."""
 
-Way = Literal["prompts", "templated", "chats"]
+BatchRoute = Literal["prompts", "templated", "chats"]
 
 _NO_LISTS = re.compile(
     r"prompt\b.{0,80}\b(string|str|list|array|sequence)\b|(string|str|list|array)\b.{0,80}\bprompt"
@@ -111,14 +111,15 @@ class LearnedRoute(msgspec.Struct):
     """What is known of one shape of conversation: a template, or why there is none.
 
     ``sampled`` says that a chat answer confirmed it, ``sampling`` that one is under way.
-    ``quarter`` is when a template with a date was learned. Every prompt begins with ``first_ids``.
+    ``quarter_hour`` is when a template with a date was learned. Every prompt begins with
+    ``first_ids``.
     """
 
     template: ChatTemplate | None = None
     off: str = ""
     sampled: bool = False
     sampling: bool = False
-    quarter: int | None = None
+    quarter_hour: int | None = None
     first_ids: tuple[int, ...] = ()
 
 
@@ -184,12 +185,12 @@ class GroupRoutes:
     # --- which calls -------------------------------------------------------------------------
 
     def ways(self, settings: CallSettings) -> BatchRoutes:
-        """:func:`ways_of`, remembered."""
+        """:func:`batch_routes`, remembered."""
         routes = self._ways.get(settings)
         if routes is None:
             if len(self._ways) >= 256:
                 self._ways.clear()
-            routes = self._ways[settings] = ways_of(settings)
+            routes = self._ways[settings] = batch_routes(settings)
         return routes
 
     def key(self, request: Request) -> Hashable | None:
@@ -237,7 +238,7 @@ class GroupRoutes:
         ways = self.ways(request.settings)
         if request.prompt is not None:
             batched = ways.prompts and self.mode != "chat" and request.max_tokens is not None
-            return MOST_PROMPTS if batched and not state.lists.off else 1
+            return MAX_PROMPTS if batched and not state.lists.off else 1
         if state.takes_all and not state.lists.off:
             shape = self._shape(request, ways)
             if shape is not None:
@@ -245,12 +246,12 @@ class GroupRoutes:
                 if learned is None or self._stale(learned):
                     return self._ask_first(state)
                 if learned.template is not None and not learned.off:
-                    return MOST_PROMPTS if learned.sampled else 1
+                    return MAX_PROMPTS if learned.sampled else 1
         else:
             self._unproven(state.lists.off or f"{endpoint.name} tells no token ids")
-        return MOST_CHATS if self._batches(state, ways) else 1
+        return MAX_CHATS if self._batches(state, ways) else 1
 
-    def way(self, endpoint: Endpoint, request: Request) -> Way | None:
+    def way(self, endpoint: Endpoint, request: Request) -> BatchRoute | None:
         """How a group with ``request`` travels now; None: one by one."""
         limit = self.limit(endpoint, request)
         if limit is None or limit == 1:
@@ -274,7 +275,9 @@ class GroupRoutes:
         return None if self._clock() >= state.not_before else 1
 
     def _stale(self, learned: LearnedRoute) -> bool:
-        return learned.quarter is not None and quarter(self._clock()) != learned.quarter
+        return (
+            learned.quarter_hour is not None and quarter_hour(self._clock()) != learned.quarter_hour
+        )
 
     def _batches(self, state: KnownRoutes, ways: BatchRoutes) -> bool:
         """Whether chats go by the batch: it spares this side's CPU, and the server's front end."""
@@ -307,7 +310,7 @@ class GroupRoutes:
         key = (request.settings.model, shape)
         old = shapes.get(key)
         if learned.template is not None and is_dated(learned.template, self._clock()):
-            learned.quarter = quarter(self._clock())
+            learned.quarter_hour = quarter_hour(self._clock())
             if old is not None and old.template == learned.template:
                 learned.sampled = old.sampled
         self.awaiting += _awaits(learned) - (_awaits(old) if old is not None else 0)
@@ -330,7 +333,7 @@ class GroupRoutes:
         if why_not:
             self._unproven(f"{endpoint.name}: {why_not}")
 
-    def confirmed(self, endpoint: Endpoint, way: Way) -> None:
+    def confirmed(self, endpoint: Endpoint, way: BatchRoute) -> None:
         """A group came back from the endpoint."""
         self._route(endpoint, way).worked = True
 
@@ -341,11 +344,11 @@ class GroupRoutes:
             learned.off = why
             self._notice(f"{endpoint.name}: chats go no longer as lists of prompts: {why}")
 
-    def one_answer(self, endpoint: Endpoint, way: Way) -> None:
+    def one_answer(self, endpoint: Endpoint, way: BatchRoute) -> None:
         """The endpoint answered several calls as if they were one."""
         self._close(endpoint, way, "it answered several calls as one")
 
-    def refused(self, endpoint: Endpoint, way: Way, failure: Failure) -> bool:
+    def refused(self, endpoint: Endpoint, way: BatchRoute, failure: Failure) -> bool:
         """Take the failure of a group; True where it was the group that the endpoint refused.
 
         Then its calls go alone from now on. One refusal of a kind that a single call might have
@@ -367,11 +370,11 @@ class GroupRoutes:
             return True
         return False
 
-    def _route(self, endpoint: Endpoint, way: Way) -> Route:
+    def _route(self, endpoint: Endpoint, way: BatchRoute) -> Route:
         state = self.known(endpoint)
         return state.batch if way == "chats" else state.lists
 
-    def _close(self, endpoint: Endpoint, way: Way, why: str) -> None:
+    def _close(self, endpoint: Endpoint, way: BatchRoute, why: str) -> None:
         route = self._route(endpoint, way)
         if not route.off:
             route.off = why
@@ -391,7 +394,7 @@ def _awaits(learned: LearnedRoute) -> int:
     return int(learned.template is not None and not learned.off and not learned.sampled)
 
 
-PATHS: dict[Way, str] = {
+ROUTE_PATHS: dict[BatchRoute, str] = {
     "prompts": "/completions",
     "templated": "/completions",
     "chats": "/chat/completions/batch",
@@ -404,7 +407,7 @@ _NO_SPECIAL = b',"add_special_tokens":false'
 
 def group_body(
     writer: BodyWriter,
-    way: Way,
+    way: BatchRoute,
     group: Sequence[Request],
     learned: LearnedRoute | None,
     token_ids: bool,
@@ -425,8 +428,8 @@ def group_body(
     return writer.group_body(group[0], "prompt", payloads, _NO_SPECIAL + extra)
 
 
-def take_answer(
-    groups: GroupRoutes, endpoint: Endpoint, way: Way, request: Request, answer: GroupAnswer
+def group_results(
+    groups: GroupRoutes, endpoint: Endpoint, way: BatchRoute, request: Request, answer: GroupAnswer
 ) -> tuple[list[Reply | Failure], bool]:
     """The results of a group, and whether its calls are to go again, alone, at no cost.
 
@@ -440,7 +443,9 @@ def take_answer(
     if way == "templated":
         if answer.strange_prompt:
             why = "the prompts did not begin as chats do"
-        elif any(isinstance(result, Reply) and thinks(result.text) for result in answer.results):
+        elif any(
+            isinstance(result, Reply) and shows_reasoning(result.text) for result in answer.results
+        ):
             why = "the model thinks before it answers"
     if why:
         groups.distrust(endpoint, request, why)

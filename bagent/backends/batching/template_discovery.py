@@ -19,15 +19,15 @@ from bagent.backends.batching.chat_template import (
     ChatTemplate,
     Shape,
     learn_template,
-    proofs,
-    sentinels,
-    thinks,
-    why_not,
+    proof_conversations,
+    sentinel_messages,
+    shows_reasoning,
+    unusable_reason,
 )
 from bagent.backends.batching.routes import GroupRoutes, LearnedRoute
-from bagent.backends.batching.wire import prompt_ids, text_in, tokens_in
+from bagent.backends.batching.wire import read_detokenized, read_prompt_ids, read_token_ids
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Message, Reply
@@ -123,9 +123,9 @@ class TemplateProber:
         """Hold the answer to a chat (the reply and its body) against the template."""
         reply, raw = answer
         why = ""
-        if reply.reasoning or thinks(reply.text):
+        if reply.reasoning or shows_reasoning(reply.text):
             why = "the model thinks before it answers"
-        ids = prompt_ids(raw)
+        ids = read_prompt_ids(raw)
         if not why and ids is not None and learned.template and request.messages:
             model = self._model_of(endpoint, request)
             asking = _Asking(self._ask, endpoint, model, _short(timeouts))
@@ -145,14 +145,14 @@ def _short(timeouts: Timeouts) -> Timeouts:
 
 
 async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> LearnedRoute:
-    first = await asking.chat_ids(sentinels(shape))
+    first = await asking.chat_ids(sentinel_messages(shape))
     template = learn_template(shape, await asking.text(first))
     if template is None:
         raise _NotProven("its chat template rewrites what it is given")
-    reason = why_not(template)
+    reason = unusable_reason(template)
     if reason is not None:
         raise _NotProven(reason)
-    awkward, *others = proofs(shape, template)
+    awkward, *others = proof_conversations(shape, template)
     ids = await asking.chat_ids(awkward)
     seen = [first, ids]
     for candidate in (template, msgspec.structs.replace(template, trim=True)):
@@ -199,7 +199,7 @@ class _Asking:
 
     async def text(self, ids: list[int]) -> str:
         """The text of ids."""
-        text = text_in(await self._post("/detokenize", {"tokens": ids}))
+        text = read_detokenized(await self._post("/detokenize", {"tokens": ids}))
         if text is None:
             raise _NotProven("it has no /detokenize as vLLM's")
         return text
@@ -212,7 +212,7 @@ class _Asking:
         return ids
 
     async def _ids(self, fields: dict[str, Any]) -> list[int]:
-        ids = tokens_in(await self._post("/tokenize", fields))
+        ids = read_token_ids(await self._post("/tokenize", fields))
         if ids is None:
             raise _NotProven("it has no /tokenize as vLLM's")
         return ids
@@ -224,7 +224,7 @@ class _Asking:
             raise _NotNow
         status, raw = answer
         if status != 200:
-            failure = from_status(status, raw.decode("utf-8", "replace"), {})
+            failure = failure_from_status(status, raw.decode("utf-8", "replace"), {})
             if failure.passing:
                 raise _NotNow
             raise _NotProven(f"{path}: {failure.message}")

@@ -14,16 +14,16 @@ import msgspec
 
 from bagent.backends.openai.chat import (
     choice_error,
-    finish_word,
+    normalize_finish_reason,
     optional_text,
     read_usage,
     reply_from_choice,
 )
-from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
 
-MOST_PROMPTS = 1024
+MAX_PROMPTS = 1024
 """Prompts in one request that vLLM takes (``VLLM_MAX_COMPLETION_PROMPTS``)."""
 
 _EMPTY = msgspec.Raw(b"")
@@ -116,7 +116,7 @@ def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
     """The body where it is no plain good one: an error, or JSON that takes a patient reader."""
     try:
         body = decode_json(raw)
-        failure = from_body_error(body, headers)
+        failure = failure_from_body(body, headers)
         if failure is not None:
             return failure
         choices = body.get("choices") if isinstance(body, dict) else None
@@ -157,7 +157,7 @@ def _result(choice: _Choice, head: dict[str, Any]) -> Reply | Failure:
     if choice.message is None and (text is None or type(text) is str):
         return Reply(
             text=text,
-            finish_reason=finish_word(choice.finish_reason),
+            finish_reason=normalize_finish_reason(choice.finish_reason),
             model=head["model"],
             usage=usage,
             logprobs=choice.logprobs,
@@ -186,7 +186,7 @@ def _begins(ids: bytes, first: tuple[int, ...]) -> bool:
         return True
 
 
-def prompt_ids(raw: bytes) -> list[int] | None:
+def read_prompt_ids(raw: bytes) -> list[int] | None:
     """The prompt's token ids in a chat answer's body (vLLM's ``prompt_token_ids``), or None."""
     try:
         return _decode_prompt_ids(raw).prompt_token_ids
@@ -194,7 +194,7 @@ def prompt_ids(raw: bytes) -> list[int] | None:
         return None
 
 
-def tokens_in(body: Json) -> list[int] | None:
+def read_token_ids(body: Json) -> list[int] | None:
     """The ids that ``/tokenize`` answered, None where there are none."""
     tokens = body.get("tokens") if isinstance(body, dict) else None
     if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens):
@@ -202,7 +202,7 @@ def tokens_in(body: Json) -> list[int] | None:
     return None
 
 
-def text_in(body: Json) -> str | None:
+def read_detokenized(body: Json) -> str | None:
     """The text that ``/detokenize`` answered (vLLM's ``prompt``), None where there is none."""
     text = body.get("prompt") if isinstance(body, dict) else None
     return text if isinstance(text, str) else None

@@ -17,10 +17,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
-from bagent.backends.bedrock.errors import WorkerThreads, failure_of
-from bagent.backends.bedrock.wire import LEFT_OUT, BedrockStream, converse_arguments, read_answer
+from bagent.backends.bedrock.errors import WorkerThreads, failure_from_exception
+from bagent.backends.bedrock.wire import (
+    IGNORED_SAMPLING,
+    BedrockStream,
+    converse_arguments,
+    read_answer,
+)
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.openai.raw_request import unpack_body
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import CallSettings, Request
@@ -28,7 +33,7 @@ from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
 from bagent.types import Failure, Reply, ToolCall
 
-MOST_CLIENTS = 16
+MAX_CLIENTS = 16
 
 _T = TypeVar("_T")
 
@@ -136,7 +141,7 @@ class BedrockBackend(SingleRequestBackend):
         error = running.exception()
         if error is None:
             return running.result()
-        failure = failure_of(error, endpoint.name)
+        failure = failure_from_exception(error, endpoint.name)
         if failure is None:
             raise error
         if reader is None:
@@ -163,10 +168,10 @@ class BedrockBackend(SingleRequestBackend):
     def _as_chat(self, request: Request) -> Request:
         if request.prompt is not None:
             raise ValueError("Converse has no raw prompts, only messages")
-        request = unpacked(request)
+        request = unpack_body(request)
         if not request.settings.model:
             raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
-        for name in LEFT_OUT & request.settings.sampling.keys() - self._told:
+        for name in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
             self._told.add(name)
             self._notice(f"Bedrock's Converse has no {name}: it is left out")
         return request
@@ -179,7 +184,7 @@ class BedrockBackend(SingleRequestBackend):
     def _prefix(self, settings: CallSettings) -> SharedPrefix:
         cached = self._shared.get(id(settings))
         if cached is None:
-            if len(self._shared) >= MOST_CLIENTS:
+            if len(self._shared) >= MAX_CLIENTS:
                 self._shared.clear()
             cached = self._shared[id(settings)] = settings, SharedPrefix()
         return cached[1]
@@ -223,7 +228,7 @@ class BedrockBackend(SingleRequestBackend):
         with self._lock:
             client = self._clients.get(key)
             if client is None:
-                if len(self._clients) >= MOST_CLIENTS:
+                if len(self._clients) >= MAX_CLIENTS:
                     self._clients.clear()
                 client = self._clients[key] = self._make_client(headers, timeouts.connect, longest)
         return client

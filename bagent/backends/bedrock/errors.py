@@ -49,7 +49,7 @@ _AUTH = re.compile(
 _PER_DAY = re.compile(r"tokens? per day|requests? per day|daily", re.IGNORECASE)
 
 
-def failure_of(error: BaseException, endpoint_name: str) -> Failure | None:
+def failure_from_exception(error: BaseException, endpoint_name: str) -> Failure | None:
     """The failure that an exception of a Bedrock call means; None: it is a fault of ours.
 
     ``endpoint_name`` names the endpoint for people.

@@ -25,7 +25,7 @@ from bagent.backends.messages import (
     ToolUse,
     read_conversation,
 )
-from bagent.backends.openai.chat import finish_word, optional_text
+from bagent.backends.openai.chat import normalize_finish_reason, optional_text
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import OutputFormat, Request
@@ -36,7 +36,7 @@ _INFERENCE = {"temperature": "temperature", "top_p": "topP", "stop": "stopSequen
 SAMPLING_NAMES = frozenset((*_INFERENCE, "top_k", "reasoning_effort"))
 """The sampling parameters that Converse has, or passes on to models."""
 
-LEFT_OUT = frozenset(("seed",))
+IGNORED_SAMPLING = frozenset(("seed",))
 """Parameters that are left out, which is said once."""
 
 _TOP_LEVEL = frozenset(
@@ -101,7 +101,7 @@ def _settings(request: Request, form: Form) -> dict[str, Any]:
     output: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     for name, value in settings.sampling.items():
-        if name in form.without or name in LEFT_OUT:
+        if name in form.without or name in IGNORED_SAMPLING:
             continue
         if name in _INFERENCE:
             converted = list(value) if isinstance(value, tuple) else value
@@ -233,7 +233,7 @@ def read_converse(
     returned_blocks = [_with_text(b) for b in content if "text" not in b or b["text"].strip()]
     return Reply(
         text="".join(texts) if texts else None,
-        finish_reason=finish_word(stop),
+        finish_reason=normalize_finish_reason(stop),
         model=model,
         reasoning="".join(thoughts) or None,
         tool_calls=tuple(tool_call(block["toolUse"]) for block in content if "toolUse" in block),

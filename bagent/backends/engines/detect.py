@@ -50,7 +50,8 @@ class DetectedCapabilities(msgspec.Struct, frozen=True):
 async def detect_capabilities(
     transport: Transport, endpoint: Endpoint, capabilities: Capabilities, seconds: float
 ) -> DetectedCapabilities:
-    """What the other routes tell, added to ``capabilities``; one after the other, over one connection.
+    """What the other routes tell, added to ``capabilities``, one after the other.
+
 
     Whatever was not told within ``seconds`` stays unknown.
     """
@@ -175,7 +176,7 @@ def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
         return None
 
 
-def model_of(
+def choose_model(
     capabilities: Capabilities, endpoint: Endpoint, requested: str | None = None
 ) -> str | None:
     """The model to ask the endpoint for: ``requested``, else its tag ``model``, else its first."""

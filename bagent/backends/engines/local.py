@@ -46,7 +46,12 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.engines.local_server import RequestedSettings, fitted, read_model, this_machine
+from bagent.backends.engines.local_server import (
+    RequestedSettings,
+    fit_settings,
+    read_model,
+    this_machine,
+)
 from bagent.errors import JobError, MissingPackage, UsageError
 
 INSTALL_SERVER = "pip install 'xllamacpp>=2026.0'"
@@ -144,7 +149,7 @@ class RunningLocal:
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
         path = model_file(config.model)
-        self._settings = fitted(config.wanted, path, read_model(path), this_machine())
+        self._settings = fit_settings(config.wanted, path, read_model(path), this_machine())
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
         self.url = ""

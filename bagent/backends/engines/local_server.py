@@ -218,7 +218,7 @@ def _words(path: Path) -> str:
         return ""
 
 
-def fitted(
+def fit_settings(
     requested: RequestedSettings, path: Path, model: ModelFile, machine: Machine
 ) -> ServerSettings:
     """Slots, context and threads that fit the machine; what is ``requested`` stands as it is.

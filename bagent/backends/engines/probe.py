@@ -10,8 +10,8 @@ import msgspec
 
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.models import limits_within
-from bagent.backends.request import CallSettings, Request, asked_model, encode_payload
+from bagent.backends.openai.models import timeouts_within
+from bagent.backends.request import CallSettings, Request, encode_payload, requested_model
 from bagent.types import Failure, Reply
 
 Route = Literal["chat", "completions", "embeddings"]
@@ -56,7 +56,7 @@ class CompletionProbe:
         """
         model, routes = None, ROUTES
         if request is not None:
-            model = asked_model(request)
+            model = requested_model(request)
             routes = (_ROUTE_OF.get(request.path, "chat"),)
         result = await self.prove(endpoint, model, CHECK_SECONDS, routes)
         if isinstance(result, ProbeResult):
@@ -100,7 +100,7 @@ class CompletionProbe:
             remaining = end - sent_at
             if remaining <= 0:
                 break
-            exchange = await self._backend.send(endpoint, [request], limits_within(remaining))
+            exchange = await self._backend.send(endpoint, [request], timeouts_within(remaining))
             result = exchange.results[0]
             ms = 1000 * (time.monotonic() - sent_at)
             if isinstance(result, Reply):

@@ -20,8 +20,8 @@ import aiohttp
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http import errors
-from bagent.backends.http.connection import bounded
-from bagent.backends.http.pool import IDLE
+from bagent.backends.http.connection import limit_body
+from bagent.backends.http.pool import CONNECTION_IDLE
 
 READ_BUFFER = 1 << 20
 _LOOKED_AT = 8
@@ -40,7 +40,7 @@ class _Connector(aiohttp.TCPConnector):
     """
 
     async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
-        IDLE.set(None)
+        CONNECTION_IDLE.set(None)
         return await super()._create_connection(req, traces, limits)
 
     async def _get(self, key: Any, traces: Any) -> Any:
@@ -49,7 +49,7 @@ class _Connector(aiohttp.TCPConnector):
         connection = await super()._get(key, traces)
         taken = before - len(self._conns.get(key, ()))  # the last of them was good
         if connection is not None and 0 < taken <= len(first):
-            IDLE.set(time.monotonic() - first[taken - 1][1])
+            CONNECTION_IDLE.set(time.monotonic() - first[taken - 1][1])
         return connection
 
 
@@ -84,14 +84,14 @@ class AiohttpClient:
         timeouts: Timeouts,
         *,
         trusted: ssl.SSLContext | bool,
-    ) -> Translating:
+    ) -> TranslatedRequest:
         """POST ``body`` (JSON) below the endpoint's address; to be entered with ``async with``."""
         data: aiohttp.Payload
         if len(body) <= LARGE_BODY:
             data = aiohttp.BytesPayload(body, content_type="application/json")
         else:
             data = aiohttp.BytesIOPayload(io.BytesIO(body), content_type="application/json")
-        return Translating(
+        return TranslatedRequest(
             self._session.post(
                 endpoint.url + path,
                 data=data,
@@ -122,8 +122,8 @@ class AiohttpClient:
             ),
             allow_redirects=False,
         )
-        async with Translating(request) as response:
-            pieces = [piece async for piece in bounded(response.content.iter_any())]
+        async with TranslatedRequest(request) as response:
+            pieces = [piece async for piece in limit_body(response.content.iter_any())]
             return response.status, b"".join(pieces), response.headers
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class AiohttpClient:
         await self._session.close()
 
 
-class Translating:
+class TranslatedRequest:
     """A request of aiohttp; its errors, those of reading the answer too, become own ones."""
 
     __slots__ = ("_request",)
@@ -143,7 +143,7 @@ class Translating:
         try:
             response: aiohttp.ClientResponse = await self._request.__aenter__()
         except aiohttp.ClientError as error:
-            raise translated(error) from error.__cause__
+            raise translate_error(error) from error.__cause__
         return response
 
     async def __aexit__(
@@ -154,10 +154,10 @@ class Translating:
     ) -> None:
         await self._request.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError):
-            raise translated(error) from error.__cause__
+            raise translate_error(error) from error.__cause__
 
 
-def translated(error: aiohttp.ClientError) -> Exception:
+def translate_error(error: aiohttp.ClientError) -> Exception:
     """The own error that stands for one of aiohttp's."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return errors.ConnectTimeout()

@@ -25,9 +25,9 @@ from bagent.backends.http.errors import (
     ProxyRefused,
     ServerClosed,
     SwitchedProtocol,
-    words_of,
+    os_error_text,
 )
-from bagent.backends.http.pool import IDLE, PlainPool
+from bagent.backends.http.pool import CONNECTION_IDLE, PlainPool
 from bagent.backends.http.proxies import without_userinfo
 from bagent.types import Failure
 
@@ -43,15 +43,15 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 
-def reused() -> bool:
+def connection_reused() -> bool:
     """Whether the last request of this task went over a kept-open connection."""
-    return IDLE.get() is not None
+    return CONNECTION_IDLE.get() is not None
 
 
-def was_idle() -> float:
+def connection_idle_seconds() -> float:
     """For how many seconds the connection of this task's last request had been idle when it was
     taken; 0 for a new one, and where that is not known."""
-    return IDLE.get() or 0.0
+    return CONNECTION_IDLE.get() or 0.0
 
 
 class Transport:
@@ -94,7 +94,7 @@ class Transport:
         if PlainPool.serves(endpoint, endpoint.url):
             return self._plain.post(endpoint, path, body, timeouts)
         trusted = self._trusted(endpoint.ca_file)
-        IDLE.set(0.0)
+        CONNECTION_IDLE.set(0.0)
         return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
 
     async def get(
@@ -107,12 +107,12 @@ class Transport:
         timeouts = Timeouts(connect=connect, total=seconds)
         if not PlainPool.serves(endpoint, url):
             trusted = self._trusted(endpoint.ca_file)
-            IDLE.set(0.0)
+            CONNECTION_IDLE.set(0.0)
             return await self._open().get(endpoint, url, timeouts, trusted=trusted)
         try:
             return await self._plain_get(endpoint, url, timeouts)
         except NETWORK_ERRORS as error:
-            if not (reused() and is_stale(error)):
+            if not (connection_reused() and is_stale(error)):
                 raise
         return await self._plain_get(endpoint, url, timeouts)
 
@@ -237,7 +237,7 @@ def is_stale(error: BaseException) -> bool:
 
 def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts) -> Failure:
     """The failure that an exception of :data:`NETWORK_ERRORS` means, in words for people."""
-    where = endpoint.name + through(endpoint)
+    where = endpoint.name + proxy_note(endpoint)
     if isinstance(error, ConnectTimeout):
         limit = f" within {timeouts.connect:g} s" if timeouts.connect else ""
         return Failure("connect", f"no connection to {where}{limit}", True)
@@ -268,7 +268,7 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
     return Failure("bad_response", f"no HTTP from {where}: {_cause(error)}", True)
 
 
-def through(endpoint: Endpoint) -> str:
+def proxy_note(endpoint: Endpoint) -> str:
     """Words that name the endpoint's proxy, empty if it has none."""
     return f" through the proxy {without_userinfo(endpoint.proxy)}" if endpoint.proxy else ""
 
@@ -299,5 +299,5 @@ def _cause(error: BaseException) -> str:
         return error.words
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
     if isinstance(inner, OSError):
-        return words_of(inner) or type(inner).__name__
+        return os_error_text(inner) or type(inner).__name__
     return str(inner) or type(inner).__name__

@@ -16,7 +16,7 @@ import httptools
 from multidict import CIMultiDict
 
 from bagent.backends.http.errors import (
-    LONGEST_BODY,
+    MAX_BODY,
     EndlessBody,
     HttpError,
     PayloadError,
@@ -24,7 +24,7 @@ from bagent.backends.http.errors import (
     SwitchedProtocol,
 )
 
-LONGEST_HEAD = 1 << 20
+MAX_HEAD = 1 << 20
 """Bytes that the head of an answer may have, and its trailers."""
 
 
@@ -112,9 +112,9 @@ class Connection(asyncio.Protocol):
             self.fail(
                 self.error or PayloadError(str(error)) if self.headed else HttpError(str(error))
             )
-        if not self.headed and self._seen > LONGEST_HEAD:
+        if not self.headed and self._seen > MAX_HEAD:
             self.fail(HttpError("a head without an end"))
-        if self._size > LONGEST_BODY and not self.complete:
+        if self._size > MAX_BODY and not self.complete:
             self.fail(EndlessBody())
         if self.complete or not self.whole:
             self.wake()
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         if self.complete:
             return
         self._head += len(name) + len(value)
-        if self._head > LONGEST_HEAD:
+        if self._head > MAX_HEAD:
             raise HttpError("headers without an end")
         self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
 
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self.complete:
             return
         if self._inflate is not None:
-            body = self._inflate(body, LONGEST_BODY - self._size)
+            body = self._inflate(body, MAX_BODY - self._size)
         self._size += len(body)
         self._chunks.append(body)
 
@@ -247,7 +247,7 @@ class PlainResponse:
         connection = self._connection
         connection.whole = True
         while not connection.complete:
-            await arrival(connection)
+            await wait_for_data(connection)
         return connection.take()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
@@ -259,10 +259,10 @@ class PlainResponse:
             elif connection.complete:
                 return
             else:
-                await arrival(connection)
+                await wait_for_data(connection)
 
 
-async def bounded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def limit_body(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The pieces of a body.
 
     Raises:
@@ -271,12 +271,12 @@ async def bounded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     size = 0
     async for piece in pieces:
         size += len(piece)
-        if size > LONGEST_BODY:
+        if size > MAX_BODY:
             raise EndlessBody
         yield piece
 
 
-async def arrival(connection: Connection) -> None:
+async def wait_for_data(connection: Connection) -> None:
     """Wait for something new; raises what the connection ended with."""
     if connection.error is not None:
         raise connection.error

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import re
 
-LONGEST_BODY = 1 << 27
+MAX_BODY = 1 << 27
 """Bytes that the body of an answer may have, unpacked. Half a million streamed tokens take as many,
 or two thousand embeddings; a server that never ends would fill the memory."""
 
@@ -42,7 +42,7 @@ class EndlessBody(HttpError):
     """The answer is longer than any."""
 
     def __init__(self) -> None:
-        super().__init__(f"an answer of more than {LONGEST_BODY >> 20} MiB")
+        super().__init__(f"an answer of more than {MAX_BODY >> 20} MiB")
 
 
 class SwitchedProtocol(HttpError):
@@ -73,7 +73,7 @@ class NotConnected(HttpError, OSError):
     """No connection could be made; ``os_error`` says why."""
 
     def __init__(self, os_error: OSError) -> None:
-        OSError.__init__(self, os_error.errno, words_of(os_error))
+        OSError.__init__(self, os_error.errno, os_error_text(os_error))
         self.os_error = os_error
 
 
@@ -89,7 +89,7 @@ class NoTls(NotConnected):
     """The server does not speak TLS, or not in a way that both know."""
 
 
-def words_of(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """What went wrong, without the addresses that were tried: a name may have several of them."""
     text = error.strerror or str(error)
     several = _SEVERAL.match(text)

@@ -20,7 +20,7 @@ from yarl import URL
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http.connection import Connection, PlainResponse, arrival
+from bagent.backends.http.connection import Connection, PlainResponse, wait_for_data
 from bagent.backends.http.errors import BadAddress, ConnectTimeout, NotConnected
 from bagent.backends.http.resolver import Resolver
 
@@ -36,7 +36,7 @@ _MOST_LIMITS = 64
 
 _BAD_IN_HEAD = ("\r", "\n", "\0")
 
-IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
+CONNECTION_IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
 """For how many seconds the connection of this task's last request had been idle when it was taken;
 None where it had to be opened."""
 
@@ -309,12 +309,12 @@ class PooledRequest:
         total = self._timeouts.total
         connection = self._pool.take(self._target, began)
         if connection is not None:
-            IDLE.set(began - connection.idle_since)
+            CONNECTION_IDLE.set(began - connection.idle_since)
             if total is not None:
                 self._limit = self._pool.limit(total)
                 self._limit.begin(connection, began)
         else:
-            IDLE.set(None)
+            CONNECTION_IDLE.set(None)
             connection = await self._connected()
             if total is not None:  # it began some time ago: not the last of those with its limit
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
@@ -326,7 +326,7 @@ class PooledRequest:
             else:
                 connection.send(self._target.head + b"\r\n", b"")
             while not connection.headed:
-                await arrival(connection)
+                await wait_for_data(connection)
         except BaseException:
             self._end(loop.time())
             raise

@@ -16,16 +16,16 @@ from bagent.backends.http.client import (
     NOT_CONNECTED,
     StreamTimeout,
     Transport,
+    connection_idle_seconds,
+    connection_reused,
     is_stale,
     network_failure,
-    reused,
-    through,
-    was_idle,
+    proxy_note,
 )
-from bagent.backends.http.connection import PlainResponse, bounded
+from bagent.backends.http.connection import PlainResponse, limit_body
 from bagent.backends.http.errors import PayloadError
 from bagent.backends.http.rate_limit_headers import read_rate_limits
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.types import Failure, Reply
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ AFTER_DONE = 0.5
 """Seconds for which the end of a stream is waited for after its last event, to keep the
 connection."""
 
-LONGEST_REST = 1 << 20
+MAX_PARTIAL_TEXT = 1 << 20
 """Characters kept of an answer that broke off."""
 
 SSE = "text/event-stream"
@@ -109,7 +109,7 @@ class HttpExchange:
         read: WholeReader,
         reader: EventReader | None,
     ) -> Reply | Failure:
-        """Send ``request``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
+        """Send ``request``, with ``reader`` for a streamed call; sets times of ``exchange``.
 
         A failure's words hold none of the endpoint's secrets, and name the proxy if there is one.
         """
@@ -117,7 +117,11 @@ class HttpExchange:
             result = await self._whole(request, exchange, read)
         else:
             result = await self._streamed(request, exchange, read, reader)
-        return named(result, request.endpoint, exchange) if isinstance(result, Failure) else result
+        return (
+            redact_failure(result, request.endpoint, exchange)
+            if isinstance(result, Failure)
+            else result
+        )
 
     async def _whole(
         self, request: HttpRequest, exchange: Exchange, read: WholeReader
@@ -137,12 +141,14 @@ class HttpExchange:
                 request.endpoint, request.path, request.body, request.timeouts
             ) as response:
                 self._note(exchange, response, request.endpoint)
-                raw = await whole_body(response)
+                raw = await read_body(response)
         except NETWORK_ERRORS as error:
             return self._broken(error, request, exchange)
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
-            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+            return failure_from_status(
+                response.status, raw.decode("utf-8", "replace"), response.headers
+            )
         return raw, response.headers
 
     async def _streamed(
@@ -162,18 +168,20 @@ class HttpExchange:
                         response, reader, stream_timeout, (request, exchange)
                     )
                 stream_timeout.lift()
-                raw = await whole_body(response)
+                raw = await read_body(response)
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the stop reason has taken nothing from the answer
                 return reader.result()
             failure = self._broken(error, request, exchange)
-            text = reader.text[:LONGEST_REST]
+            text = reader.text[:MAX_PARTIAL_TEXT]
             return msgspec.structs.replace(failure, text=text) if text else failure
         finally:
             exchange.first_token = reader.first_token
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
-            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+            return failure_from_status(
+                response.status, raw.decode("utf-8", "replace"), response.headers
+            )
         if EVENTS.match(raw):  # a stream under another name
             reader.feed(raw)
             return reader.result()
@@ -189,7 +197,7 @@ class HttpExchange:
         pieces = 0
         request, exchange = of
         began = request.began
-        async for data in pieces_of(response):
+        async for data in body_chunks(response):
             if exchange.first_byte is None:
                 exchange.first_byte = self._clock()
             reader.feed(data)
@@ -208,7 +216,11 @@ class HttpExchange:
     def _broken(self, error: BaseException, request: HttpRequest, exchange: Exchange) -> Failure:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
-        exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)
+        exchange.again = (
+            connection_reused()
+            and (quick or connection_idle_seconds() >= LONG_IDLE)
+            and is_stale(error)
+        )
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         exchange.cut = isinstance(error, PayloadError)
         return network_failure(error, request.endpoint, request.timeouts)
@@ -235,25 +247,25 @@ class HttpExchange:
             self._tell.add(endpoint.name)
 
 
-async def whole_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
     """The body of an answer."""
     if isinstance(response, PlainResponse):
         return await response.read()
-    return b"".join([piece async for piece in pieces_of(response)])
+    return b"".join([piece async for piece in body_chunks(response)])
 
 
-def pieces_of(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
+def body_chunks(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
     """The body of an answer as it comes; one without an end breaks off."""
     pieces = response.content.iter_any()
     # The plain client's connections heed the bound by themselves.
-    return pieces if isinstance(response, PlainResponse) else bounded(pieces)
+    return pieces if isinstance(response, PlainResponse) else limit_body(pieces)
 
 
-def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
+def redact_failure(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
     """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
     if exchange.status is None:
         return failure
     message = endpoint.without_secrets(failure.message)
     if endpoint.proxy and exchange.first_token is None:
-        message += through(endpoint)
+        message += proxy_note(endpoint)
     return msgspec.structs.replace(failure, message=message)

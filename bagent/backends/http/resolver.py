@@ -15,7 +15,7 @@ import socket
 import threading
 from typing import Any
 
-THREADS, MOST_THREADS = 64, 4096
+THREADS, MAX_THREADS = 64, 4096
 """Look-ups at once, and at most where some of them hang."""
 
 HANGS_SECONDS = 0.5
@@ -63,7 +63,7 @@ class Resolver:
 
     def _grow(self) -> None:
         waiting = self._wanted.qsize()
-        self._start(min(waiting, MOST_THREADS - self._threads))
+        self._start(min(waiting, MAX_THREADS - self._threads))
         self._growing = waiting > 0
         if self._growing and not self._loop.is_closed():
             self._loop.call_later(HANGS_SECONDS, self._grow)

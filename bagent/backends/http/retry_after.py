@@ -63,7 +63,7 @@ def _parse_retry_after(value: str, base: float) -> float | None:
     return max((wait for wait in waits if wait is not None and wait > 0), default=None)
 
 
-def retry_after_words(text: str) -> float | None:
+def retry_after_in_text(text: str) -> float | None:
     """Seconds that a message such as ``Please try again in 1m2.5s`` names, or None."""
     match = _IN_WORDS.search(text)
     return (_duration(match.group(1)) or None) if match else None

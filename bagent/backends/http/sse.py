@@ -10,11 +10,11 @@ from typing import Any
 from bagent.text.json import decode_json
 
 
-class NoEvent(ValueError):
+class InvalidEvent(ValueError):
     """The data of an event is not JSON; the text is its beginning."""
 
 
-def ended_by_newlines(data: bytes) -> bytes:
+def normalize_newlines(data: bytes) -> bytes:
     """The bytes of a stream whose lines end in lone carriage returns, with newlines instead.
 
     JSON text holds neither, so where there is no newline each carriage return ends a line. The
@@ -48,7 +48,7 @@ class SSEDecoder:
         Raises:
             NoEvent: an event's data is not JSON.
         """
-        lines = ended_by_newlines(self._rest + data).split(b"\n")
+        lines = normalize_newlines(self._rest + data).split(b"\n")
         self._rest = lines.pop()
         events = []
         for line in lines:
@@ -83,5 +83,5 @@ class SSEDecoder:
         try:
             event = decode_json(raw)
         except ValueError:
-            raise NoEvent(raw[:800].decode("utf-8", "replace")) from None
+            raise InvalidEvent(raw[:800].decode("utf-8", "replace")) from None
         return event if isinstance(event, dict) else None

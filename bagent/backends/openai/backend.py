@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from bagent.backends.base import Exchange, Timeouts
-from bagent.backends.batching.routes import PATHS, GroupRoutes, group_body, take_answer
+from bagent.backends.batching.routes import ROUTE_PATHS, GroupRoutes, group_body, group_results
 from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.batching.wire import read_group
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
-from bagent.backends.http.request import EVENTS, SSE, HttpExchange, HttpRequest, named, whole_body
+from bagent.backends.http.request import (
+    EVENTS,
+    SSE,
+    HttpExchange,
+    HttpRequest,
+    read_body,
+    redact_failure,
+)
 from bagent.backends.openai.chat import BodyWriter, read_reply
-from bagent.backends.openai.models import learn_models
+from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import read_line_reply
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.openai.tokenize import PromptCounter
@@ -103,7 +110,7 @@ class OpenAIBackend:
         if isinstance(result, Failure) and exchange.status is not None:
             if not exchange.learned:
                 exchange.learned = self._forms.learn(endpoint, request, result, form)
-            result = named(result, endpoint, exchange)
+            result = redact_failure(result, endpoint, exchange)
         exchange.results = result if isinstance(result, list) else [result] * len(group)
         return exchange
 
@@ -173,12 +180,14 @@ class OpenAIBackend:
         learned = groups.learned(endpoint, request) if way == "templated" else None
         writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
         body = group_body(writer, way, group, learned, all_known)
-        answer = await self._http.post(HttpRequest(endpoint, PATHS[way], body, timeouts), exchange)
+        answer = await self._http.post(
+            HttpRequest(endpoint, ROUTE_PATHS[way], body, timeouts), exchange
+        )
         if not isinstance(answer, Failure):
             first_ids = learned.first_ids if learned is not None else ()
             group_answer = read_group(*answer, len(group), first_ids)
             if not isinstance(group_answer, Failure):
-                results, exchange.learned = take_answer(
+                results, exchange.learned = group_results(
                     groups, endpoint, way, request, group_answer
                 )
                 return results
@@ -208,7 +217,7 @@ class OpenAIBackend:
         """Post a question that is no call; see ``Ask``."""
         try:
             async with self._transport.post(endpoint, path, body, timeouts) as response:
-                return response.status, await whole_body(response)
+                return response.status, await read_body(response)
         except NETWORK_ERRORS as error:
             return network_failure(error, endpoint, timeouts)
 
@@ -238,7 +247,7 @@ class OpenAIBackend:
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``: what the endpoint serves. A missing route is no failure."""
-        capabilities = await learn_models(self._transport, endpoint, seconds)
+        capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Capabilities):
             self._groups.probed(endpoint, capabilities)
             if capabilities.models:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
@@ -55,7 +55,7 @@ class _Choice(msgspec.Struct):
     error: None = None
 
 
-class UsualReply(msgspec.Struct):
+class PlainReply(msgspec.Struct):
     """The body of an answer with one choice of plain text."""
 
     choices: tuple[_Choice]
@@ -96,7 +96,7 @@ class _Piece(msgspec.Struct):
     error: None = None
 
 
-class UsualPiece(msgspec.Struct):
+class PlainEvent(msgspec.Struct):
     """An event of a stream with a piece of plain text; ``text`` may be None."""
 
     choices: tuple[_Piece]
@@ -115,12 +115,12 @@ class UsualPiece(msgspec.Struct):
         return choice.text if choice.delta is None else choice.delta.content
 
 
-_decode_reply = msgspec.json.Decoder(UsualReply).decode
-_decode_piece = msgspec.json.Decoder(UsualPiece).decode
+_decode_reply = msgspec.json.Decoder(PlainReply).decode
+_decode_piece = msgspec.json.Decoder(PlainEvent).decode
 _REFUSALS = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def usual_reply(raw: bytes) -> UsualReply | None:
+def decode_plain_reply(raw: bytes) -> PlainReply | None:
     """The body of a usual answer, None where it is not of that form."""
     try:
         return _decode_reply(raw)
@@ -128,7 +128,7 @@ def usual_reply(raw: bytes) -> UsualReply | None:
         return None
 
 
-def usual_piece(data: bytes) -> UsualPiece | None:
+def decode_plain_event(data: bytes) -> PlainEvent | None:
     """A usual event of a stream, None where it is not of that form."""
     try:
         return _decode_piece(data)
@@ -159,13 +159,13 @@ _HINTS = {
     "nvext": b',"nvext":{"agent_hints":{"priority":%d}}',
 }
 
-OWN_BLOCKS = "provider_blocks"
+PROVIDER_BLOCKS = "provider_blocks"
 """The key of an assistant message that holds the turn in its provider's own form: no other takes
 it, and a run that was begun with one backend may go on with another."""
 
-_OWN_MARK = b'"%s":' % OWN_BLOCKS.encode()
+_OWN_MARK = b'"%s":' % PROVIDER_BLOCKS.encode()
 
-MOST_AHEAD = 100
+MAX_PRIORITY = 100
 """So many places a conversation may be put forward: one for each turn behind it."""
 
 
@@ -212,7 +212,7 @@ class BodyWriter:
         if request.tool_choice is not None and not chosen:
             parts.append(b',"tool_choice":' + encode_payload(request.tool_choice))
         if request.returning and self._hint is not None:
-            parts.append(self._hint % min(request.returning, MOST_AHEAD))
+            parts.append(self._hint % min(request.returning, MAX_PRIORITY))
         if request.stream and stream:
             parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
         parts.append(b"}")
@@ -288,7 +288,7 @@ def _payload(request: Request) -> bytes:
     if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
         return request.payload
     return encode_payload(
-        [{k: v for k, v in message.items() if k != OWN_BLOCKS} for message in messages]
+        [{k: v for k, v in message.items() if k != PROVIDER_BLOCKS} for message in messages]
     )
 
 
@@ -297,12 +297,12 @@ def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Rep
 
     Of several choices it is the one with index 0; where it is not clear which that is, none.
     """
-    usual = usual_reply(raw)
+    usual = decode_plain_reply(raw)
     if usual is not None:
         choice = usual.choices[0]
         return Reply(
             text=usual.text,
-            finish_reason=finish_word(choice.finish_reason),
+            finish_reason=normalize_finish_reason(choice.finish_reason),
             model=usual.model,
             usage=usual.counts,
             ttft_ms=None if usual.metrics is None else server_ttft({"metrics": usual.metrics}),
@@ -315,7 +315,7 @@ def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Rep
 def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
     try:
         body = decode_json(raw)
-        failure = from_body_error(body, headers)
+        failure = failure_from_body(body, headers)
         if failure is not None:
             return failure
         choices = body.get("choices") if isinstance(body, dict) else None
@@ -343,7 +343,7 @@ def first_choice(choices: Json) -> dict[str, Any] | None:
 
 def choice_error(choice: dict[str, Any]) -> Failure | None:
     """The failure that a gateway puts into a choice (OpenRouter does), None if there is none."""
-    return from_body_error({"error": choice["error"]}, {}) if choice.get("error") else None
+    return failure_from_body({"error": choice["error"]}, {}) if choice.get("error") else None
 
 
 def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
@@ -355,15 +355,15 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
     message = choice.get("message")
     if not isinstance(message, dict):
         message = {"content": choice.get("text")}
-    calls = calls_in(message)
+    calls = raw_tool_calls(message)
     return Reply(
         text=content_text(message.get("content")),
-        finish_reason=finish_word(choice.get("finish_reason")),
+        finish_reason=normalize_finish_reason(choice.get("finish_reason")),
         model=optional_text(body.get("model")),
         reasoning=reasoning_text(message) or None,
         refusal=_str(message.get("refusal")) or None,
         tool_calls=read_tool_calls(calls),
-        message=given_back(message) if calls else None,
+        message=reasoning_fields(message) if calls else None,
         usage=read_usage(body.get("usage")),
         ttft_ms=server_ttft(body),
         logprobs=choice.get("logprobs"),
@@ -371,7 +371,7 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
     )
 
 
-def calls_in(message: Mapping[str, Json]) -> Json:
+def raw_tool_calls(message: Mapping[str, Json]) -> Json:
     """What a message or delta holds of tool calls; the older form with one call counts too."""
     calls, older = message.get("tool_calls"), message.get("function_call")
     return [{"function": older}] if not calls and isinstance(older, dict) else calls
@@ -381,13 +381,13 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 """Where servers put thinking, and want it back in the turns that follow on a tool call."""
 
 
-def given_back(message: Mapping[str, Json]) -> dict[str, Json] | None:
+def reasoning_fields(message: Mapping[str, Json]) -> dict[str, Json] | None:
     """The thinking of a message as it stood there; None where there is none."""
     fields = {name: message[name] for name in REASONING_KEYS if message.get(name)}
     return fields or None
 
 
-def finish_word(value: Json) -> str | None:
+def normalize_finish_reason(value: Json) -> str | None:
     """A finish reason in OpenAI's words; an unknown one as it is, a missing one None."""
     if value is None:
         return None
@@ -479,7 +479,7 @@ def read_usage(value: Json) -> Usage:
     )
 
 
-LARGEST_COUNT = 1 << 53
+MAX_COUNT = 1 << 53
 """Above it a count of tokens is a fault of the server, and no column can hold it."""
 
 
@@ -487,4 +487,4 @@ def _count(value: Json, name: str) -> int | None:
     number = value.get(name) if isinstance(value, dict) else None
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
-    return int(number) if 0 <= number <= LARGEST_COUNT else None
+    return int(number) if 0 <= number <= MAX_COUNT else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bagent.backends.openai.errors import from_body_error
+from bagent.backends.openai.errors import failure_from_body
 from bagent.types import Failure, Json, Reply, Usage
 
 PATH = "/embeddings"
@@ -82,7 +82,7 @@ def _numbers(embedding: list[float] | str) -> list[float]:
 
 def _other(raw: bytes, problem: str, headers: Mapping[str, str]) -> Failure:
     try:
-        failure = from_body_error(msgspec.json.decode(raw), headers)
+        failure = failure_from_body(msgspec.json.decode(raw), headers)
     except msgspec.DecodeError:
         failure = None
     message = f"no vectors behind HTTP 200: {problem}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bagent.backends.http.retry_after import retry_after, retry_after_words
+from bagent.backends.http.retry_after import retry_after, retry_after_in_text
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
 
@@ -73,7 +73,7 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def error_in(body: Json) -> tuple[str, Json, str] | None:
+def find_error(body: Json) -> tuple[str, Json, str] | None:
     """The error that a JSON body reports: (message, code, type), or None if it reports none.
 
     Knows ``{"error": {...}}``, ``{"error": "text"}``, ``{"errors": [...]}``, ``{"detail": ...}``,
@@ -98,7 +98,7 @@ def error_in(body: Json) -> tuple[str, Json, str] | None:
 def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
     """The error of a body that has none under ``error``."""
     if body.get("object") == "error" or "message" in body:
-        inner = error_in(body.get("message")) if isinstance(body.get("message"), dict) else None
+        inner = find_error(body.get("message")) if isinstance(body.get("message"), dict) else None
         flat = _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
         return inner or flat
     for name in ("detail", "errors"):
@@ -114,7 +114,7 @@ def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
         return fault["faultstring"], None, _as_text(detail) if detail else ""
     for name in ("response", "body"):
         if isinstance(body.get(name), dict) and body[name].get("error"):
-            return error_in(body[name])
+            return find_error(body[name])
     return None
 
 
@@ -122,9 +122,9 @@ def _inner(error: dict[str, Json]) -> tuple[str, Json, str] | None:
     """The error within an error; what it lacks is the outer one's."""
     message = error.get("message")
     if isinstance(error.get("error"), dict):
-        inner = error_in({"error": error["error"]})
+        inner = find_error({"error": error["error"]})
     elif isinstance(message, dict):
-        inner = error_in(message) or None
+        inner = find_error(message) or None
     else:
         return None
     if inner is None:
@@ -164,10 +164,10 @@ def _as_text(value: Json) -> str:
     return value if isinstance(value, str) else encode_json(value)
 
 
-def from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
+def failure_from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
     """The failure that an HTTP answer with ``status`` other than 200 means."""
     try:
-        error = error_in(decode_json(text))
+        error = find_error(decode_json(text))
     except ValueError:
         error = None
     full_text = f"{error[0]} {error[1] or ''} {error[2]}" if error else text
@@ -177,7 +177,7 @@ def from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
         summary += f" (a redirect{f' to {to}' if to else ''}; give the address where it leads)"
     wait = retry_after(headers, time.time())
     if wait is None and status in (429, 503):
-        wait = retry_after_words(full_text)
+        wait = retry_after_in_text(full_text)
     return _as_advised(classify(status, summary, full_text, wait), headers.get("x-should-retry"))
 
 
@@ -190,14 +190,16 @@ def _as_advised(failure: Failure, advice: str | None) -> Failure:
     return failure
 
 
-def from_body_error(body: Json, headers: Mapping[str, str]) -> Failure | None:
+def failure_from_body(body: Json, headers: Mapping[str, str]) -> Failure | None:
     """The failure that a body behind status 200 reports, or None if it reports none."""
-    error = error_in(body)
+    error = find_error(body)
     if error is None:
         return None
     message, code, kind = error
     full_text = f"{message} {code or ''} {kind}"
-    wait = retry_after(_inner_headers(body) or headers, time.time()) or retry_after_words(full_text)
+    wait = retry_after(_inner_headers(body) or headers, time.time()) or retry_after_in_text(
+        full_text
+    )
     status = _body_status(code, kind, full_text)
     failure = classify(status, shorten(message), full_text, wait)
     return msgspec.structs.replace(failure, message=f"error behind HTTP 200: {failure.message}")

@@ -11,7 +11,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
 
@@ -24,11 +24,11 @@ FIRST_PAUSE = 0.5
 ROUNDING = 0.02
 """Seconds that are added to a time that was named: its clock may be read in another place."""
 
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 """With less time than this left a list is not asked for again."""
 
 
-async def learn_models(
+async def fetch_models(
     transport: Transport, endpoint: Endpoint, seconds: float
 ) -> Capabilities | Failure:
     """What ``/models`` tells; a missing route is no failure.
@@ -45,14 +45,14 @@ async def learn_models(
             return result
         pause = result.retry_after
         pause = next(pauses) if pause is None else pause + ROUNDING
-        if loop.time() + pause + LEAST_SECONDS > end:
+        if loop.time() + pause + MIN_SECONDS > end:
             return result
         await asyncio.sleep(pause)
 
 
 async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
     """What one request for the list comes to."""
-    limits = limits_within(seconds)
+    limits = timeouts_within(seconds)
     try:
         status, raw, headers = await transport.get(
             endpoint, f"{endpoint.url}/models", limits.total or seconds, limits.connect
@@ -62,7 +62,7 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
     if status in (404, 405, 501):
         return Capabilities(models_route=False)
     if status != 200:
-        failure = from_status(status, raw.decode("utf-8", "replace"), headers)
+        failure = failure_from_status(status, raw.decode("utf-8", "replace"), headers)
         message = endpoint.without_secrets(failure.message)
         return msgspec.structs.replace(failure, message=message)
     try:
@@ -75,7 +75,7 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
     return msgspec.structs.replace(capabilities, models=names, models_route=listed)
 
 
-async def model_entries(
+async def fetch_model_entries(
     transport: Transport, endpoint: Endpoint, seconds: float
 ) -> list[dict[str, Json]]:
     """The entries of an endpoint's ``/models`` as it lists them; none where it does not answer."""
@@ -90,7 +90,7 @@ async def model_entries(
     return [entry for entry in entries if isinstance(entry, dict) and entry.get("id")]
 
 
-def limits_within(seconds: float) -> Timeouts:
+def timeouts_within(seconds: float) -> Timeouts:
     """Limits of one small request that is over after ``seconds``, in numbers to read."""
     total = max(0.01, math.floor(seconds * 100) / 100)
     return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)

@@ -24,7 +24,7 @@ _ENVELOPE = frozenset(
 )
 
 
-def unpacked(request: Request) -> Request:
+def unpack_body(request: Request) -> Request:
     """``request`` with what its own ``body`` says as settings and messages.
 
     Raises:

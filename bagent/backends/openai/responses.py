@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bagent.backends.openai.chat import read_tool_calls, read_usage
-from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply
 
@@ -30,7 +30,7 @@ def read_response(raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
     items = body.get("output") if isinstance(body, dict) else None
     failure = None
     if not isinstance(items, list) or body.get("error"):
-        failure = from_body_error(body, headers)
+        failure = failure_from_body(body, headers)
     if failure is not None:
         return failure
     if not isinstance(body, dict) or not isinstance(items, list):

@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.http.sse import ended_by_newlines
+from bagent.backends.http.sse import normalize_newlines
 from bagent.backends.openai.chat import (
     REASONING_KEYS,
-    UsualPiece,
-    calls_in,
+    PlainEvent,
     choice_error,
     content_text,
-    finish_word,
+    decode_plain_event,
+    normalize_finish_reason,
     optional_text,
+    raw_tool_calls,
     read_reply,
     read_usage,
     reasoning_text,
     server_ttft,
-    usual_piece,
 )
-from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
@@ -201,7 +201,7 @@ class StreamReader:
             self._parts.append(data)
             data = b"".join(self._parts)
             self._parts.clear()
-        data = ended_by_newlines(data)
+        data = normalize_newlines(data)
         lines = data.split(b"\n")
         remainder = lines.pop()
         if remainder:
@@ -225,7 +225,7 @@ class StreamReader:
                 return
             data = self._open + b"\n" + data
         else:
-            piece = usual_piece(data)
+            piece = decode_plain_event(data)
             text = piece.text if piece is not None else None
             if piece is not None and text is not None:
                 self._piece(piece, text)
@@ -242,7 +242,7 @@ class StreamReader:
         if isinstance(body, dict):
             self._event(body)
 
-    def _piece(self, event: UsualPiece, text: str) -> None:
+    def _piece(self, event: PlainEvent, text: str) -> None:
         """Take an event that holds a piece of the answer and nothing else of note."""
         if event.usage is not None:
             self._usage = event.usage
@@ -288,7 +288,7 @@ class StreamReader:
     def _event(self, body: dict[str, Any]) -> None:
         choices = body.get("choices")
         if choices is None or "error" in body:
-            failure = from_body_error(body, {})
+            failure = failure_from_body(body, {})
             if failure is not None:
                 self.error = self.error or failure
                 return
@@ -316,7 +316,7 @@ class StreamReader:
         content = content_text(delta.get("content"))
         reasoning = reasoning_text(delta)
         refusal = delta.get("refusal")
-        calls = calls_in(delta)
+        calls = raw_tool_calls(delta)
         if content or reasoning or refusal or calls:
             self.deltas += 1
             if self.first_token is None:
@@ -343,7 +343,7 @@ class StreamReader:
 
     def _ends(self, reason: Json) -> None:
         if self._finish not in _LASTING_ENDS:
-            self._finish = finish_word(reason)
+            self._finish = normalize_finish_reason(reason)
         if self._finish in ("tool_calls", "stop"):
             self._calls.tell_rest()
 

@@ -13,7 +13,7 @@ import msgspec
 
 from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
@@ -61,7 +61,7 @@ class PromptCounter:
             return None
         status, raw = answer
         if status == 400:  # some count to their context and no further
-            kind = from_status(status, raw.decode("utf-8", "replace"), {}).kind
+            kind = failure_from_status(status, raw.decode("utf-8", "replace"), {}).kind
             return TOO_LONG if kind == "context_overflow" else None
         body = _json(raw) if status == 200 else None
         count = body.get("count") if isinstance(body, dict) else None

@@ -156,7 +156,7 @@ def state_line(state: dict[str, Any]) -> str:
 
 def describe(run: RunDir) -> dict[str, object]:
     """What there is to say about a run, from its directory alone."""
-    from bagent.batches.record import standing
+    from bagent.batches.record import status_lines
     from bagent.store.lock import is_live, owners
     from bagent.store.results import summary
     from bagent.store.stats import cache_share, count_tools
@@ -206,7 +206,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "last": _when(counts.last_at),
         "tools": {name: asdict(one) for name, one in count_tools(run.path).items()},
         "owners": [f"process {record.pid} on {record.host}" for record in live],
-        "batches": standing(run.path, notes.append),
+        "batches": status_lines(run.path, notes.append),
         "notes": notes,
         "directory": str(run.path),
     }

@@ -12,7 +12,7 @@ from typing import Literal
 
 import aiohttp
 
-from bagent.backends.keys import key_in
+from bagent.backends.keys import key_from_env
 from bagent.errors import UsageError
 from bagent.text.json import decode_json
 from bagent.tools.types import Arguments, ToolFault, truncate_middle
@@ -69,7 +69,7 @@ def search_config(url: str | None, key_env: str | None, env: Mapping[str, str]) 
     """
     service = _service(url, key_env, env)
     names = (key_env,) if key_env else KEYS[service]
-    key = next((key for name in names if (key := key_in(env, name))), None)
+    key = next((key for name in names if (key := key_from_env(env, name))), None)
     if key is None:
         wanted = key_env or " or ".join((KEYS["brave"][0], KEYS["serpapi"][0]))
         raise UsageError(f"web_search has no key: {wanted} is not set", hint=f"export {names[0]}=")
