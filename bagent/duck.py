@@ -42,7 +42,7 @@ _installs: ContextVar[bool] = ContextVar("installs", default=True)
 """Whether SQL of the user may have DuckDB install the extensions that it needs."""
 
 
-class SqlFault(ValueError):
+class SqlError(ValueError):
     """SQL of a job is not one statement that only reads; its text says why."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -124,7 +124,7 @@ def _lock(connection: DuckDBPyConnection, access: Access) -> None:
     for name, paths in (("allowed_paths", access.files), ("allowed_directories", access.folders)):
         absolute = [str(path.absolute()) for path in paths]
         # DuckDB compares a path as it stands in the SQL first, and then what it leads to.
-        connection.execute(f"SET {name} = ?", [[*absolute, *map(escaped, absolute)]])
+        connection.execute(f"SET {name} = ?", [[*absolute, *map(escape_pattern, absolute)]])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
@@ -149,17 +149,17 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def escaped(path: str) -> str:
+def escape_pattern(path: str) -> str:
     """A path that DuckDB does not take for a pattern."""
     return "".join(f"[{char}]" if char in _PATTERN else char for char in path)
 
 
 def file_literal(path: Path) -> str:
     """The path of a file to be read as an SQL string: never a pattern, never another file."""
-    return literal(escaped(str(path.absolute())))
+    return literal(escape_pattern(str(path.absolute())))
 
 
-def plain_scalar(kind: str) -> bool:
+def is_plain_scalar(kind: str) -> bool:
     """Whether a type is a plain one, and no list."""
     return not kind.endswith("]") and _SCALAR.fullmatch(kind) is not None
 
@@ -175,25 +175,25 @@ def single_query(connection: DuckDBPyConnection, sql: str) -> str:
     Nothing is executed but DuckDB's parser.
 
     Raises:
-        SqlFault: it is none, several statements, or writes something.
+        SqlError: it is none, several statements, or writes something.
         duckdb.Error: it cannot be parsed.
     """
     import duckdb
 
     statements = connection.extract_statements(sql)
     if not statements:
-        raise SqlFault("a query is one statement, there is none")
+        raise SqlError("a query is one statement, there is none")
     if len(statements) > 1:
-        raise SqlFault(
+        raise SqlError(
             f"a query is one statement, these are {len(statements)}",
             "join them by WITH name AS (...)",
         )
     kind = statements[0].type
     if kind == duckdb.StatementType.MULTI:  # a PIVOT, which finds its columns first
         if _WRITES.search(sql):
-            raise SqlFault("a query only reads", "quote a column of such a name")
+            raise SqlError("a query only reads", "quote a column of such a name")
     elif kind != duckdb.StatementType.SELECT:
-        raise SqlFault(f"a query is a SELECT, this is {kind.name}")
+        raise SqlError(f"a query is a SELECT, this is {kind.name}")
     else:
         check_reads(syntax_tree(connection, sql))
     return _without_end(sql)
@@ -210,7 +210,7 @@ def check_reads(tree: Any) -> None:
     """Look for statements inside a query that write, such as ``WITH x AS (COPY ...)``.
 
     Raises:
-        SqlFault: there is one.
+        SqlError: there is one.
     """
     pending = [tree]
     while pending:
@@ -218,7 +218,7 @@ def check_reads(tree: Any) -> None:
         if isinstance(node, dict):
             kind = node.get("type")
             if isinstance(kind, str) and kind.endswith("_NODE") and kind not in _READS:
-                raise SqlFault(f"a query only reads, this holds {kind.partition('_')[0]}")
+                raise SqlError(f"a query only reads, this holds {kind.partition('_')[0]}")
             pending.extend(node.values())
         elif isinstance(node, list):
             pending.extend(node)
@@ -304,7 +304,7 @@ def _type(tokens: list[str], place: int, depth: int, bare: bool) -> tuple[Nested
     kind: Nested
     if word == "STRUCT":
         kind, place = _fields(tokens, place, depth, bare)
-    elif plain_scalar(word):
+    elif is_plain_scalar(word):
         kind = {"JSON": "VARCHAR", "HUGEINT": "DECIMAL(38,0)"}.get(word, word)
     else:
         raise ValueError

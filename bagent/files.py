@@ -16,7 +16,7 @@ PRIVATE = 0o700
 """The mode of folders and scripts that may hold secrets."""
 
 
-def make_private(path: Path) -> None:
+def make_private_folder(path: Path) -> None:
     """Make the folder ``path`` with mode 0700; one that is there stays as it is.
 
     Raises:
@@ -30,7 +30,7 @@ def make_private(path: Path) -> None:
             raise
 
 
-def own_folder(path: Path) -> None:
+def ensure_own_folder(path: Path) -> None:
     """Make the folder ``path`` for this user alone, or make sure that it is that.
 
     For folders whose names others can know, as in ``/tmp``: who made one before could put files
@@ -39,7 +39,7 @@ def own_folder(path: Path) -> None:
     Raises:
         OSError: it cannot be made, is a link or no folder, or belongs to somebody else.
     """
-    make_private(path)
+    make_private_folder(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
@@ -69,7 +69,7 @@ def write_private(path: Path, text: str) -> None:
         raise
 
 
-def open_inside(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a file of a run directory for reading.
 
     Raises:
@@ -88,13 +88,13 @@ def open_inside(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_inside(path: Path) -> bytes:
+def read_regular(path: Path) -> bytes:
     """Read a file of a run directory.
 
     Raises:
         OSError: it is a link, a pipe or a device, or cannot be read.
     """
-    with open_inside(path) as handle:
+    with open_regular(path) as handle:
         return handle.read()
 
 
@@ -106,7 +106,7 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-def link_refused(path: Path) -> UsageError:
+def link_error(path: Path) -> UsageError:
     """The error for a link in the place of the journal or of a file in it."""
     return UsageError(
         f"{path} is a link to {path.readlink()}, which is not followed",

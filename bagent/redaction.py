@@ -31,7 +31,7 @@ def looks_secret(name: str) -> bool:
     return not _SECRET_WORDS.isdisjoint(words)
 
 
-def names_address(variable: str) -> bool:
+def looks_like_address(variable: str) -> bool:
     """Return whether a variable of this name holds a host or a port, which may be shown."""
     return _PLACE_NAME.fullmatch(variable.upper()) is not None and not looks_secret(variable)
 
@@ -41,7 +41,7 @@ def header_is_secret(name: str) -> bool:
     return name.lower() not in HARMLESS_HEADERS
 
 
-def without(text: str, secrets: Iterable[str]) -> str:
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     """Return ``text`` with each of ``secrets`` masked, as it is and as URLs write it.
 
     A secret that is too short to be told from other words is masked where it is the whole text.
@@ -67,7 +67,7 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """Return ``text`` without the secrets."""
-        return without(text, self._secrets) if self._secrets else text
+        return mask_secrets(text, self._secrets) if self._secrets else text
 
     def optional(self, text: str | None) -> str | None:
         """Return ``text`` without the secrets, None for None."""

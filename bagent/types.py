@@ -45,7 +45,7 @@ PASSING_KINDS: frozenset[str] = frozenset(
 )
 """Failures for a passing reason: worth sending again later."""
 
-OUTSIDE_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"})
+EXTERNAL_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"})
 """Failures by something outside of the job and its input, which may have been mended since."""
 
 
@@ -325,8 +325,7 @@ class FleetStats(msgspec.Struct, frozen=True):
 class FeedStats(msgspec.Struct, frozen=True):
     """The input at one moment: rows read, rows skipped as finished earlier, and the size.
 
-    ``wanted`` is how many answers the rows that were read are to get: many may have been read and
-    not begun.
+    ``expected`` is how many answers the rows read so far need; many of them may not have begun.
     ``position`` and ``size`` are in the same unit (bytes or rows); ``size`` is None where the
     end is not known (a pipe). ``ended``: all rows were read. ``finished`` is how many rows of the
     input an earlier start finished; None where nobody knows.
@@ -337,5 +336,5 @@ class FeedStats(msgspec.Struct, frozen=True):
     position: int
     size: int | None
     ended: bool
-    wanted: int = 0
+    expected: int = 0
     finished: int | None = None

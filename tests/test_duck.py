@@ -11,7 +11,7 @@ import pytest
 import bagent
 from bagent.duck import (
     Access,
-    SqlFault,
+    SqlError,
     column_type,
     connect,
     file_literal,
@@ -174,5 +174,5 @@ def test_one_query_that_reads_is_taken(sql: str, query: str | None) -> None:
     ],
 )
 def test_what_is_not_one_query_that_reads_is_refused(sql: str) -> None:
-    with connect(Access()) as connection, pytest.raises(SqlFault):
+    with connect(Access()) as connection, pytest.raises(SqlError):
         single_query(connection, sql)

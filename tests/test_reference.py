@@ -14,7 +14,14 @@ import bagent.errors
 from bagent.cli.app import COMMANDS, command_of
 from bagent.cli.render.reference import reference_text
 from bagent.errors import EXIT_CODES
-from bagent.store.tables.schema import COLUMNS, ERROR_KINDS, GLOSSARY, RENAMED, STATUSES, declared
+from bagent.store.tables.schema import (
+    COLUMN_DESCRIPTIONS,
+    COLUMNS,
+    ERROR_KINDS,
+    RENAMED,
+    STATUSES,
+    column_definitions,
+)
 from bagent.store.tables.views import VIEWS
 from bagent.types import ErrorKind, Status
 
@@ -58,13 +65,13 @@ def test_every_option_is_explained(options) -> None:
 def test_every_table_and_view_has_its_columns_explained_in_their_order() -> None:
     with duckdb.connect() as connection:
         for table, columns in COLUMNS.items():
-            connection.execute(f"create table {table} ({declared(columns)})")
+            connection.execute(f"create table {table} ({column_definitions(columns)})")
         for name, sql in VIEWS.items():
             connection.execute(f"create view {name} as {sql}")
         for name in (*COLUMNS, *VIEWS):
             found = [row[0] for row in connection.execute(f"describe {name}").fetchall()]
-            assert [RENAMED.get(one, one) for one in GLOSSARY[name]] == found, name
-    assert set(GLOSSARY) == {*COLUMNS, *VIEWS, "answers"}
+            assert [RENAMED.get(one, one) for one in COLUMN_DESCRIPTIONS[name]] == found, name
+    assert set(COLUMN_DESCRIPTIONS) == {*COLUMNS, *VIEWS, "answers"}
 
 
 def test_every_status_and_error_kind_is_explained() -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from bagent.backends.profile import Form
-from bagent.files import read_inside
+from bagent.files import read_regular
 from bagent.store.journal.segments import Report, mend_tail, write_error
 
 State = Literal["sealed", "sending", "waiting", "ended", "done"]
@@ -123,7 +123,7 @@ def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
     """The batches of one ledger as they stand, by number; a torn last line is left out."""
     records: dict[int, BatchRecord] = {}
     try:
-        lines = read_inside(path).split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return records
     for number, line in enumerate(lines[:-1], 1):

@@ -37,7 +37,7 @@ from bagent.bench.sweep import RequestSummary, Saturation, sweep
 from bagent.bench.workers import InProcessWorkers, ProcessWorkers, Workers
 from bagent.clocks import unix
 from bagent.errors import StoppedEarly, UsageError, WriteError
-from bagent.files import make_private
+from bagent.files import make_private_folder
 from bagent.fleet.health_check import (
     FleetHealthCheck,
     HealthCheckPlan,
@@ -347,7 +347,7 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         raise UsageError(f"{folder} holds another load test", hint="name another with -o DIR")
     try:
-        make_private(folder)
+        make_private_folder(folder)
     except OSError as error:
         raise WriteError(f"cannot make {folder}: {error.strerror or error}") from None
 

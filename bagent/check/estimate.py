@@ -13,7 +13,7 @@ from bagent.check.report import CostReport, MaxTokens, RowReport, TokenReport
 from bagent.check.sample import Sampled, repeats
 from bagent.check.tokens import BYTES_PER_TOKEN, Counted
 from bagent.errors import UsageError
-from bagent.money.prices import Price, Spent, costs_of, together
+from bagent.money.prices import Price, StageUsage, mode_costs, sum_costs
 
 MILLION = 1_000_000
 
@@ -163,8 +163,8 @@ def cost_report(
         answers = tokens.answers_at_most * price.output / MILLION
     total = None if prompts is None or answers is None else prompts + answers
     cached = None if tokens.prompts is None else round(shared * max(0, requests - 1))
-    spent = Spent(tokens.prompts, cached, tokens.answers_at_most)
-    modes = together([costs_of(price, spent)], requests)
+    spent = StageUsage(tokens.prompts, cached, tokens.answers_at_most)
+    modes = sum_costs([mode_costs(price, spent)], requests)
     return CostReport(price.input, price.output, prompts, answers, total, tuple(modes))
 
 

@@ -158,7 +158,7 @@ def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
         return None
     inputs, stages = set(), dict[str, None]()
     for run in runs:
-        info = run.look(lambda _: None)
+        info = run.load_or_report(lambda _: None)
         if info is None or info.rows is None:
             return None
         stages.update(dict.fromkeys(info.stages))
@@ -207,7 +207,7 @@ def _with_answers(
         f"{MASK if name in hidden else _cell(name, kinds[name])} as value{n}"
         for n, name in enumerate(typed)
     )
-    infos = [run.look(lambda _: None) for run in runs]
+    infos = [run.load_or_report(lambda _: None) for run in runs]
     stages = dict.fromkeys(stage for info in infos if info for stage in info.stages)
     order = ", ".join(map(literal, stages))
     source = (

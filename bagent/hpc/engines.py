@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from bagent.errors import UsageError
-from bagent.files import own_folder
+from bagent.files import ensure_own_folder
 from bagent.hpc.allocation import Allocation, read_allocation
 from bagent.hpc.nodes import read_names, short, this_position
 from bagent.hpc.scheduler_queries import Ask, ask
@@ -220,7 +220,7 @@ def with_own_cache(engine: EngineProcess) -> EngineProcess:
     """
     cache = Path(engine.env[CACHE])
     try:
-        own_folder(cache)
+        ensure_own_folder(cache)
     except OSError as error:
         fresh = tempfile.mkdtemp(prefix=f"{cache.name}-", dir=cache.parent)
         sys.stderr.write(f"{cache} is not used: {error.strerror or error}; {fresh} is\n")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bagent.errors import UsageError, WriteError
-from bagent.files import make_private, write_private
+from bagent.files import make_private_folder, write_private
 from bagent.hpc.plan import (
     MIN_FRACTION,
     REQUEUES,
@@ -209,7 +209,7 @@ def write_script(plan: BatchPlan, text: str) -> Path:
     """
     path = plan.batch_folder / f"job.{plan.scheduler}.sh"
     try:
-        make_private(path.parent)
+        make_private_folder(path.parent)
         write_private(path, text)
     except OSError as error:
         words = (error.strerror or str(error)).lower()

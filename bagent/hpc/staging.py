@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bagent.errors import MissingPackage, WriteError
-from bagent.files import own_folder
+from bagent.files import ensure_own_folder
 from bagent.hpc.nodes import short, this_node
 
 SENTINEL = ".staged"
@@ -58,7 +58,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         OSError: the folder is not this user's alone.
     """
-    own_folder(folder)
+    ensure_own_folder(folder)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -67,7 +67,7 @@ def locked(folder: Path) -> Iterator[None]:
 def is_staged(target: StagingTarget) -> bool:
     """Whether the node has these very files, whole, in a folder of this user alone."""
     try:
-        own_folder(target.folder)
+        ensure_own_folder(target.folder)
         return (target.folder / SENTINEL).read_text(encoding="utf-8") == target.signature
     except OSError:
         return False

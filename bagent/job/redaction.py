@@ -12,9 +12,9 @@ from bagent.redaction import (
     MASK,
     SHORTEST_SECRET,
     header_is_secret,
+    looks_like_address,
     looks_secret,
-    names_address,
-    without,
+    mask_secrets,
 )
 from bagent.types import Json
 
@@ -49,7 +49,7 @@ def secrets_of(uses: Iterable[VariableUse]) -> frozenset[str]:
 def carried(uses: Iterable[VariableUse]) -> frozenset[str]:
     """Return the values that variables put into :data:`CARRIERS`, but for hosts and ports."""
     return frozenset(
-        use.value for use in uses if is_carrier(use.path) and not names_address(use.name)
+        use.value for use in uses if is_carrier(use.path) and not looks_like_address(use.name)
     )
 
 
@@ -90,7 +90,7 @@ def masked(job: Job) -> dict[str, Json]:
 
 def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
     """``text`` with ``secrets`` and everything that has the form of a secret masked."""
-    text = without(text, secrets)
+    text = mask_secrets(text, secrets)
     text = _USERINFO.sub(f"{MASK}@", text)
     text = _SECRET_QUERY.sub(_query, text)
     text = _BEARER.sub(rf"\1 {MASK}", text)

@@ -101,7 +101,7 @@ class OpenedRun:
         """Return the totals, counts by status and kind, tokens, cost, speed."""
         from bagent.store.results import summary
 
-        return summary(self.path, _warn, self._directory.look(_warn))
+        return summary(self.path, _warn, self._directory.load_or_report(_warn))
 
     def results(
         self, *, statuses: Iterable[str] | None = None, with_input: bool = False
@@ -118,7 +118,7 @@ class OpenedRun:
         wanted = ResultQuery(
             statuses=None if statuses is None else frozenset(statuses), ordered=True
         )
-        info = self._directory.look(_warn)
+        info = self._directory.load_or_report(_warn)
         find = None
         if with_input and info is not None:
             find = partial(find_input, self._directory, info, report=_warn)

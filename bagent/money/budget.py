@@ -34,13 +34,13 @@ class BudgetLedger:
         self.spent = 0.0
         self.reserved = 0.0
 
-    def ask(self, most: float, begin: Callable[[], None]) -> None:
+    def reserve(self, most: float, begin: Callable[[], None]) -> None:
         """Call ``begin`` as soon as a call of at most ``most`` dollars fits; first come, first
         served. Once the budget is exhausted it is never called."""
         self._waiting.append((most, begin))
         self._admit()
 
-    def withdraw(self, begin: Callable[[], None]) -> None:
+    def cancel(self, begin: Callable[[], None]) -> None:
         """Whoever asked no longer waits."""
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not begin)
         self._admit()
@@ -109,14 +109,14 @@ class BudgetedBackend(BackendWrapper):
     async def _room(self, most: float) -> None:
         begun = asyncio.Event()
         begin = begun.set
-        self.spending.ask(most, begin)
+        self.spending.reserve(most, begin)
         try:
             await begun.wait()
         except asyncio.CancelledError:
             if begun.is_set():
                 self.spending.settle(most, 0.0)
             else:
-                self.spending.withdraw(begin)
+                self.spending.cancel(begin)
             raise
 
     def _at_most(self, request: Request) -> float:

@@ -99,7 +99,7 @@ def gpu_pricer(hour: float) -> Callable[[str | None, Usage], float | None]:
 
 SINGLE, CACHED, BATCH, FLEET = "single", "cached", "provider batch", "own fleet"
 
-HOW = {
+MODE_DESCRIPTIONS = {
     SINGLE: "each row a call of its own, every prompt token at its full price",
     CACHED: "the same, with the prompt tokens that a cache held at their price",
     BATCH: "by the provider's batch service, within a day; nothing cached",
@@ -108,7 +108,7 @@ HOW = {
 """The modes in the order of tables, and what each means."""
 
 
-class Spent(msgspec.Struct, frozen=True):
+class StageUsage(msgspec.Struct, frozen=True):
     """Tokens of a stage's answers, and what its rows' share of GPU time cost; None: not known."""
 
     prompt: int | None = None
@@ -138,7 +138,7 @@ class StagePrice(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_hour: float | None = None
 
 
-def costs_of(price: Price | None, spent: Spent) -> dict[str, float | None]:
+def mode_costs(price: Price | None, spent: StageUsage) -> dict[str, float | None]:
     """Dollars by mode."""
     single = cached = None
     if price is not None and spent.prompt is not None and spent.completion is not None:
@@ -151,11 +151,11 @@ def costs_of(price: Price | None, spent: Spent) -> dict[str, float | None]:
     return {SINGLE: single, CACHED: cached, BATCH: batch, FLEET: spent.gpu_usd}
 
 
-def together(parts: Iterable[dict[str, float | None]], rows: int) -> Sequence[ModeCost]:
+def sum_costs(parts: Iterable[dict[str, float | None]], rows: int) -> Sequence[ModeCost]:
     """The table of several stages' costs: None where one of them is not known."""
     stages = list(parts)
     found = []
-    for mode, how in HOW.items():
+    for mode, how in MODE_DESCRIPTIONS.items():
         known = [one[mode] for one in stages]
         sums = [one for one in known if one is not None]
         usd = sum(sums) if stages and len(sums) == len(stages) else None

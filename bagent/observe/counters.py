@@ -34,7 +34,7 @@ def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
     the rows per unit so far, less those that an earlier start finished; each of them counts as
     much work as a row that was read and not skipped.
     """
-    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.wanted - done)
+    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.expected - done)
     if feed.ended:
         return waiting
     if feed.size is None or feed.position <= 0 or feed.read <= 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bagent.money.prices import ModeCost, Spent, StagePrice, costs_of, together
+from bagent.money.prices import ModeCost, StagePrice, StageUsage, mode_costs, sum_costs
 from bagent.observe.formatting import counted
 from bagent.report.html import Html, note, section, table
 from bagent.report.queries import ANSWERED, ReportDb
@@ -34,10 +34,10 @@ def by_mode(db: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
     for stage in db.rows(SPENT):
         price = prices_by_stage.get(stage["stage"], StagePrice(stage["stage"]))
         gpu = stage["cost_usd"] if price.gpu_hour is not None else None
-        spent = Spent(stage["prompt"], stage["cached"], stage["completion"], gpu)
-        parts.append(costs_of(price.price, spent))
+        spent = StageUsage(stage["prompt"], stage["cached"], stage["completion"], gpu)
+        parts.append(mode_costs(price.price, spent))
         rows += stage["answers"]
-    costs = together(parts, rows)
+    costs = sum_costs(parts, rows)
     return costs if any(price.usd is not None for price in costs) else ()
 
 

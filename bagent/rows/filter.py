@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import SqlFault, check_reads, quoted, syntax_tree
+from bagent.duck import SqlError, check_reads, quoted, syntax_tree
 from bagent.errors import InputError
 from bagent.rows.decode import visible, visible_data
 from bagent.rows.formats.duckdb_source import connect
@@ -143,7 +143,7 @@ class Condition:
             raise InputError(f"where: this is no condition: {self._text}")
         try:
             check_reads(nodes)
-        except SqlFault as error:
+        except SqlError as error:
             raise InputError(f"where: {error}", hint="a condition only reads") from None
         return nodes[0]["where_clause"]
 

@@ -103,7 +103,7 @@ class AgentSetup:
         plan.agent = AgentPlan(
             pool,
             self._store.journal,
-            self._earlier().take,
+            self._earlier().pop,
             max_turns=spec.max_turns,
             first_choice=first_tool_choice(job, pool),
             compact_at=spec.compact.at,

@@ -28,7 +28,7 @@ from bagent.servers.resolve import key_variables
 from bagent.stages.prepare import PreparedStage, prepare_stages, used_fields
 from bagent.stages.topologies import is_single_map
 from bagent.stages.validate import check_boards, check_joins, check_stages, check_vote
-from bagent.store.journal.done_index import RetryPolicyCodes
+from bagent.store.journal.done_index import ResumePolicy
 from bagent.text.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def prepare(options: RunOptions) -> RunContext:
     if job.batching.mode == "provider":
         check_batches(job, staged=bool(stages))
     check_deadline(options, told.append)
-    RetryPolicyCodes.parse(options.retry, skip_failed=options.skip_failed, ended=False)
+    ResumePolicy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
         read_hostfile(job.hostfile.path)
     schema = None if stages else load_schema(job)

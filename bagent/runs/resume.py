@@ -9,19 +9,17 @@ from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
 from bagent.runs.context import STAGE, RunContext
 from bagent.stages.loop import section_stage
 from bagent.store.journal.codec import salt_of
-from bagent.store.journal.done_index import RetryPolicyCodes
+from bagent.store.journal.done_index import ResumePolicy
 from bagent.store.journal.edited_rows import UnseenRows
 from bagent.store.run_dir import RunInfo
 from bagent.store.totals import LastStage
-from bagent.types import OUTSIDE_KINDS, PASSING_KINDS
+from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 
 if TYPE_CHECKING:
     from bagent.stages.prepare import PreparedStage
 
 
-def make_retry_policy(
-    prepared: RunContext, info: RunInfo | None, *, changed: bool
-) -> RetryPolicyCodes:
+def make_retry_policy(prepared: RunContext, info: RunInfo | None, *, changed: bool) -> ResumePolicy:
     """Return which outcomes of earlier starts are left as they are.
 
     Args:
@@ -33,7 +31,7 @@ def make_retry_policy(
     retry = options.retry
     if retry is None and not options.skip_failed:
         retry = "all" if changed else _mended(info)
-    return RetryPolicyCodes.parse(
+    return ResumePolicy.parse(
         retry,
         skip_failed=options.skip_failed,
         ended=_ended_once(info),
@@ -49,7 +47,7 @@ def resent_kinds(prepared: RunContext) -> frozenset[str]:
     """
     jobs = [asking.job for stage in prepared.stages for asking in stage.asking] or [prepared.job]
     varied = any(job.sampling.temperature != 0 for job in jobs)
-    return PASSING_KINDS | OUTSIDE_KINDS | (frozenset({"schema"}) if varied else frozenset())
+    return PASSING_KINDS | EXTERNAL_KINDS | (frozenset({"schema"}) if varied else frozenset())
 
 
 def _ended_once(info: RunInfo | None) -> bool:

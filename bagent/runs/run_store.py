@@ -21,7 +21,7 @@ from bagent import __version__
 from bagent.answers.schema.schema import OutputSchema
 from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
-from bagent.files import link_refused
+from bagent.files import link_error
 from bagent.redaction import Redactor
 from bagent.runs.context import STAGE, RunContext, make_redactor
 from bagent.runs.resume import (
@@ -33,7 +33,7 @@ from bagent.runs.resume import (
 )
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
-from bagent.store.journal.done_index import DoneIndex, RetryPolicyCodes, load_index, units_of
+from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index, units_of
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.segments import part_order
@@ -193,7 +193,7 @@ class RunStore:
             self.live_totals.read(units[answer])
         if self.missing is not None:
             for unit in units:
-                self.missing.meet(unit)
+                self.missing.mark_seen(unit)
         return found
 
     def forget_missing(self) -> None:
@@ -203,8 +203,8 @@ class RunStore:
             WriteError: the disk refuses.
         """
         if self.missing is not None:
-            for unit in self.missing.left():
-                self.journal.take_back(unit, STAGE)
+            for unit in self.missing.unseen():
+                self.journal.write_tombstone(unit, STAGE)
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Whether nothing is still to do for any of these rows."""
@@ -214,7 +214,7 @@ class RunStore:
         if self.missing is not None:
             for answer in range(answers):
                 for unit in units_of(keys, STAGE, answer):
-                    self.missing.meet(unit)
+                    self.missing.mark_seen(unit)
         return True
 
     def begin(
@@ -417,7 +417,7 @@ def _check_unchanged(
 
 
 def _finished(
-    directory: RunDir, journal: Journal, policy: RetryPolicyCodes, part: str, notes: list[str]
+    directory: RunDir, journal: Journal, policy: ResumePolicy, part: str, notes: list[str]
 ) -> tuple[DoneIndex, LiveTotals]:
     """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
     # Rows that another division finished are finished too, whichever part now has them.
@@ -425,7 +425,7 @@ def _finished(
     if done.codes:
         journal.edited = EditedRows(done.indexes)
     live_totals = LiveTotals(done, accept=policy.accept_truncated)
-    journal.on_take_back = live_totals.take_back_unit
+    journal.on_tombstone = live_totals.take_back_unit
     return done, live_totals
 
 
@@ -447,7 +447,7 @@ def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list
     RunDir.create(prepared.run_dir, prepared.job.results.mode)
     for path in (*directory.path.glob("*.log"), directory.path / "input.jsonl"):
         if path.is_symlink():  # it would be written to, wherever it leads
-            raise link_refused(path)
+            raise link_error(path)
     _refuse_other_division(directory, prepared.part)
     return directory
 

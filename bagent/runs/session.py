@@ -388,11 +388,11 @@ class RunSession:
             size=size,
             ended=feeder.exhausted if feeder else False,
             # Stages read what was finished again, for those behind it: there it tells nothing.
-            wanted=feeder.wanted if feeder and not self._prepared.stages else 0,
+            expected=feeder.wanted if feeder and not self._prepared.stages else 0,
             finished=self._finished_rows,
         )
         if feeder is None and self._whole_input is not None:
-            feed = msgspec.structs.replace(feed, ended=True, wanted=self._whole_input)
+            feed = msgspec.structs.replace(feed, ended=True, expected=self._whole_input)
         return self._tally.snapshot(fleet, feed, self._run_totals(codes, whole))
 
     @cached_property

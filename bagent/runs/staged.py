@@ -31,7 +31,7 @@ from bagent.stages.results import StageResults
 from bagent.stages.row import INPUT
 from bagent.stages.sql import QueryStage
 from bagent.stages.stop_rules import StopReason, StopRules
-from bagent.store.journal.reader import EarlierOutcomes
+from bagent.store.journal.reader import OutcomeLookup
 from bagent.store.totals import Totals
 from bagent.types import Json
 
@@ -180,7 +180,7 @@ class _Work:
         store = services.store
         earlier = None
         if store.recorded:
-            earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
+            earlier = OutcomeLookup(store.path, store.done, store.notes.append)
         self._records = StageResults(
             store.journal, earlier, services.emit, whole=store.part == "all"
         )

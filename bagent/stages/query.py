@@ -11,7 +11,7 @@ import msgspec
 from bagent.duck import (
     Access,
     Setting,
-    SqlFault,
+    SqlError,
     column_type,
     connect,
     file_literal,
@@ -98,7 +98,7 @@ def run_query(
         connection.execute(f"CREATE TEMP TABLE bagent_found AS {text}")
         names = {row[0] for row in connection.execute("DESCRIBE bagent_found").fetchall()}
         rows = connection.execute(_results(tables[0].name, names)).fetchall()
-    except (duckdb.Error, SqlFault) as error:
+    except (duckdb.Error, SqlError) as error:
         return str(error).strip().splitlines()[0]
     finally:
         connection.close()

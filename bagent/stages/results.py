@@ -16,7 +16,7 @@ Emit = Callable[[Outcome, int, Row], None]
 
 
 class Earlier(Protocol):
-    """The finished outcomes of earlier starts: ``EarlierOutcomes``."""
+    """The finished outcomes of earlier starts: ``OutcomeLookup``."""
 
     def find(self, unit: int) -> int | None:
         """The place of the outcome of a unit, if it is finished."""
@@ -38,7 +38,7 @@ class JournalLike(OutcomeLog, Protocol):
         """The outcome at a location."""
         ...
 
-    def take_back(self, unit: int, stage: str, answer: int = 0) -> None:
+    def write_tombstone(self, unit: int, stage: str, answer: int = 0) -> None:
         """Write that no line of this unit before this one counts any more."""
         ...
 
@@ -109,7 +109,7 @@ class StageResults:
     def take_back(self, key: int, stage: str, answer: int) -> None:
         """Let no outcome of earlier starts count for this unit."""
         self._taken_back.add(unit_of(key, stage, answer))
-        self.journal.take_back(unit_of(key, stage, answer), stage, answer)
+        self.journal.write_tombstone(unit_of(key, stage, answer), stage, answer)
 
     def forget(self, key: int, stages: Iterable[str]) -> None:
         """Take back what earlier starts wrote of a row in ``stages``, one answer each."""

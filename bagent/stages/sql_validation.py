@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import Access, SqlFault, quoted, single_query
+from bagent.duck import Access, SqlError, quoted, single_query
 from bagent.stages.query import StageTable, input_line, make_tables, open_database
 from bagent.stages.row import INPUT
 from bagent.text.suggest import nearest_name
@@ -93,7 +93,7 @@ def _bound(
     text = query.strip()
     try:
         text = single_query(connection, text)
-    except SqlFault as fault:
+    except SqlError as fault:
         return QueryError(str(fault), fault.hint, None)
     except duckdb.Error:
         pass  # binding it says where it is wrong

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import OwnedError, StoppedEarly
-from bagent.files import read_inside
+from bagent.files import read_regular
 from bagent.store.journal.segments import check_part, part_order, write_error
 
 RENEW_SECONDS = 15.0
@@ -236,7 +236,7 @@ def read_owner(path: Path) -> LockRecord | None:
     So does a time that the file system has not reached yet: that host's clock is wrong.
     """
     try:
-        record = _decode(read_inside(path))
+        record = _decode(read_regular(path))
         changed = path.stat().st_mtime
     except FileNotFoundError:
         return None

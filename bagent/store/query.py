@@ -107,7 +107,7 @@ def connect_tables(
 def has_fresh_tables(run: RunDir) -> bool:
     """Whether the run directory holds tables of the journal as it is now."""
     damaged: list[str] = []
-    info = run.look(damaged.append)
+    info = run.load_or_report(damaged.append)
     if info is None or damaged or not info.parquet:
         return False
     return not stale_tables(run.path, info, signatures(run.path, info))
@@ -116,7 +116,7 @@ def has_fresh_tables(run: RunDir) -> bool:
 def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
     """Where tables are that fit the journal: those in the run directory are used where they do."""
     damaged: list[str] = []
-    info = run.look(damaged.append) or RunInfo(run.path.name)
+    info = run.load_or_report(damaged.append) or RunInfo(run.path.name)
     for words in damaged:
         report(words)
     # Tables that were made while run.json was whole know more than those made now.

@@ -20,9 +20,9 @@ from bagent.store.journal.codec import (
     decode_outcome_line,
     status_of,
 )
-from bagent.store.journal.done_index import DoneIndex, HashMap, RetryPolicyCodes, done_index
+from bagent.store.journal.done_index import DoneIndex, HashMap, ResumePolicy, done_index
 from bagent.store.journal.reader import JournalReader, LineRef, Selection
-from bagent.store.journal.segments import Report, locate
+from bagent.store.journal.segments import Report, pack_location
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.row_feed import InputFinder
 from bagent.store.tables.schema import RESULTS
@@ -62,7 +62,7 @@ class ResultQuery:
         return Selection(self.stages, codes, None if self.done is None else self.done.has)
 
 
-def iter_places(lines: JournalReader, wanted: ResultQuery) -> Iterator[LineRef]:
+def iter_line_refs(lines: JournalReader, wanted: ResultQuery) -> Iterator[LineRef]:
     """The places of the wanted results."""
     return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
 
@@ -87,7 +87,7 @@ def iter_results(
             have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
     """
     with JournalReader(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
-        for place in iter_places(lines, wanted or ResultQuery()):
+        for place in iter_line_refs(lines, wanted or ResultQuery()):
             line = lines.read(place)
             try:
                 outcome = decode_outcome_line(line)
@@ -139,7 +139,7 @@ def iter_outcomes(
 ) -> Iterator[Outcome]:
     """The current outcomes themselves, for a stage that reads what an earlier one wrote."""
     with JournalReader(run_dir, report) as lines:
-        for place in iter_places(lines, wanted or ResultQuery()):
+        for place in iter_line_refs(lines, wanted or ResultQuery()):
             try:
                 yield decode_outcome(lines.read(place))
             except msgspec.DecodeError:
@@ -164,7 +164,7 @@ class AnswerStore:
         self._places = HashMap(self._lines.lines)
         for index in self._lines.indexes:
             segment = index.segment
-            base = locate(self._lines.parts.index(segment.part), segment.number, 0)
+            base = pack_location(self._lines.parts.index(segment.part), segment.number, 0)
             columns = (index.column(column), index.column("codes"), index.column("offsets"))
             for name, code, offset in zip(*columns, strict=True):
                 if code == OK_CODE and name:
@@ -232,7 +232,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
     last = last_stage_of(info)
     accept = info is not None and accepts_truncated(info.job)
     with JournalReader(run_dir, report) as lines:
-        done = done_index(lines.indexes, RetryPolicyCodes())
+        done = done_index(lines.indexes, ResumePolicy())
         codes = done.codes if last is None else last.codes(run_dir, None)
         totals = [index.totals for index in lines.indexes]
         count = lines.lines

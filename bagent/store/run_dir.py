@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from bagent.errors import ChangedError, OwnedError, UsageError
-from bagent.files import PRIVATE, make_private, read_inside
+from bagent.files import PRIVATE, make_private_folder, read_regular
 from bagent.store.journal.segments import Report, part_order, write_error
 from bagent.store.lock import is_live, owners
 from bagent.types import Json
@@ -25,13 +25,13 @@ from bagent.types import Json
 _KEY_BYTES = 32
 
 
-def seal(run_dir: Path, content: bytes) -> str:
+def sign(run_dir: Path, content: bytes) -> str:
     """The seal of what this process writes about a run; empty where no key can be kept."""
     key = _read_key() or _make_key()
     return _digest(key, run_dir, content) if key else ""
 
 
-def is_sealed(run_dir: Path, content: bytes, found: str) -> bool:
+def is_signed(run_dir: Path, content: bytes, found: str) -> bool:
     """Whether ``found`` is the seal that this user gave this content in this directory."""
     key = _read_key()
     return bool(key) and hmac.compare_digest(_digest(key, run_dir, content), found)
@@ -50,7 +50,7 @@ def _key_path() -> Path:
 
 def _read_key() -> bytes:
     with suppress(OSError, RuntimeError):
-        key = read_inside(_key_path())
+        key = read_regular(_key_path())
         return key if len(key) == _KEY_BYTES else b""
     return b""
 
@@ -190,7 +190,7 @@ class RunDir:
             WriteError: it cannot be made.
         """
         try:
-            make_private(path)
+            make_private_folder(path)
             if mode is not None:
                 path.chmod(path.stat().st_mode & ~0o777 | mode)
         except OSError as error:
@@ -252,7 +252,7 @@ class RunDir:
             info.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
         return info
 
-    def look(self, report: Report) -> RunInfo | None:
+    def load_or_report(self, report: Report) -> RunInfo | None:
         """What :meth:`load` finds, for who only reads: a damaged file is reported, and as none.
 
         The journal is the truth; ``run.json`` adds what the job was and how the starts ended.
@@ -265,11 +265,11 @@ class RunDir:
 
     def is_own(self, info: RunInfo) -> bool:
         """Whether this user wrote what ``run.json`` says of the input and the job."""
-        return is_sealed(self.path, info.sealed_content(), info.seal)
+        return is_signed(self.path, info.sealed_content(), info.seal)
 
     def _read(self, path: Path) -> RunInfo | None:
         try:
-            return msgspec.json.decode(read_inside(path), type=RunInfo)
+            return msgspec.json.decode(read_regular(path), type=RunInfo)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -284,7 +284,7 @@ class RunDir:
         Raises:
             WriteError: it cannot be written.
         """
-        info.seal = seal(self.path, info.sealed_content())
+        info.seal = sign(self.path, info.sealed_content())
         own = RunInfo(**msgspec.structs.asdict(info))
         own.starts = [start for start in info.starts if start.part == part]
         if part == "all":
@@ -434,7 +434,7 @@ def find_run(wanted: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir
     raise UsageError(f"{wanted}: {what}", hint=hint)
 
 
-EVERY_S = 5.0
+PROGRESS_INTERVAL_S = 5.0
 """Seconds between two notes: a parallel file system is asked for little."""
 
 
@@ -467,7 +467,7 @@ class ProgressFile:
         """Write the file if it is due, or for the last time; a full disk stops nothing."""
         if not last and time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + EVERY_S
+        self._due = time.monotonic() + PROGRESS_INTERVAL_S
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             fresh.write_bytes(msgspec.json.encode(progress))
@@ -482,7 +482,7 @@ def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
     found = []
     for part in parts:
         try:
-            data = read_inside(_path(run_dir, part))
+            data = read_regular(_path(run_dir, part))
             found.append(msgspec.json.decode(data, type=RunProgress))
         except (OSError, msgspec.DecodeError):
             return None

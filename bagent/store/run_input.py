@@ -14,7 +14,7 @@ from bagent.files import is_regular
 from bagent.store.journal.codec import decode_outcome_line
 from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunDir, RunInfo
-from bagent.store.tables.freshness import sound_tables
+from bagent.store.tables.freshness import valid_tables
 from bagent.store.tables.row_feed import InputFinder, InputRows, InputText, ReadInput
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _ROWS = 256
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
-class KeptInput:
+class ParquetInput:
     """Finds the input of journal lines that come in order of stage and row.
 
     Args:
@@ -114,8 +114,8 @@ def find_input(run: RunDir, info: RunInfo, spool: Path, report: Report) -> Input
     try:
         return InputRows(_reader(run, info), spool)
     except (BagentError, TypeError, ValueError) as error:
-        if "results" in sound_tables(run.path, info):
-            return KeptInput(run.path / "results.parquet")
+        if "results" in valid_tables(run.path, info):
+            return ParquetInput(run.path / "results.parquet")
         report(f"the input is left out: {error}")
         return None
 

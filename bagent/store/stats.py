@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bagent.files import open_inside
+from bagent.files import open_regular
 from bagent.store.journal.segments import list_segments, whole_lines
 
 HEAD = TAIL = 1 << 20
@@ -50,7 +50,7 @@ def cache_share(run_dir: Path) -> float | None:
 
 def _samples(path: Path) -> Iterator[_Sample]:
     """Those with counters, of the file's begin and end; a line that is not whole is passed over."""
-    with open_inside(path) as file:
+    with open_regular(path) as file:
         lines = file.read(HEAD).split(b"\n")
         size = file.seek(0, 2)
         if size > HEAD:

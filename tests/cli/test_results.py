@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagent.store.results import RESULT_NAMES
-from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.build import TableOptions, make_tables
 from support.jobs import write_job
 from support.replies import ok_json
 from support.stored_runs import make_run, stored
@@ -71,7 +71,7 @@ def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_rows(bagent, 
 
 
 def test_tables_made_before_run_json_was_damaged_are_left_alone(bagent, run):
-    make_tables(run, Options(), print)
+    make_tables(run, TableOptions(), print)
     before = (run / "answers.parquet").read_bytes()
     (run / "run.json").write_bytes(b"")
     assert bagent(["results", "review", "--format", "table"]).code == 0
@@ -323,7 +323,7 @@ def test_lines_do_not_need_duckdb(job_dir, run):
 def test_a_limit_gives_the_first_rows_from_the_journal_and_from_fresh_tables(bagent, run):
     whole = bagent(["results"]).lines()
     assert bagent(["results", "--limit", "2"]).lines() == whole[:2]
-    make_tables(run, Options(), print)
+    make_tables(run, TableOptions(), print)
     assert bagent(["results", "--limit", "2"]).lines() == whole[:2]
     assert bagent(["results", "--limit", "1", "--as-finished"]).lines()[0]["id"] == "r2"
     assert len(bagent(["results", "--limit", "2", "--format", "openai-batch"]).lines()) == 2

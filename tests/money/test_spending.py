@@ -12,7 +12,7 @@ def test_calls_begin_as_long_as_all_of_them_fit() -> None:
     told: list[str] = []
     spending = BudgetLedger(1.0, told.append)
     for number in range(4):
-        spending.ask(0.3, lambda number=number: begun.append(number))  # type: ignore[misc]
+        spending.reserve(0.3, lambda number=number: begun.append(number))  # type: ignore[misc]
     assert begun == [0, 1, 2]
     assert told == []
     spending.settle(0.3, 0.1)
@@ -22,11 +22,11 @@ def test_calls_begin_as_long_as_all_of_them_fit() -> None:
 def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
     told: list[str] = []
     spending = BudgetLedger(1.0, told.append)
-    spending.ask(0.6, lambda: None)
-    spending.ask(0.6, lambda: None)
+    spending.reserve(0.6, lambda: None)
+    spending.reserve(0.6, lambda: None)
     assert told == []
     spending.settle(0.6, 0.6)
-    spending.ask(0.6, lambda: None)
+    spending.reserve(0.6, lambda: None)
     assert len(told) == 1
     assert "$0.6000 of the budget of $1" in told[0]
 
@@ -34,7 +34,7 @@ def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
 def test_a_first_call_that_could_pass_the_budget_is_never_sent() -> None:
     told: list[str] = []
     begun: list[int] = []
-    BudgetLedger(0.1, told.append).ask(0.2, lambda: begun.append(1))
+    BudgetLedger(0.1, told.append).reserve(0.2, lambda: begun.append(1))
     assert (len(told), begun) == (1, [])
 
 
@@ -45,11 +45,11 @@ def test_who_no_longer_waits_lets_the_next_one_in() -> None:
         begun.append("large")
 
     spending = BudgetLedger(1.0, lambda _: None)
-    spending.ask(0.5, lambda: begun.append("first"))
-    spending.ask(0.9, large)
-    spending.ask(0.2, lambda: begun.append("small"))
+    spending.reserve(0.5, lambda: begun.append("first"))
+    spending.reserve(0.9, large)
+    spending.reserve(0.2, lambda: begun.append("small"))
     assert begun == ["first"]
-    spending.withdraw(large)
+    spending.cancel(large)
     assert begun == ["first", "small"]
 
 
@@ -63,6 +63,6 @@ def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
             spending.settle(most, most * random.random())
         else:
             most = random.uniform(0.001, 0.2)
-            spending.ask(most, lambda most=most: flying.append(most))  # type: ignore[misc]
+            spending.reserve(most, lambda most=most: flying.append(most))  # type: ignore[misc]
         assert spending.spent + sum(flying) <= 5.0 + 1e-9
     assert spending.spent > 4.0

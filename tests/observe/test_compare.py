@@ -15,7 +15,7 @@ from bagent.cli.commands.compare import SETTINGS
 from bagent.duck import Access
 from bagent.errors import UsageError
 from bagent.store.query import connect_tables
-from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.build import TableOptions, make_tables
 from support.stored_runs import make_run, stored
 
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Any:
     def make(name: str, outcomes: list[Any], properties: str = "") -> Path:
         columns = [(one, "BIGINT") for one in properties.split()]
         make_run(tmp_path / name, outcomes, answer_columns=columns)
-        make_tables(tmp_path / name, Options(), print)
+        make_tables(tmp_path / name, TableOptions(), print)
         return tmp_path / name
 
     return make

@@ -164,9 +164,9 @@ SIXTEEN = {"in_flight": 16, "ready": 16}
         (0, {}, {"size": 100, "ended": False, "position": 0}, None),
         (0, {}, {"size": 100, "ended": False, "position": 100, "read": 10}, 3),
         # Rows finished earlier are not work, wherever they are in the input.
-        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "wanted": 50,
+        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "expected": 50,
                  "finished": 40}, 60),
-        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "wanted": 20,
+        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "expected": 20,
                  "skipped": 30, "finished": 40}, 60),
         (0, {}, {"size": 100, "ended": False, "position": 120, "read": 10}, 3),
         (0, {}, {"size": 20, "ended": False, "position": 10, "read": 10, "skipped": 10}, 13),
@@ -174,12 +174,13 @@ SIXTEEN = {"in_flight": 16, "ready": 16}
         (90, {"in_flight": 10, "ready": 0, "retrying": 0},
          {"read": 1000, "position": 50, "size": 100, "ended": False}, 110),
         # A small file is read as a whole before its first row is answered.
-        (50, SIXTEEN, {"read": 800, "wanted": 800, "position": 100, "size": 100, "ended": False},
+        (50, SIXTEEN, {"read": 800, "expected": 800, "position": 100, "size": 100, "ended": False},
          750),
-        (50, SIXTEEN, {"read": 800, "wanted": 1600, "position": 50, "size": 100, "ended": False},
+        (50, SIXTEEN, {"read": 800, "expected": 1600, "position": 50, "size": 100, "ended": False},
          1550 + 1600),
         (690, {"in_flight": 4},
-         {"read": 800, "skipped": 100, "wanted": 700, "position": 100, "size": 100, "ended": True},
+         {"read": 800, "skipped": 100, "expected": 700, "position": 100, "size": 100,
+          "ended": True},
          10),
     ],
 )  # fmt: skip

@@ -57,8 +57,8 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     assert isinstance(first, BudgetedBackend)
     assert isinstance(second, BudgetedBackend)
     begun: list[str] = []
-    first.spending.ask(6.0, lambda: begun.append("first"))
-    second.spending.ask(6.0, lambda: begun.append("second"))
+    first.spending.reserve(6.0, lambda: begun.append("first"))
+    second.spending.reserve(6.0, lambda: begun.append("second"))
     first.spending.settle(6.0, 6.0)
     assert (len(exhausted), begun) == (1, ["first"])
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from bagent.store.journal.codec import salt_of, unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index, open_indexes
-from bagent.store.journal.edited_rows import EditedRows, UnseenRows, replaced
+from bagent.store.journal.done_index import ResumePolicy, load_index, open_indexes
+from bagent.store.journal.edited_rows import EditedRows, UnseenRows, replaced_lines
 from bagent.store.journal.reader import JournalReader
 from bagent.types import Outcome
 
@@ -77,14 +77,14 @@ def test_ids_are_the_same_only_as_typed(store, outcome):
     store.write(outcome(1, id=1), outcome(2, id="1"), outcome(3, id=True))
     journal = going_on(store)
     for row in (1, 2, 3):
-        assert len(journal.edited.before(outcome(row, key=OTHER_KEY, id=1))) == (row == 1)
+        assert len(journal.edited.replaced_units(outcome(row, key=OTHER_KEY, id=1))) == (row == 1)
     journal.close()
 
 
 def test_a_row_that_is_only_taken_up_again_takes_nothing_away(store, outcome, failure):
     store.write(failure(1), outcome(2))
     journal = going_on(store)
-    assert journal.edited.before(outcome(1)) == []
+    assert journal.edited.replaced_units(outcome(1)) == []
     journal.close()
 
 
@@ -96,7 +96,7 @@ def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, 
     path = store.segment()
     path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0] + b"\n")
     path.with_suffix(".idx").unlink()
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert done.has(unit(outcome(1)))
     assert not done.has(unit(outcome(2)))
     assert not done.has(unit(outcome(2, key=OTHER_KEY)))
@@ -119,7 +119,7 @@ def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
     journal = going_on(store)
     for row in range(520):
         edited = outcome(row, key=f"{row + 1:016x}")
-        assert journal.edited.before(edited) == [unit(outcome(row))] * (row in rows)
+        assert journal.edited.replaced_units(edited) == [unit(outcome(row))] * (row in rows)
     journal.close()
 
 
@@ -139,21 +139,21 @@ def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcom
     for row in range(9, 40):
         journal.write(outcome(row))
     journal.save_index()
-    assert journal.edited.before(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
+    assert journal.edited.replaced_units(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
     journal.close()
 
 
 def test_what_was_not_met_in_the_input_is_left():
     missing = UnseenRows([7, 2**64 - 1, 3])
     for met in (3, 4, 2**64 - 1):
-        missing.meet(met)
-    assert list(missing.left()) == [7]
-    assert list(UnseenRows([]).left()) == []
+        missing.mark_seen(met)
+    assert list(missing.unseen()) == [7]
+    assert list(UnseenRows([]).unseen()) == []
 
 
 def over_parts(store) -> list[str]:
     """The lines that only all parts together show to be replaced, as PART KEY."""
-    found = replaced(open_indexes(store.path, store.reports.append), "main")
+    found = replaced_lines(open_indexes(store.path, store.reports.append), "main")
     return sorted(
         f"{line.held_by.segment.part} {line.unit ^ salt_of('main', answer):016x}"
         for line in found
@@ -187,7 +187,7 @@ def test_what_was_taken_back_is_not_replaced_once_more(store, outcome):
     store.write(outcome(2, finished_at=1.0), part="1-of-2")
     store.write(outcome(2, key=OTHER_KEY, finished_at=2.0), part="2-of-2")
     journal = store.open("1-of-2")
-    journal.take_back(unit(outcome(2)), "main")
+    journal.write_tombstone(unit(outcome(2)), "main")
     journal.close()
     assert over_parts(store) == []
 
@@ -195,6 +195,6 @@ def test_what_was_taken_back_is_not_replaced_once_more(store, outcome):
 def test_a_segment_of_taken_back_lines_only_comes_after_what_it_takes_back(store, failure):
     store.write(failure(2, finished_at=1.0), part="1-of-2")
     journal = store.open()
-    journal.take_back(unit(failure(2)), "main")
+    journal.write_tombstone(unit(failure(2)), "main")
     journal.close()
     assert current(store) == []

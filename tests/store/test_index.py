@@ -7,19 +7,19 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.store.journal.codec import ERROR_KINDS, TOMBSTONE, unit_of
-from bagent.store.journal.done_index import HashMap, RetryPolicyCodes, UnitSet, load_index
+from bagent.store.journal.done_index import HashMap, ResumePolicy, UnitSet, load_index
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
-from bagent.types import OUTSIDE_KINDS, PASSING_KINDS, Outcome
+from bagent.types import EXTERNAL_KINDS, PASSING_KINDS, Outcome
 
 
 def unit(outcome: Outcome) -> int:
     return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
 
 
-def load(store, policy: RetryPolicyCodes | None = None, part: str | None = None):
-    return load_index(store.path, part, policy or RetryPolicyCodes(), report=store.reports.append)
+def load(store, policy: ResumePolicy | None = None, part: str | None = None):
+    return load_index(store.path, part, policy or ResumePolicy(), report=store.reports.append)
 
 
 def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
@@ -54,10 +54,10 @@ def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
 @pytest.mark.parametrize(
     "policy",
     [
-        RetryPolicyCodes(),
-        RetryPolicyCodes(ended=True),
-        RetryPolicyCodes(skip_failed=True),
-        RetryPolicyCodes(retry=frozenset({"auth"})),
+        ResumePolicy(),
+        ResumePolicy(ended=True),
+        ResumePolicy(skip_failed=True),
+        ResumePolicy(retry=frozenset({"auth"})),
     ],
 )
 def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, policy):
@@ -103,25 +103,25 @@ def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     one = failure(1, kind)
     store.write(one)
     assert load(store).has(unit(one)) == (kind not in PASSING_KINDS)
-    resent = PASSING_KINDS | OUTSIDE_KINDS
-    assert load(store, RetryPolicyCodes(ended=True)).has(unit(one)) == (kind not in resent)
-    varied = RetryPolicyCodes(ended=True, again=OUTSIDE_KINDS | {"schema"})
+    resent = PASSING_KINDS | EXTERNAL_KINDS
+    assert load(store, ResumePolicy(ended=True)).has(unit(one)) == (kind not in resent)
+    varied = ResumePolicy(ended=True, again=EXTERNAL_KINDS | {"schema"})
     assert load(store, varied).has(unit(one)) == (kind not in resent | {"schema"})
-    assert load(store, RetryPolicyCodes(ended=True, skip_failed=True)).has(unit(one))
+    assert load(store, ResumePolicy(ended=True, skip_failed=True)).has(unit(one))
 
 
 def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome):
     rows = [failure(0, "timeout"), failure(1, "schema"), outcome(2)]
     store.write(*rows)
-    index = load(store, RetryPolicyCodes.parse("schema"))
+    index = load(store, ResumePolicy.parse("schema"))
     assert [index.has(unit(row)) for row in rows] == [True, False, True]
-    index = load(store, RetryPolicyCodes.parse("all"))
+    index = load(store, ResumePolicy.parse("all"))
     assert [index.has(unit(row)) for row in rows] == [False, False, True]
 
 
 def test_retry_with_an_unknown_word_says_what_was_meant():
     with pytest.raises(JobError, match=r"timeuot.*did you mean timeout"):
-        RetryPolicyCodes.parse("schema, timeuot")
+        ResumePolicy.parse("schema, timeuot")
 
 
 def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):
@@ -139,7 +139,7 @@ def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, o
 
     def seen(part):
         found = load_index(
-            store.path, None, RetryPolicyCodes(), report=store.reports.append, seen_by=part
+            store.path, None, ResumePolicy(), report=store.reports.append, seen_by=part
         )
         return [name for n, name in enumerate(names) if found.has(unit(outcome(n)))]
 
@@ -250,7 +250,7 @@ def test_many_units_at_once_are_finished_if_each_is(store, outcome, shuffled):
         assert index.has_all(units[start : start + 30]) is expected
         assert index.has_all(units[start : start + 30]) is expected
     assert index.has_all([])
-    strict = load(store, RetryPolicyCodes(ended=True))
+    strict = load(store, ResumePolicy(ended=True))
     for start in range(0, 600, 30):
         near = set(range(start, start + 30))
         assert strict.has_all(units[start : start + 30]) is not bool((lost | failed) & near)

@@ -13,7 +13,7 @@ import pytest
 
 from bagent.errors import WriteError
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import FLUSH_SECONDS, Syncer
 from bagent.store.journal.turns import TurnIndex
 from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
@@ -94,7 +94,7 @@ def test_turns_are_read_back_for_what_is_not_finished(store):
     journal.close()
     units = {n: unit_of(n, "main", 0) for n in (1, 2, 3)}
     found = TurnIndex.load(store.path, lambda unit: unit == units[3], report=store.reports.append)
-    texts = {n: [t.messages[0]["content"] for t in found.take(unit)] for n, unit in units.items()}
+    texts = {n: [t.messages[0]["content"] for t in found.pop(unit)] for n, unit in units.items()}
     assert texts == {1: ["a", "c"], 2: ["again"], 3: []}
 
 
@@ -114,7 +114,7 @@ def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, st
         # A line is whole from its last brace on; the newline behind it is put back.
         kept = sum(1 for start in starts[1:] if cut >= start - 1)
         assert ids == [f"r{n}" for n in range(kept)] + ["r9"], cut
-        done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+        done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
         assert len(done) == kept + 1
 
 
@@ -143,7 +143,7 @@ def test_a_broken_line_in_the_middle_is_named_and_stops_nothing(store, outcome):
     store.segment().write_bytes(b"".join(lines))
     store.write(outcome(3))
     assert [words for words in store.reports if f"{store.segment()}:2: broken line" in words]
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 3
 
 
@@ -153,7 +153,7 @@ def test_a_line_changed_in_place_is_noticed(store, outcome):
     content[5] = ord("}")
     store.segment().write_bytes(bytes(content))
     os.utime(store.segment(), ns=(1, 1))
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 19
     assert any(":1: broken line" in words for words in store.reports)
 
@@ -203,7 +203,7 @@ def test_on_a_full_disk_the_line_is_taken_back_and_the_reason_is_told(small_disk
         journal.write(outcome(1))
     assert journal.read_at(1 << 32).id == "r0"
     journal.close()
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == content.count(b"\n")
 
 
@@ -295,7 +295,7 @@ def test_writing_and_syncing_at_once_over_many_segments_loses_nothing(store, out
     stop.set()
     thread.join()
     journal.close()
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 400
     assert store.reports == []
 

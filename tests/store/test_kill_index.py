@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from bagent.store.journal.codec import decode_outcome, unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.segments import list_segments
 
 ROWS = 20_000
@@ -22,13 +22,13 @@ import sys, time
 from pathlib import Path
 import msgspec
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 
 run, rows, at_once = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 journal = Journal.open(run, "all", clock=time.monotonic, report=print, segment_bytes=30_000)
-done = load_index(run, None, RetryPolicyCodes(), report=print)
+done = load_index(run, None, ResumePolicy(), report=print)
 print("open", flush=True)
 for start in range(0, rows, at_once):
     numbers = range(start, start + at_once)
@@ -76,7 +76,7 @@ def test_no_row_is_written_twice_or_passed_over_whenever_the_writer_is_killed(tm
         assert len(found) == len(set(found))
     assert kills > 5
     assert sorted(lines(tmp_path)) == list(range(ROWS))
-    index = load_index(tmp_path, None, RetryPolicyCodes(), report=print, save=False)
+    index = load_index(tmp_path, None, ResumePolicy(), report=print, save=False)
     keys = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(ROWS)]
     assert len(index) == ROWS
     assert all(index.has(unit_of(key, "main")) for key in keys)

@@ -11,7 +11,7 @@ import pytest
 
 from bagent.store.journal.reader import slices
 from bagent.store.tables import build as maker
-from bagent.store.tables.build import Options, make_tables, most_memory_mb
+from bagent.store.tables.build import TableOptions, make_tables, most_memory_mb
 from bagent.store.tables.parquet import VECTOR_BYTES, longest_line, memory_steps
 
 MB = 1_000_000
@@ -97,7 +97,7 @@ def test_large_rows_are_in_the_tables_and_what_does_not_fit_is_named(
         outcomes.append(outcome(n, text=text, output=raw))
     store.write(*outcomes)
     monkeypatch.setattr(maker, "most_memory_mb", lambda: 150)
-    make_tables(store.path, Options(), store.reports.append)
+    make_tables(store.path, TableOptions(), store.reports.append)
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
         rows = connection.execute("select row, length(text) from results order by row").fetchall()
     assert rows == [(n, None if n == 3 else len(texts.get(n, "short"))) for n in range(60)]
@@ -107,7 +107,7 @@ def test_large_rows_are_in_the_tables_and_what_does_not_fit_is_named(
     )
     store.reports.clear()
     monkeypatch.setattr(maker, "most_memory_mb", lambda: 2000)
-    make_tables(store.path, Options(), store.reports.append)
+    make_tables(store.path, TableOptions(), store.reports.append)
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
         longest = connection.execute("select max(length(text)) from results").fetchall()
     assert longest == [(14_000_000,)]

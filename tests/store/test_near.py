@@ -9,7 +9,7 @@ import pytest
 
 from bagent.store.journal.codec import unit_of
 from bagent.store.journal.done_index import (
-    RetryPolicyCodes,
+    ResumePolicy,
     SequentialLookup,
     done_index,
     open_indexes,
@@ -55,7 +55,7 @@ def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, fail
     rng = random.Random(f"{order} {chunk}")
     store.write(*written(rng, order, outcome, failure), segment_bytes=20_000)
     indexes = open_indexes(store.path, store.reports.append)
-    done = done_index(indexes, RetryPolicyCodes())
+    done = done_index(indexes, ResumePolicy())
     near = SequentialLookup(indexes, (), done.has, chunk)
     answers = []
     for start in range(0, ROWS, AT_ONCE):
@@ -73,7 +73,7 @@ def test_most_units_are_not_looked_for_one_by_one_where_the_order_is_that_of_wri
     numbers = sorted(range(ROWS), key=lambda n: n + rng.randrange(64))
     store.write(*(outcome(n) for n in numbers), segment_bytes=20_000)
     indexes = open_indexes(store.path, store.reports.append)
-    done, looked = done_index(indexes, RetryPolicyCodes()), 0
+    done, looked = done_index(indexes, ResumePolicy()), 0
 
     def has(one: int) -> bool:
         nonlocal looked

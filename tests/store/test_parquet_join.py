@@ -7,7 +7,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from bagent.store.tables.parquet_concat import ParquetJoin, count_rows
+from bagent.store.tables.parquet_concat import ParquetConcat, count_rows
 
 PACKED = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 2048"
 
@@ -31,7 +31,7 @@ def parts(tmp_path: Path) -> list[Path]:
 
 
 def joined(parts: list[Path], path: Path) -> Path:
-    join = ParquetJoin(path)
+    join = ParquetConcat(path)
     for part in parts:
         assert join.add(part) == count_rows(part)
     join.finish()
@@ -82,7 +82,7 @@ def test_many_groups_of_one_column(tmp_path: Path) -> None:
 def test_other_columns_are_refused(parts: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"i": [1]}), other)
-    join = ParquetJoin(tmp_path / "all.parquet")
+    join = ParquetConcat(tmp_path / "all.parquet")
     join.add(parts[0])
     with pytest.raises(ValueError, match="other columns"):
         join.add(other)

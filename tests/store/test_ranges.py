@@ -10,13 +10,13 @@ import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import (
-    RetryPolicyCodes,
+    ResumePolicy,
     count_outcomes,
     done_index,
     open_indexes,
 )
 from bagent.store.journal.segment_index import MAGIC, SegmentIndex
-from bagent.store.journal.supersession import Outcomes
+from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
 
 
@@ -51,7 +51,7 @@ def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, 
     made = mixed(outcome, bits, 300, kinds)
     store.write(*made, segment_bytes=3000)
     found: dict[int, int] = {}
-    ranges = list(Outcomes(open_indexes(store.path, store.reports.append), bits).ranges())
+    ranges = list(OutcomeRanges(open_indexes(store.path, store.reports.append), bits).ranges())
     assert len(ranges) == 1 << bits
     for number, (ok, bad) in enumerate(ranges):
         assert all(one >> (64 - bits) == number for one in (*ok, *bad))
@@ -65,11 +65,7 @@ def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, o
     store.write(*made, segment_bytes=3000)
     indexes = open_indexes(store.path, store.reports.append)
     counts = count_outcomes(indexes)
-    assert (
-        counts
-        == done_index(indexes, RetryPolicyCodes()).codes
-        == Counter(by_reading(made).values())
-    )
+    assert counts == done_index(indexes, ResumePolicy()).codes == Counter(by_reading(made).values())
 
 
 def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):

@@ -5,7 +5,7 @@ import os
 from functools import partial
 
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.results import (
     AnswerStore,
     ResultQuery,
@@ -38,7 +38,7 @@ def test_statuses_and_stages_can_be_chosen(store, outcome, failure):
 
 def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outcome, failure):
     store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert ids(store, ResultQuery(done=done)) == ["r0", "r2"]
     assert ids(store, ResultQuery(done=done, ordered=True)) == ["r0", "r2"]
 

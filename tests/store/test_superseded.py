@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, unit_of
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.reader import JournalReader
 from bagent.store.results import iter_results
 from bagent.types import Outcome
@@ -45,7 +45,7 @@ def test_void_lines_are_as_a_plain_reading_takes_them(store, outcome, failure, s
     store.write(*made, segment_bytes=3000)
     wanted = current_by_reading(made)
     index = load_index(
-        store.path, None, RetryPolicyCodes(skip_failed=True), report=store.reports.append
+        store.path, None, ResumePolicy(skip_failed=True), report=store.reports.append
     )
     assert {u for u in map(unit, made) if index.has(u)} == set(wanted)
     assert sum(index.statuses.values()) == len(wanted)

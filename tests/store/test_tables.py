@@ -16,7 +16,7 @@ import pytest
 
 from bagent.errors import InputError
 from bagent.store.run_dir import RunDir, RunInfo
-from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.build import TableOptions, make_tables
 from bagent.store.tables.schema import RESULTS, TABLES
 from bagent.types import Attempt, EndpointSample, Row, ToolRecord
 
@@ -34,7 +34,7 @@ def build(store, *, rows: list[Row] | None = None, info: RunInfo | None = None, 
     if info is not None:
         RunDir.create(store.path).save(info)
     read = None if rows is None else reader(rows)
-    return make_tables(store.path, Options(read_input=read, **options), store.reports.append)
+    return make_tables(store.path, TableOptions(read_input=read, **options), store.reports.append)
 
 
 def table(store, name: str) -> list[dict]:
@@ -124,7 +124,7 @@ def test_rows_with_parents_have_no_input_and_do_not_cost_a_second_reading(store,
         read.append(1)
         yield [row_of(outcome(0), {"d": 0})]
 
-    make_tables(store.path, Options(read_input=rows), store.reports.append)
+    make_tables(store.path, TableOptions(read_input=rows), store.reports.append)
     assert [row["input"] for row in table(store, "results")] == ['{"d":0}', None]
     assert [row["parents"] for row in table(store, "results")] == [None, ["a"]]
     assert len(read) <= 2
@@ -223,7 +223,7 @@ def test_an_input_that_is_gone_is_a_note(store, outcome):
         raise InputError("rows.jsonl: no such file")
         yield []
 
-    make_tables(store.path, Options(read_input=gone), store.reports.append)
+    make_tables(store.path, TableOptions(read_input=gone), store.reports.append)
     assert table(store, "results")[0]["input"] is None
     assert any("rows.jsonl: no such file" in words for words in store.reports)
 

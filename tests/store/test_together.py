@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bagent.errors import WriteError
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 
 
 def ids_in(path) -> list[str]:
@@ -38,7 +38,7 @@ def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(
     assert store.segment(4).exists()
     assert [journal.read_at(place).id for place in places] == [f"r{n}" for n in range(60)]
     journal.close()
-    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 60
     assert not store.reports
 

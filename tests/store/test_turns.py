@@ -28,7 +28,7 @@ def load(folder, done=(), report=pytest.fail):
 
 
 def texts(index, key):
-    return [turn.messages[0]["content"] for turn in index.take(unit_of(key, "main", 0))]
+    return [turn.messages[0]["content"] for turn in index.pop(unit_of(key, "main", 0))]
 
 
 def test_turns_come_back_in_their_order_and_once(tmp_path):
@@ -48,7 +48,7 @@ def test_finished_conversations_are_left_out(tmp_path):
 def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
     begun = [ToolCall("c", "f", "{}")]
     write(tmp_path, [a_turn(1, 1), a_turn(1, 2, "half", begun=begun), a_turn(1, 2, "whole")])
-    (first, second) = load(tmp_path).take(unit_of(1, "main", 0))
+    (first, second) = load(tmp_path).pop(unit_of(1, "main", 0))
     assert (first.turn, second.turn, second.messages[0]["content"]) == (1, 2, "whole")
     assert second.begun == []
 
@@ -56,7 +56,7 @@ def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
 def test_what_was_begun_is_read_again(tmp_path):
     begun = [ToolCall("c", "f", '{"a":1}')]
     write(tmp_path, [a_turn(1, 1, begun=begun, request_hash="00ff")])
-    (turn,) = load(tmp_path).take(unit_of(1, "main", 0))
+    (turn,) = load(tmp_path).pop(unit_of(1, "main", 0))
     assert (turn.begun, turn.request_hash) == (begun, "00ff")
 
 

@@ -7,7 +7,7 @@ import duckdb
 import msgspec
 
 from bagent.store.run_dir import RunDir, RunInfo
-from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.build import TableOptions, make_tables
 from bagent.store.tables.schema import TABLES
 
 
@@ -33,7 +33,7 @@ def test_the_database_holds_what_the_parquet_files_hold(
     store.write(*made, failure(len(texts)))
     info = RunInfo("packed", answer_columns=[("text", "VARCHAR"), ("n", "JSON")])
     RunDir.create(store.path).save(info)
-    make_tables(store.path, Options(), store.reports.append)
+    make_tables(store.path, TableOptions(), store.reports.append)
     for table in TABLES:
         there = rows_of(table, store.path / "run.duckdb")
         assert there == rows_of(f"'{store.path / table}.parquet'")

@@ -14,7 +14,7 @@ import pytest
 from bagent import open_run
 from bagent.store.query import open_tables
 from bagent.store.run_dir import RunDir, RunInfo
-from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.build import TableOptions, make_tables
 
 BIG = 2**63
 BEYOND = 10**45 + 7
@@ -27,7 +27,7 @@ def build(store, outcome, values, kind):
     ))  # fmt: skip
     run = RunDir(store.path)
     run.save(RunInfo("r", answer_columns=[("v", kind), ("w", "BIGINT")]))
-    make_tables(store.path, Options(), store.reports.append)
+    make_tables(store.path, TableOptions(), store.reports.append)
     return run
 
 

@@ -36,7 +36,7 @@ from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Work
 from bagent.stages.stop_rules import StopRules
-from bagent.store.journal.done_index import RetryPolicyCodes, load_index
+from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import Journal
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 from support import http_servers
@@ -251,7 +251,7 @@ async def run_rows(
     if service is None:
         service = make_service(options.kind, url, notice)
     journal = Journal.open(folder, options.part, clock=clock, report=notice)
-    done = load_index(folder, None, RetryPolicyCodes.parse(None), report=notice)
+    done = load_index(folder, None, ResumePolicy.parse(None), report=notice)
     desk = ProviderBatchScheduler(options.budget)
     bounds = BatchLimits(
         options.size,

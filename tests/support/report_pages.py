@@ -16,7 +16,7 @@ from bagent.store.tables.schema import (
     ENDPOINTS,
     RESULTS,
     TOOL_CALLS,
-    declared,
+    column_definitions,
     json_select,
 )
 from bagent.store.tables.views import VIEWS
@@ -69,10 +69,10 @@ class TableRun:
         self.connection = duckdb.connect()
         self._lines: dict[str, list[str]] = {}
         tables = {
-            "results": declared(RESULTS),
-            "attempts": declared(ATTEMPTS),
-            "tool_calls": declared(TOOL_CALLS),
-            "endpoints": declared(ENDPOINTS),
+            "results": column_definitions(RESULTS),
+            "attempts": column_definitions(ATTEMPTS),
+            "tool_calls": column_definitions(TOOL_CALLS),
+            "endpoints": column_definitions(ENDPOINTS),
             "answers": "id varchar",
         }
         for name, columns in tables.items():

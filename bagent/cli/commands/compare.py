@@ -189,7 +189,7 @@ def _last_stage(run: RunDir) -> str | None:
     """The stage whose answers are the run's; None where it has one only."""
     from bagent.store.totals import last_stage_of
 
-    last = last_stage_of(run.look(say))
+    last = last_stage_of(run.load_or_report(say))
     return None if last is None else last.name
 
 

@@ -66,7 +66,7 @@ def _about(run: RunDir) -> ReportInfo:
     from bagent.report import ReportInfo
 
     state = describe(run)
-    info = run.look(lambda _: None)
+    info = run.load_or_report(lambda _: None)
     model = info.fingerprints.get("model") if info else None
     if info and info.job.get("simulated"):
         model = f"{model} (simulated)"

@@ -124,7 +124,7 @@ def _check_options(
 
 def _check_stages(request: ResultsRequest) -> None:
     """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
-    infos = [run.look(lambda _: None) for run in request.runs] if request.stages else []
+    infos = [run.load_or_report(lambda _: None) for run in request.runs] if request.stages else []
     stages = {name for info in infos if info is not None for name in info.stages}
     for stage in sorted(request.stages):
         if stages and stage not in stages and stage.partition(".")[0] not in stages:
@@ -191,7 +191,7 @@ def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
     names = request.shown
 
     def of_run(run: Any) -> Iterator[dict[str, Any]]:
-        info = run.look(say)
+        info = run.load_or_report(say)
         find = None
         if "input" in names and info is not None:
             find = partial(find_input, run, info, report=say)

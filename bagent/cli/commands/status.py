@@ -163,7 +163,7 @@ def describe(run: RunDir) -> dict[str, object]:
 
     now = time.time()
     notes: list[str] = []
-    info = run.look(_say)
+    info = run.load_or_report(_say)
     counts = summary(run.path, notes.append, info)
     totals = counts.totals
     live = [record for record in owners(run.path).values() if is_live(record, now)]
@@ -280,7 +280,7 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     from bagent.observe.summary import Advice, next_step
     from bagent.store.totals import stage_causes
 
-    info = run.look(lambda _: None)
+    info = run.load_or_report(lambda _: None)
     # A command out of somebody else's directory is none to type.
     if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
         return []

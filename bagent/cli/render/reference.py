@@ -9,7 +9,7 @@ from typing import Any
 from bagent.cli.app import COMMANDS, command_of
 from bagent.errors import EXIT_CODES
 from bagent.job.spec.json_schema import job_schema
-from bagent.store.tables.schema import ERROR_KINDS, GLOSSARY, STATUSES
+from bagent.store.tables.schema import COLUMN_DESCRIPTIONS, ERROR_KINDS, STATUSES
 
 HEAD = """# Reference
 
@@ -34,7 +34,7 @@ def reference_text() -> str:
         if "properties" in section:
             lines += _keys(name, section)
     lines += ["## Tables and views of a run", ""]
-    for table, columns in GLOSSARY.items():
+    for table, columns in COLUMN_DESCRIPTIONS.items():
         lines += [f"### {table}", "", *_table(("column", ""), columns), ""]
     for title, descriptions in (("Statuses", STATUSES), ("Error kinds", ERROR_KINDS)):
         lines += [f"## {title}", "", *_table((title.lower(), ""), descriptions), ""]

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from bagent import duck
-from bagent.duck import Access, Setting, SqlFault, file_literal
+from bagent.duck import Access, Setting, SqlError, file_literal
 from bagent.errors import InputError, MissingPackage, Position
 from bagent.rows.decode import Chunk, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
@@ -152,7 +152,7 @@ class Table:
     def _prepare_sql(self, source: SqlSource) -> None:
         try:
             query = self._run(lambda: duck.single_query(self._connection, source.query))
-        except SqlFault as error:
+        except SqlError as error:
             raise InputError(f"the sql of the input: {error}", hint=ONE_QUERY) from None
         self._describe_columns(f"FROM (\n{query}\n)", None)
 

@@ -222,5 +222,5 @@ def _feed(parts: Sequence[FeedStats]) -> FeedStats:
         position=slowest.position,
         size=slowest.size,
         ended=all(part.ended for part in parts),
-        wanted=sum(part.wanted for part in parts),
+        expected=sum(part.expected for part in parts),
     )

@@ -54,7 +54,7 @@ from bagent.runs.run_store import open_run_dir
 from bagent.runs.shutdown import STOP_SIGNALS, raise_on_signal
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.done_index import open_indexes
-from bagent.store.journal.edited_rows import replaced
+from bagent.store.journal.edited_rows import replaced_lines
 from bagent.store.journal.journal import Journal
 from bagent.store.journal.segments import Report
 from bagent.store.lock import RunLock
@@ -457,7 +457,7 @@ def take_back_replaced(run_dir: Path, report: Report) -> int:
         WriteError: the disk refuses.
     """
     found: dict[str, list[int]] = defaultdict(list)
-    for line in replaced(open_indexes(run_dir, report), STAGE):
+    for line in replaced_lines(open_indexes(run_dir, report), STAGE):
         found[line.held_by.segment.part].append(line.unit)
     for part, units in found.items():
         owner = RunLock.acquire(run_dir, part)
@@ -467,7 +467,7 @@ def take_back_replaced(run_dir: Path, report: Report) -> int:
             )
             try:
                 for unit in units:
-                    journal.take_back(unit, STAGE)
+                    journal.write_tombstone(unit, STAGE)
             finally:
                 journal.close()
         finally:

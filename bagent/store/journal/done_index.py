@@ -28,8 +28,8 @@ from bagent.errors import JobError
 from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, STATUSES, kind_of, salt_of, status_of
 from bagent.store.journal.segment_index import SegmentIndex, open_index
 from bagent.store.journal.segments import Report, list_segments, part_order
-from bagent.store.journal.supersession import UNIT_BITS, Outcomes
-from bagent.types import OUTSIDE_KINDS, PASSING_KINDS
+from bagent.store.journal.supersession import UNIT_BITS, OutcomeRanges
+from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 
 _CHUNK = 2048
 _MOST_CHUNKS = 32
@@ -122,7 +122,7 @@ _PART_BITS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicyCodes:
+class ResumePolicy:
     """Which outcomes count as finished when a run goes on; ok always does.
 
     Args:
@@ -137,7 +137,7 @@ class RetryPolicyCodes:
     ended: bool = False
     retry: frozenset[str] | None = None
     skip_failed: bool = False
-    again: frozenset[str] = OUTSIDE_KINDS
+    again: frozenset[str] = EXTERNAL_KINDS
     accept_truncated: bool = False
 
     @classmethod
@@ -147,9 +147,9 @@ class RetryPolicyCodes:
         *,
         skip_failed: bool = False,
         ended: bool = False,
-        again: frozenset[str] = OUTSIDE_KINDS,
+        again: frozenset[str] = EXTERNAL_KINDS,
         accept_truncated: bool = False,
-    ) -> RetryPolicyCodes:
+    ) -> ResumePolicy:
         """A policy from the words of ``--retry KIND[,KIND]|all``.
 
         Raises:
@@ -396,7 +396,7 @@ def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
 def load_index(
     run_dir: Path,
     part: str | None,
-    policy: RetryPolicyCodes,
+    policy: ResumePolicy,
     *,
     report: Report,
     save: bool = True,
@@ -416,10 +416,10 @@ def load_index(
     return done_index(indexes, policy)
 
 
-def done_index(indexes: list[SegmentIndex], policy: RetryPolicyCodes) -> DoneIndex:
+def done_index(indexes: list[SegmentIndex], policy: ResumePolicy) -> DoneIndex:
     """Which units are finished, of indexes in the order in which their lines were written."""
     done = UnitSet(sum(map(len, indexes)))
-    outcomes = Outcomes(indexes, done.bits)
+    outcomes = OutcomeRanges(indexes, done.bits)
     counts: Counter[int] = Counter()
     finished = policy.finished_codes()
     failed_units, failed_codes = array("Q"), bytearray()
@@ -438,7 +438,7 @@ def count_outcomes(indexes: list[SegmentIndex]) -> Counter[int]:
 
     Memory: some MB, however many there are.
     """
-    outcomes = Outcomes(indexes, UnitSet.bits_for(sum(map(len, indexes))))
+    outcomes = OutcomeRanges(indexes, UnitSet.bits_for(sum(map(len, indexes))))
     counts: Counter[int] = Counter()
     for ok, bad in outcomes.ranges():
         _count(counts, ok, bad)

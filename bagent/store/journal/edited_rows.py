@@ -106,7 +106,7 @@ class EditedRows:
         self._by_stage = {name: _Ranges(found) for name, found in by_stage.items()}
         self._loaded: dict[int, _Rows] = {}
 
-    def before(self, outcome: Outcome) -> list[int]:
+    def replaced_units(self, outcome: Outcome) -> list[int]:
         """The units that ``outcome`` replaces; mostly none, found out without a look at lines."""
         ranges = self._by_stage.get(outcome.stage)
         if ranges is None or outcome.row > ranges.highest:
@@ -153,7 +153,7 @@ class EditedLine(NamedTuple):
     ordinal: int
 
 
-def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLine]:
+def replaced_lines(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLine]:
     """The lines that :class:`EditedRows` would have found, had each part seen those of all.
 
     Of the lines of one row, answer, id and source with several keys only the newest counts. Each
@@ -281,7 +281,7 @@ class UnseenRows:
         few = len(self._units) <= _MOST_IN_SET
         self._set: Container[int] | None = frozenset(self._units) if few else None
 
-    def meet(self, unit: int) -> None:
+    def mark_seen(self, unit: int) -> None:
         """A row of the input has this unit; it may be none of them."""
         if self._set is not None and unit not in self._set:
             return
@@ -289,6 +289,6 @@ class UnseenRows:
         if at < len(self._units) and self._units[at] == unit:
             self._met[at] = 1
 
-    def left(self) -> Iterator[int]:
+    def unseen(self) -> Iterator[int]:
         """Those that were not met."""
         return (unit for unit, met in zip(self._units, self._met, strict=True) if not met)

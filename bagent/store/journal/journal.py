@@ -37,9 +37,9 @@ from bagent.store.journal.segments import (
     check_part,
     list_segments,
     mend_tail,
-    place_of,
     read_line,
     segment_path,
+    unpack_location,
     write_error,
 )
 from bagent.types import Attempt, EndpointSample, Outcome, ToolRecord, Turn
@@ -211,8 +211,8 @@ class Journal:
         self._held_bytes = 0
         self.edited: EditedRows | None = None
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
-        self.on_take_back: Callable[[int], None] = lambda _: None
-        """Called with each unit that :meth:`take_back` writes."""
+        self.on_tombstone: Callable[[int], None] = lambda _: None
+        """Called with each unit that :meth:`write_tombstone` writes."""
         self.redact = Redactor()
         """Masks the secrets of the run in errors; answers are written as they came."""
 
@@ -273,11 +273,11 @@ class Journal:
         """
         outcome.error = self.redact.optional(outcome.error)
         if self.edited is not None:
-            for unit in self.edited.before(outcome):
-                self.take_back(unit, outcome.stage, outcome.answer, row=outcome.row)
+            for unit in self.edited.replaced_units(outcome):
+                self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
         return self._write(outcome)
 
-    def take_back(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
+    def write_tombstone(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
         """Write that no line of this unit before this one counts any more.
 
         Raises:
@@ -287,7 +287,7 @@ class Journal:
         void: Any = TOMBSTONE
         # A segment's place among those of other parts follows from the times in it.
         self._write(Outcome(key, row, None, "", 0, stage, void, answer, finished_at=unix()))
-        self.on_take_back(unit)
+        self.on_tombstone(unit)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -469,7 +469,7 @@ class Journal:
             WriteError: lines that were held back could not be written.
         """
         self._release()
-        _, number, offset = place_of(location)
+        _, number, offset = unpack_location(location)
         if number == self._rows.number and self._rows.descriptor >= 0:
             return decode_outcome(read_line(self._rows.descriptor, offset))
         descriptor = self._readers.get(number)

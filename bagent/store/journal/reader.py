@@ -20,7 +20,13 @@ from typing import NamedTuple
 from bagent.store.journal.codec import decode_outcome, salt_of
 from bagent.store.journal.done_index import DoneIndex, HashMap, open_indexes
 from bagent.store.journal.segment_index import SegmentIndex
-from bagent.store.journal.segments import Report, locate, part_order, place_of, read_line
+from bagent.store.journal.segments import (
+    Report,
+    pack_location,
+    part_order,
+    read_line,
+    unpack_location,
+)
 from bagent.store.journal.supersession import superseded_lines
 from bagent.types import Outcome
 
@@ -297,11 +303,11 @@ class JournalReader:
     def location(self, place: LineRef) -> int:
         """The location of a place, for :meth:`read_at` and to be kept in one integer."""
         segment = self.indexes[place.segment].segment
-        return locate(self.parts.index(segment.part), segment.number, place.offset)
+        return pack_location(self.parts.index(segment.part), segment.number, place.offset)
 
     def read_at(self, location: int) -> bytes:
         """The line at a location, without its newline."""
-        part, number, offset = place_of(location)
+        part, number, offset = unpack_location(location)
         for place, index in enumerate(self.indexes):
             if index.segment.number == number and index.segment.part == self.parts[part]:
                 return read_line(self._descriptor(place), offset)
@@ -418,7 +424,7 @@ def _clamped(row: int) -> int:
     return max(-_MOST_ROWS, min(row, _MOST_ROWS))
 
 
-class EarlierOutcomes:
+class OutcomeLookup:
     """Finds the current outcome of each finished unit of a journal as it is when this is made.
 
     Memory: 32 bytes a line.
@@ -435,7 +441,7 @@ class EarlierOutcomes:
         superseded = self._lines.superseded()
         for number, index in enumerate(self._lines.indexes):
             segment = index.segment
-            base = locate(self._lines.parts.index(segment.part), segment.number, 0)
+            base = pack_location(self._lines.parts.index(segment.part), segment.number, 0)
             lost = superseded.get(number)
             units, offsets = index.column("units"), index.column("offsets")
             for ordinal, (unit, offset) in enumerate(zip(units, offsets, strict=True)):

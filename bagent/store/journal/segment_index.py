@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from bagent.files import open_inside
+from bagent.files import open_regular
 from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_brief, salt_of
 from bagent.store.journal.segments import Report, Segment, whole_lines
 from bagent.types import Outcome
@@ -400,7 +400,7 @@ def open_index(segment: Segment, report: Report, *, save: bool = False) -> Segme
     size = segment.path.stat().st_size
     index = SegmentIndex(segment)
     try:
-        with open_inside(segment.sidecar) as handle:
+        with open_regular(segment.sidecar) as handle:
             if not index._load(handle, size):
                 index = SegmentIndex(segment)
     except (OSError, msgspec.DecodeError):

@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from bagent.errors import UsageError, WriteError
-from bagent.files import link_refused
+from bagent.files import link_error
 
 Stream = Literal["rows", "turns", "attempts", "endpoints", "tools"]
 """``rows`` and ``turns`` are the synced truth; the others are written without sync."""
@@ -83,7 +83,7 @@ def list_segments(
             rows would be sent again.
     """
     if journal.is_symlink():
-        raise link_refused(journal)
+        raise link_error(journal)
     try:
         with os.scandir(journal) as entries:
             regular = {entry.name: not entry.is_symlink() for entry in entries}
@@ -101,7 +101,7 @@ def list_segments(
         elif is_regular:
             found.append(Segment(match[2], int(match[3]), journal / name))
         else:
-            raise link_refused(journal / name)
+            raise link_error(journal / name)
     if renamed:
         first = min(renamed)
         raise UsageError(
@@ -112,7 +112,7 @@ def list_segments(
     return sorted(found, key=lambda s: (part_order(s.part), s.number))
 
 
-def locate(part: int, segment: int, offset: int) -> int:
+def pack_location(part: int, segment: int, offset: int) -> int:
     """A place in a journal in one integer: number of the part, of the segment, byte offset.
 
     ``part`` counts the parts of a run directory from 0 in the order of :func:`list_segments`;
@@ -121,8 +121,8 @@ def locate(part: int, segment: int, offset: int) -> int:
     return part << PART_SHIFT | segment << OFFSET_BITS | offset
 
 
-def place_of(location: int) -> tuple[int, int, int]:
-    """Part, segment number and byte offset of a location made by :func:`locate`."""
+def unpack_location(location: int) -> tuple[int, int, int]:
+    """Part, segment number and byte offset of a location made by :func:`pack_location`."""
     offset = location & ((1 << OFFSET_BITS) - 1)
     segment = (location >> OFFSET_BITS) & ((1 << (PART_SHIFT - OFFSET_BITS)) - 1)
     return location >> PART_SHIFT, segment, offset

@@ -18,11 +18,11 @@ from bagent.store.journal.segment_index import SegmentIndex
 _PART_LINES = 65536
 """So many units, about, are compared at a time."""
 
-MOST_TWICE = 250_000
+MAX_DUPLICATES = 250_000
 """Of so many units that stand twice, about, the lines are compared at a time."""
 
 
-def superseded_lines(indexes: list[SegmentIndex], most: int = MOST_TWICE) -> Iterator[int]:
+def superseded_lines(indexes: list[SegmentIndex], most: int = MAX_DUPLICATES) -> Iterator[int]:
     """Lines that are not the current one of their unit, as segment << 32 | ordinal.
 
     Args:
@@ -114,7 +114,7 @@ _READ_AT_ONCE = 1 << 18
 UNIT_BITS = 64
 
 
-class Outcomes:
+class OutcomeRanges:
     """The current outcome of each unit, in ranges that together hold every unit once.
 
     Args:

@@ -82,7 +82,7 @@ class TurnIndex:
     def __len__(self) -> int:
         return len(self._places)
 
-    def take(self, unit: int) -> list[Turn]:
+    def pop(self, unit: int) -> list[Turn]:
         """The turns of a conversation in their order, once: they are then forgotten here.
 
         Raises:

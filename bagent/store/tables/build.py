@@ -26,7 +26,7 @@ from bagent.store.journal.segments import Report, Stream, list_segments
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.run_input import find_input, input_reader
 from bagent.store.tables import schema as sql
-from bagent.store.tables.duckdb import TableNames, TableWriter, copy_file, is_written_by_another
+from bagent.store.tables.duckdb import DuckDBWriter, TableOutputs, copy_file, is_written_by_another
 from bagent.store.tables.freshness import Freshness, signatures, stale_tables
 from bagent.store.tables.parquet import (
     VECTOR_LINES,
@@ -41,11 +41,11 @@ from bagent.store.tables.parquet import (
     object_bytes,
 )
 from bagent.store.tables.row_feed import InputFinder, InputRows, ReadInput, RowFeed
-from bagent.store.tables.schema import TABLES, WiderColumns, check_select, wider
+from bagent.store.tables.schema import TABLES, WiderColumns, check_select, wider_types
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TableOptions:
     """How to make the tables.
 
     ``out`` is where they go, None means the run directory. ``only_stale`` leaves alone what is
@@ -60,7 +60,7 @@ class Options:
     wait: Callable[[float], None] = time.sleep
 
 
-def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
+def make_tables(run_dir: Path, options: TableOptions, report: Report) -> list[str]:
     """Make the tables of a run; the names of those that were made anew.
 
     Args:
@@ -73,7 +73,7 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
         UsageError: ``run.json`` is damaged.
     """
     out = options.out or run_dir
-    info = RunDir(run_dir).look(report) or RunInfo(run_dir.name)
+    info = RunDir(run_dir).load_or_report(report) or RunInfo(run_dir.name)
     if options.out is not None:
         info.parquet, info.duckdb = True, False
     now = signatures(run_dir, info)
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
         if not rows:
             return 0
     read_input = input_reader(rows) if rows.startswith(b"{") else None
-    options = Options(asked.out, asked.only_stale, asked.memory, read_input)
+    options = TableOptions(asked.out, asked.only_stale, asked.memory, read_input)
 
     def report(words: str) -> None:
         sys.stderr.write(f"{words}\n")  # whoever started this says whose words they are
@@ -258,7 +258,7 @@ class TableBuilder:
     """One making of tables: what all its steps need."""
 
     def __init__(
-        self, run_dir: Path, info: RunInfo, work: Path, options: Options, report: Report
+        self, run_dir: Path, info: RunInfo, work: Path, options: TableOptions, report: Report
     ) -> None:
         self.run_dir = run_dir
         self.out = options.out or run_dir
@@ -309,7 +309,7 @@ class TableBuilder:
         """Make the tables within limits; the name of the database."""
         with (
             closing(PartMaker(self.work, limits, self._sources())) as parts,
-            closing(TableNames(self.work, limits, self.info, self._sources())) as tables,
+            closing(TableOutputs(self.work, limits, self.info, self._sources())) as tables,
         ):
             for table in sql.TABLES:
                 if table not in stale and tables.database is not None:
@@ -356,7 +356,7 @@ class TableBuilder:
         def check(connection: duckdb.DuckDBPyConnection) -> None:
             row = connection.execute(select or "").fetchone()
             if row is not None and any(row):
-                types = wider(self.columns, row)
+                types = wider_types(self.columns, row)
                 if types:
                     raise WiderColumns(types)
 
@@ -373,7 +373,7 @@ class TableBuilder:
             yield TableJob(tuple(copies), chunk.path, check)
 
     def _make_results(
-        self, stale: list[str], lines: JournalReader, parts: PartMaker, tables: TableNames
+        self, stale: list[str], lines: JournalReader, parts: PartMaker, tables: TableOutputs
     ) -> None:
         """Make ``results``, and ``answers`` from it; and the files of what failed."""
         longest = parts.limits.line_bytes
@@ -415,7 +415,7 @@ class TableBuilder:
             return InputRows(self.options.read_input, spool)
         return find_input(RunDir(self.run_dir), self.info, spool, self.notes.append)
 
-    def _publish(self, warehouse: TableWriter, file: Path | None) -> str:
+    def _publish(self, warehouse: DuckDBWriter, file: Path | None) -> str:
         """Put the database in place; the name it has there, empty where there is none.
 
         Who has ``run.duckdb`` open for writing keeps it: the new one goes beside it.
@@ -443,7 +443,7 @@ class TableBuilder:
         beside.unlink(missing_ok=True)
         return target.name
 
-    def _place(self, file: Path, target: Path, warehouse: TableWriter) -> None:
+    def _place(self, file: Path, target: Path, warehouse: DuckDBWriter) -> None:
         if warehouse.on_scratch:
             copy_file(file, target)
         else:

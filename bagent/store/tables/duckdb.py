@@ -17,7 +17,7 @@ import duckdb
 from bagent.duck import Access, connect, file_literal, literal, private_folder, quoted
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.parquet import MemoryLimits, TableJob
-from bagent.store.tables.parquet_concat import ParquetJoin, count_rows
+from bagent.store.tables.parquet_concat import ParquetConcat, count_rows
 from bagent.store.tables.schema import json_columns
 
 _NOT_TRIED = "dictionary,chimp,patas"
@@ -27,7 +27,7 @@ _STORAGE = "v1.0.0"
 """Every DuckDB from this version on reads the file."""
 
 
-class TableNames:
+class TableOutputs:
     """The tables in the making: to each, parts are added in their order.
 
     Args:
@@ -41,10 +41,10 @@ class TableNames:
         self, work: Path, limits: MemoryLimits, info: RunInfo, sources: Sequence[Path] = ()
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.database = TableWriter(work, limits, info, sources) if info.duckdb else None
+        self.database = DuckDBWriter(work, limits, info, sources) if info.duckdb else None
         self._work = work
         self._parquet = info.parquet
-        self._joins: dict[str, ParquetJoin] = {}
+        self._joins: dict[str, ParquetConcat] = {}
 
     def take(self, jobs: Iterable[TableJob]) -> None:
         """Add the parts of jobs that are done, and remove them."""
@@ -54,7 +54,7 @@ class TableNames:
                     join = self._joins.get(copy.table)
                     if join is None:
                         path = self._work / f"{copy.table}.parquet"
-                        join = self._joins[copy.table] = ParquetJoin(path)
+                        join = self._joins[copy.table] = ParquetConcat(path)
                     self.counts[copy.table] += join.add(copy.part)
                 else:
                     self.counts[copy.table] += count_rows(copy.part)
@@ -76,7 +76,7 @@ class TableNames:
             self.database.close()
 
 
-class TableWriter:
+class DuckDBWriter:
     """A DuckDB file in the making, where files can be locked.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bagent.duck import Access, connect, file_literal
-from bagent.files import is_regular, read_inside
+from bagent.files import is_regular, read_regular
 from bagent.store.journal.segments import Stream, list_segments
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.schema import COLUMNS, TABLES, is_as_wide, table_columns
@@ -44,12 +44,12 @@ class Freshness(msgspec.Struct, omit_defaults=True):
 def read_freshness(directory: Path) -> Freshness:
     """What is written about the tables in a directory; empty where nothing is."""
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        content = read_inside(directory / "tables.json")
+        content = read_regular(directory / "tables.json")
         return msgspec.json.decode(content, type=Freshness)
     return Freshness()
 
 
-def sound_tables(directory: Path, info: RunInfo) -> frozenset[str]:
+def valid_tables(directory: Path, info: RunInfo) -> frozenset[str]:
     """The tables whose files are Parquet with the right columns; they may be somebody else's."""
     paths = {table: directory / f"{table}.parquet" for table in TABLES}
     regular = {table: path for table, path in paths.items() if is_regular(path)}
@@ -111,5 +111,5 @@ def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[st
         return list(TABLES) if stale else []
     if len(stale) == len(TABLES):
         return stale
-    sound = sound_tables(directory, info)
+    sound = valid_tables(directory, info)
     return [table for table in TABLES if table in stale or table not in sound]

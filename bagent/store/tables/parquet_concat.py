@@ -41,7 +41,7 @@ Struct = dict[int, Field]
 """Fields of a Thrift structure by number. A list is (type of its items, items)."""
 
 
-class ParquetJoin:
+class ParquetConcat:
     """A Parquet file in the making, to which whole files are added.
 
     Args:

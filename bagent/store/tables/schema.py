@@ -138,7 +138,7 @@ TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endp
 """The names of the tables and of their Parquet files."""
 
 
-def declared(columns: dict[str, str]) -> str:
+def column_definitions(columns: dict[str, str]) -> str:
     """Columns as in CREATE TABLE, under their names in the table."""
     return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
 
@@ -164,12 +164,12 @@ def json_select(table: str, path: Path, object_bytes: int) -> str:
     source = read_json(path, columns, object_bytes)
     defaults = DEFAULTS if table == "results" else PLAIN_DEFAULTS
     return (
-        f"SELECT {selected(columns, defaults)} FROM {source}"
+        f"SELECT {select_list(columns, defaults)} FROM {source}"
         f" WHERE {quoted(REQUIRED[table])} IS NOT NULL"
     )
 
 
-def selected(columns: dict[str, str], defaults: dict[str, str]) -> str:
+def select_list(columns: dict[str, str], defaults: dict[str, str]) -> str:
     """The columns as a SELECT list under their names in the table.
 
     The usual values are put in where a line left them out.
@@ -285,7 +285,7 @@ def _spread(prefix: str, words: str) -> dict[str, str]:
     return {f"{prefix}_{name}": f"{words}, {share}" for name, share in names}
 
 
-GLOSSARY: dict[str, dict[str, str]] = {
+COLUMN_DESCRIPTIONS: dict[str, dict[str, str]] = {
     "results": {
         "id": "the row's id as text",
         "row": _PLACE["row"],
@@ -500,7 +500,7 @@ def check_select(columns: Columns, source: str) -> str | None:
     )
 
 
-def wider(columns: Columns, found: tuple[bool, ...]) -> Columns:
+def wider_types(columns: Columns, found: tuple[bool, ...]) -> Columns:
     """The columns that must be wider, with their types; ``found`` is the row of the check."""
     types: dict[str | None, str] = {}
     for place, (name, kind) in enumerate(_integers(columns).items()):

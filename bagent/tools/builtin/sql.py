@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import Access, Setting, SqlFault, connect, file_literal, quoted, single_query
+from bagent.duck import Access, Setting, SqlError, connect, file_literal, quoted, single_query
 from bagent.errors import MissingPackage, UsageError
 from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Arguments, ToolFault
@@ -171,7 +171,7 @@ class Sql:
             single_query(self._connection, query)
         except self._duckdb.Error as error:
             raise ToolFault(_first_line(error)) from None
-        except SqlFault as fault:
+        except SqlError as fault:
             raise ToolFault(f"only one SELECT statement may be asked: {fault}") from None
 
     def _names(self, query: str) -> list[str]:
