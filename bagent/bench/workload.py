@@ -22,7 +22,7 @@ from bagent.bench.prompts import (
     stream_fields,
 )
 from bagent.bench.schedule import LoadStage
-from bagent.check.sample import open_rows_as_requests
+from bagent.check.sample import make_requests
 from bagent.errors import JobError
 from bagent.fleet.health_check import HealthResult
 from bagent.runs.context import RunContext, RunOptions, open_input, prepare
@@ -184,7 +184,7 @@ def make_job_bodies(context: RunContext, health: Sequence[HealthResult]) -> list
     source = open_input(context)
     try:
         rows = itertools.chain.from_iterable(source.batches())
-        sampled = open_rows_as_requests(plan, itertools.islice(rows, MOST_ROWS))
+        sampled = make_requests(plan, itertools.islice(rows, MOST_ROWS))
     finally:
         source.close()
     native = context.job.output.enforce != "prompt"

@@ -1,4 +1,4 @@
-"""A look at a job from its options to a report. Nothing is generated and nothing is written."""
+"""Check of a job, from options to a report; nothing is generated and nothing is written."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
 from bagent.backends.registry import BackendConfig, make_backend
-from bagent.check import facts as describing
+from bagent.check import facts
 from bagent.check.estimate import (
     Sizes,
     cost_report,
-    max_tokens_of,
+    estimate_sizes,
+    max_tokens_range,
     prompts_as_bytes,
-    sizes_of,
+    round_to_three_digits,
     text_bytes,
     token_report,
-    too_long,
+    too_long_rows,
 )
-from bagent.check.facts import effects_of, puts_variables_into_bodies
-from bagent.check.prefix_sharing import BLOCK, PACKED, shares, warming
-from bagent.check.probe import CheckTarget, Probed, find_target, known_of, probe_all
+from bagent.check.facts import describe_effects, puts_variables_into_bodies
+from bagent.check.prefix_sharing import BLOCK, PACKED, count_shares, warming
+from bagent.check.probe import CheckTarget, Probed, capabilities_by_name, find_target, probe_all
 from bagent.check.prompt_reorder import suggest, yaml_of
 from bagent.check.report import CheckReport, ReorderReport, ShareReport
-from bagent.check.sample import Sampled, open_rows_as_requests
-from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
+from bagent.check.sample import Sampled, make_requests
+from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_sample
 from bagent.duck import without_installs
 from bagent.interrupts import run_interruptible
 from bagent.job.templates.prompt import Prompt
@@ -53,27 +54,30 @@ if TYPE_CHECKING:
     from bagent.tools import ToolExecutor
 
 
-def first_view(prepared: RunContext) -> tuple[RunContext, str | None]:
-    """The job as its first stage that asks sees it, and the stages of a topology as YAML.
+def first_stage_view(prepared: RunContext) -> tuple[RunContext, str | None]:
+    """Return the job as its first requesting stage sees it, and a topology's stages as YAML.
 
-    A job of one map is looked at as it is.
+    A job of one map is returned unchanged.
     """
-    stage = _first(prepared)
+    stage = _first_requesting_stage(prepared)
     if stage is None:
         return prepared, None
-    asking = stage.asking[0]
-    view = replace(prepared, job=asking.job, prompt=asking.prompt, schema=asking.schema)
-    laid = expand_topology(prepared.job)
-    return view, None if prepared.job.stages else topology_yaml(laid, prepared.job)
+    stage_request = stage.asking[0]
+    view = replace(
+        prepared, job=stage_request.job, prompt=stage_request.prompt, schema=stage_request.schema
+    )
+    expanded = expand_topology(prepared.job)
+    return view, None if prepared.job.stages else topology_yaml(expanded, prepared.job)
 
 
-def _first(prepared: RunContext) -> PreparedStage | None:
+def _first_requesting_stage(prepared: RunContext) -> PreparedStage | None:
     return next((stage for stage in prepared.stages if stage.asking), None)
 
 
-def as_asked(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
-    """Input rows as the first stage that asks gets them: alone, on a board, or as one group."""
-    stage = _first(prepared)
+def group_rows(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
+    """Return input rows as the first requesting stage gets them: alone, on a board, or in
+    groups."""
+    stage = _first_requesting_stage(prepared)
     if stage is None or not rows:
         return list(rows)
     if stage.spec.kind == "loop":
@@ -82,104 +86,99 @@ def as_asked(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
     if stage.spec.kind == "reduce":
         size = stage.spec.fanin or len(rows)
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [_grouped(group) for group in groups]
+        return [_group_row(group) for group in groups]
     return list(rows)
 
 
-def _grouped(group: Sequence[Row]) -> Row:
-    found = responses([input_response(row) for row in group])
-    extra = {"responses": found, "n": len(group), "level": 1}
+def _group_row(group: Sequence[Row]) -> Row:
+    answers = responses([input_response(row) for row in group])
+    extra = {"responses": answers, "n": len(group), "level": 1}
     return msgspec.structs.replace(group[0], extra=extra)
 
 
 COUNT_BYTES = 16 << 20
 COUNT_ROWS = 200_000
-"""Reading stops past either: about a second. What is smaller is counted to its end."""
+"""Reading stops beyond either, after about a second; smaller inputs are counted completely."""
 
 
 class Source(Protocol):
     """Where rows come from: a :class:`bagent.rows.RowReader`."""
 
     def batches(self) -> Iterable[list[Row]]:
-        """All rows, in lists."""
+        """Return all rows, in lists."""
         ...
 
     def progress(self) -> tuple[int, int | None]:
-        """How many bytes were read, and of how many; None where no one can know."""
+        """Return the bytes read and the total; None where it is unknown."""
         ...
 
 
-class Volume(msgspec.Struct, frozen=True):
-    """``rows`` of the job. ``how``: ``counted``, ``about`` (by bytes), or ``at least``."""
+class RowCount(msgspec.Struct, frozen=True):
+    """Number of rows of the job."""
 
     rows: int
     how: str
+    """``counted``, ``about`` (by bytes), or ``at least``."""
 
 
-def measure(
-    source: Source, keep: int, *, limit: int | None = None, piped: bool = False
-) -> tuple[list[Row], Volume]:
-    """The first ``keep`` rows of ``source`` and how many it has.
+def count_rows(
+    source: Source, sample_size: int, *, limit: int | None = None, piped: bool = False
+) -> tuple[list[Row], RowCount]:
+    """Return the first ``sample_size`` rows of ``source`` and how many it has.
 
     Args:
         limit: the rows that are delivered at most.
-        piped: rows come as they are made: read no more than are kept.
+        piped: rows come as they are made: read no more than the sample.
     """
-    kept: list[Row] = []
-    rows = before = 0
+    sample: list[Row] = []
+    count = previous = 0
     for batch in source.batches():
         position, size = source.progress()
-        enough = len(kept) >= keep
+        enough = len(sample) >= sample_size
         if enough and piped:
-            return kept, Volume(rows, "at least")
-        if position > before:
-            # This batch begins with the block just read: the rows so far took what was before it.
-            if enough and (before > COUNT_BYTES or rows > COUNT_ROWS):
-                return kept, _estimate(rows, before, size, limit)
-            before = position
-        elif enough and not position and rows > COUNT_ROWS:
-            return kept, Volume(rows, "at least")
-        rows += len(batch)
+            return sample, RowCount(count, "at least")
+        if position > previous:
+            # This batch begins with the block just read; the rows so far took the bytes before it.
+            if enough and (previous > COUNT_BYTES or count > COUNT_ROWS):
+                return sample, _estimated_count(count, previous, size, limit)
+            previous = position
+        elif enough and not position and count > COUNT_ROWS:
+            return sample, RowCount(count, "at least")
+        count += len(batch)
         if not enough:
-            kept.extend(batch[: keep - len(kept)])
-        if piped and rows > keep:
-            return kept, Volume(rows, "at least")
-    return kept, Volume(rows, "counted")
+            sample.extend(batch[: sample_size - len(sample)])
+        if piped and count > sample_size:
+            return sample, RowCount(count, "at least")
+    return sample, RowCount(count, "counted")
 
 
-def _estimate(rows: int, read: int, size: int | None, limit: int | None) -> Volume:
+def _estimated_count(rows: int, read: int, size: int | None, limit: int | None) -> RowCount:
     if size is None:
-        return Volume(rows, "at least")
+        return RowCount(rows, "at least")
     total = max(rows, round(rows * size / read))
     if limit is not None and total >= limit:
-        return Volume(limit, "counted")
-    return Volume(_rounded(total), "about")
+        return RowCount(limit, "counted")
+    return RowCount(round_to_three_digits(total), "about")
 
 
-def _rounded(number: int) -> int:
-    """Three significant digits: more would promise what an estimate cannot hold."""
-    step = int("1" + "0" * max(0, len(str(number)) - 3))
-    return round(number / step) * step
-
-
-MOST_NAMED = 20
-"""Rows that will fail or do not fit are named up to this many."""
+MAX_LISTED_ROWS = 20
+"""Rows that will fail or do not fit which are listed."""
 
 _NO_TOKENIZER = frozenset(("anthropic", "bedrock"))
-"""Kinds of servers that are not asked to count tokens: they would take it for a call."""
+"""Kinds of servers that have no tokenizer route and would take the request for a call."""
 
 _HOSTED = frozenset({"api.openai.com"})
-"""Hosts that are known to serve no tokenizer."""
+"""Hosts without a tokenizer route."""
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to look at.
+    """What to check.
 
-    ``run`` are the options as ``bagent run`` takes them. ``rows`` is how many rows are looked at,
-    ``prompts`` how many of them are shown. ``price`` is in dollars per million tokens of prompts
-    and of answers, None where unknown. ``open`` lets the check do what the job brings: import and
-    start its tools, run its ``api_key_command`` and send its keys.
+    ``run`` are the options as ``bagent run`` takes them. ``rows`` is the size of the sample,
+    ``prompts`` how many of its prompts are shown. ``price`` is in dollars per million tokens of
+    prompts and of answers. ``open`` lets the check do what the job brings: import and start its
+    tools, run its ``api_key_command`` and send its keys.
     """
 
     run: RunOptions
@@ -191,23 +190,23 @@ class CheckOptions:
 
 @without_installs()
 def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
-    """Load the job as a run does, ask its endpoints what they are, and estimate.
+    """Load the job as a run does, probe its endpoints, and estimate.
 
     Raises:
         UsageError: the job, its input, schema, hostfile or an option is wrong.
     """
     prepared = prepare(options.run)
-    # A run keeps what stdin brings; a look leaves nothing behind.
+    # A run spools stdin; a check leaves nothing behind.
     prepared.rows_config = replace(prepared.rows_config, stdin_spool=None)
     source = open_input(prepared, stdin=stdin)
     try:
-        view, written = first_view(prepared)
+        view, stages_yaml = first_stage_view(prepared)
         report = run_interruptible(_report(options, view, source))
         redact = Redactor(prepared.job.source.secrets)
         return msgspec.structs.replace(
             report,
-            stages=written,
-            effects=effects_of(prepared.job, options.run.env),
+            stages=stages_yaml,
+            effects=describe_effects(prepared.job, options.run.env),
             model=redact.optional(report.model),
             parameters=redact.values(report.parameters),
             warnings=tuple(map(redact, report.warnings)),
@@ -219,34 +218,37 @@ def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckR
 async def _report(options: CheckOptions, prepared: RunContext, source: RowReader) -> CheckReport:
     async with AsyncExitStack() as stack:
         target = await find_target(prepared.job, options.run.env, stack, keys=options.open)
-        found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
+        rows, count = count_rows(
+            source, options.rows, limit=options.run.limit, piped=prepared.piped
+        )
         prepared.warnings += source.warnings
-        found = as_asked(prepared, found[0]), found[1]
-        only = (lambda _: True) if options.open else has_no_side_effect_on_open
-        tools = open_job_tools(prepared.job, options.run.env, only)
+        rows = group_rows(prepared, rows)
+        accept = (lambda _: True) if options.open else has_no_side_effect_on_open
+        tools = open_job_tools(prepared.job, options.run.env, accept)
         pool = await stack.enter_async_context(tools)
-        return await _Look(options, prepared, target, found, pool).report()
+        return await _Check(options, prepared, target, rows, count, pool).report()
 
 
-class _Look:
-    """One look; its parts share what was found so far."""
+class _Check:
+    """One check; its methods share what was found so far."""
 
     def __init__(
         self,
         options: CheckOptions,
         prepared: RunContext,
         target: CheckTarget,
-        found: tuple[list[Row], Volume],
+        rows: list[Row],
+        row_count: RowCount,
         pool: ToolExecutor | None,
     ) -> None:
         self._pool = pool
         self._options = options
         self._prepared = prepared
         self._target = target
-        self._rows, self._volume = found
+        self._rows, self._row_count = rows, row_count
 
     async def report(self) -> CheckReport:
-        """Everything that is to be told."""
+        """Return the complete report."""
         transport = Transport()
         servers = self._target.servers
         config = BackendConfig(
@@ -256,15 +258,17 @@ class _Look:
         try:
             probed = await probe_all(backend, transport, self._target)
             model = self._model(probed)
-            plan = make_plan(self._prepared, self._target.servers, model, known_of(probed))
+            plan = make_plan(
+                self._prepared, self._target.servers, model, capabilities_by_name(probed)
+            )
             if self._pool is not None:
                 add_tools(plan, self._prepared.job, servers, self._pool)
-            sample = open_rows_as_requests(plan, self._rows)
+            sample = make_requests(plan, self._rows)
             tokenizer = self._tokenizer(transport, probed, model)
-            counted = await count_some(sample, tokenizer) if tokenizer else {}
+            counted = await count_sample(sample, tokenizer) if tokenizer else {}
         finally:
             await backend.close()
-        report = self._told(probed, plan, sample, sizes_of(sample, counted), tokenizer)
+        report = self._make_report(probed, plan, sample, estimate_sizes(sample, counted), tokenizer)
         return msgspec.structs.replace(
             report, opened=self._options.open, tools=tuple(plan.settings.tools)
         )
@@ -275,15 +279,16 @@ class _Look:
             return None
         if job.model != "auto" or self._target.planned is not None:
             return self._target.model if job.model == "auto" else job.model
-        if not any(one.found is not None for one in probed):
+        if not any(result.capabilities is not None for result in probed):
             return None
-        return resolve_model(job, known_of(probed))
+        return resolve_model(job, capabilities_by_name(probed))
 
     def _price(self, plan: StagePlan) -> Price | None:
-        """The given price, else the job's own, else that known for its model."""
-        given, model = self._options.price, plan.settings.model
-        if given is not None:
-            return Price("", model or "", *given, source="--price")
+        """Return the price of the options, else the job's own, else the known price of its
+        model."""
+        price, model = self._options.price, plan.settings.model
+        if price is not None:
+            return Price("", model or "", *price, source="--price")
         return job_price(self._prepared.job, self._target.servers.kind, model)
 
     def _tokenizer(
@@ -293,16 +298,16 @@ class _Look:
             return SimTokenizer() if self._target.servers.simulated else None
         if self._target.servers.kind in _NO_TOKENIZER:
             return None
-        for one in probed:
-            here = is_loopback(urlsplit(one.endpoint.url).hostname or "")
-            sends = self._options.open or (
-                here and not puts_variables_into_bodies(self._prepared.job)
+        for result in probed:
+            loopback = is_loopback(urlsplit(result.endpoint.url).hostname or "")
+            may_send = self._options.open or (
+                loopback and not puts_variables_into_bodies(self._prepared.job)
             )
-            if one.found is not None and one.endpoint.name not in _HOSTED and sends:
-                return ServerTokenizer(transport, one.endpoint, model)
+            if result.capabilities is not None and result.endpoint.name not in _HOSTED and may_send:
+                return ServerTokenizer(transport, result.endpoint, model)
         return None
 
-    def _told(
+    def _make_report(
         self,
         probed: Sequence[Probed],
         plan: StagePlan,
@@ -312,37 +317,37 @@ class _Look:
     ) -> CheckReport:
         prepared, options = self._prepared, self._options
         job, context = prepared.job, plan.budget.context
-        requests = float(self._volume.rows * job.answers)
-        how = describing.counting(tokenizer, sizes)
+        requests = float(self._row_count.rows * job.answers)
+        how = facts.counting_method(tokenizer, sizes)
         tokens = token_report(sample, sizes, requests, how)
         sharing = self._share_report(probed, sample, sizes)
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
-        long_rows = too_long(sample, sizes, context)
-        failing = describing.failing(sample)
+        long_rows = too_long_rows(sample, sizes, context)
+        failing_rows = facts.failing_rows(sample)
         warnings = self._warnings(plan, probed)
         return CheckReport(
             job=job.name,
             file=str(options.run.job),
-            backend=describing.backend_words(job),
+            backend=facts.backend_text(job),
             planned=self._target.planned,
-            endpoints=tuple(describing.endpoint_report(one, job.source.secrets) for one in probed),
+            endpoints=tuple(facts.endpoint_report(result, job.source.secrets) for result in probed),
             model=plan.settings.model,
             model_auto=job.model == "auto",
             context=context,
-            inputs=describing.input_words(job),
-            rows=self._volume.rows,
-            rows_how=self._volume.how,
+            inputs=facts.input_names(job),
+            rows=self._row_count.rows,
+            rows_how=self._row_count.how,
             looked_at=len(sample),
             answers=job.answers,
-            max_tokens=max_tokens_of(sample, automatic=automatic),
-            schema=describing.schema_report(prepared, plan),
+            max_tokens=max_tokens_range(sample, automatic=automatic),
+            schema=facts.schema_report(prepared, plan),
             dedupe=is_deduplicated(job),
-            stream=describing.stream_words(plan),
-            results=describing.short_path(prepared.run_dir, options.run.cwd),
-            parameters=describing.first_parameters(sample, plan, job.output.enforce),
+            stream=facts.stream_text(plan),
+            results=facts.short_path(prepared.run_dir, options.run.cwd),
+            parameters=facts.first_parameters(sample, plan, job.output.enforce),
             prompts=tuple(
-                describing.prompt_report(one, sizes, place)
-                for place, one in enumerate(sample[: options.prompts])
+                facts.prompt_report(result, sizes, index)
+                for index, result in enumerate(sample[: options.prompts])
             ),
             tokens=tokens,
             cost=cost_report(
@@ -350,25 +355,25 @@ class _Look:
             ),
             sharing=sharing,
             reorder=self._reorder(plan, sample, sizes),
-            failing=tuple(failing[:MOST_NAMED]),
-            failing_count=len(failing),
-            too_long=tuple(long_rows[:MOST_NAMED]),
+            failing=tuple(failing_rows[:MAX_LISTED_ROWS]),
+            failing_count=len(failing_rows),
+            too_long=tuple(long_rows[:MAX_LISTED_ROWS]),
             too_long_count=len(long_rows),
             warnings=tuple(dict.fromkeys(warnings)),
-            dead=describing.dead(probed),
-            refused=describing.refused(probed),
+            dead=facts.dead_reason(probed),
+            refused=facts.refused_reason(probed),
         )
 
     def _warnings(self, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
         return [
             *self._prepared.warnings,
-            *describing.brace_warnings(self._prepared, self._rows),
-            *describing.doubts(self._prepared, plan, probed),
+            *facts.brace_warnings(self._prepared, self._rows),
+            *facts.warnings(self._prepared, plan, probed),
             *self._not_opened(),
         ]
 
     def _not_opened(self) -> list[str]:
-        """Tools whose definitions are not among what was counted."""
+        """Return the warning about tools whose definitions are not counted."""
         agent = self._prepared.job.agent
         if self._options.open or agent is None:
             return []
@@ -377,7 +382,7 @@ class _Look:
             return []
         return [f"{counted(count, 'tool')} not opened: definitions are not counted (--open does)"]
 
-    # --- what is shared -------------------------------------------------------------------------
+    # --- prefix sharing -------------------------------------------------------------------------
 
     def _share_report(
         self,
@@ -386,50 +391,54 @@ class _Look:
         sizes: Sizes,
     ) -> ShareReport | None:
         prompts, ratio = prompts_as_bytes(sample, sizes)
-        found = shares(prompts, ratio)
-        if found is None:
+        shares = count_shares(prompts, ratio)
+        if shares is None:
             return None
         job = self._prepared.job
-        calls = self._volume.rows * job.answers
-        caches = [one.kv_tokens for one in probed if one.kv_tokens]
-        cache = min(caches, default=None)
-        longest = max((one.max_tokens or 0 for one in sample), default=0)
-        own = found.prompt - found.by_all + longest
-        fits = None if cache is None or own <= 0 else int((cache - found.by_all) / own)
+        calls = self._row_count.rows * job.answers
+        caches = [result.kv_tokens for result in probed if result.kv_tokens]
+        smallest_cache = min(caches, default=None)
+        longest = max((sampled.max_tokens or 0 for sampled in sample), default=0)
+        own_tokens = shares.prompt - shares.by_all + longest
+        fits = (
+            None
+            if smallest_cache is None or own_tokens <= 0
+            else int((smallest_cache - shares.by_all) / own_tokens)
+        )
         return ShareReport(
             block=BLOCK,
-            rows=found.rows,
+            rows=shares.rows,
             exact=ratio == PACKED and bool(sizes.counted),
-            prompt=round(found.prompt, 1),
-            by_all=round(found.by_all, 1),
-            by_most=round(found.by_most, 1),
-            by_some=round(found.by_some, 1),
-            by_none=round(found.by_none, 1),
-            kv_tokens=cache,
+            prompt=round(shares.prompt, 1),
+            by_all=round(shares.by_all, 1),
+            by_most=round(shares.by_most, 1),
+            by_some=round(shares.by_some, 1),
+            by_none=round(shares.by_none, 1),
+            kv_tokens=smallest_cache,
             kv_rows=None if fits is None else max(0, fits),
-            warming=warming(job, self._target.servers, found.by_all, calls),
+            warming=warming(job, self._target.servers, shares.by_all, calls),
         )
 
     def _reorder(
         self, plan: StagePlan, sample: Sequence[Sampled], sizes: Sizes
     ) -> ReorderReport | None:
         job = self._prepared.job
-        rows = [one.row for one in sample if one.request is not None]
+        rows = [sampled.row for sampled in sample if sampled.request is not None]
         if job.prompt is None or self._prepared.own_bodies:
             return None
 
         def score(prompt: Prompt) -> float:
             other = msgspec.structs.replace(plan, prompt=prompt)
-            texts = text_bytes(open_rows_as_requests(other, rows), sizes.text_ratio)
-            found = shares(texts, sizes.text_ratio)
-            return found.by_all if found else 0.0
+            texts = text_bytes(make_requests(other, rows), sizes.text_ratio)
+            shares = count_shares(texts, sizes.text_ratio)
+            return shares.by_all if shares else 0.0
 
-        found = suggest(job, [row.data for row in rows], score, float(BLOCK))
-        if found is None:
+        suggestion = suggest(job, [row.data for row in rows], score, float(BLOCK))
+        if suggestion is None:
             return None
         return ReorderReport(
-            gain=round(found.gain),
-            gain_total=round(found.gain * self._volume.rows * job.answers),
-            points_back=found.points_back,
-            yaml=yaml_of(found, job.prompt),
+            gain=round(suggestion.gain),
+            gain_total=round(suggestion.gain * self._row_count.rows * job.answers),
+            points_back=suggestion.points_back,
+            yaml=yaml_of(suggestion, job.prompt),
         )

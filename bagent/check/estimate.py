@@ -1,4 +1,4 @@
-"""From the rows looked at to all rows: tokens, cost, what does not fit."""
+"""Estimates for all rows from the sample: tokens, cost, and rows that do not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from bagent.agents.token_budget import LEAST
 from bagent.check.prefix_sharing import PACKED, PromptBytes
 from bagent.check.report import CostReport, MaxTokens, RowReport, TokenReport
-from bagent.check.sample import Sampled, repeats
+from bagent.check.sample import Sampled, count_repeats
 from bagent.check.tokens import BYTES_PER_TOKEN, Counted
 from bagent.errors import UsageError
 from bagent.money.prices import Price, StageUsage, mode_costs, sum_costs
@@ -19,73 +19,82 @@ MILLION = 1_000_000
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Tokens of each prompt of a sample.
-
-    ``tokens`` are in the sample's order, None where there is no request. ``counted`` are the
-    server's own counts by place. ``size_ratio`` and ``text_ratio`` are bytes of
-    :attr:`Sampled.size` and of :attr:`Sampled.text` in one token.
-    """
+    """Tokens of each prompt of a sample."""
 
     tokens: tuple[float | None, ...]
+    """In the sample's order; None where there is no request."""
     counted: Mapping[int, Counted]
+    """The server's own counts by index."""
     size_ratio: float
+    """Bytes of :attr:`Sampled.size` per token."""
     text_ratio: float
+    """Bytes of :attr:`Sampled.text` per token."""
 
     @property
-    def known(self) -> list[float]:
-        """The tokens of those prompts that there are."""
-        return [one for one in self.tokens if one is not None]
+    def of_requests(self) -> list[float]:
+        """Return the tokens of the prompts that can be sent."""
+        return [tokens for tokens in self.tokens if tokens is not None]
 
 
-def sizes_of(sample: Sequence[Sampled], counted: Mapping[int, Counted]) -> Sizes:
-    """Tokens of all prompts: counted where they were, else by the bytes of those that were."""
-    total = sum(one.tokens for one in counted.values())
+def estimate_sizes(sample: Sequence[Sampled], counted: Mapping[int, Counted]) -> Sizes:
+    """Return the tokens of all prompts: counted, or estimated by the bytes of the counted ones."""
+    total = sum(prompt.tokens for prompt in counted.values())
     size_ratio = text_ratio = BYTES_PER_TOKEN
     if total:
-        size_ratio = max(0.1, sum(sample[place].size for place in counted) / total)
-        said = sum(len(_encoded(sample[place])) for place in counted)
-        text_ratio = max(0.1, said / total)
+        size_ratio = max(0.1, sum(sample[index].size for index in counted) / total)
+        counted_bytes = sum(len(_encoded(sample[index])) for index in counted)
+        text_ratio = max(0.1, counted_bytes / total)
     tokens: list[float | None] = []
-    for place, one in enumerate(sample):
-        if one.request is None:
+    for index, sampled in enumerate(sample):
+        if sampled.request is None:
             tokens.append(None)
-        elif place in counted:
-            tokens.append(float(counted[place].tokens))
+        elif index in counted:
+            tokens.append(float(counted[index].tokens))
         else:
-            tokens.append(one.size / size_ratio)
+            tokens.append(sampled.size / size_ratio)
     return Sizes(tuple(tokens), counted, size_ratio, text_ratio)
 
 
 def prompts_as_bytes(sample: Sequence[Sampled], sizes: Sizes) -> tuple[list[PromptBytes], float]:
-    """What :func:`bagent.check.prefix_sharing.shares` takes: token ids where known, else text."""
-    packed = [PromptBytes(one.packed, one.tokens) for one in sizes.counted.values() if one.packed]
+    """Return the prompts with their bytes per token, by token ids where these are known, else by
+    text."""
+    packed = [
+        PromptBytes(prompt.packed, prompt.tokens)
+        for prompt in sizes.counted.values()
+        if prompt.packed
+    ]
     if len(packed) >= 2 and len(packed) == len(sizes.counted):
         return packed, PACKED
     return text_bytes(sample, sizes.text_ratio), sizes.text_ratio
 
 
 def text_bytes(sample: Sequence[Sampled], ratio: float) -> list[PromptBytes]:
-    """The prompts as text, whose tokens are estimated by ``ratio`` bytes a token."""
-    texts = [_encoded(one) for one in sample if one.request is not None]
+    """Return the prompts as text; tokens are estimated by ``ratio`` bytes each."""
+    texts = [_encoded(sampled) for sampled in sample if sampled.request is not None]
     return [PromptBytes(text, len(text) / ratio) for text in texts]
 
 
-def max_tokens_of(sample: Sequence[Sampled], *, automatic: bool) -> MaxTokens:
-    """The range of ``max_tokens`` over the sample."""
-    limits = [one.max_tokens for one in sample if one.request is not None]
-    known = [limit for limit in limits if limit is not None]
-    if not known or len(known) < len(limits):
+def max_tokens_range(sample: Sequence[Sampled], *, automatic: bool) -> MaxTokens:
+    """Return the range of ``max_tokens`` over the sample."""
+    limits = [sampled.max_tokens for sampled in sample if sampled.request is not None]
+    explicit = [limit for limit in limits if limit is not None]
+    if not explicit or len(explicit) < len(limits):
         return MaxTokens(None, None, automatic)
-    return MaxTokens(min(known), max(known), automatic)
+    return MaxTokens(min(explicit), max(explicit), automatic)
 
 
 def token_report(
     sample: Sequence[Sampled], sizes: Sizes, requests: float, how: tuple[str, str]
 ) -> TokenReport:
-    """The numbers for people; ``requests`` is how many requests all rows make."""
-    known = sizes.known
-    share = len(known) / len(sample) if sample else 0.0
-    limits = [one.max_tokens for one in sample if one.request is not None]
+    """Return the report on tokens.
+
+    Args:
+        requests: requests of all rows.
+        how: see :func:`bagent.check.facts.counting_method`.
+    """
+    prompt_tokens = sizes.of_requests
+    share = len(prompt_tokens) / len(sample) if sample else 0.0
+    limits = [sampled.max_tokens for sampled in sample if sampled.request is not None]
     answers = None
     if limits and None not in limits:
         answers = round(mean(limit or 0 for limit in limits) * share * requests)
@@ -94,41 +103,43 @@ def token_report(
         by=how[1],
         rows=len(sample),
         counted=len(sizes.counted),
-        least=round(min(known)) if known else None,
-        median=round(median(known)) if known else None,
-        most=round(max(known)) if known else None,
-        mean=round(mean(known), 1) if known else None,
-        prompts=round(mean(known) * share * requests) if known else None,
+        least=round(min(prompt_tokens)) if prompt_tokens else None,
+        median=round(median(prompt_tokens)) if prompt_tokens else None,
+        most=round(max(prompt_tokens)) if prompt_tokens else None,
+        mean=round(mean(prompt_tokens), 1) if prompt_tokens else None,
+        prompts=round(mean(prompt_tokens) * share * requests) if prompt_tokens else None,
         answers_at_most=answers,
-        images=sum(one.images for one in sample),
-        repeats=repeats(sample),
+        images=sum(sampled.images for sampled in sample),
+        repeats=count_repeats(sample),
     )
 
 
-def too_long(sample: Sequence[Sampled], sizes: Sizes, context: int | None) -> list[RowReport]:
-    """Rows whose prompt and answer are more than ``context`` tokens together.
+def too_long_rows(sample: Sequence[Sampled], sizes: Sizes, context: int | None) -> list[RowReport]:
+    """Return the rows whose prompt and answer exceed ``context`` tokens together.
 
-    A server refuses a request whose prompt and ``max_tokens`` exceed the context. Where
-    ``max_tokens`` is automatic it shrinks with what is left, but not below a few tokens.
+    A server refuses a request whose prompt and ``max_tokens`` exceed the context. An automatic
+    ``max_tokens`` shrinks to what remains, but not below a few tokens.
     """
-    found: list[RowReport] = []
+    rows: list[RowReport] = []
     if context is None:
-        return found
-    for place, (one, tokens) in enumerate(zip(sample, sizes.tokens, strict=True)):
-        if one.request is None or tokens is None:
+        return rows
+    for index, (sampled, tokens) in enumerate(zip(sample, sizes.tokens, strict=True)):
+        if sampled.request is None or tokens is None:
             continue
-        explicit = one.request.body is not None or one.request.settings.max_tokens is not None
-        answer = (one.max_tokens or LEAST) if explicit else LEAST
+        explicit = (
+            sampled.request.body is not None or sampled.request.settings.max_tokens is not None
+        )
+        answer = (sampled.max_tokens or LEAST) if explicit else LEAST
         if tokens + answer > context:
-            about = "" if place in sizes.counted else "about "
-            words = f"{about}{round(tokens):,} prompt tokens and {answer:,} for the answer"
-            words += f" are more than {context:,}"
-            found.append(RowReport(one.row.id, one.row.source, one.row.line, words))
-    return found
+            about = "" if index in sizes.counted else "about "
+            message = f"{about}{round(tokens):,} prompt tokens and {answer:,} for the answer"
+            message += f" are more than {context:,}"
+            rows.append(RowReport(sampled.row.id, sampled.row.source, sampled.row.line, message))
+    return rows
 
 
 def read_price(text: str | None) -> tuple[float, float] | None:
-    """``IN,OUT`` as two numbers: dollars per million tokens of prompts and of answers.
+    """Read ``IN,OUT``: dollars per million tokens of prompts and of answers.
 
     Raises:
         UsageError: it is something else.
@@ -149,11 +160,11 @@ def read_price(text: str | None) -> tuple[float, float] | None:
 def cost_report(
     price: Price | None, tokens: TokenReport, requests: int, shared: float
 ) -> CostReport:
-    """What all rows cost: prompts by their tokens, answers at most.
+    """Return the cost of all rows, with answers at their longest.
 
     Args:
-        requests: how many requests all rows make.
-        shared: tokens with which all prompts begin, which a cache holds from the second one on.
+        requests: requests of all rows.
+        shared: tokens that all prompts begin with, cached from the second request on.
     """
     if price is None:
         return CostReport(None, None, None, None, None)
@@ -168,5 +179,11 @@ def cost_report(
     return CostReport(price.input, price.output, prompts, answers, total, tuple(modes))
 
 
-def _encoded(one: Sampled) -> bytes:
-    return one.text.encode("utf-8", "replace")
+def round_to_three_digits(number: int) -> int:
+    """Round to three significant digits, the precision of an estimate."""
+    step = int("1" + "0" * max(0, len(str(number)) - 3))
+    return round(number / step) * step
+
+
+def _encoded(sampled: Sampled) -> bytes:
+    return sampled.text.encode("utf-8", "replace")

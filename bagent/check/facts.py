@@ -1,4 +1,4 @@
-"""The single facts of a report, each made of what the other modules found."""
+"""Single facts of a check's report."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from bagent.job.spec.agent import AgentSpec, ToolSpec
     from bagent.job.spec.job import Job
 
-MOST_WARNED = 10
-"""Endpoints that are warned of by name, at most."""
+MAX_WARNED = 10
+"""Endpoints that warnings name."""
 
 
-def backend_words(job: Job) -> str:
-    """What answers, as the user wrote it."""
+def backend_text(job: Job) -> str:
+    """Return what answers, as the user wrote it."""
     address = job.backend.url if job.backend else None
     if job.hostfile is not None:
         return f"{address.kind} at {job.hostfile}" if address else str(job.hostfile)
     return mask_text(address.text, job.source.secrets) if address else ""
 
 
-def input_words(job: Job) -> tuple[str, ...]:
-    """The inputs as the user wrote them."""
+def input_names(job: Job) -> tuple[str, ...]:
+    """Return the inputs as the user wrote them."""
     source = job.input
     if source is None:
         return ()
@@ -56,31 +56,31 @@ def input_words(job: Job) -> tuple[str, ...]:
     return (*named, *(["sql"] if source.sql is not None else []))
 
 
-def endpoint_report(one: Probed, secrets: frozenset[str] = frozenset()) -> EndpointReport:
-    """What one endpoint told; never its headers, nor ``secrets``."""
-    found = one.found
+def endpoint_report(result: Probed, secrets: frozenset[str] = frozenset()) -> EndpointReport:
+    """Return what one endpoint reported, without its headers and ``secrets``."""
+    capabilities = result.capabilities
     return EndpointReport(
-        name=mask_text(one.endpoint.name, secrets),
-        url=mask_text(one.endpoint.url, secrets),
-        alive=one.alive,
-        error=one.failure.message if one.failure else None,
-        models=found.models if found else (),
-        context=found.context if found else None,
-        version=one.version,
-        engine=found.engine if found else None,
-        kv_tokens=one.kv_tokens,
-        not_asked=one.not_asked,
+        name=mask_text(result.endpoint.name, secrets),
+        url=mask_text(result.endpoint.url, secrets),
+        alive=result.alive,
+        error=result.failure.message if result.failure else None,
+        models=capabilities.models if capabilities else (),
+        context=capabilities.context if capabilities else None,
+        version=result.version,
+        engine=capabilities.engine if capabilities else None,
+        kv_tokens=result.kv_tokens,
+        not_asked=result.not_asked,
     )
 
 
 def schema_report(prepared: RunContext, plan: StagePlan) -> SchemaReport | None:
-    """How answers are made to fit the schema; None where there is none."""
+    """Return how answers are made to fit the schema; None without one."""
     schema = plan.schema
     if schema is None:
         return None
-    named = prepared.job.output.schema_
+    schema_spec = prepared.job.output.schema_
     return SchemaReport(
-        source="inline" if isinstance(named, dict) else str(named),
+        source="inline" if isinstance(schema_spec, dict) else str(schema_spec),
         enforce=prepared.job.output.enforce,
         native=plan.settings.output is not None and not prepared.own_bodies,
         described=plan.describe and not (plan.prompt.raw or prepared.own_bodies),
@@ -88,42 +88,42 @@ def schema_report(prepared: RunContext, plan: StagePlan) -> SchemaReport | None:
     )
 
 
-def prompt_report(one: Sampled, sizes: Sizes, place: int) -> PromptReport:
-    """One row's prompt for people."""
-    tokens = sizes.tokens[place]
+def prompt_report(sampled: Sampled, sizes: Sizes, index: int) -> PromptReport:
+    """Return the report on one row's prompt."""
+    tokens = sizes.tokens[index]
     return PromptReport(
-        id=one.row.id,
-        source=one.row.source,
-        line=one.row.line,
+        id=sampled.row.id,
+        source=sampled.row.source,
+        line=sampled.row.line,
         tokens=None if tokens is None else round(tokens),
-        counted=place in sizes.counted,
-        max_tokens=one.max_tokens,
-        messages=one.messages,
-        prompt=one.prompt,
-        error=one.error,
+        counted=index in sizes.counted,
+        max_tokens=sampled.max_tokens,
+        messages=sampled.messages,
+        prompt=sampled.prompt,
+        error=sampled.error,
     )
 
 
-def failing(sample: Sequence[Sampled]) -> list[RowReport]:
-    """The rows that cannot be read or rendered."""
+def failing_rows(sample: Sequence[Sampled]) -> list[RowReport]:
+    """Return the rows that cannot be read or rendered."""
     return [
-        RowReport(one.row.id, one.row.source, one.row.line, one.error)
-        for one in sample
-        if one.error is not None
+        RowReport(sampled.row.id, sampled.row.source, sampled.row.line, sampled.error)
+        for sampled in sample
+        if sampled.error is not None
     ]
 
 
 def first_parameters(sample: Sequence[Sampled], plan: StagePlan, enforce: str) -> dict[str, Json]:
-    """The request of the first row that can be sent, less its prompt."""
-    for one in sample:
-        if one.request is not None:
+    """Return the first request that can be sent, without its prompt."""
+    for sampled in sample:
+        if sampled.request is not None:
             native = enforce != "prompt"
-            return parameters(one.request, plan.settings.model, native_schema=native)
+            return parameters(sampled.request, plan.settings.model, native_schema=native)
     return {}
 
 
-def stream_words(plan: StagePlan) -> str:
-    """Which requests are streamed."""
+def stream_text(plan: StagePlan) -> str:
+    """Return which requests are streamed."""
     if plan.own_bodies or plan.stream is False:
         return "never"
     if plan.stream:
@@ -133,8 +133,8 @@ def stream_words(plan: StagePlan) -> str:
     return f"every {STREAM_EVERY}th request, for its first-token time"
 
 
-def counting(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:
-    """How tokens were counted: a word for programs and words for people."""
+def counting_method(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:
+    """Return how tokens were counted, for programs and for people."""
     if tokenizer is None or not sizes.counted:
         return "characters", f"{BYTES_PER_TOKEN:g} bytes a token"
     kind = "simulated" if isinstance(tokenizer, SimTokenizer) else "tokenize"
@@ -142,7 +142,7 @@ def counting(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:
 
 
 def brace_warnings(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
-    """Fields that the prompt names in single braces, which are sent as they are."""
+    """Return the warnings about fields in single braces, which are sent as they are."""
     data = [row.data for row in rows if row.error is None]
     if prepared.prompt is None or not data:
         return []
@@ -152,92 +152,108 @@ def brace_warnings(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
         return []
 
 
-def doubts(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
-    """What may go wrong although the job is right."""
-    found = _endpoint_doubts(probed, plan.settings.model) + _unlisted_models(prepared, probed)
-    alive = [one for one in probed if one.alive]
-    contexts = {one.found.context for one in alive if one.found and one.found.context}
+def warnings(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
+    """Return what may go wrong although the job is valid."""
+    messages = _endpoint_warnings(probed, plan.settings.model) + _unlisted_models(prepared, probed)
+    alive = [result for result in probed if result.alive]
+    contexts = {
+        result.capabilities.context
+        for result in alive
+        if result.capabilities and result.capabilities.context
+    }
     if len(contexts) > 1:
         least = f"{min(contexts):,}"
-        found.append(f"the endpoints differ in context length; the least, {least}, counts")
+        messages.append(f"the endpoints differ in context length; the least, {least}, counts")
     schema = schema_report(prepared, plan)
     if schema is not None and not (schema.native or schema.described):
-        found.append("the schema is neither enforced nor described: answers are only validated")
-    return found
+        messages.append("the schema is neither enforced nor described: answers are only validated")
+    return messages
 
 
 def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str]:
-    """The models that lines of a batch file name and no endpoint lists."""
-    listed = [one.found.models for one in probed if one.found is not None and one.found.models]
+    """Return the models in lines of a batch file that no endpoint lists."""
+    listed = [
+        result.capabilities.models
+        for result in probed
+        if result.capabilities is not None and result.capabilities.models
+    ]
     if prepared.job.model != "auto" or not listed or len(listed) < len(probed):
         return []
     served = {model for models in listed for model in models}
-    named = requested_models(prepared, [one.endpoint for one in probed])
+    named = requested_models(prepared, [result.endpoint for result in probed])
     return [
-        f"{one.where} the model {one.model}, which no endpoint lists"
+        f"{use.where} the model {use.model}, which no endpoint lists"
         f" (--model {listed[0][0]} asks for what is served)"
-        for one in named[:MOST_WARNED]
-        if one.model not in served
+        for use in named[:MAX_WARNED]
+        if use.model not in served
     ]
 
 
-def _endpoint_doubts(probed: Sequence[Probed], model: str | None) -> list[str]:
-    """Endpoints that do not answer well, where others do; the first few by name."""
-    found: list[str] = []
-    if not any(one.alive for one in probed):
-        return found
-    for one in probed:
-        if one.failure is not None:
-            found.append(f"{one.endpoint.name}: {one.failure.message}")
-        elif not _serves(one, model):
-            serves = ", ".join(one.found.models[:5]) if one.found else ""
-            hint = f" (--model {one.found.models[0]})" if one.found and one.found.models else ""
-            found.append(f"{one.endpoint.name} serves {serves}, not {model}{hint}")
-    more = len(found) - MOST_WARNED
-    return [*found[:MOST_WARNED], f"and {more:,} more endpoints like these"] if more > 0 else found
+def _endpoint_warnings(probed: Sequence[Probed], model: str | None) -> list[str]:
+    """Return warnings about endpoints that do not answer well where others do."""
+    messages: list[str] = []
+    if not any(result.alive for result in probed):
+        return messages
+    for result in probed:
+        if result.failure is not None:
+            messages.append(f"{result.endpoint.name}: {result.failure.message}")
+        elif not _serves(result, model):
+            serves = ", ".join(result.capabilities.models[:5]) if result.capabilities else ""
+            hint = (
+                f" (--model {result.capabilities.models[0]})"
+                if result.capabilities and result.capabilities.models
+                else ""
+            )
+            messages.append(f"{result.endpoint.name} serves {serves}, not {model}{hint}")
+    more = len(messages) - MAX_WARNED
+    return (
+        [*messages[:MAX_WARNED], f"and {more:,} more endpoints like these"]
+        if more > 0
+        else messages
+    )
 
 
-def dead(probed: Sequence[Probed]) -> str | None:
-    """Why no endpoint answers, None if one does or there is none yet."""
-    if not probed or any(one.alive for one in probed):
+def dead_reason(probed: Sequence[Probed]) -> str | None:
+    """Return why no endpoint answers; None if one does or there is none yet."""
+    if not probed or any(result.alive for result in probed):
         return None
     first = probed[0].failure
-    words = first.message if first else "no answer"
-    return words if len(probed) == 1 else f"none of {len(probed):,} endpoints answers: {words}"
+    message = first.message if first else "no answer"
+    return message if len(probed) == 1 else f"none of {len(probed):,} endpoints answers: {message}"
 
 
-def refused(probed: Sequence[Probed]) -> str | None:
-    """The words of endpoints that all refuse the key, None if one does not."""
-    failures = [one.failure for one in probed if one.alive]
-    if not failures or any(one is None or one.status != 401 for one in failures):
+def refused_reason(probed: Sequence[Probed]) -> str | None:
+    """Return the message of endpoints that all refuse the key; None if one does not."""
+    failures = [result.failure for result in probed if result.alive]
+    if not failures or any(result is None or result.status != 401 for result in failures):
         return None
     return failures[0].message if failures[0] else None
 
 
 def short_path(path: Path, cwd: Path) -> str:
-    """``path`` as people type it: from the current folder on where it is below it."""
+    """Return ``path`` relative to the current folder where it is below it."""
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
-def _serves(one: Probed, model: str | None) -> bool:
-    """Whether the endpoint may serve the model: it says so, or does not say."""
-    models = one.found.models if one.found else ()
+def _serves(result: Probed, model: str | None) -> bool:
+    """Return whether the endpoint may serve the model; one that lists no models may."""
+    models = result.capabilities.models if result.capabilities else ()
     return not models or not model or model in models
 
 
-_STAYS = frozenset({"input", "id", "where", "results", "limits", "cluster", "name", "hostfile"})
-"""Keys whose values no run sends to a server."""
+_NOT_SENT = frozenset({"input", "id", "where", "results", "limits", "cluster", "name", "hostfile"})
+"""Keys of the job whose values are never sent."""
 
 MAX_HOSTS_NAMED = 5
 
 
-def effects_of(job: Job, env: Mapping[str, str]) -> EffectsReport:
-    """Return what a run of ``job`` would execute and send; nothing is executed or sent."""
+def describe_effects(job: Job, env: Mapping[str, str]) -> EffectsReport:
+    """Return what a run of ``job`` would execute and send, without doing either."""
     parts: list[tuple[KeyPath, Job]] = [((), job)]
     parts += [(path, job.for_stage(part)) for path, part in stage_parts(job)]
-    executes = [one for path, part in parts for one in _executes(path, part)]
-    sends = [one for path, part in parts for one in _sends(path, part, env)]
-    sends += _substituted(job, env, dict(parts))
+    executes = [effect for path, part in parts for effect in _executes(path, part)]
+    sends = [effect for path, part in parts for effect in _sends(path, part, env)]
+    sends += _sent_variables(job, env, dict(parts))
     return EffectsReport(tuple(dict.fromkeys(executes)), tuple(dict.fromkeys(sends)))
 
 
@@ -267,7 +283,7 @@ def _executes(path: KeyPath, job: Job) -> Iterator[ExecuteReport]:
 
 
 def _own_agent(path: KeyPath, job: Job) -> AgentSpec | None:
-    """The agent of a part; that of the whole job is listed once."""
+    """Return the agent of a part; that of the whole job is listed once."""
     return job.agent if not path or job.agent is not None else None
 
 
@@ -308,15 +324,15 @@ def hosts_of(job: Job, env: Mapping[str, str]) -> str:
 
 def puts_variables_into_bodies(job: Job) -> bool:
     """Return whether a variable of the environment may be in the body of a request."""
-    return any(use.path[0] not in _STAYS | {"backend"} for use in job.source.variables)
+    return any(use.path[0] not in _NOT_SENT | {"backend"} for use in job.source.variables)
 
 
-def _substituted(
+def _sent_variables(
     job: Job, env: Mapping[str, str], parts: Mapping[KeyPath, Job]
 ) -> Iterator[SendReport]:
-    """The variables that stand in the job as ``${VAR}``, with where their values go."""
+    """Yield the variables in the job (``${VAR}``) with their receivers."""
     for use in job.source.variables:
-        if use.path[0] in _STAYS:
+        if use.path[0] in _NOT_SENT:
             continue
         part = next(
             (

@@ -1,9 +1,8 @@
 """What a prefix cache can reuse of a set of prompts, counted in blocks of 16 tokens.
 
-A block can be reused only if everything before it is the same too, so a block is named by a hash
-over the prompt up to its end. The last, partly filled block of a prompt is never reused.
-Source: vLLM's automatic prefix caching (hash-based, block size 16); SGLang's radix cache reuses
-single tokens, so it can only do better.
+A block is reused only where everything before it is equal too, so a block is identified by a hash
+over the prompt up to its end. The last, partly filled block is never reused. This is how vLLM's
+automatic prefix caching works; SGLang's radix cache reuses single tokens, so it can only do better.
 """
 
 from __future__ import annotations
@@ -24,41 +23,37 @@ BLOCK = 16
 """Tokens in one block."""
 
 PACKED = 4
-"""Bytes of one token id where a prompt is known by its ids."""
+"""Bytes per token of a prompt that is known by its token ids."""
 
 
 class PromptBytes(msgspec.Struct, frozen=True):
-    """A prompt as bytes: its token ids, :data:`PACKED` bytes each, or its text in UTF-8.
-
-    ``tokens`` is how many tokens it has, counted or estimated.
-    """
+    """A prompt as bytes: its token ids (:data:`PACKED` bytes each) or its text in UTF-8."""
 
     data: bytes
     tokens: float
+    """Counted or estimated."""
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """Prompt tokens of one row (means over ``rows`` rows) by how many rows share them.
-
-    ``by_all``: by every row. ``by_most``: by at least half of them, not by all. ``by_some``: by two
-    rows or more, not by half. ``by_none``: by no other row, the last partial block included. The
-    four add up to ``prompt``.
-    """
+    """Mean prompt tokens of ``rows`` rows by how many rows share them; the four add up to
+    ``prompt``."""
 
     rows: int
     prompt: float
     by_all: float
     by_most: float
+    """By at least half of the rows, not by all."""
     by_some: float
+    """By two rows or more, not by half."""
     by_none: float
+    """By no other row; includes the last partial block."""
 
 
-def shares(prompts: Sequence[PromptBytes], bytes_per_token: float) -> Shares | None:
-    """How much of the prompts is shared; None where there are fewer than two.
+def count_shares(prompts: Sequence[PromptBytes], bytes_per_token: float) -> Shares | None:
+    """Return how much of the prompts is shared; None with fewer than two.
 
     Args:
-        prompts: of the rows looked at.
-        bytes_per_token: bytes of ``data`` in one token, on average; :data:`PACKED` for ids.
+        bytes_per_token: mean bytes of ``data`` per token; :data:`PACKED` for ids.
     """
     if len(prompts) < 2:
         return None
@@ -77,13 +72,13 @@ def shares(prompts: Sequence[PromptBytes], bytes_per_token: float) -> Shares | N
             elif count > 1:
                 blocks["some"] += 1
     by_all, by_most, by_some = (blocks[kind] * BLOCK / rows for kind in ("all", "most", "some"))
-    prompt = sum(one.tokens for one in prompts) / rows
-    by_none = max(0.0, prompt - by_all - by_most - by_some)
-    return Shares(rows, prompt, by_all, by_most, by_some, by_none)
+    mean_tokens = sum(prompt.tokens for prompt in prompts) / rows
+    by_none = max(0.0, mean_tokens - by_all - by_most - by_some)
+    return Shares(rows, mean_tokens, by_all, by_most, by_some, by_none)
 
 
 def _chain(data: bytes, size: int) -> list[int]:
-    """One number for each full block; it stands for everything up to the block's end."""
+    """Return one number per full block, which stands for everything up to the block's end."""
     last = 0
     chain: list[int] = []
     for end in range(size, len(data) + 1, size):
@@ -93,7 +88,7 @@ def _chain(data: bytes, size: int) -> list[int]:
 
 
 def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
-    """What a run of ``rows`` calls does about cold caches.
+    """Return what a run of ``rows`` calls does about cold caches.
 
     Args:
         shared: tokens that all prompts begin with.
@@ -104,9 +99,9 @@ def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
     saves = tokens * others
     rule = PrefixRule(job.batching.prefix)
     pays = tokens >= WARM_TOKENS and saves >= WARM_SAVES
-    endpoints = servers.endpoints  # none yet where a run starts the engines itself
-    own = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
-    warms = pays and rule.warms(own=own)
+    endpoints = servers.endpoints  # empty where the run starts the engines
+    own_engine = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
+    warms = pays and rule.warms(own=own_engine)
     sum_ = f"{tokens:,} tokens for {counted(others, 'other')} that would start with it at once"
     if rule.mode == "never":
         why = "no: batching.prefix is never"
@@ -125,15 +120,15 @@ def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
 
 
 def first_burst(job: Job, servers: Servers, rows: int) -> int:
-    """How many of ``rows`` calls start together at one endpoint when a run begins."""
+    """Return how many of ``rows`` calls start together at one endpoint when a run begins."""
     count = max(1, len(servers.endpoints))
-    given, concurrency = job.limits.per_endpoint, job.limits.concurrency
-    if given != "auto":
-        most = int(given)
+    per_endpoint, concurrency = job.limits.per_endpoint, job.limits.concurrency
+    if per_endpoint != "auto":
+        slots = int(per_endpoint)
     elif servers.slots is not None:
-        most = servers.slots * 2
+        slots = servers.slots * 2
     else:
-        most = auto_limits(servers, make_batch_size_rule(job, servers))[0]
+        slots = auto_limits(servers, make_batch_size_rule(job, servers))[0]
     if concurrency != "auto":
-        most = min(most, -(-int(concurrency) // count))
-    return max(1, min(most, -(-rows // count)))
+        slots = min(slots, -(-int(concurrency) // count))
+    return max(1, min(slots, -(-rows // count)))

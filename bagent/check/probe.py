@@ -1,4 +1,4 @@
-"""Which endpoints would answer the job, and what they tell of themselves; nothing is generated."""
+"""Which endpoints would answer the job, and their properties; nothing is generated."""
 
 from __future__ import annotations
 
@@ -29,48 +29,47 @@ PROBE_SECONDS = 5.0
 _CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\}\s", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _VERSION_ROUTES = (("/version", "version"), ("/server_info", "version"), ("/props", "build_info"))
-"""Where vLLM, SGLang and llama.cpp's server tell their version, and under which name."""
+"""Routes and keys of the version in vLLM, SGLang and llama.cpp's server."""
 
 
 class CheckTarget(msgspec.Struct, frozen=True):
-    """What the job would talk to.
-
-    ``planned`` says in words what a run would start by itself, None where servers are there
-    already; ``model`` is then the model that it would have. ``withheld`` names the endpoints whose
-    key, or other headers, are not sent; ``not_asked`` says by name why an endpoint is not asked.
-    """
+    """The endpoints that the job would use."""
 
     servers: Servers
     planned: str | None = None
+    """What a run would start by itself, in words; None where servers exist."""
     model: str | None = None
+    """The model that such a server would have."""
     withheld: frozenset[str] = frozenset()
+    """Endpoints whose key or other headers are not sent."""
     not_asked: Mapping[str, str] = MappingProxyType({})
+    """Why an endpoint is not asked, by name."""
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What one endpoint told; ``failure`` is why it told nothing.
-
-    ``version`` is the server's own word. ``kv_tokens`` is how many tokens its KV cache holds.
-    ``not_asked`` says why it was not asked, or not with its key.
-    """
+    """The result of probing one endpoint."""
 
     endpoint: Endpoint
-    found: Capabilities | None = None
+    capabilities: Capabilities | None = None
     failure: Failure | None = None
+    """Why it reported nothing."""
     version: str | None = None
+    """As the server reports it."""
     kv_tokens: int | None = None
+    """Tokens that its KV cache holds."""
     not_asked: str | None = None
+    """Why it was not asked, or not with its key."""
 
     @property
     def alive(self) -> bool:
-        """Whether somebody answers there, be it with an error."""
+        """Return whether the address answers, even with an error."""
         return self.failure is None or self.failure.status is not None
 
 
 async def find_target(
     job: Job, env: Mapping[str, str], stack: AsyncExitStack, *, keys: bool
 ) -> CheckTarget:
-    """The endpoints that ``job`` names; servers that a run would start are not started.
+    """Return the endpoints that ``job`` names; servers that a run would start are not started.
 
     Without ``keys`` no ``api_key_command`` is run, and the endpoints have neither key nor headers
     of the job.
@@ -85,19 +84,22 @@ async def find_target(
             return _local(ref)
         if ref.kind == "sim":
             return _simulated(ref)
-    nowhere = Path(os.devnull)
+    no_log = Path(os.devnull)
     servers = await open_servers(
-        job, env, stack, log_file=nowhere, notice=lambda _: None, run_commands=keys
+        job, env, stack, log_file=no_log, notice=lambda _: None, run_commands=keys
     )
     if keys:
         return CheckTarget(servers)
-    reasons = {one.name: reason_not_to_ask(one, servers.kind, job) for one in servers.endpoints}
+    reasons = {
+        endpoint.name: skip_reason(endpoint, servers.kind, job) for endpoint in servers.endpoints
+    }
     not_asked = {name: reason for name, reason in reasons.items() if reason is not None}
     bare = without_keys(servers, job)
     withheld = {
-        one.name
-        for one, other in zip(servers.endpoints, bare.endpoints, strict=True)
-        if servers.keys or (one.headers, one.query) != (other.headers, other.query)
+        endpoint.name
+        for endpoint, bare_endpoint in zip(servers.endpoints, bare.endpoints, strict=True)
+        if servers.keys
+        or (endpoint.headers, endpoint.query) != (bare_endpoint.headers, bare_endpoint.query)
     }
     return CheckTarget(bare, withheld=frozenset(withheld), not_asked=not_asked)
 
@@ -110,30 +112,30 @@ def without_keys(servers: Servers, job: Job) -> Servers:
         headers = {
             name: value
             for name, value in endpoint.headers.items()
-            if not header_is_secret(name) and not _holds(value, carried_values)
+            if not header_is_secret(name) and not _contains_any(value, carried_values)
         }
         query = {
             name: value
             for name, value in endpoint.query.items()
-            if not looks_secret(name) and not _holds(value, carried_values)
+            if not looks_secret(name) and not _contains_any(value, carried_values)
         }
         return msgspec.structs.replace(endpoint, headers=headers, query=query)
 
     return msgspec.structs.replace(
-        servers, endpoints=[bare(one) for one in servers.endpoints], keys=None
+        servers, endpoints=[bare(endpoint) for endpoint in servers.endpoints], keys=None
     )
 
 
-def _holds(text: str, values: Iterable[str]) -> bool:
+def _contains_any(text: str, values: Iterable[str]) -> bool:
     return any(value in text for value in values)
 
 
-def reason_not_to_ask(endpoint: Endpoint, kind: str, job: Job) -> str | None:
+def skip_reason(endpoint: Endpoint, kind: str, job: Job) -> str | None:
     """Return why an endpoint is not asked without ``--open``, None where it may be asked."""
     if kind == "bedrock":
         return "not asked: every request to it is signed with a key"
     address = {endpoint.url, endpoint.proxy or ""}
-    if any(_holds(part, carried(job.source.variables)) for part in address):
+    if any(_contains_any(part, carried(job.source.variables)) for part in address):
         return "not asked: its address holds a variable of the environment"
     return None
 
@@ -152,15 +154,15 @@ def _local(ref: BackendRef) -> CheckTarget:
 
     file = ref.url.file.path if ref.url and ref.url.file else None
     options = dict(ref.url.options) if ref.url else {}
-    # Not entered, so not started: it only reads the model's head.
+    # Not entered, so not started: only the model's header is read.
     local = start_local(local_config(file, options, Path(os.devnull)))
     servers = Servers([], "local", context=local.context, slots=local.parallel)
-    words = f"a run starts {local.model} on this machine, {local.parallel} rows at once"
-    return CheckTarget(servers, words, local.model)
+    plan = f"a run starts {local.model} on this machine, {local.parallel} rows at once"
+    return CheckTarget(servers, plan, local.model)
 
 
 async def probe_all(backend: Backend, transport: Transport, target: CheckTarget) -> list[Probed]:
-    """Ask all endpoints of ``target`` in parallel what they serve, in their order."""
+    """Probe all endpoints of ``target`` in parallel; return the results in their order."""
     servers = target.servers
     gate = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -183,21 +185,25 @@ async def probe_all(backend: Backend, transport: Transport, target: CheckTarget)
     return list(await asyncio.gather(*(probe(endpoint) for endpoint in servers.endpoints)))
 
 
-def known_of(probed: Sequence[Probed]) -> dict[str, Capabilities]:
-    """What the endpoints that answer serve, by name, as a run knows it."""
-    return {one.endpoint.name: one.found or Capabilities() for one in probed if one.alive}
+def capabilities_by_name(probed: Sequence[Probed]) -> dict[str, Capabilities]:
+    """Return the capabilities of the endpoints that answer, by name, as a run has them."""
+    return {
+        result.endpoint.name: result.capabilities or Capabilities()
+        for result in probed
+        if result.alive
+    }
 
 
 def kv_tokens(metrics: str) -> int | None:
-    """How many tokens the KV cache holds by vLLM's ``/metrics`` text, over all its engines.
+    """Return how many tokens the KV cache of all engines holds, by vLLM's ``/metrics`` text.
 
-    Source: the info gauge ``vllm:cache_config_info``, whose labels ``block_size`` and
-    ``num_gpu_blocks`` are the numbers.
+    Source: the info gauge ``vllm:cache_config_info`` with the labels ``block_size`` and
+    ``num_gpu_blocks``.
     """
     total = 0
     for labels in _CACHE_LINE.findall(metrics):
-        found = dict(_LABEL.findall(labels))
-        size, blocks = found.get("block_size", ""), found.get("num_gpu_blocks", "")
+        values = dict(_LABEL.findall(labels))
+        size, blocks = values.get("block_size", ""), values.get("num_gpu_blocks", "")
         if size.isdecimal() and blocks.isdecimal():
             total += int(size) * int(blocks)
     return total or None

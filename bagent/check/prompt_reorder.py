@@ -1,6 +1,6 @@
 """The prompt with the text that is the same for every row put first, so that a cache can reuse it.
 
-A suggestion for a person: the words stay the same, their order does not.
+It is a suggestion for a person: the words stay the same, their order does not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bagent.job.templates.environment import ENVIRONMENT
 from bagent.job.templates.prompt import Prompt
 from bagent.job.templates.template import Template, TemplateFailure
 
-Differs = Callable[[str], bool]
-"""Tells whether a piece of a template comes out differently for some rows."""
+Varies = Callable[[str], bool]
+"""Tells whether a piece of a template renders differently for some rows."""
 
 _MOVABLE_BLOCKS = frozenset({"if", "for", "with", "filter"})
 _SPACE_CONTROL = re.compile(r"\{[{%#][-+]|[-+][}%#]\}")
@@ -39,83 +39,86 @@ _BACK = re.compile(r"\b(above|preceding|previous|earlier|before this|foregoing)\
 
 
 class TemplateSplit(msgspec.Struct, frozen=True):
-    """A template's parts in order of a new template: ``front`` stays first, ``moved`` goes behind
-    it, ``rest`` differs by row. Each part is a paragraph without the blank lines around it."""
+    """A template's parts in the order of a new template, each a paragraph without blank lines
+    around it."""
 
     front: tuple[str, ...]
+    """Fixed text that stays first."""
     moved: tuple[str, ...]
-    rest: tuple[str, ...]
+    """Fixed text that goes behind it."""
+    varying: tuple[str, ...]
+    """Text that differs by row."""
 
     @property
     def fixed(self) -> str:
-        """What is the same for every row."""
+        """Return the text that is the same for every row."""
         return "\n\n".join((*self.front, *self.moved))
 
     @property
     def differing(self) -> str:
-        """What differs by row."""
-        return "\n\n".join(self.rest)
+        """Return the text that differs by row."""
+        return "\n\n".join(self.varying)
 
     @property
     def points_back(self) -> str | None:
-        """A word of the moved text that says where something stands, which may now be wrong."""
-        found = _BACK.search("\n".join(self.moved))
-        return found[0] if found else None
+        """Return a word of the moved text such as ``above``, which may be wrong after the move."""
+        match = _BACK.search("\n".join(self.moved))
+        return match[0] if match else None
 
 
 class TemplateToken(msgspec.Struct, frozen=True):
-    """A stretch of a template that is not cut: plain text up to a line's end, or a tag."""
+    """A part of a template that is not cut: plain text up to a line's end, or a tag."""
 
     text: str
     plain: bool
 
 
-Line = list[TemplateToken]
+TemplateLine = list[TemplateToken]
 
 
-def cut(template: str, differs: Differs) -> TemplateSplit | None:
-    """The parts of ``template``, None where its tags leave no safe way to cut it."""
-    atoms = _atoms(template)
-    if atoms is None:
+def split_template(template: str, differs: Varies) -> TemplateSplit | None:
+    """Return the parts of ``template``; None where its tags leave no safe way to cut it."""
+    tokens = _tokenize(template)
+    if tokens is None:
         return None
-    lines, cue = _without_cue(list(_lines(atoms)), differs)
+    lines, cue = _without_cue(list(_lines(tokens)), differs)
     front: list[str] = []
     moved: list[str] = []
-    rest: list[str] = []
-    held: list[str] = []  # fixed paragraphs that introduce whatever comes next
+    varying: list[str] = []
+    headings: list[str] = []  # fixed paragraphs that introduce the next one
     for paragraph in _paragraphs(lines):
         text = _joined(paragraph)
         if not _differing(paragraph, differs):
-            if rest and _all(paragraph, _CLOSER):
-                rest.append(text)
+            if varying and _all_match(paragraph, _CLOSER):
+                varying.append(text)
             elif _introduces(paragraph):
-                held.append(text)
+                headings.append(text)
             else:
-                (moved if rest else front).extend((*held, text))
-                held = []
+                (moved if varying else front).extend((*headings, text))
+                headings = []
             continue
-        if not rest:
+        if not varying:
             opening, paragraph = _split_before(paragraph, differs)
             if opening:
-                front.extend((*held, opening))
-                held = []
+                front.extend((*headings, opening))
+                headings = []
         head, tail = _split_behind(paragraph, differs)
-        rest.extend((*held, head))
-        held = []
+        varying.extend((*headings, head))
+        headings = []
         if tail:
             moved.append(tail)
-    (moved if rest else front).extend(held)
-    return TemplateSplit(tuple(front), tuple(moved), (*rest, *cue))
+    (moved if varying else front).extend(headings)
+    return TemplateSplit(tuple(front), tuple(moved), (*varying, *cue))
 
 
-def _atoms(template: str) -> list[TemplateToken] | None:
-    """Text and tags in order; a block with all that is in it is one atom.
+def _tokenize(template: str) -> list[TemplateToken] | None:
+    """Return text and tags in order; a block with its contents is one token.
 
-    None for what changes its neighbours: space control, ``set``, macros.
+    The result is None for tags that change their neighbours: space control, ``set``, macros.
     """
     if _SPACE_CONTROL.search(template):
         return None
-    atoms: list[TemplateToken] = []
+    tokens: list[TemplateToken] = []
     depth = 0
     block = ""
     expecting = False
@@ -130,34 +133,36 @@ def _atoms(template: str) -> list[TemplateToken] | None:
             expecting = expecting or kind == "block_begin"
             block += value
             if kind == "data" and not depth and block == value:
-                atoms.append(TemplateToken(value, True))
+                tokens.append(TemplateToken(value, True))
                 block = ""
             elif not depth and kind in ("variable_end", "block_end", "comment_end", "raw_end"):
-                atoms.append(TemplateToken(block, False))
+                tokens.append(TemplateToken(block, False))
                 block = ""
     except TemplateSyntaxError:
         return None
-    whole = "".join(atom.text for atom in atoms)
-    return atoms if whole == template and not block else None
+    joined = "".join(token.text for token in tokens)
+    return tokens if joined == template and not block else None
 
 
-def _lines(atoms: Sequence[TemplateToken]) -> Iterator[Line]:
-    line: Line = []
-    for atom in atoms:
-        pieces = atom.text.splitlines(keepends=True) if atom.plain else [atom.text]
+def _lines(tokens: Sequence[TemplateToken]) -> Iterator[TemplateLine]:
+    line: TemplateLine = []
+    for token in tokens:
+        pieces = token.text.splitlines(keepends=True) if token.plain else [token.text]
         for piece in pieces:
-            line.append(TemplateToken(piece, atom.plain))
-            if atom.plain and piece.endswith("\n"):
+            line.append(TemplateToken(piece, token.plain))
+            if token.plain and piece.endswith("\n"):
                 yield line
                 line = []
     if line:
         yield line
 
 
-def _without_cue(lines: list[Line], differs: Differs) -> tuple[list[Line], list[str]]:
-    """The lines without a last one such as ``Answer:``, which asks to be gone on from; and it."""
-    filled = [place for place, line in enumerate(lines) if _joined([line])]
-    if not filled or _differing_atoms(lines[filled[-1]], differs):
+def _without_cue(
+    lines: list[TemplateLine], differs: Varies
+) -> tuple[list[TemplateLine], list[str]]:
+    """Split off a last line such as ``Answer:``, which the model continues."""
+    filled = [index for index, line in enumerate(lines) if _joined([line])]
+    if not filled or _differing_tokens(lines[filled[-1]], differs):
         return lines, []
     last = _joined([lines[filled[-1]]])
     if not last.endswith(":"):
@@ -165,32 +170,32 @@ def _without_cue(lines: list[Line], differs: Differs) -> tuple[list[Line], list[
     return lines[: filled[-1]], [last]
 
 
-def _paragraphs(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Lines up to a blank one that stands outside every tag pair and fence."""
-    paragraph: list[Line] = []
-    inside = _Inside()
+def _paragraphs(lines: Iterable[TemplateLine]) -> Iterator[list[TemplateLine]]:
+    """Yield the lines up to a blank one outside every tag pair and fence."""
+    paragraph: list[TemplateLine] = []
+    inside = _OpenMarkup()
     for line in lines:
         if not _joined([line]).strip() and not inside:
             if paragraph:
                 yield paragraph
             paragraph = []
             continue
-        inside.pass_over(line)
+        inside.read(line)
         paragraph.append(line)
     if paragraph:
         yield paragraph
 
 
-class _Inside:
-    """Which tags and fences are open; true while any is."""
+class _OpenMarkup:
+    """The open tags and fences; true while there are any."""
 
     def __init__(self) -> None:
         self._tags: list[str] = []
         self._fence = ""
 
-    def pass_over(self, line: Line) -> None:
-        """Go behind ``line``."""
-        text = "".join(atom.text if atom.plain else "\0" for atom in line)
+    def read(self, line: TemplateLine) -> None:
+        """Read ``line``."""
+        text = "".join(token.text if token.plain else "\0" for token in line)
         fence = _FENCE.match(text)
         if fence and text.count(fence[1]) % 2:
             self._fence = "" if self._fence == fence[1] else self._fence or fence[1]
@@ -205,135 +210,138 @@ class _Inside:
         return bool(self._tags or self._fence)
 
 
-def _differing(paragraph: Sequence[Line], differs: Differs) -> list[int]:
-    """The places of the lines that differ by row."""
-    return [place for place, line in enumerate(paragraph) if _differing_atoms(line, differs)]
+def _differing(paragraph: Sequence[TemplateLine], differs: Varies) -> list[int]:
+    """Return the indexes of the lines that differ by row."""
+    return [index for index, line in enumerate(paragraph) if _differing_tokens(line, differs)]
 
 
-def _differing_atoms(line: Line, differs: Differs) -> list[int]:
-    return [place for place, atom in enumerate(line) if not atom.plain and differs(atom.text)]
+def _differing_tokens(line: TemplateLine, differs: Varies) -> list[int]:
+    return [index for index, token in enumerate(line) if not token.plain and differs(token.text)]
 
 
-def _split_before(paragraph: list[Line], differs: Differs) -> tuple[str, list[Line]]:
-    """The whole sentences that a paragraph opens with, and the rest of it."""
+def _split_before(paragraph: list[TemplateLine], differs: Varies) -> tuple[str, list[TemplateLine]]:
+    """Return the whole sentences that a paragraph opens with, and the remaining lines."""
     first = _differing(paragraph, differs)[0]
-    inside = _Inside()
+    inside = _OpenMarkup()
     end = 0
-    for place, line in enumerate(paragraph[:first]):
-        inside.pass_over(line)
+    for index, line in enumerate(paragraph[:first]):
+        inside.read(line)
         if not inside and _SENTENCE_END.fullmatch(_joined([line])):
-            end = place + 1
+            end = index + 1
     if not inside:
         line = paragraph[first]
-        atom = line[0]
-        ends = [found.end() for found in _SENTENCE.finditer(atom.text)] if atom.plain else []
+        token = line[0]
+        ends = [match.end() for match in _SENTENCE.finditer(token.text)] if token.plain else []
         if ends:
-            opening = [*paragraph[:first], [TemplateToken(atom.text[: ends[-1]], True)]]
-            left = [TemplateToken(atom.text[ends[-1] :], True), *line[1:]]
-            return _joined(opening), [left, *paragraph[first + 1 :]]
+            opening = [*paragraph[:first], [TemplateToken(token.text[: ends[-1]], True)]]
+            remaining = [TemplateToken(token.text[ends[-1] :], True), *line[1:]]
+            return _joined(opening), [remaining, *paragraph[first + 1 :]]
     return _joined(paragraph[:end]), paragraph[end:]
 
 
-def _split_behind(paragraph: Sequence[Line], differs: Differs) -> tuple[str, str]:
-    """A paragraph up to its last field, and the fixed text behind it that can stand elsewhere."""
+def _split_behind(paragraph: Sequence[TemplateLine], differs: Varies) -> tuple[str, str]:
+    """Return a paragraph up to its last field, and the fixed text behind it that can be moved."""
     last = _differing(paragraph, differs)[-1]
     following = list(paragraph[last + 1 :])
-    inside = _Inside()
+    inside = _OpenMarkup()
     for line in paragraph[: last + 1]:
-        inside.pass_over(line)
-    kept, behind = (paragraph[last], []) if inside else _split_line(paragraph[last], differs)
-    head: list[Line] = [*paragraph[:last], kept]
+        inside.read(line)
+    last_line, behind = (paragraph[last], []) if inside else _split_line(paragraph[last], differs)
+    head: list[TemplateLine] = [*paragraph[:last], last_line]
     while following and not behind:
         if not inside and not _CLOSER.fullmatch(_joined([following[0]])):
             break
-        inside.pass_over(following[0])
+        inside.read(following[0])
         head.append(following.pop(0))
     return _joined(head), _joined([behind, *following])
 
 
-def _split_line(line: Line, differs: Differs) -> tuple[Line, Line]:
-    """A line up to the end of the sentence of its last field, and what follows."""
-    last = _differing_atoms(line, differs)[-1]
-    for place in range(last + 1, len(line)):
-        atom = line[place]
-        found = _SENTENCE.search(atom.text) if atom.plain else None
-        if found:
-            here = TemplateToken(atom.text[: found.end()], True)
-            there = TemplateToken(atom.text[found.end() :], True)
-            return [*line[:place], here], [there, *line[place + 1 :]]
+def _split_line(line: TemplateLine, differs: Varies) -> tuple[TemplateLine, TemplateLine]:
+    """Return a line up to the end of the sentence of its last field, and what follows."""
+    last = _differing_tokens(line, differs)[-1]
+    for index in range(last + 1, len(line)):
+        token = line[index]
+        match = _SENTENCE.search(token.text) if token.plain else None
+        if match:
+            head = TemplateToken(token.text[: match.end()], True)
+            tail = TemplateToken(token.text[match.end() :], True)
+            return [*line[:index], head], [tail, *line[index + 1 :]]
     return line, []
 
 
-def _introduces(paragraph: Sequence[Line]) -> bool:
-    """Whether a fixed paragraph is only a heading, or a line that leads to what follows."""
+def _introduces(paragraph: Sequence[TemplateLine]) -> bool:
+    """Return whether a fixed paragraph is only a heading or leads to what follows."""
     text = _joined(paragraph)
     return "\n" not in text and bool(_INTRODUCTION.fullmatch(text))
 
 
-def _all(paragraph: Sequence[Line], pattern: re.Pattern[str]) -> bool:
+def _all_match(paragraph: Sequence[TemplateLine], pattern: re.Pattern[str]) -> bool:
     return all(pattern.fullmatch(_joined([line])) for line in paragraph)
 
 
-def _joined(lines: Sequence[Line]) -> str:
-    """The text of lines without the blanks and line ends at its end."""
-    return "".join(atom.text for line in lines for atom in line).rstrip()
+def _joined(lines: Sequence[TemplateLine]) -> str:
+    """Return the text of lines without trailing white space."""
+    return "".join(token.text for line in lines for token in line).rstrip()
 
 
 PARTS = ("system", "user")
-"""The keys of a prompt that can be reordered. ``messages`` written out are left alone, and ``raw``
-too: marks of a chat template may stand in it."""
+"""Keys of a prompt that can be reordered; ``messages`` and ``raw`` stay, which may hold marks of
+a chat template."""
 
-_MOST_ROWS = 50
-"""Rows on which a piece is tried to see whether it differs."""
+_MAX_RENDERED_ROWS = 50
+"""Rows on which a piece is rendered to see whether it differs."""
 
 Data = Mapping[str, Any]
 Score = Callable[[Prompt], float]
-"""Tokens of each prompt that all rows share, if this were the job's prompt."""
+"""Returns the tokens per prompt that all rows would share with this prompt."""
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """A reordered prompt. ``texts`` are its parts by key; a key that is missing is left out.
-
-    ``changed`` are the keys whose text is another than the job's. ``gain`` is in tokens a row.
-    ``points_back`` is a word such as ``above`` in the moved text, None where there is none.
-    """
+    """A reordered prompt."""
 
     texts: dict[str, str]
+    """Parts by key; a missing key is omitted."""
     changed: tuple[str, ...]
+    """Keys whose text differs from the job's."""
     gain: float
+    """Tokens per row."""
     points_back: str | None = None
+    """A word such as ``above`` in the moved text."""
 
 
-def suggest(job: Job, rows: Sequence[Data], score: Score, least: float) -> Suggestion | None:
-    """The order of the job's prompt that shares most, None where none gains ``least`` tokens.
+def suggest(job: Job, rows: Sequence[Data], score: Score, min_gain: float) -> Suggestion | None:
+    """Return the order of the job's prompt that shares most; None where none gains enough.
 
     Args:
         rows: data of rows that render.
         score: tells how much a prompt shares.
-        least: tokens a row that a change has to gain.
+        min_gain: tokens per row that a change has to gain.
     """
     spec = job.prompt
     if spec is None or spec.user is None or len(rows) < 2:
         return None
     texts = _texts(spec, job.source)
-    differs = _Differs(rows)
-    cuts = {key: cut(text, differs) for key, text in texts.items()}
-    now = score(Prompt(spec, job.source))
+    differs = _Varies(rows)
+    cuts = {key: split_template(text, differs) for key, text in texts.items()}
+    current_score = score(Prompt(spec, job.source))
     best: Suggestion | None = None
     for candidate in _candidates(texts, cuts):
         prompt = _prompt(candidate, job.source)
         if prompt is None or not _same_words(Prompt(spec, job.source), prompt, rows):
             continue
-        gain = score(prompt) - now
-        if gain >= max(least, best.gain + least if best else least):
+        gain = score(prompt) - current_score
+        if gain >= max(min_gain, best.gain + min_gain if best else min_gain):
             changed = tuple(key for key in PARTS if candidate.get(key) != texts.get(key))
-            words = [one.points_back for key in changed if (one := cuts[key]) is not None]
-            best = Suggestion(candidate, changed, gain, next(filter(None, words), None))
+            back_references = [
+                part.points_back for key in changed if (part := cuts[key]) is not None
+            ]
+            best = Suggestion(candidate, changed, gain, next(filter(None, back_references), None))
     return best
 
 
 def yaml_of(suggestion: Suggestion, spec: PromptSpec) -> str:
-    """The ``prompt:`` key of a job file with the suggested texts; unchanged files stay named."""
+    """Return the ``prompt:`` key of a job file with the suggested texts; unchanged files stay
+    files."""
     lines = ["prompt:"]
     for key in PARTS:
         text = suggestion.texts.get(key)
@@ -347,21 +355,21 @@ def yaml_of(suggestion: Suggestion, spec: PromptSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Differs:
-    """Renders pieces of templates on some rows and remembers whether they came out alike."""
+class _Varies:
+    """Renders pieces of templates on some rows and caches whether the results differ."""
 
     def __init__(self, rows: Sequence[Data]) -> None:
-        step = max(1, len(rows) // _MOST_ROWS)
+        step = max(1, len(rows) // _MAX_RENDERED_ROWS)
         self._rows = rows[::step]
-        self._known: dict[str, bool] = {}
+        self._cache: dict[str, bool] = {}
 
     def __call__(self, piece: str) -> bool:
-        """Whether some rows differ in ``piece``; also where it cannot be rendered."""
-        if piece not in self._known:
-            self._known[piece] = self._tried(piece)
-        return self._known[piece]
+        """Return whether some rows differ in ``piece``, or it cannot be rendered."""
+        if piece not in self._cache:
+            self._cache[piece] = self._render_differs(piece)
+        return self._cache[piece]
 
-    def _tried(self, piece: str) -> bool:
+    def _render_differs(self, piece: str) -> bool:
         try:
             template = Template(piece, "prompt", Origin("job"))
             first = template.render(self._rows[0])
@@ -382,54 +390,55 @@ def _texts(spec: PromptSpec, source: JobSource) -> dict[str, str]:
 def _candidates(
     texts: dict[str, str], cuts: dict[str, TemplateSplit | None]
 ) -> list[dict[str, str]]:
-    """Each part in a better order; and the differing text of the system message moved as well."""
-    better = {key: _reordered(texts[key], found) for key, found in cuts.items()}
-    found = [better]
+    """Return each part in a better order, and also with the varying system text moved to the
+    user's."""
+    better = {key: _reordered(texts[key], split) for key, split in cuts.items()}
+    candidates = [better]
     system, user = cuts.get("system"), cuts.get("user")
-    if system is not None and system.rest and user is not None:
+    if system is not None and system.varying and user is not None:
         moved = {"user": _end(texts["user"], (user.fixed, system.differing, user.differing))}
         if system.fixed:
             moved["system"] = _end(texts["system"], (system.fixed,))
-        found.append(moved)
-    return [candidate for candidate in found if candidate != texts]
+        candidates.append(moved)
+    return [candidate for candidate in candidates if candidate != texts]
 
 
-def _reordered(text: str, found: TemplateSplit | None) -> str:
-    if found is None or not found.moved:
+def _reordered(text: str, split: TemplateSplit | None) -> str:
+    if split is None or not split.moved:
         return text
-    return _end(text, (found.fixed, found.differing))
+    return _end(text, (split.fixed, split.differing))
 
 
 def _end(old: str, parts: Sequence[str]) -> str:
-    """The parts with blank lines between, ending as ``old`` does."""
+    """Join the parts by blank lines, with the end of ``old``."""
     return "\n\n".join(part for part in parts if part) + ("\n" if old.endswith("\n") else "")
 
 
 def _prompt(texts: dict[str, str], source: JobSource) -> Prompt | None:
     try:
         return Prompt(PromptSpec.model_validate(texts), source)
-    except (JobError, ValueError):  # a file may hold what a job file may not: control characters
+    except (JobError, ValueError):  # a file may hold control characters, a job file may not
         return None
 
 
 def _same_words(old: Prompt, new: Prompt, rows: Sequence[Data]) -> bool:
-    """Whether both say the same words, in whatever order: nothing is lost or doubled."""
-    for row in rows[:_MOST_ROWS]:
+    """Return whether both prompts have the same words in any order."""
+    for row in rows[:_MAX_RENDERED_ROWS]:
         try:
-            if _words(old, row) != _words(new, row):
+            if _count_words(old, row) != _count_words(new, row):
                 return False
         except TemplateFailure:
             continue
     return True
 
 
-def _words(prompt: Prompt, row: Data) -> Counter[str]:
+def _count_words(prompt: Prompt, row: Data) -> Counter[str]:
     texts = [str(message["content"]) for message in prompt.render(row)]
     return Counter(word for text in texts for word in text.split())
 
 
 def _scalar(text: str) -> str:
-    """``text`` as a YAML block below a key that is indented by two, else quoted."""
+    """Return ``text`` as a YAML block below a key that is indented by two, else quoted."""
     if not text or "\n" not in text or not _fits_block(text):
         return _quoted(text)
     body = text.rstrip("\n")

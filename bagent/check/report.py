@@ -1,4 +1,4 @@
-"""What a check found, as plain records; ``bagent check --json`` prints them as they are."""
+"""Records of a check; ``bagent check --json`` prints them unchanged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from bagent.types import Json, Message
 
 
 class EndpointReport(msgspec.Struct, frozen=True):
-    """One endpoint. ``context`` and ``kv_tokens`` are in tokens; null: it did not tell.
-
-    ``not_asked`` says why it was not asked, or did not answer a question without a key.
-    """
+    """One endpoint; what it did not report is null."""
 
     name: str
     url: str
@@ -20,34 +17,37 @@ class EndpointReport(msgspec.Struct, frozen=True):
     error: str | None
     models: tuple[str, ...]
     context: int | None
+    """Context length in tokens."""
     version: str | None
     engine: str | None
     kv_tokens: int | None
+    """Tokens that its KV cache holds."""
     not_asked: str | None = None
+    """Why it was not asked, or did not answer without a key."""
 
 
 class SchemaReport(msgspec.Struct, frozen=True):
-    """The output schema: ``source`` is its file or ``inline``. ``native``: the server is asked to
-    enforce it. ``described``: the prompt tells it."""
+    """The output schema."""
 
     source: str
+    """Its file, or ``inline``."""
     enforce: str
     native: bool
+    """The server is asked to enforce it."""
     described: bool
+    """The prompt describes it."""
     strict: bool
 
 
 class PromptReport(msgspec.Struct, frozen=True):
-    """One row's prompt as it is sent: ``messages``, or raw text as ``prompt``, or ``error``.
-
-    ``tokens`` is counted where ``counted``, else estimated.
-    """
+    """One row's prompt as it is sent: ``messages``, raw text as ``prompt``, or an ``error``."""
 
     id: Json
     source: str
     line: int
     tokens: int | None
     counted: bool
+    """Whether ``tokens`` were counted by the server; else they are estimated."""
     max_tokens: int | None
     messages: list[Message] | None
     prompt: str | None
@@ -55,7 +55,7 @@ class PromptReport(msgspec.Struct, frozen=True):
 
 
 class RowReport(msgspec.Struct, frozen=True):
-    """A row that will not come out well, and why."""
+    """A row that will fail, and why."""
 
     id: Json
     source: str
@@ -64,7 +64,7 @@ class RowReport(msgspec.Struct, frozen=True):
 
 
 class MaxTokens(msgspec.Struct, frozen=True):
-    """``max_tokens`` as it is sent, over the rows looked at; null: the server decides."""
+    """The range of ``max_tokens`` over the sample; null: the server decides."""
 
     least: int | None
     most: int | None
@@ -72,98 +72,95 @@ class MaxTokens(msgspec.Struct, frozen=True):
 
 
 class TokenReport(msgspec.Struct, frozen=True):
-    """Tokens of prompts. ``how``: ``tokenize``, ``simulated`` or ``characters``.
-
-    ``counted`` of the ``rows`` looked at were counted by the server, the others are estimated.
-    ``answers_at_most`` is what all answers have if each takes its ``max_tokens``.
-    """
+    """Tokens of prompts."""
 
     how: str
+    """``tokenize``, ``simulated`` or ``characters``."""
     by: str
     rows: int
     counted: int
+    """How many of the ``rows`` were counted by the server; the others are estimated."""
     least: int | None
     median: int | None
     most: int | None
     mean: float | None
     prompts: int | None
     answers_at_most: int | None
+    """Tokens of all answers if each takes its ``max_tokens``."""
     images: int
     repeats: int
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Dollars by the given price, in dollars per million tokens; all null where none is known.
-
-    ``modes`` are the ways to send the job, each at most; what only a run can measure is null.
-    """
+    """Cost in dollars; all null where no price is known."""
 
     price_in: float | None
     price_out: float | None
+    """``price_in``, ``price_out``: dollars per million tokens."""
     prompts_usd: float | None
     answers_usd_at_most: float | None
     total_usd_at_most: float | None
     modes: tuple[ModeCost, ...] = ()
+    """The ways to send the job, each at most; what only a run can measure is null."""
 
 
 class WarmReport(msgspec.Struct, frozen=True):
-    """One request ahead of the others at each cold endpoint, or not.
-
-    ``tokens`` begin all prompts, ``rows`` start together at one endpoint, ``saves`` is how many
-    prompt tokens all but the first need not compute there if they wait for it. ``warms`` is what a
-    run does, ``why`` says it in words.
-    """
+    """Whether one request precedes the others at each cold endpoint."""
 
     tokens: int
+    """Tokens that all prompts begin with."""
     rows: int
+    """Rows that start together at one endpoint."""
     saves: int
+    """Prompt tokens that the other rows save if they wait for the first."""
     warms: bool
     why: str
+    """The reason for ``warms``, what a run does."""
 
 
 class ShareReport(msgspec.Struct, frozen=True):
-    """Tokens of a mean prompt by how many rows share them, counted in whole blocks.
-
-    See :class:`bagent.check.prefix_sharing.Shares`. ``exact``: by token ids, else by characters.
-    ``kv_tokens`` is the smallest KV cache of the endpoints, ``kv_rows`` how many rows of the job
-    fit into it at once, the shared blocks counted once and each answer at its longest.
-    """
+    """Tokens of a mean prompt by how many rows share them, in whole blocks; see
+    :class:`bagent.check.prefix_sharing.Shares`."""
 
     block: int
     rows: int
     exact: bool
+    """By token ids, else by characters."""
     prompt: float
     by_all: float
     by_most: float
     by_some: float
     by_none: float
     kv_tokens: int | None
+    """The smallest KV cache of the endpoints."""
     kv_rows: int | None
+    """Rows that fit into it at once, with shared blocks counted once and answers at their
+    longest."""
     warming: WarmReport
 
 
 class ReorderReport(msgspec.Struct, frozen=True):
-    """A prompt in an order of which more is shared.
-
-    ``gain`` is in tokens a row, ``gain_total`` over all rows. ``yaml`` is ready to paste.
-    ``points_back`` is a word such as ``above`` in the text that was moved.
-    """
+    """A prompt in an order that shares more."""
 
     gain: int
+    """Tokens per row."""
     gain_total: int
+    """Tokens over all rows."""
     points_back: str | None
+    """A word such as ``above`` in the text that was moved."""
     yaml: str
+    """The prompt, ready to paste."""
 
 
 class ExecuteReport(msgspec.Struct, frozen=True):
-    """Something that a run would execute: ``kind`` is the key of the job that names it."""
+    """Something that a run would execute; ``kind`` is the job's key."""
 
     kind: str
     what: str
 
 
 class SendReport(msgspec.Struct, frozen=True):
-    """A variable of the environment whose value a run would send, and to whom."""
+    """An environment variable whose value a run would send, and to whom."""
 
     variable: str
     to: str
@@ -177,22 +174,13 @@ class EffectsReport(msgspec.Struct, frozen=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """Everything that ``bagent check`` found.
-
-    ``planned`` says what a run would start by itself. ``rows_how`` is ``counted``, ``about`` or
-    ``at least``. ``parameters`` is the request body less the prompt. ``failing`` are rows of those
-    looked at that cannot be read or rendered, ``too_long`` those that do not fit the context;
-    both are cut after some, ``failing_count`` and ``too_long_count`` say how many there are.
-    ``dead`` says why no endpoint answers, ``refused`` why all of them refuse the key; else null.
-    ``stages`` are those of a topology, written out as YAML; then all numbers are of the first one
-    that asks. ``effects`` are what a run would do; where ``opened``, the check did so too, and
-    ``tools`` are the definitions that the model gets.
-    """
+    """Everything that ``bagent check`` found."""
 
     job: str
     file: str
     backend: str
     planned: str | None
+    """What a run would start by itself."""
     endpoints: tuple[EndpointReport, ...]
     model: str | None
     model_auto: bool
@@ -200,6 +188,7 @@ class CheckReport(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     rows: int
     rows_how: str
+    """``counted``, ``about`` or ``at least``."""
     looked_at: int
     answers: int
     max_tokens: MaxTokens
@@ -208,19 +197,27 @@ class CheckReport(msgspec.Struct, frozen=True):
     stream: str
     results: str
     parameters: dict[str, Json]
+    """The request body without the prompt."""
     prompts: tuple[PromptReport, ...]
     tokens: TokenReport
     cost: CostReport
     sharing: ShareReport | None
     reorder: ReorderReport | None
     failing: tuple[RowReport, ...]
+    """Rows of the sample that cannot be read or rendered; the first of ``failing_count``."""
     failing_count: int
     too_long: tuple[RowReport, ...]
+    """Rows that do not fit the context; the first of ``too_long_count``."""
     too_long_count: int
     warnings: tuple[str, ...]
     dead: str | None = None
+    """Why no endpoint answers."""
     refused: str | None = None
+    """Why all endpoints refuse the key."""
     stages: str | None = None
+    """The stages of a topology as YAML; then all numbers are of the first requesting stage."""
     effects: EffectsReport = EffectsReport()
+    """What a run would do; where ``opened``, the check did so too."""
     opened: bool = False
     tools: tuple[Json, ...] = ()
+    """The definitions that the model gets."""

@@ -1,4 +1,4 @@
-"""The rows that are looked at, as the very requests that a run would send for them."""
+"""The sampled rows as the requests that a run would send for them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from bagent.types import Json, Message, Outcome, Row
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _PROMPT_KEYS = ("messages", "prompt", "input")
-_AROUND_MESSAGE = 12
-"""Bytes that stand for what a chat template puts around one message: three tokens."""
+_TEMPLATE_BYTES = 12
+"""Bytes that stand for the chat template around one message: three tokens."""
 
 
 class Sampled(msgspec.Struct, eq=False):
-    """One row and its first request; ``request`` is None where the row ends before it.
-
-    ``error`` says why. ``name`` is the exact request, so equal ones can be told.
-    """
+    """One row and its first request."""
 
     row: Row
     request: Request | None
+    """None where the row ends before it; ``error`` says why."""
     error: str | None = None
     name: int | None = None
+    """Hash of the request, by which equal ones are recognised."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of the answer that the request asks for; None where it names no limit."""
+        """Return the limit of the answer in the request; None without one."""
         if self.request is None or self.request.body is None:
             return self.request.max_tokens if self.request else None
         for key in _LIMITS:
@@ -45,42 +44,42 @@ class Sampled(msgspec.Struct, eq=False):
 
     @property
     def messages(self) -> list[Message] | None:
-        """The messages as they go over the wire; None for a prompt without a chat."""
-        found = self._sent("messages")
-        return found if isinstance(found, list) else None
+        """Return the messages on the wire; None for a prompt without a chat."""
+        messages = self._wire_value("messages")
+        return messages if isinstance(messages, list) else None
 
     @property
     def prompt(self) -> str | None:
-        """The raw text as it goes over the wire; None for a chat."""
-        found = self._sent("prompt")
-        return found if isinstance(found, str) else None
+        """Return the raw text on the wire; None for a chat."""
+        prompt = self._wire_value("prompt")
+        return prompt if isinstance(prompt, str) else None
 
     @property
     def text(self) -> str:
-        """The whole prompt as one text; marks of one common form stand for a chat template's."""
+        """Return the prompt as one text, with generic marks in place of the chat template's."""
         messages = self.messages
         if messages is None:
             return self.prompt or ""
-        parts = [f"<|{one.get('role')}|>\n{message_text(one)}" for one in messages]
+        parts = [f"<|{message.get('role')}|>\n{message_text(message)}" for message in messages]
         return "\n".join([*parts, "<|assistant|>\n"])
 
     @property
     def size(self) -> int:
-        """Bytes of UTF-8 by which the tokens of the prompt are estimated; images do not count."""
+        """Return the bytes of UTF-8 by which tokens are estimated, without images."""
         messages = self.messages
         if messages is None:
             return len((self.prompt or "").encode("utf-8", "replace"))
-        said = sum(len(message_text(one).encode("utf-8", "replace")) for one in messages)
-        return said + _AROUND_MESSAGE * (len(messages) + 1)
+        size = sum(len(message_text(message).encode("utf-8", "replace")) for message in messages)
+        return size + _TEMPLATE_BYTES * (len(messages) + 1)
 
     @property
     def images(self) -> int:
-        """How many images the messages hold."""
-        parts = [one.get("content") for one in self.messages or ()]
-        found = [part for content in parts if isinstance(content, list) for part in content]
-        return sum(isinstance(part, dict) and "image_url" in part for part in found)
+        """Return the number of images in the messages."""
+        parts = [message.get("content") for message in self.messages or ()]
+        content_parts = [part for content in parts if isinstance(content, list) for part in content]
+        return sum(isinstance(part, dict) and "image_url" in part for part in content_parts)
 
-    def _sent(self, key: str) -> Json:
+    def _wire_value(self, key: str) -> Json:
         request = self.request
         if request is None:
             return None
@@ -91,51 +90,51 @@ class Sampled(msgspec.Struct, eq=False):
         return msgspec.json.decode(request.payload)
 
 
-class _Listener:
-    """Stands around conversations that are opened and never sent."""
+class _ClosedHost:
+    """The host of conversations that are opened and never sent."""
 
     def __init__(self) -> None:
-        self.ended: Outcome | None = None
+        self.outcome: Outcome | None = None
 
     def now(self) -> float:
-        """No time passes: nothing is sent."""
+        """Return 0: no time passes."""
         return 0.0
 
     def ask(self, conversation: Conversation, call: Call) -> None:
-        """Never called: there are no replies to go on from."""
+        """Fail: there are no replies to continue from."""
         raise AssertionError("a conversation went on without a reply")
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
         """Keep why the row ended."""
-        self.ended = outcome
+        self.outcome = outcome
 
 
-MAX_LOOK_SECONDS = 20.0
+MAX_RENDER_SECONDS = 20.0
 
 
-def open_rows_as_requests(plan: StagePlan, rows: Iterable[Row]) -> list[Sampled]:
-    """The first request of each row's first answer; nothing is sent.
+def make_requests(plan: StagePlan, rows: Iterable[Row]) -> list[Sampled]:
+    """Return the first request of each row's first answer; nothing is sent.
 
-    Rows are looked at for :data:`MAX_LOOK_SECONDS`: templates may take their time.
+    Rendering stops after :data:`MAX_RENDER_SECONDS`, since templates may be slow.
     """
-    found: list[Sampled] = []
-    deadline = time.monotonic() + MAX_LOOK_SECONDS
+    sample: list[Sampled] = []
+    deadline = time.monotonic() + MAX_RENDER_SECONDS
     for row in rows:
         if time.monotonic() > deadline:
             break
-        listener = _Listener()
-        conversation = Conversation(plan, row, 0, listener)
+        host = _ClosedHost()
+        conversation = Conversation(plan, row, 0, host)
         call = conversation.open()
         if call is not None:
-            found.append(Sampled(row, call.request, name=conversation.request_hash))
+            sample.append(Sampled(row, call.request, name=conversation.request_hash))
             continue
-        error = listener.ended.error if listener.ended else None
-        found.append(Sampled(row, None, error or "the row cannot be sent"))
-    return found
+        error = host.outcome.error if host.outcome else None
+        sample.append(Sampled(row, None, error or "the row cannot be sent"))
+    return sample
 
 
 def parameters(request: Request, model: str | None, *, native_schema: bool) -> dict[str, Json]:
-    """The body of ``request`` as it goes out, less the prompt itself and streaming."""
+    """Return the body of ``request`` on the wire without the prompt and streaming."""
     body: dict[str, Any] = msgspec.json.decode(
         BodyWriter(model or "", native_schema=native_schema).body(
             request, key="prompt" if request.prompt is not None else None
@@ -148,7 +147,7 @@ def parameters(request: Request, model: str | None, *, native_schema: bool) -> d
 
 
 def message_text(message: Message) -> str:
-    """The text of one message, its text parts joined; images leave nothing."""
+    """Return the text of one message, its text parts joined; images leave nothing."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -158,7 +157,7 @@ def message_text(message: Message) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def repeats(sample: Sequence[Sampled]) -> int:
-    """How many requests of the sample are equal to an earlier one."""
-    names = [one.name for one in sample if one.name is not None]
+def count_repeats(sample: Sequence[Sampled]) -> int:
+    """Return how many requests of the sample equal an earlier one."""
+    names = [sampled.name for sampled in sample if sampled.name is not None]
     return len(names) - len(set(names))

@@ -1,8 +1,8 @@
-"""How many tokens prompts have: by the server's own tokenizer where it serves one.
+"""Tokens of prompts, by the server's tokenizer where it serves one.
 
-Sources: vLLM's and SGLang's ``/tokenize`` (``prompt`` or ``messages`` in, ``count`` and ``tokens``
-out) and llama.cpp's server (``/apply-template`` turns messages into text, ``/tokenize`` takes it
-as ``content`` and answers only ``tokens``). None of these generates anything.
+Routes: vLLM's and SGLang's ``/tokenize`` (``prompt`` or ``messages`` in, ``count`` and ``tokens``
+out), and llama.cpp's server (``/apply-template`` turns messages into text, ``/tokenize`` takes it
+as ``content`` and returns only ``tokens``). None of these generates anything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bagent.check.sample import Sampled
 from bagent.text.json import decode_json
 from bagent.types import Json
 
-MOST_COUNTED = 64
+MAX_COUNTED = 64
 """Rows whose prompts the server counts; the others are estimated by these."""
 
 LONGEST_COUNTED = 16
-"""How many of these are the longest ones: they decide what fits the context."""
+"""How many of these are the longest prompts, which decide what fits the context."""
 
 BYTES_PER_TOKEN = 4.0
-"""Bytes of UTF-8 in a token where nobody counts: English prose has 4 to 4.5."""
+"""Bytes of UTF-8 per token without a tokenizer: English prose has 4 to 4.5."""
 
 _AT_ONCE = 8
 _TIMEOUTS = Timeouts(connect=5.0, first_token=None, idle=None, total=30.0)
@@ -37,10 +37,11 @@ _NOT_SERVED = frozenset({404, 405, 501})
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Tokens of one prompt; ``packed`` are their ids, four bytes each, where they were told."""
+    """Tokens of one prompt."""
 
     tokens: int
     packed: bytes | None = None
+    """Token ids, four bytes each, where the server returns them."""
 
 
 class Tokenizer(Protocol):
@@ -48,8 +49,8 @@ class Tokenizer(Protocol):
 
     name: str
 
-    async def count(self, one: Sampled) -> Counted | None:
-        """The tokens of one prompt, None where they cannot be told."""
+    async def count(self, sampled: Sampled) -> Counted | None:
+        """Return the tokens of one prompt; None where they are unknown."""
         ...
 
 
@@ -58,17 +59,17 @@ class SimTokenizer:
 
     name = "the simulated engine's tokenizer"
 
-    async def count(self, one: Sampled) -> Counted | None:
-        """Always known."""
+    async def count(self, sampled: Sampled) -> Counted | None:
+        """Return the tokens of one prompt."""
         from bagent.sim import tokens
 
-        messages = one.messages
-        packed = tokens.pack(one.prompt or "" if messages is None else tokens.render(messages))
+        messages = sampled.messages
+        packed = tokens.pack(sampled.prompt or "" if messages is None else tokens.render(messages))
         return Counted(tokens.count(packed), packed)
 
 
 class ServerTokenizer:
-    """The tokenizer that an endpoint serves; found out at the first prompt.
+    """The tokenizer of an endpoint, detected at the first prompt.
 
     Args:
         model: the model to name; None leaves it to the server.
@@ -82,43 +83,43 @@ class ServerTokenizer:
         self.served = True
         self._llama = False
 
-    async def count(self, one: Sampled) -> Counted | None:
-        """The tokens that the server counts; after a missing route it is not asked again."""
+    async def count(self, sampled: Sampled) -> Counted | None:
+        """Return the tokens that the server counts; after a missing route it is not asked again."""
         if not self.served:
             return None
         if not self._llama:
-            found = _counted(await self._post("/tokenize", self._question(one)))
-            if found is not None or not self.served:
-                return found
-        return await self._by_content(one)
+            counted = _counted(await self._post("/tokenize", self._payload(sampled)))
+            if counted is not None or not self.served:
+                return counted
+        return await self._by_content(sampled)
 
-    def _question(self, one: Sampled) -> dict[str, Json]:
+    def _payload(self, sampled: Sampled) -> dict[str, Json]:
         named: dict[str, Json] = {"model": self._model} if self._model else {}
-        messages = one.messages
+        messages = sampled.messages
         if messages is not None:
             return {**named, "messages": messages}
-        return {**named, "prompt": one.prompt or ""}
+        return {**named, "prompt": sampled.prompt or ""}
 
-    async def _by_content(self, one: Sampled) -> Counted | None:
-        """llama.cpp's way, which answers no ``count``."""
-        text = one.prompt
+    async def _by_content(self, sampled: Sampled) -> Counted | None:
+        """Count the way of llama.cpp, which returns no ``count``."""
+        text = sampled.prompt
         if text is None:
-            applied = await self._post("/apply-template", {"messages": one.messages})
+            applied = await self._post("/apply-template", {"messages": sampled.messages})
             text = applied.get("prompt") if isinstance(applied, dict) else None
         if not isinstance(text, str):
             return None
-        question = {"content": text, "add_special": True, "parse_special": True}
-        answer = await self._post("/tokenize", question)
+        payload = {"content": text, "add_special": True, "parse_special": True}
+        answer = await self._post("/tokenize", payload)
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(ids, list) or (text and not ids):
             return None
         self._llama = True
         return Counted(len(ids), _packed(ids))
 
-    async def _post(self, path: str, question: Json) -> Json:
+    async def _post(self, path: str, payload: Json) -> Json:
         try:
             async with self._transport.post(
-                self._endpoint, path, encode_payload(question), _TIMEOUTS
+                self._endpoint, path, encode_payload(payload), _TIMEOUTS
             ) as response:
                 if response.status != 200:
                     self.served = self.served and response.status not in _NOT_SERVED
@@ -145,40 +146,41 @@ def _packed(ids: list[Json]) -> bytes | None:
         return None
 
 
-def chosen(
-    sizes: Sequence[int], most: int = MOST_COUNTED, longest: int = LONGEST_COUNTED
+def choose_rows(
+    sizes: Sequence[int], limit: int = MAX_COUNTED, longest: int = LONGEST_COUNTED
 ) -> list[int]:
-    """Which rows the server counts: all if few, else the longest and others spread evenly.
+    """Return the indexes of the rows that the server counts, ascending.
+
+    These are all if few, else the longest and others spread evenly.
 
     Args:
         sizes: bytes of each prompt, in row order.
-
-    Returns:
-        Places in ``sizes``, ascending.
     """
-    if len(sizes) <= most:
+    if len(sizes) <= limit:
         return list(range(len(sizes)))
-    by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-    kept = set(by_size[:longest])
-    rest = [place for place in range(len(sizes)) if place not in kept]
-    wanted = most - longest
-    kept.update(rest[number * len(rest) // wanted] for number in range(wanted))
-    return sorted(kept)
+    by_size = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    chosen = set(by_size[:longest])
+    others = [index for index in range(len(sizes)) if index not in chosen]
+    more = limit - longest
+    chosen.update(others[number * len(others) // more] for number in range(more))
+    return sorted(chosen)
 
 
-async def count_some(sample: Sequence[Sampled], tokenizer: Tokenizer) -> dict[int, Counted]:
-    """The counts of the :func:`chosen` rows of ``sample`` by place, a few asked for at once.
+async def count_sample(sample: Sequence[Sampled], tokenizer: Tokenizer) -> dict[int, Counted]:
+    """Return the counts of the chosen rows of ``sample`` by index, a few at once.
 
-    The first is asked for alone: it shows whether there is a tokenizer at all.
+    The first is counted alone: it shows whether there is a tokenizer at all.
     """
-    places = [place for place, one in enumerate(sample) if one.request is not None]
-    picked = [places[at] for at in chosen([sample[place].size for place in places])]
+    indexes = [index for index, sampled in enumerate(sample) if sampled.request is not None]
+    chosen = [
+        indexes[position] for position in choose_rows([sample[index].size for index in indexes])
+    ]
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(place: int) -> tuple[int, Counted | None]:
+    async def ask(index: int) -> tuple[int, Counted | None]:
         async with gate:
-            return place, await tokenizer.count(sample[place])
+            return index, await tokenizer.count(sample[index])
 
-    found = [await ask(place) for place in picked[:1]]
-    found += await asyncio.gather(*(ask(place) for place in picked[1:]))
-    return {place: counted for place, counted in found if counted is not None}
+    results = [await ask(index) for index in chosen[:1]]
+    results += await asyncio.gather(*(ask(index) for index in chosen[1:]))
+    return {index: counted for index, counted in results if counted is not None}

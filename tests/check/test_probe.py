@@ -11,7 +11,14 @@ import pytest
 
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.check.probe import CheckTarget, Probed, find_target, known_of, kv_tokens, probe_all
+from bagent.check.probe import (
+    CheckTarget,
+    Probed,
+    capabilities_by_name,
+    find_target,
+    kv_tokens,
+    probe_all,
+)
 from bagent.errors import BagentError, HostfileError, UsageError
 from bagent.job.load import JobRequest, load_job
 from support.fake_server import FakeServer
@@ -45,8 +52,8 @@ def probe(target: CheckTarget) -> list[Probed]:
 def test_an_engine_tells_model_context_and_version(tmp_path: Path) -> None:
     with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
         (found,) = probe(target_of(tmp_path, f"backend: vllm://{fs.address}"))
-    assert found.alive and found.found is not None
-    assert (found.found.models, found.found.context) == (("fake-model",), 4096)
+    assert found.alive and found.capabilities is not None
+    assert (found.capabilities.models, found.capabilities.context) == (("fake-model",), 4096)
     assert found.version == "0.33.0"
 
 
@@ -71,7 +78,7 @@ def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> N
         two.address,
     ]
     assert [server.alive for server in found] == [True, False, True]
-    assert known_of(found).keys() == {one.address, two.address}
+    assert capabilities_by_name(found).keys() == {one.address, two.address}
     assert target.servers.own
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagent.check import check as volume
-from bagent.check.check import Volume, measure
+from bagent.check.check import RowCount, count_rows
 from bagent.rows import RowsConfig, open_rows
 from bagent.types import Row
 
@@ -22,18 +22,18 @@ def file_of(path: Path, count: int, width: int) -> Path:
     return path
 
 
-def look(path: Path, keep: int = 200, **fields: object) -> tuple[list[Row], Volume]:
+def look(path: Path, keep: int = 200, **fields: object) -> tuple[list[Row], RowCount]:
     config = RowsConfig(inputs=(str(path),), base=path.parent, **fields)  # type: ignore[arg-type]
     rows = open_rows(config)
     try:
-        return measure(rows, keep, limit=config.limit)
+        return count_rows(rows, keep, limit=config.limit)
     finally:
         rows.close()
 
 
 def test_a_small_file_is_counted(tmp_path: Path) -> None:
     kept, found = look(file_of(tmp_path / "r.jsonl", 1234, 60))
-    assert found == Volume(1234, "counted")
+    assert found == RowCount(1234, "counted")
     assert [row.index for row in kept] == list(range(200))
 
 
@@ -44,7 +44,7 @@ def test_a_large_file_is_estimated_and_not_read_to_its_end(
     path = file_of(tmp_path / "r.jsonl", count, width)
     config = RowsConfig(inputs=(str(path),), base=tmp_path)
     rows = open_rows(config)
-    kept, found = measure(rows, 20)
+    kept, found = count_rows(rows, 20)
     read, size = rows.progress()
     rows.close()
     assert found.how == "about"
@@ -55,9 +55,9 @@ def test_a_large_file_is_estimated_and_not_read_to_its_end(
 
 def test_a_limit_bounds_the_estimate(tmp_path: Path) -> None:
     path = file_of(tmp_path / "r.jsonl", 40_000, 600)
-    assert look(path, limit=39_000)[1] == Volume(39_000, "counted")
+    assert look(path, limit=39_000)[1] == RowCount(39_000, "counted")
     assert look(path, limit=90_000)[1].how == "about"
-    assert look(path, limit=5)[1] == Volume(5, "counted")
+    assert look(path, limit=5)[1] == RowCount(5, "counted")
 
 
 class Pipe:
@@ -78,22 +78,22 @@ class Pipe:
 
 def test_a_pipe_is_read_no_further_than_the_rows_that_are_looked_at() -> None:
     pipe = Pipe(1000)
-    kept, found = measure(pipe, 10, piped=True)
+    kept, found = count_rows(pipe, 10, piped=True)
     assert (len(kept), found.how) == (10, "at least")
     assert pipe.taken <= 11
 
 
 def test_a_pipe_that_ends_early_is_counted() -> None:
-    assert measure(Pipe(7), 10, piped=True)[1] == Volume(7, "counted")
+    assert count_rows(Pipe(7), 10, piped=True)[1] == RowCount(7, "counted")
 
 
 def test_a_source_without_a_size_is_at_least_what_was_read() -> None:
     pipe = Pipe(volume.COUNT_ROWS + 50)
-    found = measure(pipe, 10)[1]
+    found = count_rows(pipe, 10)[1]
     assert found.how == "at least"
     assert found.rows > volume.COUNT_ROWS
 
 
 def test_no_rows_are_counted_as_none(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("\n\n")
-    assert look(tmp_path / "r.jsonl") == ([], Volume(0, "counted"))
+    assert look(tmp_path / "r.jsonl") == ([], RowCount(0, "counted"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.check.prompt_reorder import TemplateSplit, cut
+from bagent.check.prompt_reorder import TemplateSplit, split_template
 
 
 def differs(piece: str) -> bool:
@@ -13,7 +13,7 @@ def differs(piece: str) -> bool:
 
 
 def parts(template: str) -> TemplateSplit:
-    found = cut(template, differs)
+    found = split_template(template, differs)
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ RULES = "<rules>\nbe fair\n\nbe short\n</rules>"
 def test_fixed_text_behind_a_field_moves_and_sentences_stay_whole(template, front, moved, rest):
     found = parts(template)
     assert (found.front, found.moved) == (tuple(front), tuple(moved))
-    assert found.rest == (tuple(rest) if rest is not None else (template,))
+    assert found.varying == (tuple(rest) if rest is not None else (template,))
     assert found.fixed == "\n\n".join([*front, *moved])
 
 
@@ -71,14 +71,14 @@ def test_fixed_text_behind_a_field_moves_and_sentences_stay_whole(template, fron
 )
 def test_what_encloses_a_field_stays_with_it(held: str) -> None:
     found = parts(f"{held}\n\nAnswer yes or no.\n")
-    assert "\n\n".join(found.rest) == held
+    assert "\n\n".join(found.varying) == held
     assert found.moved == ("Answer yes or no.",)
 
 
 @pytest.mark.parametrize("heading", ["## Abstract", "Abstract:", "**Abstract**", "[ABSTRACT]"])
 def test_a_heading_stays_with_its_field(heading: str) -> None:
     found = parts(f"{heading}\n\n{{{{ text }}}}\n\n## Task\n\nRate it.\n")
-    assert found.rest == (heading, "{{ text }}")
+    assert found.varying == (heading, "{{ text }}")
     assert found.moved == ("## Task", "Rate it.")
 
 
@@ -92,7 +92,7 @@ def test_a_heading_stays_with_its_field(heading: str) -> None:
     ],
 )
 def test_templates_whose_tags_act_on_their_neighbours_are_left_alone(template: str) -> None:
-    assert cut(template, differs) is None
+    assert split_template(template, differs) is None
 
 
 def test_a_word_that_points_back_is_told() -> None:

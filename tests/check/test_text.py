@@ -19,7 +19,7 @@ from bagent.check.report import (
     TokenReport,
     WarmReport,
 )
-from bagent.check.text import LONGEST_SHOWN, report_text
+from bagent.check.text import MAX_MESSAGE_CHARS, report_text
 
 TOKENS = TokenReport(
     "tokenize", "/tokenize of h:1", 200, 64, 5, 10, 900, 12.5, 12_512_345, 64, 0, 0
@@ -126,7 +126,7 @@ def test_control_codes_in_rows_are_made_visible() -> None:
 
 
 def test_a_very_long_message_is_cut_and_says_so() -> None:
-    shown = report_text(report(prompts=(prompt("x" * (LONGEST_SHOWN + 7)),)))
+    shown = report_text(report(prompts=(prompt("x" * (MAX_MESSAGE_CHARS + 7)),)))
     assert "[7 more characters; --json shows them]" in shown
 
 

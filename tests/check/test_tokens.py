@@ -14,7 +14,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.check.sample import Sampled
-from bagent.check.tokens import Counted, ServerTokenizer, SimTokenizer, chosen, count_some
+from bagent.check.tokens import Counted, ServerTokenizer, SimTokenizer, choose_rows, count_sample
 from bagent.types import Row
 
 Json = Any
@@ -51,7 +51,7 @@ def ask(answer: Answer, sample: list[Sampled]) -> tuple[dict[int, Counted], list
         transport = Transport()
         try:
             url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            return await count_some(sample, ServerTokenizer(transport, Endpoint("e", url), "m"))
+            return await count_sample(sample, ServerTokenizer(transport, Endpoint("e", url), "m"))
         finally:
             await transport.close()
             await runner.cleanup()
@@ -131,10 +131,10 @@ def test_the_simulated_tokenizer_counts_what_the_engine_would() -> None:
 
 
 def test_few_rows_are_all_counted_and_of_many_the_longest_and_a_spread() -> None:
-    assert chosen([5, 1, 9], most=4, longest=1) == [0, 1, 2]
+    assert choose_rows([5, 1, 9], limit=4, longest=1) == [0, 1, 2]
     sizes = [1] * 100
     sizes[57] = sizes[31] = 50
-    places = chosen(sizes, most=10, longest=2)
-    assert len(places) == 10
-    assert {31, 57} <= set(places)
-    assert places[0] < 10 and places[-1] > 80
+    indexes = choose_rows(sizes, limit=10, longest=2)
+    assert len(indexes) == 10
+    assert {31, 57} <= set(indexes)
+    assert indexes[0] < 10 and indexes[-1] > 80
