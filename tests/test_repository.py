@@ -8,8 +8,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import jsonschema
-
 from bagent.fleet.hostfile import read_hostfile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +76,8 @@ def test_scripts_parse_can_be_started_and_stop_at_the_first_error() -> None:
 
 
 def test_schemas_are_schemas() -> None:
+    import jsonschema
+
     for path in SCHEMAS:
         schema = json.loads(path.read_text())
         jsonschema.validators.validator_for(schema).check_schema(schema)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.text.unicode import wire_json
 from bagent.types import Json, Message, ToolCall
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -57,7 +58,7 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
         try:
             text = _encode(parts)
         except UnicodeEncodeError:
-            text = _encode(_replace_surrogates(parts))
+            text = _encode(wire_json(parts))
         return hashlib.sha256(text).digest()
 
 
@@ -110,14 +111,4 @@ def encode_payload(value: Json) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_replace_surrogates(value))
-
-
-def _replace_surrogates(value: Json) -> Json:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_replace_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
-    return value
+        return msgspec.json.encode(wire_json(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, cast
 
-import msgspec
+from bagent.text.json import decode_json
 
 KEYS = frozenset({"custom_id", "method", "url", "body"})
 SUFFIXES = (".jsonl", ".ndjson")
@@ -77,13 +76,10 @@ def _keys(line: bytes) -> frozenset[str]:
     if not line.startswith(b"{"):
         return frozenset()
     try:
-        return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        # Lone surrogates and NaN are read by the slower reader.
-        try:
-            return frozenset(json.loads(line))
-        except (ValueError, RecursionError):
-            return frozenset()
+        value = decode_json(line)
+    except ValueError:
+        return frozenset()
+    return frozenset(value)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from bagent.job.spec.output import OutputSpec
 from bagent.job.spec.paths import ResolvedPath, display_path
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.parser import YamlSpot, decode, find
+from bagent.text.json import decode_json
 from bagent.types import Json
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -125,8 +125,8 @@ def _add_references(schema: Path, texts: dict[Path, str], cwd: Path) -> None:
 
 def _references(path: Path, text: str) -> list[Path]:
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
+        schema = decode_json(text)
+    except ValueError:
         return []
     files: list[Path] = []
     todo = [schema]

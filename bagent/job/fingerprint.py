@@ -12,6 +12,7 @@ from bagent.job.files import reference_closure
 from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
 from bagent.job.spec.paths import InputPath, PythonFunction, ResolvedPath
+from bagent.text.json import decode_json
 from bagent.types import Json
 
 PARTS = (
@@ -103,8 +104,8 @@ def _schema(path: Path, texts: Mapping[Path, str]) -> Json:
 
 def _parsed(text: str) -> Json:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return decode_json(text)
+    except ValueError:
         return text
 
 

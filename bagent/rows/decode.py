@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 
+from bagent.text.unicode import clean_text, float_or_text
 from bagent.types import Json
 
 
@@ -54,33 +53,9 @@ TOO_DEEP = "the JSON is nested too deep"
 _UNREADABLE = b"!bad_input "
 """Begins a line, which is no JSON, that says why a row of another program could not be written."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {list: "an array", bool: "a boolean", type(None): "null"}
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def visible(text: str) -> str:
-    """The text with each lone surrogate written out as ``\\udXXX``, so that UTF-8 can hold it."""
-    if text.isascii():
-        return text
-    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
-
-
-def visible_data(value: Any) -> Any:
-    """The same JSON value with every text made visible."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, list | tuple):
-        return [visible_data(item) for item in value]
-    if isinstance(value, dict):
-        return {visible(name): visible_data(item) for name, item in value.items()}
-    return value
-
-
-def has_surrogate(text: str) -> bool:
-    """Whether the text holds a lone surrogate (or an undecodable byte, which Python keeps so)."""
-    return not text.isascii() and _SURROGATE.search(text) is not None
 
 
 def is_batch_row(data: dict[str, Any]) -> bool:
@@ -141,7 +116,7 @@ def _decode_leniently(raw: bytes) -> Item | None:
     if raw.startswith(_UNREADABLE):
         try:
             reason: dict[str, Any] = json.loads(raw.removeprefix(_UNREADABLE))
-            return Unreadable(visible(str(reason["error"])), raw, reason.get("id"))
+            return Unreadable(clean_text(str(reason["error"])), raw, reason.get("id"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # written by somebody else
     try:
@@ -175,12 +150,7 @@ def _describe_error(error: json.JSONDecodeError) -> str:
     return f"{error.msg} ({position})"
 
 
-def _finite(text: str) -> float | str:
-    number = float(text)
-    return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
-
-
-_LENIENT = json.JSONDecoder(parse_float=_finite, parse_constant=str)
+_LENIENT = json.JSONDecoder(parse_float=lambda text: float_or_text(float(text)), parse_constant=str)
 
 
 def _clean(value: Any) -> Any:
@@ -188,5 +158,5 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list):
         return [_clean(item) for item in value]
     if isinstance(value, dict):
-        return {visible(name): _clean(item) for name, item in value.items()}
+        return {clean_text(name): _clean(item) for name, item in value.items()}
     return value

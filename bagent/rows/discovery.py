@@ -14,9 +14,9 @@ from typing import Literal
 
 from bagent.errors import InputError, Position
 from bagent.rows.config import RowsConfig
-from bagent.rows.decode import visible
 from bagent.rows.formats.compression import Packing, unreadable
 from bagent.rows.warnings import RowWarnings
+from bagent.text.unicode import clean_text
 
 _ANY_DEPTH = "**"
 
@@ -207,7 +207,7 @@ def _size(path: Path) -> int:
         status = path.stat()
     except FileNotFoundError as error:
         if path.is_symlink():
-            message = f"this is a link to {visible(str(path.readlink()))}, which is not there"
+            message = f"this is a link to {clean_text(str(path.readlink()))}, which is not there"
             raise InputError(message, at=Position(path)) from error
         raise InputError(
             "there is no such file", hint=_nearest_hint(path), at=Position(path)
@@ -240,4 +240,4 @@ def _nearest_hint(path: Path) -> str:
 def _name(path: Path, base: Path) -> str:
     """The path from the base folder on, or whole where it is not below it; valid UTF-8."""
     relative = path.relative_to(base) if path.is_relative_to(base) else path
-    return visible(str(relative))
+    return clean_text(str(relative))

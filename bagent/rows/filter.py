@@ -16,9 +16,9 @@ import msgspec
 
 from bagent.duck import SqlError, check_reads, quoted, syntax_tree
 from bagent.errors import InputError
-from bagent.rows.decode import visible, visible_data
 from bagent.rows.formats.duckdb_source import connect
 from bagent.rows.warnings import RowWarnings
+from bagent.text.unicode import clean_json, clean_text
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Condition:
         values = [
             data[name] if name in data else _value_in_other_case(data, name) for name in self._names
         ]
-        return tuple([visible(cell) if isinstance(cell, str) else cell for cell in values])
+        return tuple([clean_text(cell) if isinstance(cell, str) else cell for cell in values])
 
     def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
         columns = [f'unnest(range($1)) AS "{_NUMBER}"']
@@ -234,7 +234,7 @@ def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        return msgspec.json.encode(visible_data(value)).decode()
+        return msgspec.json.encode(clean_json(value)).decode()
 
 
 def _types(cells: Cells) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable, visible, visible_data
+from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable
 from bagent.rows.hash_set import CompactHashSet
 from bagent.rows.resume_cache import AscendingIds, InputPiece, StoredIds
 from bagent.rows.warnings import RowWarnings
+from bagent.text.unicode import clean_json, clean_text
 from bagent.types import Json, Row
 
 _SIMPLE = {str, int}
@@ -95,7 +96,7 @@ class BodyEncoder:
         if isinstance(id_, list | dict):
             id_ = _encode_safely(id_).decode()
         elif isinstance(id_, str):
-            id_ = visible(id_)
+            id_ = clean_text(id_)
         return id_, b"[" + _encode(id_) + b"," + _values(item, self._fields) + b"]"
 
 
@@ -171,7 +172,7 @@ def _encode_safely(value: Json) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
-        return _encode(visible_data(value))
+        return _encode(clean_json(value))
 
 
 REPEATED_ID = (

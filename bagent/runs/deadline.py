@@ -10,6 +10,7 @@ import msgspec
 
 from bagent.errors import UsageError
 from bagent.hpc.allocation import END_VARIABLE, Allocation, read_allocation
+from bagent.text.durations import parse_duration
 
 MARGIN, SHARE = 60.0, 0.25
 """Seconds before the deadline at which a run stops feeding, at most that share of what is left."""
@@ -19,9 +20,7 @@ VARIABLE = "BAGENT_DEADLINE"
 LONGEST = 90 * 86400.0
 """A longer duration, in seconds, is surely a date or Unix time without its ``@``."""
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
-_DURATION = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?", re.ASCII)
-_UNITS = (86400.0, 3600.0, 60.0, 1.0)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 class Deadline(msgspec.Struct, frozen=True):
@@ -91,9 +90,8 @@ def read_deadline(
         if at is None:
             raise _bad(text)
         return until(at)
-    match = _DURATION.fullmatch(text.removeprefix("+").lower())
-    if match and any(match.groups()):
-        seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
+    seconds = _duration(text.removeprefix("+"))
+    if seconds is not None:
         if seconds > LONGEST:
             raise _bad(text)
         return until(now + seconds)
@@ -120,7 +118,14 @@ def _named(text: str, env: Mapping[str, str], now: float, margin: float | None) 
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if re.fullmatch(_NUMBER, text, re.ASCII) else None
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _duration(text: str) -> float | None:
+    try:
+        return parse_duration(text)
+    except ValueError:
+        return None
 
 
 def _bad(text: str) -> UsageError:

@@ -25,15 +25,13 @@ OLD_PREFIX = "AURORA_SWARM_"
 class Environment(msgspec.Struct, frozen=True):
     """Presets from the environment; None where nothing is said. A job or an option goes before.
 
-    ``hostfile`` is the default path of the endpoints. ``max_tokens`` bounds an answer,
-    ``max_tokens_aggregation`` one of a ``reduce`` stage, ``model_max_context`` prompt and answer
-    together, in tokens. ``timeout_per_sequence`` is in seconds, for each row that a request
-    carries. ``proxy_url`` is the address that stands in front of the endpoints.
+    ``hostfile`` is the default path of the endpoints. ``max_tokens`` bounds an answer and
+    ``model_max_context`` prompt and answer together, in tokens. ``timeout_per_sequence`` is in
+    seconds, for each row of a request. ``proxy_url`` is the address in front of the endpoints.
     """
 
     hostfile: str | None = None
     max_tokens: int | None = None
-    max_tokens_aggregation: int | None = None
     model_max_context: int | None = None
     timeout_per_sequence: float | None = None
     proxy_url: str | None = None
@@ -65,7 +63,6 @@ def read_environment(
     return Environment(
         hostfile=hostfile[1] if hostfile else None,
         max_tokens=_whole(text("MAX_TOKENS")),
-        max_tokens_aggregation=_whole(text("MAX_TOKENS_AGGREGATION")),
         model_max_context=_whole(text("MODEL_MAX_CONTEXT")),
         timeout_per_sequence=_seconds(text("TIMEOUT_PER_SEQUENCE")),
         proxy_url=_address(text("PROXY_URL")),

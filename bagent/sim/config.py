@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import math
 import random
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bagent.errors import JobError
+from bagent.text.durations import parse_duration
 
 T = TypeVar("T")
 
@@ -33,7 +33,6 @@ _NAMES = {
     "rate": "a rate such as 0.1 or 10%",
     "seconds": "a duration such as 2s or 500ms",
 }
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 def _option(default: T, text: str, kind: str = "") -> T:
@@ -256,20 +255,13 @@ def _read_rate(text: str) -> float:
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
-def _read_seconds(text: str) -> float:
-    parts = re.findall(r"([\d.]+)(ms|s|m|h)?", text)
-    if not parts or "".join(n + u for n, u in parts) != text:
-        raise ValueError(text)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
     "str": str,
     "bool": _read_bool,
     "rate": _read_rate,
-    "seconds": _read_seconds,
+    "seconds": parse_duration,
 }
 
 

@@ -1,8 +1,7 @@
 """Text that is always valid UTF-8, and JSON values that always fit JSON.
 
-A Python string may hold lone surrogates (half an emoji, bytes read as text), and a Python float
-may be NaN or infinite; neither can be written as UTF-8 JSON. What is kept shows them as visible
-text; what goes to a server has U+FFFD in place of a lone surrogate.
+Python strings may hold lone surrogates and Python floats may be NaN or infinite; JSON in UTF-8
+cannot. Stored values have visible text instead (``clean_``), requests U+FFFD (``wire_``).
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ import re
 from bagent.types import Json
 
 MAX_DEPTH = 200
-"""Deepest nesting of a JSON value that is taken (a list of numbers is 1 deep). Deeper values are
-junk in practice, and they overflow the C stack of validators and encoders."""
+"""Deepest accepted nesting of a JSON value (a list of numbers is 1 deep). Deeper values overflow
+the C stack of validators and encoders."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _joined(text: str) -> str:
-    """Join surrogate pairs (an emoji that came in two pieces); lone halves stay."""
+def join_surrogates(text: str) -> str:
+    """Return ``text`` with each surrogate pair as its character; lone surrogates stay."""
+    if is_utf8(text):
+        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -36,14 +37,14 @@ def clean_text(text: str) -> str:
     """
     if is_utf8(text):
         return text
-    return _joined(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return join_surrogates(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def wire_text(text: str) -> str:
     """Return ``text`` fit for a server: a lone surrogate becomes U+FFFD, pairs are joined."""
     if is_utf8(text):
         return text
-    return _SURROGATES.sub("\ufffd", _joined(text))
+    return _SURROGATES.sub("\ufffd", join_surrogates(text))
 
 
 def clean_json(value: Json) -> Json:
@@ -56,7 +57,7 @@ def clean_json(value: Json) -> Json:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else _float_word(value)
+        return float_or_text(value)
     # Plain loops: a comprehension would be a second Python frame for each level.
     if isinstance(value, dict):
         cleaned = {}
@@ -71,7 +72,21 @@ def clean_json(value: Json) -> Json:
     return value
 
 
-def _float_word(value: float) -> str:
+def wire_json(value: Json) -> Json:
+    """Return a copy of a JSON value fit for a server: its texts as ``wire_text`` makes them."""
+    if isinstance(value, str):
+        return wire_text(value)
+    if isinstance(value, list | tuple):
+        return [wire_json(item) for item in value]
+    if isinstance(value, dict):
+        return {wire_json(key): wire_json(item) for key, item in value.items()}
+    return value
+
+
+def float_or_text(value: float) -> float | str:
+    """Return ``value``, or its name where JSON has none: ``NaN``, ``Infinity``, ``-Infinity``."""
+    if math.isfinite(value):
+        return value
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

@@ -135,11 +135,11 @@ def test_missing_file_and_folder(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"type": "strin"}, '#/type: "strin" is not one of ["array", "boolean"'),
+        ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean'"),
         ({"properties": {"a": {"type": 5}}}, "#/properties/a/type: 5 is not one of"),
-        ({"properties": []}, '#/properties: [] is not of type "object"'),
+        ({"properties": []}, "#/properties: [] is not of type 'object'"),
         ({"properties": {"a/b": {"minLength": -1}}}, "#/properties/a~1b/minLength: -1 is less"),
-        ({"anyOf": []}, "#/anyOf: [] has less than 1 item"),
+        ({"anyOf": []}, "#/anyOf: [] should be non-empty"),
         ({"pattern": "a("}, '#/pattern: "a(" is not a "regex"'),
         ({"properties": {"a": {"pattern": "["}}}, "#/properties/a/pattern"),
         ({"$schema": DRAFTS[0], "exclusiveMinimum": 5}, "#/exclusiveMinimum: 5 is not of type"),
@@ -340,10 +340,12 @@ def test_a_run_needs_only_light_imports():
         " if m in sys.modules])\n"
         "from pathlib import Path\n"
         "s = bagent.answers.schema.schema.OutputSchema.load({'type': 'string'}, base=Path())\n"
-        "s.explain(1); print('jsonschema' in sys.modules)"
+        "s.explain(1); print('jsonschema' in sys.modules)\n"
+        "try: bagent.answers.schema.schema.OutputSchema.load({'type': 's'}, base=Path())\n"
+        "except Exception: print('jsonschema' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[]", "False"]
+    assert done.stdout.split() == ["[]", "False", "True"]
 
 
 def test_judging_without_a_schema_does_not_load_the_validator():

@@ -5,17 +5,18 @@ The list shows what users of the former should expect, and tells when an upgrade
 
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import SchemaError
 
-FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
-
 
 def by_jsonschema(spec, value):
-    validator = jsonschema.Draft202012Validator(spec, format_checker=FORMATS)
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(
+        spec, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
     try:
         return validator.is_valid(value)
     except (OverflowError, RecursionError) as error:
@@ -62,6 +63,8 @@ def test_accepts_follows_the_deciding_validator(spec, value, theirs, ours):
 
 @pytest.mark.parametrize("pattern", [r"a\Z", r"(?a:x)"])
 def test_patterns_of_python_only_are_refused_at_load(pattern):
+    import jsonschema
+
     jsonschema.Draft202012Validator({"pattern": pattern}).is_valid("a")
     with pytest.raises(SchemaError, match="regex"):
         OutputSchema.load({"pattern": pattern}, base=Path())

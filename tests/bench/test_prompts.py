@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-import jsonschema
 import pytest
 
 from bagent.backends.endpoint import Endpoint
@@ -58,6 +57,8 @@ def test_skewed_groups_come_by_their_rank() -> None:
 
 
 def test_the_schema_of_answers_is_one() -> None:
+    import jsonschema
+
     jsonschema.Draft202012Validator.check_schema(json_schema(150))
     good = {"findings": [{"kind": "bug", "line": 123}] * 15}
     jsonschema.validate(good, json_schema(150))

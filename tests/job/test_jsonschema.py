@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from bagent.errors import JobError
@@ -18,6 +17,8 @@ FILE = Path(__file__).parents[2] / "schemas" / "job.schema.json"
 
 @pytest.fixture(scope="module")
 def validator():
+    import jsonschema
+
     schema = job_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)

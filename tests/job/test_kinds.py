@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.job.yaml.scalars import read_duration
-
 
 def key(path, value):
     """A job with the YAML text ``value`` at the dotted ``path``."""
@@ -231,17 +229,3 @@ def test_a_blank_value_is_the_default(load, path, default, blank):
 @pytest.mark.parametrize("blank", ["sampling:", "limits:\n", "limits: {timeout: }", "output: ~"])
 def test_a_blank_section_is_its_defaults(load, minimal, blank):
     assert load(minimal + blank + "\n").model_dump() == load(minimal).model_dump()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("10s", 10.0), ("1h30m", 5400.0), ("250ms", 0.25), ("7", 7.0), ("none", None), ("0", 0.0)],
-)
-def test_durations_of_options_are_read_alike(text, seconds):
-    assert read_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5s", "-5", ".inf", "1x", "s", "5s5"])
-def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="duration"):
-        read_duration(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from bagent.cli.commands.init import FILES, init, write_starter
@@ -46,12 +45,16 @@ def test_the_id_of_the_starter_job_names_each_row(starter, tmp_path):
 
 
 def test_the_starter_schema_is_a_schema(starter, tmp_path):
+    import jsonschema
+
     text = (tmp_path / "genes/schema.json").read_text(encoding="utf-8")
     jsonschema.Draft202012Validator.check_schema(json.loads(text))
     assert starter.output.schema_.path == tmp_path / "genes/schema.json"
 
 
 def test_the_starter_job_fits_the_schema_of_jobs():
+    import jsonschema
+
     data = plain(read_yaml(FILES["job.yaml"], "job.yaml").data)
     jsonschema.Draft202012Validator(job_schema()).validate(data)
 

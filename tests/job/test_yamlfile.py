@@ -131,10 +131,6 @@ def test_a_tab_that_indents_is_named():
     assert error("a:\n\tb: 1\n") == "job.yaml:2:1: a tab indents this line (indent with blanks)"
 
 
-def test_line_separators_of_unicode_stay_in_a_text():
-    assert values("a: |\n  x\u2028y\u2029z\x85w\n") == {"a": "x\u2028y\u2029z\x85w\n"}
-
-
 def test_json_is_read_with_its_escapes():
     assert values('{"a": "\\ud83d\\ude00 \\/ \\u00e9"}') == {"a": "😀 / é"}
 

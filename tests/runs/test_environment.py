@@ -10,12 +10,11 @@ from bagent.runs.environment import Environment, read_environment
 ALL = {
     "HOSTFILE": "hosts.txt",
     "MAX_TOKENS": "512",
-    "MAX_TOKENS_AGGREGATION": "1024",
     "MODEL_MAX_CONTEXT": "131072",
     "TIMEOUT_PER_SEQUENCE": "60.5",
     "PROXY_URL": "http://login:8080/",
 }
-READ = Environment("hosts.txt", 512, 1024, 131072, 60.5, "http://login:8080")
+READ = Environment("hosts.txt", 512, 131072, 60.5, "http://login:8080")
 
 
 OLD = {f"AURORA_SWARM_{name}": value for name, value in ALL.items()}

@@ -4,7 +4,6 @@ import random
 import re
 from typing import Any
 
-import jsonschema
 import pytest
 
 from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
@@ -105,6 +104,8 @@ SCHEMAS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_instances_are_valid(name: str) -> None:
+    import jsonschema
+
     schema = SCHEMAS[name]
     maker = InstanceMaker(schema)
     kind = jsonschema.validators.validator_for(schema)
@@ -201,6 +202,8 @@ def test_length_bounds_are_met(pattern: str, least: int, most: int) -> None:
     ],
 )  # fmt: skip
 def test_formats_are_what_they_say(name: str) -> None:
+    import jsonschema
+
     schema = {"type": "string", "format": name}
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     for seed in range(25):

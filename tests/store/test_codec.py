@@ -14,7 +14,6 @@ from bagent.store.journal.codec import (
     kind_of,
     status_of,
     unit_of,
-    visible_text,
 )
 from bagent.types import Turn
 
@@ -57,10 +56,6 @@ def test_lone_surrogates_become_visible_text_everywhere(outcome):
     read = decode_outcome(line)
     assert (read.id, read.text, read.error) == ("\\udc00", "a\\ud800b", "\\udfff")
     assert read.logprobs == [{"token": "\\ud83d"}]
-
-
-def test_two_halves_of_one_character_are_joined():
-    assert visible_text("\ud83d\ude00 \ud83d") == "\N{GRINNING FACE} \\ud83d"
 
 
 def test_nan_is_text_where_json_is_free_and_unknown_where_a_number_is_due(outcome):

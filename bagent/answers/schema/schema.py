@@ -201,9 +201,27 @@ def _check(schema: Json, dialect: SchemaDialect, at: Position | None) -> None:
     """Raise SchemaError where ``schema`` breaks the rules of its draft."""
     if not isinstance(schema, dict | bool):
         raise SchemaError("a schema is an object, or true or false", at=at)
-    faults = validation_messages(_rules(dialect.uri).iter_errors(schema), 1)
-    if faults:
-        raise SchemaError(f"not a JSON Schema: #{faults[0]}", at=at)
+    if not _rules(dialect.uri).is_valid(schema):
+        raise SchemaError(f"not a JSON Schema: #{_explain_invalid(schema, dialect)}", at=at)
+
+
+def _explain_invalid(schema: Json, dialect: SchemaDialect) -> str:
+    """Say where ``schema`` breaks the rules of its draft, and how.
+
+    ``jsonschema`` takes seconds to import, so only a broken schema imports it.
+    """
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+
+    draft = validator_for({"$schema": dialect.uri})
+    errors = list(draft(draft.META_SCHEMA, registry=REGISTRY).iter_errors(schema))
+    error = best_match([error for error in errors if error.path] or errors)
+    if error is None:  # jsonschema-rs alone refuses it
+        return validation_messages(_rules(dialect.uri).iter_errors(schema), 1)[0]
+    while error.context:
+        error = max(error.context, key=lambda inner: len(inner.path))
+    return f"{pointer(error.absolute_path) or '/'}: {shorten(error.message)}"
 
 
 @cache

@@ -13,24 +13,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from bagent.text.durations import LONG_PART, parse_duration
+
 SKEW_SECONDS = 2.0
 """A server clock that is further off than this is taken as wrong, and its own time is used."""
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?|\.\d+", re.ASCII)
-_PIECE = (
-    r"(\d+(?:\.\d+)?)\s*(ms|milliseconds?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|[smhd])"
-)
-_PIECES = re.compile(_PIECE, re.IGNORECASE)
-_DURATION = re.compile(rf"(?:{_PIECE}\s*)+", re.IGNORECASE)
 _IN_WORDS = re.compile(
-    rf"(?:try again|retry(?:ing)?|wait)(?: again)? (?:in|after|for) ((?:{_PIECE}\s*)+)",
+    rf"(?:try again|retry(?:ing)?|wait)(?: again)? (?:in|after|for) ((?:{LONG_PART}\s*)+)",
     re.IGNORECASE,
 )
 _IN_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-retry-after-ms")
 _IN_SECONDS = ("retry-after", "x-retry-after", "x-ratelimit-retry-after", "x-ratelimit-reset-after")
 _SPENT = re.compile(r"\bremaining=0\b.*\breset=(\d+)", re.IGNORECASE)
 _SPENT_ONE = re.compile(r";\s*r=0\b.*;\s*t=(\d+)", re.IGNORECASE)
-_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -102,15 +98,10 @@ def reset_seconds(value: str, now: float) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    if not _DURATION.fullmatch(text.strip()):
+    try:
+        return parse_duration(text, long_units=True)
+    except ValueError:
         return None
-    total = 0.0
-    for number, unit in _PIECES.findall(text):
-        word = unit.lower()
-        total += float(number) * (
-            0.001 if word.startswith(("ms", "mil")) else _UNIT_SECONDS[word[0]]
-        )
-    return total
 
 
 def _number(value: str) -> float | None:

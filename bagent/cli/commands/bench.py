@@ -287,13 +287,13 @@ def _names(option: str, text: str, choices: Sequence[str]) -> tuple[str, ...]:
 
 
 def _duration(option: str, text: str, *, none_too: bool = False) -> float:
-    from bagent.job.yaml.scalars import read_duration
+    from bagent.text.durations import parse_duration
 
     try:
-        seconds = read_duration(text)
+        seconds = parse_duration(text)
     except ValueError:
-        seconds = None
-    if seconds is None or (seconds == 0 and not none_too):
+        seconds = -1.0
+    if seconds < 0 or (seconds == 0 and not none_too):
         raise UsageError(f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m")
     return seconds
 

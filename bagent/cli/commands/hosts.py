@@ -188,11 +188,11 @@ def _plan(
     count: int, timeout: str, required: int, model: str | None, wait: bool
 ) -> HealthCheckPlan:
     from bagent.fleet.health_check import HealthCheckPlan
-    from bagent.job.yaml.scalars import read_duration
     from bagent.runs.shutdown import raise_file_limit
+    from bagent.text.durations import parse_duration
 
     try:
-        seconds = read_duration(timeout) or 0.0
+        seconds = 0.0 if timeout == "none" else parse_duration(timeout)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:

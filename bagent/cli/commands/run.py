@@ -127,10 +127,10 @@ def _margin(text: str) -> float | None:
 
 
 def _seconds(option: str, text: str) -> float:
-    from bagent.job.yaml.scalars import read_duration
+    from bagent.text.durations import parse_duration
 
     try:
-        return read_duration(text) or 0.0
+        return 0.0 if text == "none" else parse_duration(text)
     except ValueError:
         raise UsageError(
             f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m"

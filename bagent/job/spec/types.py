@@ -18,7 +18,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from bagent.job.validation import LoadContext
-from bagent.job.yaml.scalars import SourceText, parse_number, plain, read_duration
+from bagent.job.yaml.scalars import SourceText, parse_number, plain
+from bagent.text.durations import parse_duration
 from bagent.text.suggest import describe_value, did_you_mean
 from bagent.types import Json
 
@@ -372,7 +373,7 @@ class Duration(Kind):
         if parse_number(value.strip()) is not None:
             return None
         try:
-            return read_duration(value)
+            return parse_duration(value)
         except ValueError:
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from bagent.job.source_map import Origin
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
 from bagent.job.templates.template import Template, TemplateFailure
+from bagent.text.json import decode_json
 from bagent.text.suggest import describe_value, did_you_mean, dotted
 from bagent.types import Json, Message
 
@@ -48,8 +48,8 @@ def read_conversation(value: Json) -> list[Message]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = decode_json(value)
+        except ValueError:
             raise ConversationFault("a text, no list of messages") from None
     if not isinstance(value, list):
         raise ConversationFault(f"{describe_value(value)}, no list of messages")

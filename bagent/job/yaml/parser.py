@@ -22,7 +22,8 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner, ScannerError
 
 from bagent.errors import JobError, Position
-from bagent.job.yaml.scalars import join_surrogates, parse_number, resolve_plain
+from bagent.job.yaml.scalars import parse_number, resolve_plain
+from bagent.text.unicode import join_surrogates
 from bagent.types import Json
 
 _BARE_TEMPLATE = re.compile(r"(^|[\s:\[,-])\{[{%]")
@@ -113,10 +114,6 @@ _DEEPEST = 200
 _PLAIN = "plain"
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-# YAML 1.2 knows only LF and CR as line ends; PyYAML breaks lines at these three as well. They
-# are swapped for non-characters of Unicode while PyYAML works.
-_HIDE = str.maketrans("\x85\u2028\u2029", "\ufdd0\ufdd1\ufdd2")
-_SHOW = str.maketrans("\ufdd0\ufdd1\ufdd2", "\x85\u2028\u2029")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +332,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def _compose(text: str) -> list[Node]:
-    loader = _Loader(text.translate(_HIDE))
+    loader = _Loader(text)
     nodes: list[Node] = []
     while loader.check_node():
         node = loader.get_node()
@@ -429,7 +426,7 @@ class _Builder:
         if isinstance(node, ScalarNode):
             if node.tag == _PLAIN and not node.value:
                 raise self._error(node, "a key is empty", "write KEY: VALUE")
-            return _text(node.value)
+            return join_surrogates(node.value)
         if self._text.startswith("{{", max(node.start_mark.index - 1, 0)):
             raise self._error(
                 node, "a text that begins with {{ must be quoted", 'write "{{ NAME }}"'
@@ -438,9 +435,9 @@ class _Builder:
 
     def _scalar(self, node: ScalarNode) -> Json:
         if node.tag == _PLAIN:
-            return resolve_plain(_text(node.value))
+            return resolve_plain(join_surrogates(node.value))
         if node.tag in (_TAG + "str", "!"):
-            return _text(node.value)
+            return join_surrogates(node.value)
         kind = node.tag.removeprefix(_TAG)
         value = resolve_plain(node.value)
         right = {
@@ -466,10 +463,6 @@ class _Builder:
     def _error(self, node: Node, message: str, hint: str = "") -> JobError:
         mark = node.start_mark
         return JobError(message, hint=hint, at=Position(self._file, mark.line + 1, mark.column + 1))
-
-
-def _text(value: str) -> str:
-    return join_surrogates(value.translate(_SHOW))
 
 
 def at_option(value: Json, option: str) -> tuple[Json, YamlSpot]:

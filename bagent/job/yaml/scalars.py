@@ -6,7 +6,6 @@ A number keeps its source text, so that a key which takes text gives ``08`` back
 
 from __future__ import annotations
 
-import math
 import re
 
 from bagent.types import Json
@@ -22,11 +21,6 @@ _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NAN = frozenset({".nan", ".NaN", ".NAN"})
 # Python refuses to read integers of more than 4,300 digits; no setting comes near this.
 _MOST_DIGITS = 1000
-
-
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class SourceInt(int):
@@ -108,29 +102,6 @@ def parse_number(text: str) -> SourceInt | SourceFloat | None:
     return None
 
 
-def read_duration(text: str) -> float | None:
-    """Seconds written as ``10s``, ``5m``, ``1h30m``, ``250ms`` or a number; ``none`` gives None.
-
-    Raises:
-        ValueError: it is no duration, is not finite, or is negative.
-    """
-    compact = text.replace(" ", "").lower()
-    if compact == "none":
-        return None
-    number = parse_number(compact)
-    if number is not None:
-        seconds = float(number)
-    elif _DURATION.fullmatch(compact):
-        parts = _DURATION_PART.findall(compact)
-        # Rounded to microseconds: 1.1 s is not to become 1.1000000000000001 s.
-        seconds = round(sum(float(amount) * _SECONDS[unit] for amount, unit in parts), 6)
-    else:
-        raise ValueError(f"{text} is no duration")
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"{text} is no usable duration")
-    return seconds
-
-
 def plain(value: Json) -> Json:
     """``value`` made of the builtin types only, deeply: what JSON encoders want."""
     if isinstance(value, dict):
@@ -143,13 +114,3 @@ def plain(value: Json) -> Json:
         if isinstance(value, base):
             return base(value)
     return value
-
-
-def join_surrogates(text: str) -> str:
-    """``text`` with halves of one character, as JSON escapes write them, put together.
-
-    A half that stands alone is kept.
-    """
-    if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")

@@ -20,11 +20,12 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from bagent.errors import InputError, Position
-from bagent.rows.decode import Chunk, Item, Unreadable, has_surrogate
+from bagent.rows.decode import Chunk, Item, Unreadable
 from bagent.rows.discovery import FileSource
 from bagent.rows.formats.compression import ByteStream, check_start, unreadable
 from bagent.rows.formats.jsonl import LONGEST, ROWS, too_long
 from bagent.rows.warnings import RowWarnings
+from bagent.text.unicode import is_utf8
 
 
 class PhysicalLines:
@@ -97,7 +98,7 @@ class PhysicalLines:
 
     def undecodable(self) -> bool:
         """Whether the record holds bytes that are not UTF-8."""
-        return any(has_surrogate(line) for line in self.taken)
+        return any(not is_utf8(line) for line in self.taken)
 
 
 _MOST_LINES = 1000

@@ -6,7 +6,6 @@ does not follow the number of rows.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
@@ -23,6 +22,7 @@ from bagent.errors import InputError, MissingPackage, Position
 from bagent.rows.decode import Chunk, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
 from bagent.rows.formats.jsonl import ROWS
+from bagent.text.unicode import float_or_text
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -229,14 +229,8 @@ def _json(text: str | None) -> Json:
         return text
 
 
-def _float(value: float) -> Json:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
 _CONVERT: dict[type, Callable[[Any], Json]] = {
-    float: _float,
+    float: float_or_text,
     Decimal: decimal_value,
     bytes: bytes_text,
     bytearray: lambda value: bytes_text(bytes(value)),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, get_args
 
 import msgspec
 
+from bagent.text.unicode import clean_text, float_or_text
 from bagent.types import ErrorKind, Json, Outcome, Status
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -40,7 +40,6 @@ _STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} 
     TOMBSTONE: VOID_CODE
 }
 _JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages", "response"})
-_SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 _DEEPEST = 400
 _SIMPLE = frozenset({str, int, type(None)})
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -122,18 +121,6 @@ def unit_of(key: int, stage: str, answer: int = 0) -> int:
     return key ^ salt_of(stage, answer)
 
 
-def visible_text(text: str) -> str:
-    """``text`` with each lone surrogate written out as ``\\udXXX``; two halves become one."""
-
-    def show(match: re.Match[str]) -> str:
-        found = match.group()
-        if len(found) == 2:
-            return chr(0x10000 + ((ord(found[0]) - 0xD800) << 10) + ord(found[1]) - 0xDC00)
-        return f"\\u{ord(found):04x}"
-
-    return _SURROGATE.sub(show, text)
-
-
 def clean(value: Json, depth: int = 0) -> Json:
     """A copy of a JSON value that every JSON reader takes.
 
@@ -141,15 +128,15 @@ def clean(value: Json, depth: int = 0) -> Json:
     ``-Infinity``, raw JSON its value; what is nested deeper than 400 levels becomes text.
     """
     if isinstance(value, str):
-        return visible_text(value)
+        return clean_text(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
+        return float_or_text(value)
     if value is None or isinstance(value, (bool, int)):
         return value
     if depth > _DEEPEST:
-        return visible_text(str(value))
+        return clean_text(str(value))
     if isinstance(value, dict):
-        return {visible_text(str(k)): clean(v, depth + 1) for k, v in value.items()}
+        return {clean_text(str(k)): clean(v, depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean(v, depth + 1) for v in value]
     if isinstance(value, msgspec.Raw):
