@@ -1,4 +1,4 @@
-"""Files and folders that only their owner may read."""
+"""Private files and folders, atomic writes, and reads that follow no links."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import BinaryIO
 from bagent.errors import UsageError
 
 PRIVATE = 0o700
-"""The mode of folders and scripts that may hold secrets."""
+"""Mode of folders and scripts that may hold secrets."""
 
 
 def make_private_folder(path: Path) -> None:
-    """Make the folder ``path`` with mode 0700; one that is there stays as it is.
+    """Make the folder ``path`` with mode 0700; leave an existing one as it is.
 
     Raises:
-        OSError: it cannot be made, or is no folder.
+        OSError: it cannot be made, or is not a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -31,13 +31,13 @@ def make_private_folder(path: Path) -> None:
 
 
 def ensure_own_folder(path: Path) -> None:
-    """Make the folder ``path`` for this user alone, or make sure that it is that.
+    """Make the folder ``path`` for this user alone, or check that it is theirs alone.
 
-    For folders whose names others can know, as in ``/tmp``: who made one before could put files
-    into it that are run later.
+    For folders with guessable names, as in ``/tmp``: another user could have made one there and
+    put files into it that are executed later.
 
     Raises:
-        OSError: it cannot be made, is a link or no folder, or belongs to somebody else.
+        OSError: it cannot be made, is a link or not a folder, or belongs to another user.
     """
     make_private_folder(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -49,28 +49,36 @@ def ensure_own_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file with mode 0700 in place of what is at ``path``.
+def write_atomic(path: Path, *content: bytes | str, mode: int = 0o666, sync: bool = False) -> None:
+    """Replace the file at ``path``: readers see the old content or the new one, never a part.
 
-    At no time may others read it, also where an older file of theirs was there.
+    Args:
+        path: the file.
+        content: pieces of its content, written one after the other; text as UTF-8.
+        mode: mode of the new file, less the process's umask.
+        sync: wait until the content is on the disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; the old file stays.
     """
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(temporary, flags, PRIVATE), "w", encoding="utf-8") as file:
-            file.write(text)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in content:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file of a run directory for reading.
+    """Open a regular file for reading.
 
     Raises:
         OSError: it is a link, a pipe or a device, or cannot be opened.
@@ -89,17 +97,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """Read a file of a run directory.
-
-    Raises:
-        OSError: it is a link, a pipe or a device, or cannot be read.
-    """
+    """Return the content of a regular file; raises as :func:`open_regular`."""
     with open_regular(path) as handle:
         return handle.read()
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a path is a regular file, and no link to one."""
+    """Return whether ``path`` is a regular file and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -107,7 +111,7 @@ def is_regular(path: Path) -> bool:
 
 
 def link_error(path: Path) -> UsageError:
-    """The error for a link in the place of the journal or of a file in it."""
+    """Return the error for a link in place of the journal or of a file in it."""
     return UsageError(
         f"{path} is a link to {path.readlink()}, which is not followed",
         hint="put what it leads to in its place",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import math
-import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.errors import HostfileError, Position, UsageError, WriteError
+from bagent.files import write_atomic
 
 DEFAULT_PORT = 8000
 FIRST_FREE_PORT = 1024
@@ -330,16 +330,8 @@ def write_hostfile(path: Path, text: str) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomic(path, text, sync=True)
     except OSError as error:
         raise WriteError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
 

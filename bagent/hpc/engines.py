@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from bagent.errors import UsageError
-from bagent.files import ensure_own_folder
+from bagent.files import ensure_own_folder, write_atomic
 from bagent.hpc.allocation import Allocation, read_allocation
 from bagent.hpc.nodes import read_names, short, this_position
 from bagent.hpc.scheduler_queries import Ask, ask
@@ -107,9 +107,7 @@ class EngineState:
 
 def write_state(folder: Path, state: EngineState) -> None:
     """Write the engine's file, whole or not at all."""
-    part = folder / f".{state.name}.{os.getpid()}"
-    part.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
-    part.replace(folder / f"{state.name}.json")
+    write_atomic(folder / f"{state.name}.json", json.dumps(asdict(state)) + "\n")
 
 
 def read_states(folder: Path) -> Iterator[EngineState]:

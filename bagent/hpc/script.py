@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bagent.errors import UsageError, WriteError
-from bagent.files import make_private_folder, write_private
+from bagent.files import PRIVATE, make_private_folder, write_atomic
 from bagent.hpc.plan import (
     MIN_FRACTION,
     REQUEUES,
@@ -210,7 +210,7 @@ def write_script(plan: BatchPlan, text: str) -> Path:
     path = plan.batch_folder / f"job.{plan.scheduler}.sh"
     try:
         make_private_folder(path.parent)
-        write_private(path, text)
+        write_atomic(path, text, mode=PRIVATE)
     except OSError as error:
         words = (error.strerror or str(error)).lower()
         raise WriteError(f"cannot write {path}: {words}") from None

@@ -8,12 +8,12 @@ import math
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
+from bagent.files import write_atomic
 from bagent.hpc.engines import EngineState, read_states
 
 LOOK_SECONDS = 2.0
@@ -148,14 +148,15 @@ def late_step(argv: list[str]) -> int:
         left = still_missing(lines_of(folder.hosts), ready, folder.failed())
         if not left:
             return 0
-        _write(missing, left)
+        write_atomic(missing, *(f"{line}\n" for line in left))
         found.unlink(missing_ok=True)
         child = _hosts(missing, found, ["--min-hosts", "1", "--timeout", f"{LATE_SECONDS:g}s"])
         with _stopping(child):
             code = child.wait()
         if code not in (0, EXIT_STOPPED):
             return max(0, code)
-        _write(folder.ready, [*ready, *(line for line in lines_of(found) if line not in ready)])
+        new = (line for line in lines_of(found) if line not in ready)
+        write_atomic(folder.ready, *(f"{line}\n" for line in (*ready, *new)))
 
 
 def still_missing(
@@ -250,9 +251,3 @@ def _stopping(child: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    part = path.with_name(f".{path.name}.{time.time_ns()}")
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    part.replace(path)

@@ -45,7 +45,7 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.files import write_private
+from bagent.files import PRIVATE, write_atomic
 from bagent.library.open_run import Result
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Ite
     # In this folder, since the paths of a job start from the folder of its file.
     path = Path(f".bagent-{secrets.token_hex(8)}.yaml")
     try:
-        write_private(path, text)
+        write_atomic(path, text, mode=PRIVATE)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(

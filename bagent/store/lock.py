@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import OwnedError, StoppedEarly
-from bagent.files import read_regular
+from bagent.files import read_regular, write_atomic
 from bagent.store.journal.segments import check_part, part_order, write_error
 
 RENEW_SECONDS = 15.0
@@ -140,9 +140,7 @@ class RunLock:
             now = read_owner(self.path)
             if now is None or (now.token, now.time) != (before.token, before.time):
                 return False
-            fresh = self.path.with_name(f"{self.path.name}.{self._record.token}.tmp")
-            fresh.write_bytes(_encode(self._record))
-            fresh.replace(self.path)
+            write_atomic(self.path, _encode(self._record))
             return True
         finally:
             claim.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ import hmac
 import os
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from bagent.errors import ChangedError, OwnedError, UsageError
-from bagent.files import PRIVATE, make_private_folder, read_regular
+from bagent.files import PRIVATE, make_private_folder, read_regular, write_atomic
 from bagent.store.journal.segments import Report, part_order, write_error
 from bagent.store.lock import is_live, owners
 from bagent.types import Json
@@ -372,16 +371,9 @@ def _new_directory(path: Path) -> Path:
 def _write_whole(path: Path, info: RunInfo) -> None:
     """Write a file that is either the old one or the new one, whatever happens."""
     text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("wb") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
+        write_atomic(path, text, sync=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise write_error(path, error) from error
 
 
@@ -468,10 +460,8 @@ class ProgressFile:
         if not last and time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PROGRESS_INTERVAL_S
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            fresh.write_bytes(msgspec.json.encode(progress))
-            fresh.replace(self._path)
+            write_atomic(self._path, msgspec.json.encode(progress))
 
 
 def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from bagent.errors import UsageError
+from bagent.files import write_atomic
 from bagent.sim import OPTIONS, SimConfig, start_sim
 from bagent.sim.config import SimOption
 
@@ -103,9 +103,7 @@ def _reachable(url: str, host: str) -> str:
 def _write_hostfile(path: Path, urls: list[str]) -> None:
     """Write ``host:port`` lines, whole or not at all: readers may be waiting for the file."""
     lines = "".join(f"{url.removeprefix('http://')}\n" for url in urls)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(f"# simulated endpoints of bagent sim\n{lines}", encoding="utf-8")
-        part.replace(path)
+        write_atomic(path, "# simulated endpoints of bagent sim\n", lines)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

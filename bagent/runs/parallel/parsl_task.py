@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import EXIT_STOPPED
+from bagent.files import write_atomic
 from bagent.hpc.wait_for_owner import wait_until_vacant
 from bagent.observe import Snapshot
 from bagent.runs.parallel.worker import decode_options
@@ -141,11 +142,8 @@ def _of(worker: Worker, state: ChunkState) -> ChunkState:
 
 def _tell(folder: Path, part: str, state: ChunkState) -> None:
     """Write the chunk's file, whole or not at all; a disk that refuses stops nothing."""
-    path = state_path(folder, part)
-    fresh = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        fresh.write_bytes(msgspec.json.encode(state))
-        fresh.replace(path)
+        write_atomic(state_path(folder, part), msgspec.json.encode(state))
 
 
 class _Signals:

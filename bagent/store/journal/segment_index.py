@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import uuid
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from bagent.files import open_regular
+from bagent.files import open_regular, write_atomic
 from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_brief, salt_of
 from bagent.store.journal.segments import Report, Segment, whole_lines
 from bagent.types import Outcome
@@ -357,18 +356,10 @@ class SegmentIndex:
                 ok=len(ascending),
             )
         )
-        target = self.segment.sidecar
-        temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            with temporary.open("wb") as handle:
-                handle.write(MAGIC + len(header).to_bytes(8, "little") + header)
-                for name in COLUMNS:
-                    handle.write(columns[name].tobytes())
-                handle.write(ascending.tobytes())
-            temporary.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        start = MAGIC + len(header).to_bytes(8, "little") + header
+        arrays = (*(columns[name] for name in COLUMNS), ascending)
+        with contextlib.suppress(OSError):
+            write_atomic(self.segment.sidecar, start, *(values.tobytes() for values in arrays))
 
     def _load(self, handle: BinaryIO, size: int) -> bool:
         found = read_header(handle)

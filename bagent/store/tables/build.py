@@ -21,6 +21,7 @@ import msgspec
 
 from bagent.duck import Access, connect, file_literal
 from bagent.errors import BagentError, WriteError
+from bagent.files import write_atomic
 from bagent.store.journal.reader import JournalReader
 from bagent.store.journal.segments import Report, Stream, list_segments
 from bagent.store.run_dir import RunDir, RunInfo
@@ -301,9 +302,8 @@ class TableBuilder:
             self.report(note)
         is_json = {table: sql.json_columns(table, self.columns.items()) for table in sql.TABLES}
         made = Freshness(now, database, self.notes, is_json)
-        marker = self.work / "tables.json"
-        marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-        marker.replace(self.out / "tables.json")
+        text = msgspec.json.format(msgspec.json.encode(made)) + b"\n"
+        write_atomic(self.out / "tables.json", text)
 
     def _make(self, stale: list[str], lines: JournalReader, limits: MemoryLimits) -> str:
         """Make the tables within limits; the name of the database."""
