@@ -1,6 +1,10 @@
-"""One HTML page about a run: what happened, what failed and why, what was slow and what it cost.
+"""HTML pages that load nothing from elsewhere.
 
-All numbers come by SQL from the tables; the page needs no network and no other file.
+- ``html``, ``svg``: the toolkit: escaping, tables, sections, the page skeleton; charts
+- ``run``: the page of a run, made by SQL from its tables
+- ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
+- ``queries``: SQL that several sections share
+- ``load_test``: the page of a load test
 """
 
 from bagent.report.run import ReportInfo, make_page

@@ -1,4 +1,4 @@
-"""Agents: which tools were called, how many turns a row took, and where its time went."""
+"""The section on tools and turns."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bagent.store.tables.views import same_unit
 MOST = 12
 FEWEST = 3
 OFTEN = 0.1
-"""Failed calls of a tool, and their share, from which on they are worth a word."""
+"""A tool has a finding from this number and this share of failed calls on."""
 
 _OF = """t.row = m.row and t.stage = m.stage and t.answer = m.answer
     and coalesce(t.id = m.id, true)"""
-"""SQL: a try or call of a row ``m``; runs of earlier versions have no ids there."""
+"""SQL: an attempt or call ``t`` of a row ``m``; runs of earlier versions have no ids there."""
 
 
 def findings(calls: list[dict[str, Any]]) -> list[str]:
-    """Tools that fail often, in words."""
+    """Describe the tools that fail often."""
     return [
         f"{row['failed']:,} of {row['calls']:,} calls of {row['name']} failed"
         + f": mostly {row['commonest_error']}" * (row["commonest_error"] != "failed")
@@ -29,7 +29,7 @@ def findings(calls: list[dict[str, Any]]) -> list[str]:
 
 
 def agents(db: ReportDb, calls: list[dict[str, Any]]) -> Html:
-    """Tools and turns; nothing where no row had a second turn and no tool was called."""
+    """Make the section; empty where no row had a second turn and no tool was called."""
     turns = db.rows(
         """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
                   avg(completion_tokens) as answer_tokens,
@@ -55,7 +55,7 @@ def agents(db: ReportDb, calls: list[dict[str, Any]]) -> Html:
 
 
 def tool_rows(db: ReportDb) -> list[dict[str, Any]]:
-    """Every tool with its calls, the commonest first."""
+    """Return every tool with its calls, the most called first."""
     return db.rows(
         """select name, count(*) as calls, count(distinct (row, stage, id, answer)) as "rows",
                   count(*) filter (shared) as shared, count(*) filter (cached) as cached,
@@ -67,7 +67,7 @@ def tool_rows(db: ReportDb) -> list[dict[str, Any]]:
 
 
 def _longest(db: ReportDb) -> Html:
-    """The rows with most turns: which tools, and how long model and tools took."""
+    """The rows with most turns: their tools, and how long model and tools took."""
     rows = db.rows(
         f"""with most as (
                 select id, row, stage, answer, status, error_kind, turns, latency_ms from results

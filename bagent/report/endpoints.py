@@ -1,30 +1,31 @@
-"""Each endpoint beside the others: speed, errors, load over time."""
+"""The section that compares endpoints: speed, errors, load over time."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bagent.observe.formatting import milliseconds
-from bagent.report.html import FEW, WEAK, Html, note, number, section, table
-from bagent.report.queries import BUCKETS, ReportDb, median
+from bagent.report.html import Html, note, number, section, table
+from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
 
 MOST = 60
 SLOW = 1.5
-"""So many times the median of the others is worth a word."""
+"""An endpoint that takes so many times the others' median is called slow."""
 
 FEWEST = 5
-"""Tries that must have gone well before an endpoint is called slow."""
+"""An endpoint has a finding from so many successful, or failed, attempts on."""
 
 
 def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
-    """Every endpoint with its numbers, the slowest first.
+    """Return every endpoint with its numbers, the slowest first.
 
-    ``slower`` is how many times as long as at the median of the others a try takes there, stage by
-    stage, so that an endpoint is not slow because a stage asks for longer answers; None: no other.
+    ``slower`` is the time of an attempt relative to the others' median, None without others. It
+    is taken stage by stage: a stage with longer answers makes no endpoint slow.
     """
     rows = db.rows(
-        """select endpoint, count(*) as tries, count(*) filter (error_kind is not null) as failed,
+        """select endpoint, count(*) as attempts,
+                  count(*) filter (error_kind is not null) as failed,
                   100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
                   mode(error_kind) as most_error,
                   quantile_cont((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
@@ -60,9 +61,9 @@ def _slower(db: ReportDb) -> dict[str, float]:
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
-    """Endpoints that stand out, in words."""
+    """Describe the endpoints that stand out."""
     messages = [
-        f"{_weak(row)}{row['endpoint']} is slow: half of its tries take longer than"
+        f"{_weak(row)}{row['endpoint']} is slow: half of its attempts take longer than"
         f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
         + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
         for row in rows
@@ -70,27 +71,27 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
     ]
     tails = [row["p99_ms"] for row in rows if row["p99_ms"] is not None]
     failed = sum(row["failed"] for row in rows)
-    tries = sum(row["tries"] for row in rows)
+    attempts = sum(row["attempts"] for row in rows)
     for row in rows if len(rows) > 1 else ():
-        share = row["failed"] / row["tries"]
-        others_share = (failed - row["failed"]) / max(1, tries - row["tries"])
+        share = row["failed"] / row["attempts"]
+        others_share = (failed - row["failed"]) / max(1, attempts - row["attempts"])
         if row["failed"] >= FEWEST and share > 2 * others_share + 0.01:
             messages.append(
-                f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its tries"
+                f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its attempts"
                 f" (mostly {row['most_error']}), the others {100 * others_share:.3g} %"
             )
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
         if slow_tail and (row["slower"] or 0.0) <= SLOW:
             messages.append(
-                f"{row['endpoint']} is slow at times: one try in a hundred takes longer than"
+                f"{row['endpoint']} is slow at times: one attempt in a hundred takes longer than"
                 f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
             )
     return messages[:6]
 
 
 def _weak(row: dict[str, Any]) -> str:
-    """What a finding from few tries begins with."""
-    return WEAK if row["tries"] < FEW else ""
+    """The mark of a finding from few attempts."""
+    return WEAK if row["attempts"] < FEW else ""
 
 
 def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -104,8 +105,8 @@ def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
-    """How many times the median p99 of the others its own is; 0: not worth a word."""
-    if row["p99_ms"] is None or not other_tails or row["tries"] - row["failed"] < 100:
+    """How many times the others' median p99 its own is; 0 where that is no finding."""
+    if row["p99_ms"] is None or not other_tails or row["attempts"] - row["failed"] < 100:
         return 0.0
     typical = median(other_tails)
     ratio = row["p99_ms"] / typical if typical > 0 else 0.0
@@ -113,7 +114,7 @@ def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
 
 
 def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
-    """The table of endpoints."""
+    """Make the section."""
     if not rows:
         return Html("")
     longest = max((row["p50_ms"] or 0.0 for row in rows), default=0.0) or 1.0
@@ -125,7 +126,7 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
             {
                 "endpoint": row["endpoint"],
                 "slower": row["slower"],
-                "tries": row["tries"],
+                "attempts": row["attempts"],
                 "failed_percent": row["failed_percent"],
                 "mostly": row["most_error"],
                 "p50": meter((row["p50_ms"] or 0.0) / longest),
@@ -134,7 +135,7 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
                 "first_token_ms": row["first_token_ms"],
                 "tokens": row["tokens"],
                 "tokens_per_busy_s": row["tokens_per_busy_s"],
-                "in flight over time": sparkline(curve, max(curve, default=0.0)) or None,
+                "in flight over time": sparkline(curve) or None,
             }
         )
     heads = {name: name.removesuffix("_ms").replace("_", " ") for name in table_rows[0]}
@@ -148,8 +149,8 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
     return section(
         "Endpoints",
         note(
-            "Times are of tries that went well, from sending to the whole answer; times the others:"
-            f" the median try beside that of the other endpoints in the same stage.{more}"
+            "Times are of successful attempts, from sending to the whole answer; times the others:"
+            f" the median attempt relative to the other endpoints' in the same stage.{more}"
         ),
         table(table_rows, heads),
     )

@@ -1,4 +1,4 @@
-"""What went wrong: failed rows by cause, schema failures by path, tries that had to be repeated."""
+"""The section on failures: rows by cause, schema failures by path, attempts that failed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from bagent.report.queries import ReportDb
 
 MOST = 25
 FAULTS = 4
-"""So many groups of failures are looked at closely."""
+"""Groups of failures that have a finding each."""
 
 EXAMPLE = 220
 SHORT = 60.0
-"""Seconds of a run that is too short for its times to mean anything."""
+"""In a shorter run, in seconds, the times of failures mean nothing."""
 
 CLOSE = 0.2
-"""Failures within this share of the run's time stand close together."""
+"""Failures within this share of the run's time are close together."""
 
 _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
-"""``POINTER: WORDS`` of a validator; the pointer ``/`` is the whole answer."""
+"""``POINTER: MESSAGE`` of a validator; the pointer ``/`` is the whole answer."""
 
 _MISSING = r'^"(.*)" is a required property'
 
 
 def find(db: ReportDb) -> list[dict[str, Any]]:
-    """Make ``faults``: failures alike but for numbers, in each stage, the commonest first.
+    """Make and return the table ``faults``: failures of a stage that differ in numbers only.
 
-    ``fault`` numbers them from 1; ``percent`` is their share of their stage's rows. Returns all.
+    The commonest comes first. ``fault`` numbers them from 1; ``percent`` is their share of the
+    rows of their stage.
     """
     from bagent.store.tables.views import ALIKE
 
@@ -56,10 +57,10 @@ def find(db: ReportDb) -> list[dict[str, Any]]:
 def findings(
     faults: list[dict[str, Any]], sums: dict[str, Any], shared: Sequence[str]
 ) -> list[str]:
-    """The commonest failures in words.
+    """Describe the commonest failures.
 
     Args:
-        shared: what the rows of each of the first groups have in common, empty: nothing.
+        shared: what the rows of each of the first groups have in common, or an empty text.
     """
     messages = []
     for row, common in zip(faults[:FAULTS], shared, strict=False):
@@ -85,7 +86,7 @@ def _is(count: int) -> str:
 
 
 def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
-    """Where failures stand close together in time, when that was."""
+    """When failures ended that are close together in time; else empty."""
     early, late = row["early"], row["late"]
     if early is None or row["rows"] < 5 or sums["seconds"] < SHORT:
         return ""
@@ -96,7 +97,7 @@ def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
 
 
 def failures(db: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
-    """Failed rows and failed tries."""
+    """Make the section."""
     stage = "stage, " * (sums["stages"] > 1)
     by_status = db.rows(
         f"""select {stage}status, error_kind, count(*) as "rows", 100.0 * count(*)
@@ -122,20 +123,20 @@ def failures(db: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -
 
 
 def _schema(db: ReportDb) -> Html:
-    """Answers that the schema refused, by the place in the answer; list positions are one."""
+    """Answers that the schema refused, by path in the answer; positions in lists are equal."""
     rows = db.rows(
-        f"""with told as (
+        f"""with refused as (
                 select regexp_extract(error, '{_FAULT}', 1) as path,
-                       regexp_extract(error, '{_FAULT}', 2) as words, error, id, row
+                       regexp_extract(error, '{_FAULT}', 2) as message, error, id, row
                 from results where error_kind = 'schema'),
-            placed as (
-                select *, regexp_replace(rtrim(path, '/'), '/\\d+', '/*', 'g') as place,
-                       regexp_extract(words, '{_MISSING}', 1) as missing from told)
-            select case when missing <> '' then place || '/' || missing || ' is missing'
-                        when place = '' then 'the whole answer' else place end as place,
+            located as (
+                select *, regexp_replace(rtrim(path, '/'), '/\\d+', '/*', 'g') as location,
+                       regexp_extract(message, '{_MISSING}', 1) as missing from refused)
+            select case when missing <> '' then location || '/' || missing || ' is missing'
+                        when location = '' then 'the whole answer' else location end as path,
                    count(*) as "rows", min_by(id, row) as first_id,
-                   left(min_by(coalesce(nullif(words, ''), error), row), 240) as example
-            from placed group by 1 order by "rows" desc, 1 limit {MOST}"""
+                   left(min_by(coalesce(nullif(message, ''), error), row), 240) as example
+            from located group by 1 order by "rows" desc, 1 limit {MOST}"""
     )
     if not rows:
         return Html("")
@@ -144,23 +145,23 @@ def _schema(db: ReportDb) -> Html:
 
 def _attempts(db: ReportDb) -> Html:
     kinds = db.rows(
-        f"""select error_kind, status_code, count(*) as tries,
+        f"""select error_kind, status_code, count(*) as attempts,
                    count(distinct endpoint) as endpoints,
-                   count(*) filter (try = 1) as first_tries,
+                   count(*) filter (try = 1) as first_attempts,
                    left(mode(error), 240) as commonest_error
             from attempts where error_kind is not null
-            group by 1, 2 order by tries desc limit {MOST}"""
+            group by 1, 2 order by attempts desc limit {MOST}"""
     )
     if not kinds:
         return Html("")
     often = db.rows(
-        """select attempts as tries, count(*) as "rows", count(*) filter (status = 'ok') as ok
+        """select attempts, count(*) as "rows", count(*) filter (status = 'ok') as ok
            from results where attempts > 0 group by 1 order by 1 limit 20"""
     )
     return Html(
-        heading("tries that failed")
-        + note("A try is one row's part in one request; most are repeated and end well.")
+        heading("attempts that failed")
+        + note("An attempt is one row's part in one request; most are retried and end well.")
         + table(kinds)
-        + heading("rows by their number of tries")
+        + heading("rows by their number of attempts")
         + table(often)
     )

@@ -1,4 +1,4 @@
-"""Which field of the input goes with long answers, and with rows that fail?"""
+"""The section on input fields: which go with long answers, and with failed rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 from bagent.duck import literal
 from bagent.observe.formatting import visible
 from bagent.report.failures import FAULTS
-from bagent.report.html import FEW, WEAK, Html, heading, note, number, section, table
-from bagent.report.queries import ReportDb
+from bagent.report.html import Html, heading, note, number, section, table
+from bagent.report.queries import FEW, WEAK, ReportDb
 
 SAMPLE = 30_000
 SEED = 7
@@ -20,10 +20,10 @@ MOST_FIELDS = 40
 MOST_VALUES = 40
 MOST_NUMBERS = 12
 FEWEST = 5
-"""Rows that must be alike to be worth a line."""
+"""Rows that must be alike for a line of the table."""
 
 EDGES = (0.5, 0.75, 0.9, 0.97)
-"""Where steps of sizes begin, as shares of all rows."""
+"""Shares of all rows at which steps of sizes begin."""
 
 _NUMBERS = range(1, FAULTS + 1)
 _SUMS = (
@@ -34,18 +34,20 @@ _SUMS = (
 
 
 class FieldTotals(msgspec.Struct, frozen=True):
-    """All rows of one stage, or those that are alike in something: sums over them."""
+    """Sums over all rows of one stage, or over those that are alike in something."""
 
     rows: int
     counted: int
+    """Rows whose answer has a token count."""
+
     tokens: float
     cut: int
     bad: int
     faults: tuple[int, ...]
     spread: float = 0.0
 
-    def less(self, part: FieldTotals) -> FieldTotals:
-        """What is left without a part of it."""
+    def minus(self, part: FieldTotals) -> FieldTotals:
+        """Return the totals without those of ``part``."""
         return FieldTotals(
             self.rows - part.rows,
             self.counted - part.counted,
@@ -57,39 +59,42 @@ class FieldTotals(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float | None:
-        """Answer tokens of a row on average."""
+        """Mean answer tokens of a row."""
         return self.tokens / self.counted if self.counted else None
 
 
 class FieldStat(msgspec.Struct, frozen=True):
-    """Rows of one stage that are alike in one field.
-
-    ``value`` is what they have there, ``low`` and ``high`` its bounds where it is a size in
-    ``unit``; all None where they have nothing there. ``others`` are the other rows of the stage.
-    ``in_prompt`` is None where it is not known whether a prompt uses the field; ``of_input`` tells
-    a field of the input from what else is known of a row.
-    """
+    """Rows of one stage that are alike in one field, compared with the others."""
 
     stage: str
     field: str
     value: str | None
+    """Their value; None where they have none, or where it is a size."""
+
     low: float | None
+    """The bounds of a size; None where it is no size."""
+
     high: float | None
     unit: str
     matching: FieldTotals
     others: FieldTotals
     spread: float
+    """The standard deviation of answer tokens in the stage."""
+
     in_prompt: bool | None = None
+    """Whether a prompt uses the field; None where that is not known."""
+
     of_input: bool = True
+    """False for what is known of a row beyond its input."""
 
     @property
     def sized(self) -> bool:
-        """Whether it is a step of sizes."""
+        """Whether the value is a range of sizes."""
         return self.low is not None
 
     @property
-    def shown(self) -> str:
-        """The value in words, for a table."""
+    def label(self) -> str:
+        """The value for a table."""
         if self.low is not None and self.high is not None:
             low, high = number(self.low), number(self.high)
             return f"{low if low == high else f'{low} to {high}'} {self.unit}".strip()
@@ -97,23 +102,23 @@ class FieldStat(msgspec.Struct, frozen=True):
 
     @property
     def phrase(self) -> str:
-        """The same as what a row has: ``kind = review``, ``20 to 40 characters of title``."""
+        """The value for a sentence: ``kind = review``, ``20 to 40 characters of title``."""
         if self.sized and self.unit:
-            return f"{self.shown} of {self.field}"
+            return f"{self.label} of {self.field}"
         if self.sized:
-            return f"{self.field} of {self.shown}"
-        return f"no {self.field}" if self.value is None else f"{self.field} = {self.shown}"
+            return f"{self.field} of {self.label}"
+        return f"no {self.field}" if self.value is None else f"{self.field} = {self.label}"
 
     @property
     def longer(self) -> float:
-        """How many standard errors its answers are longer than those of the rest."""
+        """By how many standard errors its answers are longer than the others'."""
         mean, others_mean = self.matching.mean, self.others.mean
         if mean is None or others_mean is None or self.spread <= 0:
             return 0.0
         return (mean - others_mean) * math.sqrt(self.matching.counted) / self.spread
 
     def surplus(self, name: str) -> float:
-        """How many standard errors the share of ``cut`` or ``bad`` rows is above the rest's."""
+        """By how many standard errors its share of ``cut`` or ``bad`` rows is above the others'."""
         matching, others_count = getattr(self.matching, name), getattr(self.others, name)
         rows, other_rows = self.matching.rows, self.others.rows
         if not rows or not other_rows:
@@ -124,11 +129,14 @@ class FieldStat(msgspec.Struct, frozen=True):
 
 
 class Traits:
-    """The lines of all fields, and for each stage and field with sizes the correlation.
+    """The statistics of all fields.
+
+    ``lines`` has one for each stage, field and value; ``grows`` the correlation of size and answer
+    length for each stage and field with sizes.
 
     Args:
         ask: the tables, with ``faults`` as :func:`bagent.report.failures.find` makes it.
-        in_prompt: names that the prompts use; None: not known, or the row as a whole.
+        in_prompt: see :class:`bagent.report.run.ReportInfo`.
     """
 
     def __init__(self, db: ReportDb, in_prompt: frozenset[str] | None) -> None:
@@ -200,7 +208,7 @@ class Traits:
                 high=row["high"],
                 unit=unit,
                 matching=matching,
-                others=totals.less(matching),
+                others=totals.minus(matching),
                 spread=totals.spread,
                 in_prompt=self._is_used(name) if pointer is not None else None,
                 of_input=pointer is not None,
@@ -215,7 +223,7 @@ class Traits:
         )
 
     def _by_size(self, stage: str, measure: str) -> list[dict[str, Any]]:
-        """Steps from quantiles, and from where the rows of each failure begin: that is a limit."""
+        """Steps begin at quantiles, and where the rows of each failure begin: that is a limit."""
         here = f"cells where stage = {literal(stage)}"
         begins = [f"quantile_disc({measure}, 0.05) filter (fault = {n})" for n in _NUMBERS]
         begins.append(f"quantile_disc({measure}, 0.05) filter (cut)")
@@ -224,25 +232,25 @@ class Traits:
         edges = sorted({edge for edge in row["edges"] if edge is not None})
         steps = " ".join(f"when m < {edge!r} then {n}" for n, edge in enumerate(edges))
         return self._ask.rows(
-            f"""with placed as (
+            f"""with ranked as (
                     select *, {measure} as m,
                            case when {measure} is not null and tokens is not null then
-                                rank() over (order by {measure}) end as place,
+                                rank() over (order by {measure}) end as size_rank,
                            case when {measure} is not null and tokens is not null then
-                                rank() over (order by tokens) end as long from {here}),
+                                rank() over (order by tokens) end as length_rank from {here}),
                 stepped as (
                     select *, case when m is null then -1 {steps} else {len(edges)} end as step
-                    from placed)
+                    from ranked)
                 select null as value, min(m) as low, max(m) as high,
-                       (select corr(place, long) from stepped) as grows, {_SUMS}
+                       (select corr(size_rank, length_rank) from stepped) as grows, {_SUMS}
                 from stepped group by step order by step"""
         )
 
     def of_fault(self, fault: int) -> Iterator[tuple[list[FieldStat], float, float]]:
-        """What most rows of a group of failures have, and few others: the best first.
+        """Yield what most rows of a group of failures have and few others, the clearest first.
 
-        Yields lines of one stage and field that belong together, the share of the group's rows
-        that they hold, and their share of the other rows.
+        Each is the lines of one stage and field, the share of the group's rows that they hold, and
+        their share of the other rows.
         """
         fields: dict[tuple[str, str], list[FieldStat]] = {}
         for line in self.lines:
@@ -286,9 +294,9 @@ _NAMES = (
 
 
 def _make_sample(db: ReportDb) -> None:
-    """``sampled``: rows that were asked about or failed, with the number of their failure.
+    """Make the table ``sampled``: rows that were sent or failed, with the number of their failure.
 
-    ``tokens`` are those of answers: what was asked for again and stayed invalid is none.
+    ``tokens`` are those of usable answers only.
     """
     from bagent.store.tables.views import ALIKE
 
@@ -322,13 +330,13 @@ def _totals(row: dict[str, Any]) -> FieldTotals:
 
 
 SURE = 4.0
-"""Standard errors from which on a difference is no accident: some hundred are looked at."""
+"""Standard errors from which on a difference is significant: some hundred are compared."""
 
 LISTED = 2.0
-"""Standard errors from which on a line stands in the table."""
+"""Standard errors from which on a line is in the table."""
 
 LONGER = 1.4
-"""So many times as many tokens are worth a word."""
+"""Answers that are longer by this factor have a finding."""
 
 MOST = 12
 CORRELATED = 0.4
@@ -336,13 +344,14 @@ CLEAR = 0.6
 """A correlation below this is a weak one."""
 
 ALMOST = 0.8
-"""What rows share is weak where fewer of them have it, or more than the rest of the others."""
+"""What rows share is weak where fewer of them have it, or more than 1 - this of the others."""
+
 STRONG = 0.7
-"""A field whose effect is less than this part of the strongest one's has no finding."""
+"""A field has no finding where its effect is below this share of the strongest one's."""
 
 
 def long_answers(traits: Traits) -> list[str]:
-    """Fields whose rows get long answers, or answers that are cut off, in words."""
+    """Describe the fields whose rows get long answers, or answers that are cut off."""
     lines = [line for line in traits.lines if line.of_input and line.in_prompt is not False]
     lines = lines or [line for line in traits.lines if line.of_input]
     messages: dict[tuple[str, str], str] = {}
@@ -359,7 +368,7 @@ def long_answers(traits: Traits) -> list[str]:
 
 
 def _weaker(line: FieldStat, first: FieldStat, traits: Traits) -> bool:
-    """Whether a field says much less than the first: it may go with that one only."""
+    """Whether the effect of a field is much less than the first one's, which may cause it."""
     correlation, best_correlation = (
         traits.grows.get((stat.stage, stat.field)) if stat.sized else None for stat in (line, first)
     )
@@ -396,10 +405,10 @@ def _message(line: FieldStat, traits: Traits) -> str:
 
 
 def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[str]:
-    """Values of fields whose rows fail more often than others, in words.
+    """Describe the values whose rows fail more often than others.
 
     Args:
-        told: (stage, field) of what need not be said again.
+        reported: (stage, field) of findings to leave out.
     """
     messages: dict[tuple[str, str], str] = {}
     for line in sorted(traits.lines, key=lambda line: -line.surplus("bad")):
@@ -418,16 +427,16 @@ def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[s
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What the rows of a group of failures have in common: words, and (stage, field) of each."""
+    """What the rows of a group of failures have in common, and (stage, field) of each part."""
 
     text: str
     fields: tuple[tuple[str, str], ...]
 
 
 def shared(traits: Traits, fault: int) -> Shared:
-    """What the rows of a group of failures share that others do not have; empty: nothing.
+    """Describe what the rows of a group of failures share and other rows do not have.
 
-    What else is known of a row (its prompt's length) is told where no field of the input is.
+    What is known beyond the input (the prompt's length) is used where no input field is shared.
     """
     groups = list(traits.of_fault(fault))
     of_input = [group for group in groups if group[0][0].of_input]
@@ -444,7 +453,7 @@ def shared(traits: Traits, fault: int) -> Shared:
 
 
 def _together(lines: list[FieldStat]) -> str:
-    """Lines of one field as one phrase; steps of sizes are one step from the least on."""
+    """Write lines of one field as one phrase; steps of sizes become one range."""
     first = lines[0]
     lows, highs = [o.low for o in lines], [o.high for o in lines]
     if first.sized and None not in lows and None not in highs:
@@ -454,7 +463,7 @@ def _together(lines: list[FieldStat]) -> str:
             **{name: getattr(first, name) for name in first.__struct_fields__}
             | {"low": least, "high": most}
         ).phrase
-    return " or ".join([first.phrase, *(line.shown for line in lines[1:])])
+    return " or ".join([first.phrase, *(line.label for line in lines[1:])])
 
 
 def _share(line: FieldStat, name: str) -> float:
@@ -467,7 +476,7 @@ def _others_share(line: FieldStat, name: str) -> float:
 
 
 def fields(traits: Traits) -> Html:
-    """The part of the page."""
+    """Make the section."""
     lines = [line for line in traits.lines if line.of_input]
     several_stages = len(traits.stages) > 1
     parts = []
@@ -499,7 +508,7 @@ def _worse(line: FieldStat) -> float:
 def _in_order(
     lines: Iterable[FieldStat], strength: Callable[[FieldStat], float]
 ) -> list[FieldStat]:
-    """The strongest lines: the field with the strongest first, the sizes of each rising."""
+    """The strongest lines: the strongest field first, the sizes of each rising."""
     strongest = sorted(
         (line for line in lines if strength(line) > LISTED), key=lambda o: -strength(o)
     )
@@ -533,7 +542,7 @@ def _row(line: FieldStat, several_stages: bool, strength: float) -> dict[str, An
     return {
         "stage": line.stage if several_stages else None,
         "field": line.field,
-        "value": line.shown,
+        "value": line.label,
         "rows": line.matching.rows,
         "tokens": line.matching.mean,
         "others": line.others.mean,

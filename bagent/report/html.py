@@ -1,10 +1,11 @@
-"""HTML made of text that nobody can trust: everything is escaped unless it was made here."""
+"""HTML of text that nobody can trust: everything is escaped unless it was made here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from bagent.observe.formatting import milliseconds, money, visible
@@ -12,24 +13,21 @@ from bagent.observe.formatting import milliseconds, money, visible
 CELL = 300
 """Characters of a cell that are shown."""
 
-WEAK = "weak: "
-"""What a finding begins with that may be chance, or explains only a part."""
+WIDE = 40
+"""Characters from which on a text gets a wide column."""
 
-FEW = 20
-"""What fewer rows than these show is weak."""
-
-WORDS = 40
-"""Longer texts get a wide column."""
+_HERE = Path(__file__).parent
+_SHARES = ("_share", "hit_rate", "kv_max")
 
 
 class Html(str):
-    """A piece of finished HTML; a plain ``str`` is text and gets escaped."""
+    """Finished HTML; a plain ``str`` is text and gets escaped."""
 
     __slots__ = ()
 
 
 def text(value: Any, limit: int = CELL) -> Html:
-    """``value`` as escaped text of at most ``limit`` characters; an :class:`Html` as it is."""
+    """Escape ``value`` as text of at most ``limit`` characters; an :class:`Html` stays as it is."""
     if isinstance(value, Html):
         return value
     if value is None:
@@ -44,7 +42,7 @@ def text(value: Any, limit: int = CELL) -> Html:
 
 
 def number(value: float | None) -> str:
-    """A number for people: ``12,345``, ``12.3``, ``0.0012``; empty for None and what is none."""
+    """Write ``12,345``, ``12.3`` or ``0.0012``; empty for None, infinity and NaN."""
     if value is None or not math.isfinite(value):
         return ""
     if abs(value) >= 100 or value == int(value):
@@ -53,7 +51,7 @@ def number(value: float | None) -> str:
 
 
 def block(value: Any, limit: int) -> Html:
-    """Text that keeps its lines, cut at ``limit`` characters; control characters are visible."""
+    """Text with its lines, at most ``limit`` characters; control characters are visible."""
     raw = "" if value is None else str(value)
     cut = raw[:limit] + (" ..." if len(raw) > limit else "")
     printable = "".join(c if c.isprintable() or c == "\n" else visible(c) or " " for c in cut)
@@ -61,14 +59,17 @@ def block(value: Any, limit: int) -> Html:
 
 
 def join(parts: Iterable[str]) -> Html:
-    """Pieces one after the other; plain text among them is escaped."""
+    """Concatenate pieces; plain text among them is escaped."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
 def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = None) -> Html:
-    """A table of dicts; ``heads`` chooses and names the columns, None takes all.
+    """A table of dicts; columns without any value are left out.
 
-    Columns whose name ends in ``_ms``, ``_usd`` or ``percent`` are shown in that unit.
+    Numbers whose column ends in ``_ms``, ``_usd``, ``percent`` or ``_share`` get that unit.
+
+    Args:
+        heads: the columns and their titles; None takes all of the first row.
     """
     if not rows:
         return Html("")
@@ -81,11 +82,14 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
     body = "".join(
         f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows
     )
-    return Html(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
+    return Html(
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _title(name: str) -> str:
-    """A column's name as words, less the unit that its values show."""
+    """A column's name less the unit that its values show."""
     for unit in ("_ms", "_usd", "_percent"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
@@ -101,7 +105,7 @@ def _cell(name: str, value: Any) -> str:
     if _is_number(value):
         return f'<td class="n">{_measure(name, value)}</td>'
     content = text(value)
-    wide = " class=w" * (not isinstance(value, Html) and len(content) > WORDS)
+    wide = " class=w" * (not isinstance(value, Html) and len(content) > WIDE)
     return f"<td{wide}>{content}</td>"
 
 
@@ -110,11 +114,13 @@ def _measure(name: str, value: float) -> str:
         return milliseconds(value)
     if name.endswith("_usd"):
         return money(value)
+    if name.endswith(_SHARES):
+        return f"{100 * value:.3g} %"
     return f"{number(value)} %" if name.endswith("percent") else number(value)
 
 
 def section(title: str, *parts: str, name: str = "") -> Html:
-    """A part of the page with its heading; nothing where all parts are empty."""
+    """A part of the page with its heading; empty where all parts are empty."""
     inner = join(parts)
     if not inner:
         return Html("")
@@ -122,11 +128,37 @@ def section(title: str, *parts: str, name: str = "") -> Html:
     return Html(f'<section id="{escape(anchor)}"><h2>{escape(title)}</h2>{inner}</section>')
 
 
-def note(message: str) -> Html:
-    """A line of explanation."""
-    return Html(f'<p class="note">{escape(message)}</p>')
+def note(message: str, css: str = "note") -> Html:
+    """A paragraph of explanation; ``css`` "warn" is a warning."""
+    return Html(f'<p class="{css}">{escape(message)}</p>') if message else Html("")
 
 
 def heading(title: str) -> Html:
     """A heading inside a section."""
     return Html(f"<h3>{escape(title)}</h3>")
+
+
+def charts(*parts: Html) -> Html:
+    """Charts side by side where the window is wide enough."""
+    return Html(f'<div class="charts">{join(parts)}</div>')
+
+
+def page(title: str, parts: Iterable[str], *, heading: str = "", script: str = "") -> str:
+    """A whole page that loads nothing from elsewhere.
+
+    Args:
+        heading: its first line; empty takes ``title``.
+        script: the name of a file of this package.
+    """
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    code = (_HERE / script).read_text(encoding="utf-8") if script else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
+        " style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
+        f"<title>{text(title)}</title><style>{style}</style></head><body><main>"
+        f"<h1>{text(heading or title)}</h1>{join(parts)}</main>"
+        + f"<script>{code}</script>" * bool(code)
+        + "</body></html>\n"
+    )

@@ -1,4 +1,4 @@
-"""Questions to the tables of a run, and the few sums that several sections of the page use."""
+"""SQL over the tables of a run, and what several sections of the page share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 ANSWERED = "status not in ('failed', 'bad_input') and copied_from is null"
-"""Rows that an endpoint gave an answer for."""
+"""SQL: rows that an endpoint answered."""
+
+WEAK = "weak: "
+"""Marks a finding that may be chance, or explains only a part."""
+
+FEW = 20
+"""What fewer rows than these show is weak."""
 
 BUCKETS = 120
 BINS = 48
@@ -23,25 +29,21 @@ class ReportDb:
         self._connection = connection
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        """All rows as dicts."""
+        """Return all rows as dicts."""
         cursor = self._connection.execute(sql)
         names = [column[0] for column in cursor.description or []]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def row(self, sql: str) -> dict[str, Any]:
-        """The only row."""
+        """Return the only row."""
         return self.rows(sql)[0]
 
     def run(self, sql: str) -> None:
-        """A statement without rows."""
+        """Run a statement that returns no rows."""
         self._connection.execute(sql)
 
-    def columns(self, table: str) -> list[str]:
-        """The names of a table's columns."""
-        return [row["column_name"] for row in self.rows(f"describe {table}")]
-
     def bins(self, column: str, source: str) -> list[tuple[float, float, int]]:
-        """A histogram with bins that grow by a constant factor: (from, to, count) of each.
+        """Return (from, to, count) of bins that grow by a constant factor.
 
         The outermost thousandths fall in the first and the last bin.
         """
@@ -66,13 +68,13 @@ class ReportDb:
 
 
 def quantiles(column: str) -> str:
-    """SQL for the usual percentiles of a column, named ``p50`` ... ``max``."""
+    """Return SQL for ``mean``, ``p50``, ``p90``, ``p99`` and ``max`` of a column."""
     shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
     parts = [f"quantile_cont({column}, {share}) as {name}" for name, share in shares]
     return ", ".join([f"avg({column}) as mean", *parts, f"max({column}) as max"])
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one of some values."""
+    """Return the middle value."""
     order = sorted(values)
     return order[len(order) // 2]

@@ -1,4 +1,4 @@
-"""Single rows: the slowest, the longest, and a sample to search in."""
+"""The sections of single rows: the slowest, the longest, and a searchable sample."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ MOST = 12
 SAMPLE = 300
 SEED = 11
 STAGES = 30
-"""Stages that a sample is drawn of."""
+"""Stages that the sample covers."""
 INPUT_CHARACTERS = 700
 ANSWER_CHARACTERS = 1600
 PAGE_CHARACTERS = 900_000
-"""Characters of all rows of the sample together: the page stays under 2 MB, escapes included."""
+"""Characters of the whole sample, so that the page stays under 2 MB, escapes included."""
 
 _SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
-    attempts as tries, queue_ms, ttft_ms, latency_ms, prompt_tokens,
+    attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
     completion_tokens, left(coalesce(text, error), 160) as answer"""
 
 
 def extremes(db: ReportDb, stages: int) -> Html:
-    """The rows that took longest and those with the longest answers, of all ``stages``."""
+    """Make the section of the slowest rows and the longest answers.
+
+    Args:
+        stages: the number of stages of the run.
+    """
     slowest = db.rows(
         f"select {_SHOWN} from results where latency_ms is not null"
         f" order by latency_ms desc, row limit {MOST}"
@@ -52,7 +56,7 @@ def extremes(db: ReportDb, stages: int) -> Html:
 
 
 def sample(db: ReportDb) -> Html:
-    """Rows with input and answer, to be searched; one third of them failed where there are some."""
+    """Make the section of rows with input and answer; up to a third of them failed."""
     db.run(
         "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
     )
@@ -93,7 +97,7 @@ def sample(db: ReportDb) -> Html:
 
 
 def _shares(db: ReportDb) -> list[tuple[str, int]]:
-    """Conditions and how many rows to draw of each: every stage has its part."""
+    """Return SQL conditions and how many rows to draw of each; every stage has its share."""
     stages = [row["stage"] for row in db.rows("select distinct stage from results order by 1")]
     stages = stages[:STAGES]
     most = SAMPLE // max(1, len(stages))

@@ -1,58 +1,59 @@
-"""The page put together."""
+"""The page of a run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.observe.formatting import duration, milliseconds, money
-from bagent.report import agents, endpoints, failures, fields, rows, stages
-from bagent.report import cost_modes as modes
+from bagent.observe.formatting import duration, milliseconds, money, visible
+from bagent.report import agents, cost, endpoints, failures, fields, html, rows, stages
 from bagent.report.fields import Traits
-from bagent.report.html import WEAK, Html, block, heading, join, note, number, section, table, text
-from bagent.report.queries import ANSWERED, BUCKETS, ReportDb, quantiles
+from bagent.report.html import Html, block, heading, note, number, section, table, text
+from bagent.report.queries import ANSWERED, BUCKETS, WEAK, ReportDb, quantiles
 from bagent.report.svg import histogram, stacked
 from bagent.types import Json
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_HERE = Path(__file__).parent
-
 ALIKE = 1.05
-"""Endpoints whose times differ by less take about the same time."""
+"""Endpoints whose times differ by a smaller factor take about the same time."""
 
 
 PROMPTS = 40
 CHARACTERS = 20_000
-"""So many texts of the job are shown, and so many characters of each."""
+"""Texts of the job that are shown, and characters of each."""
 
 
 class ReportInfo(msgspec.Struct, frozen=True):
-    """What the tables do not say of a run.
-
-    ``facts`` are (what, value) for its head, ``stages`` the names of its stages in order,
-    ``in_prompt`` the names that its prompts use; None: not known, or the row as a whole.
-    ``prices`` are those of each stage, as run.json holds them. ``prompts`` are (whose, text), and
-    ``settings`` the job beside them; both without secrets.
-    """
+    """What the page shows beyond the tables."""
 
     name: str
     facts: Sequence[tuple[str, str]] = ()
+    """(label, value) below the heading."""
+
     stages: Sequence[str] = ()
+    """The names of the stages in order."""
+
     in_prompt: frozenset[str] | None = None
+    """The names that prompts use; None where they are not known, or use the whole row."""
+
     prices: Sequence[Json] = ()
+    """Those of each stage, as run.json holds them."""
+
     prompts: Sequence[tuple[str, str]] = ()
+    """(owner, text) of each prompt, without secrets."""
+
     settings: str = ""
+    """The other settings of the job as YAML, without secrets."""
 
 
 def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
-    """The whole page.
+    """Make the page.
 
     Args:
         connection: with the views of :func:`bagent.store.query.connect`.
@@ -93,8 +94,8 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         failures.failures(db, faults, sums),
         fields.fields(traits),
         agents.agents(db, calls),
-        cost(db, sums),
-        modes.modes(db, about.prices),
+        cost.cost(db, sums),
+        cost.by_mode(db, about.prices),
         rows.extremes(db, sums["stages"]),
         rows.sample(db),
         _job(about),
@@ -106,8 +107,8 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
 
 
 def _job(about: ReportInfo) -> Html:
-    """What was asked: the prompts before rows are put in, and the settings."""
-    texts = [(f"prompt: {whose}", text) for whose, text in about.prompts[:PROMPTS]]
+    """The prompts before rows are put in, and the settings."""
+    texts = [(f"prompt: {owner}", text) for owner, text in about.prompts[:PROMPTS]]
     if about.settings:
         texts.append(("settings that differ from the defaults", about.settings))
     parts = [Html(heading(title) + block(text, CHARACTERS)) for title, text in texts]
@@ -125,7 +126,7 @@ def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _findings(by_topic: Mapping[str, Sequence[str]]) -> Html:
-    """What stands out, by question; the parts of one finding are parted by `` | ``."""
+    """What stands out, by topic; `` | `` separates the lines of one finding."""
     parts = []
     for title, messages in by_topic.items():
         if messages:
@@ -150,25 +151,13 @@ def _when(at: float) -> str:
 
 
 def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
-    style = (_HERE / "page.css").read_text(encoding="utf-8")
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
-    facts = " · ".join(f"{escape(label)} {text(value, 120)}" for label, value in about.facts)
-    made_at = f"{_when(time.time())} UTC"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
-        " style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
-        f"<title>{text(about.name)}</title><style>{style}</style></head><body><main>"
-        f"<h1>{text(about.name)}</h1>"
-        f'<p class="note">{facts}</p>{join(parts)}'
-        f'<p class="note">Times of day are UTC. Made {made_at}.</p>'
-        f"</main><script>{script}</script></body></html>\n"
-    )
+    facts = " · ".join(f"{label} {visible(value, 120)}" for label, value in about.facts)
+    made = note(f"Times of day are UTC. Made {_when(time.time())} UTC.")
+    return html.page(about.name, [note(facts), *parts, made], script="page.js")
 
 
 SHORT = 20.0
-"""Seconds of a run whose times of day would look alike."""
+"""In a shorter run, in seconds, ticks are seconds from its start."""
 
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
@@ -185,7 +174,7 @@ TOTALS = f"""
 
 
 def totals(db: ReportDb) -> dict[str, Any]:
-    """Counts and sums over all rows."""
+    """Return counts and sums over all rows."""
     sums = db.row(TOTALS)
     sums["ended"] = sums["ended"] or sums["began"]
     began = sums["began"] if sums["began"] is not None else sums["ended"]
@@ -219,7 +208,7 @@ def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
     if sums["copied"]:
         numbers.append(("copied from equal requests", f"{sums['copied']:,}"))
     retries = db.row("select count(*) filter (try > 1) as again from attempts")["again"]
-    numbers.append(("tries after the first", f"{retries:,}"))
+    numbers.append(("retries", f"{retries:,}"))
     if sums["cost_usd"] is not None:
         numbers.append(("cost", money(sums["cost_usd"])))
     inner = "".join(
@@ -234,7 +223,7 @@ def _share(part: int, total: int) -> str:
 
 
 def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
-    """Rows and tokens a second over the whole time, in equal steps."""
+    """Rows and tokens a second over time, in equal steps."""
     if not sums["seconds"]:
         return Html("")
     step = sums["seconds"] / BUCKETS
@@ -270,10 +259,6 @@ def _clock_ticks(began: float, seconds: float) -> list[tuple[float, str]]:
     return [(share, time.strftime(form, time.gmtime(began + share * seconds))) for share in shares]
 
 
-def _milliseconds(value: float) -> str:
-    return milliseconds(value)
-
-
 _TIMES = {"latency_ms": "whole answer", "ttft_ms": "first token", "queue_ms": "waiting before it"}
 _TOKENS = {
     "prompt_tokens": "prompt tokens",
@@ -288,7 +273,7 @@ def distributions(db: ReportDb) -> Html:
     times = [_quantiles(db, c, label, source, "_ms") for c, label in _TIMES.items()]
     tokens = [_quantiles(db, c, label, source, "") for c, label in _TOKENS.items()]
     charts = [
-        histogram(f"rows by time to the {label}", db.bins(column, source), _milliseconds)
+        histogram(f"rows by time to the {label}", db.bins(column, source), milliseconds)
         for column, label in list(_TIMES.items())[:2]
     ]
     charts += [
@@ -302,7 +287,7 @@ def distributions(db: ReportDb) -> Html:
         note("The bins of the charts grow by a constant factor."),
         table([row for row in times if row["answers"]]),
         table([row for row in tokens if row["answers"]]),
-        Html(f'<div class="two">{join(charts)}</div>'),
+        html.charts(*charts),
     )
 
 
@@ -310,19 +295,3 @@ def _quantiles(db: ReportDb, column: str, label: str, source: str, unit: str) ->
     row = db.row(f"select count({column}) as answers, {quantiles(column)} from {source}")
     answers = row.pop("answers")
     return {"": label, "answers": answers, **{f"{k}{unit}": v for k, v in row.items()}}
-
-
-def cost(db: ReportDb, sums: dict[str, Any]) -> Html:
-    """Money by stage, model and endpoint; nothing where no price is known."""
-    if sums["cost_usd"] is None:
-        return Html("")
-    rows = db.rows(
-        """select stage, model, endpoint, count(cost_usd) as answers, sum(cost_usd) as cost_usd,
-                  1000 * avg(cost_usd) as per_thousand_usd
-           from results where cost_usd is not null
-           group by stage, model, endpoint order by cost_usd desc limit 30"""
-    )
-    parts: Sequence[Html] = [table(rows)]
-    if sums["without_cost"]:
-        parts = [note(f"{sums['without_cost']:,} answers have no known cost."), *parts]
-    return section("Cost", *parts)

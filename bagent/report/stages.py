@@ -1,4 +1,4 @@
-"""The stages of a run beside each other; nothing where there is only one."""
+"""The section that compares the stages of a run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from bagent.report.html import Html, note, section, table
 from bagent.report.queries import ANSWERED, ReportDb
-from bagent.report.svg import span
+from bagent.report.svg import meter
 
 MOST = 60
 
 
 def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every stage with its numbers, in ``order``, others by when they began."""
+    """Return every stage with its numbers: first those in ``order``, then by when they began."""
     positions = {name: index for index, name in enumerate(order)}
     rows = db.rows(
         f"""select stage, count(distinct row) as "rows", count(*) as results,
@@ -34,7 +34,7 @@ def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
-    """Stages where much goes wrong, in words."""
+    """Describe the stages with many failures."""
     if len(rows) < 2:
         return []
     messages = []
@@ -55,7 +55,7 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
-    """The table of stages, with when each was at work."""
+    """Make the section; empty where there is one stage."""
     if len(rows) < 2:
         return Html("")
     seconds = max(sums["seconds"], 1e-9)
@@ -69,7 +69,7 @@ def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
             del cells["results"]
         if row["began"] is not None and row["ended"] is not None:
             low, high = ((row[at] - sums["began"]) / seconds for at in ("began", "ended"))
-            cells["at work"] = span(low, high)
+            cells["at work"] = meter(high, low)
         table_rows.append(cells)
     explanation = (
         "Tokens are means of a row; at work: from the first row's start to the last one's end."

@@ -1,30 +1,133 @@
-"""Charts as inline SVG: no script, no style sheet from elsewhere, nothing is loaded.
+"""Charts as inline SVG: no script and nothing loaded from elsewhere.
 
-Colours are CSS variables of the page, so that one drawing serves light and dark.
+Colours are CSS classes of the page, so one drawing serves light and dark.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 import msgspec
 
 from bagent.report.html import Html, number
 
-CHART_WIDTH, CHART_HEIGHT = 520, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 16, 46
-_MARKS = 5
+
+class Area(msgspec.Struct, frozen=True):
+    """The size of a chart and the margins around its plot, in pixels."""
+
+    width: int
+    height: int = 170
+    left: int = 58
+    right: int = 8
+    top: int = 8
+    bottom: int = 22
+    marks: int = 2
+    """Steps of the vertical axis."""
+
+    def x(self, share: float) -> float:
+        """The pixel at ``share`` (0 to 1) of the plot's width."""
+        return self.left + share * (self.width - self.left - self.right)
+
+    def y(self, share: float) -> float:
+        """The pixel at ``share`` (0 to 1) of the plot's height, counted from below."""
+        return self.height - self.bottom - share * (self.height - self.top - self.bottom)
+
+
+WIDE = Area(720)
+NARROW = Area(440)
+LARGE = Area(520, 300, right=16, top=16, bottom=46, marks=5)
+
+Ticks = Iterable[tuple[float, str]]
+"""Labels below a chart, each with its share (0 to 1) of the width."""
+
+
+class _Scale:
+    """Maps values to shares (0 to 1) of an axis that begins at 0, or at a power of ten."""
+
+    def __init__(self, values: Sequence[float], *, log: bool = False) -> None:
+        self._log = log and min(values) > 0
+        if self._log:
+            self._low = 10.0 ** math.floor(math.log10(min(values)))
+            self._high = max(10.0 ** math.ceil(math.log10(max(values))), 10 * self._low)
+        else:
+            self._low, self._high = 0.0, _round_up(max(values))
+
+    def share(self, value: float) -> float:
+        if self._log:
+            return math.log(value / self._low) / math.log(self._high / self._low)
+        return (value - self._low) / (self._high - self._low)
+
+    def marks(self, count: int) -> list[float]:
+        if self._log:
+            powers = round(math.log10(self._high / self._low))
+            return [self._low * 10**step for step in range(powers + 1)]
+        return [self._high * step / count for step in range(count + 1)]
+
+
+def _round_up(value: float) -> float:
+    """The next round number that a few marks divide well."""
+    if value <= 0:
+        return 1.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return next(step * unit for step in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * unit >= value)
+
+
+def _short(value: float) -> str:
+    """A number in few letters: ``0.25``, ``12``, ``3.4k``."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.3g}k"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def _figure(
+    title: str,
+    size: tuple[float, float],
+    drawing: Iterable[str],
+    *,
+    legend: Iterable[tuple[str, str]] = (),
+    least_width: int = 0,
+) -> Html:
+    """A drawing with its title and a legend of (colour class, name)."""
+    keys = "".join(f'<li><span class="key {c}"></span>{escape(name)}</li>' for c, name in legend)
+    style = f' style="min-width:{least_width}px"' * bool(least_width)
+    return Html(
+        f"<figure><figcaption>{escape(title)}</figcaption>"
+        + f'<ul class="legend">{keys}</ul>' * bool(keys)
+        + f'<svg viewBox="0 0 {size[0]} {size[1]}"{style} role="img"'
+        f' aria-label="{escape(title)}">{"".join(drawing)}</svg></figure>'
+    )
+
+
+def _text(x: float, y: float, label: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(label)}</text>'
+
+
+def _axes(area: Area, scale: _Scale, ticks: Ticks) -> list[str]:
+    """Grid lines with their values, and the labels below."""
+    parts = []
+    for value in scale.marks(area.marks):
+        y = area.y(scale.share(value))
+        parts.append(
+            f'<line class="grid" x1="{area.left}" x2="{area.width - area.right}"'
+            f' y1="{y:.1f}" y2="{y:.1f}"/>' + _text(area.left - 6, y + 4, _short(value), "end")
+        )
+    for share, label in ticks:
+        anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
+        parts.append(_text(area.x(share), area.y(0) + 16, label, anchor))
+    return parts
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One line of a chart: points (x, y) with a word for each, in the order of drawing."""
+    """One line of a chart."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    """(x, y) in the order of drawing."""
+
     labels: Sequence[str]
+    """What is shown for each point under the pointer."""
 
 
 class Axes(msgspec.Struct, frozen=True):
@@ -35,293 +138,149 @@ class Axes(msgspec.Struct, frozen=True):
     log: bool = False
 
 
-class _Scale:
-    """From values to places on one axis."""
-
-    def __init__(self, values: Sequence[float], low: float, high: float, *, log: bool) -> None:
-        self._log = log and min(values) > 0
-        top = max(values)
-        if self._log:
-            self._from = 10.0 ** math.floor(math.log10(min(values)))
-            self._to = 10.0 ** math.ceil(math.log10(top))
-            if self._to <= self._from:
-                self._to = 10 * self._from
-        else:
-            self._from, self._to = 0.0, _round_up(top)
-        self._low, self._high = low, high
-
-    def position(self, value: float) -> float:
-        """Where ``value`` is drawn."""
-        if self._log:
-            share = math.log(value / self._from) / math.log(self._to / self._from)
-        else:
-            share = (value - self._from) / (self._to - self._from)
-        return self._low + share * (self._high - self._low)
-
-    def marks(self) -> list[float]:
-        """Values at which the axis is marked."""
-        if self._log:
-            count = round(math.log10(self._to / self._from))
-            return [self._from * 10**step for step in range(count + 1)]
-        return [self._to * step / _MARKS for step in range(_MARKS + 1)]
-
-
-def _round_up(value: float) -> float:
-    """The next round number that five marks divide well."""
-    if value <= 0:
-        return 1.0
-    unit = 10.0 ** math.floor(math.log10(value))
-    return next(step * unit for step in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * unit >= value)
-
-
-def lines(title: str, axes: Axes, series: Sequence[Series]) -> str:
-    """A chart of lines with points; an empty text where there is nothing to draw."""
+def lines(title: str, axes: Axes, series: Sequence[Series]) -> Html:
+    """Draw lines with points; empty where there is none."""
     drawn = [line for line in series if line.points]
     if not drawn:
-        return ""
-    xs = [x for line in drawn for x, _ in line.points]
-    ys = [y for line in drawn for _, y in line.points]
-    across = _Scale(xs, _LEFT, CHART_WIDTH - _RIGHT, log=False)
-    up = _Scale(ys, CHART_HEIGHT - _BOTTOM, _TOP, log=axes.log)
-    parts = [_axes(axes, across, up)]
-    for index, line in enumerate(drawn):
-        parts.append(_line(line, index, across, up))
-    legend = "".join(
-        f'<li><span class="key k{number}"></span>{html.escape(line.name)}</li>'
-        for number, line in enumerate(drawn)
-    )
-    return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><ul class="legend">{legend}</ul>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
-        f"{''.join(parts)}</svg></figure>"
-    )
-
-
-def _axes(axes: Axes, across: _Scale, up: _Scale) -> str:
-    parts = []
-    for value in up.marks():
-        y = up.position(value)
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>'
-        )
-    for value in across.marks():
-        x = across.position(value)
-        y = CHART_HEIGHT - _BOTTOM + 16
-        parts.append(f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{short(value)}</text>')
-    middle = (CHART_HEIGHT - _BOTTOM + _TOP) / 2
-    parts.append(
-        f'<text x="{(WIDTH + _LEFT) / 2}" y="{HEIGHT - 8}" text-anchor="middle" class="axis">'
-        f"{html.escape(axes.x)}</text>"
+        return Html("")
+    across = _Scale([x for line in drawn for x, _ in line.points])
+    up = _Scale([y for line in drawn for _, y in line.points], log=axes.log)
+    ticks = [(across.share(value), _short(value)) for value in across.marks(5)]
+    middle = LARGE.y(0.5)
+    parts = [
+        *_axes(LARGE, up, ticks),
+        _text(LARGE.x(0.5), LARGE.height - 8, axes.x, "middle", ' class="axis"'),
         f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle" class="axis">'
-        f"{html.escape(axes.y)}</text>"
-    )
-    return "".join(parts)
+        f"{escape(axes.y)}</text>",
+    ]
+    for index, line in enumerate(drawn):
+        points = [(LARGE.x(across.share(x)), LARGE.y(up.share(y))) for x, y in line.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline class="s{index}" points="{path}"/>')
+        parts += [
+            f'<circle class="s{index}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+            f"<title>{escape(label)}</title></circle>"
+            for (x, y), label in zip(points, line.labels, strict=True)
+        ]
+    legend = [(f"s{index}", line.name) for index, line in enumerate(drawn)]
+    return _figure(title, (LARGE.width, LARGE.height), parts, legend=legend, least_width=400)
 
 
-def _line(line: Series, number: int, across: _Scale, up: _Scale) -> str:
-    positions = [(across.position(x), up.position(y)) for x, y in line.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
-    dots = "".join(
-        f'<circle class="s{number}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-        f"<title>{html.escape(label)}</title></circle>"
-        for (x, y), label in zip(positions, line.labels, strict=True)
+def _bar(color: str, box: tuple[float, float, float, float], label: str) -> str:
+    """A rectangle of (x, y, width, height)."""
+    x, y, width, height = box
+    return (
+        f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{max(0.5, width):.1f}"'
+        f' height="{height:.1f}"><title>{escape(label)}</title></rect>'
     )
-    return f'<polyline class="s{number}" points="{path}"/>{dots}'
+
+
+def stacked(title: str, series: Sequence[tuple[str, str, Sequence[float]]], ticks: Ticks) -> Html:
+    """Draw bars over time, one series on top of the other.
+
+    Args:
+        series: (name, colour class, value for each bucket), the lowest first.
+    """
+    columns = list(zip(*(values for _, _, values in series), strict=True))
+    scale = _Scale([sum(column) for column in columns])
+    width = (WIDE.x(1) - WIDE.x(0)) / len(columns)
+    parts = _axes(WIDE, scale, ticks)
+    for i, column in enumerate(columns):
+        bottom = WIDE.y(0)
+        for (name, color, _), value in zip(series, column, strict=True):
+            height = WIDE.y(0) - WIDE.y(scale.share(value))
+            if height > 0:
+                bottom -= height
+                box = (WIDE.x(0) + i * width, bottom, width - 0.5, height)
+                parts.append(_bar(color, box, f"{name}: {number(value)}"))
+    legend = [(color, name) for name, color, _ in series] if len(series) > 1 else ()
+    return _figure(title, (WIDE.width, WIDE.height), parts, legend=legend, least_width=600)
+
+
+def histogram(
+    title: str, bars: Sequence[tuple[float, float, int]], label: Callable[[float], str]
+) -> Html:
+    """Draw counts in bins of growing width, each equally wide.
+
+    Args:
+        bars: (from, to, count) of each bin, rising.
+        label: writes a value of the axis.
+    """
+    if not bars:
+        return Html("")
+    scale = _Scale([count for _, _, count in bars])
+    width = (NARROW.x(1) - NARROW.x(0)) / len(bars)
+    starts = sorted({0, len(bars) // 3, 2 * len(bars) // 3})
+    ticks = [(i / len(bars), label(bars[i][0])) for i in starts] + [(1.0, label(bars[-1][1]))]
+    parts = _axes(NARROW, scale, ticks)
+    for i, (low, high, count) in enumerate(bars):
+        top = NARROW.y(scale.share(count))
+        box = (NARROW.x(0) + i * width, top, width - 1, NARROW.y(0) - top)
+        parts.append(_bar("accent", box, f"{label(low)} to {label(high)}: {count:,}"))
+    return _figure(title, (NARROW.width, NARROW.height), parts)
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One field of the heat strip: its level from 0 (as fast as any) to 1 (ten times slower);
-    None is no request. ``bad`` marks failures."""
+    """One slice of an endpoint's time in a heat strip."""
 
     level: float | None
-    bad: bool
-    words: str
+    """0 (as fast as any) to 1 (ten times slower); None without a request."""
+
+    failed: bool
+    label: str
 
 
 CELL, NAME_WIDTH, ROW = 12, 200, 18
+_HEAT = (
+    ("h0", "as fast as the median"),
+    ("h2", "3 times slower"),
+    ("h4", "10 times slower"),
+    ("failed", "failures"),
+    ("none", "no request"),
+)
 
 
-def strip(title: str, rows: Sequence[tuple[str, Sequence[Cell]]], seconds: float) -> str:
-    """Endpoints over time: a row for each, a field for each slice of the test."""
+def strip(title: str, rows: Sequence[tuple[str, Sequence[Cell]]], seconds: float) -> Html:
+    """Draw endpoints over time: a row for each, a field for each slice of the test."""
     if not rows:
-        return ""
-    count = max(len(cells) for _, cells in rows)
-    width, height = NAME_WIDTH + CELL * count + 8, ROW * len(rows) + 26
+        return Html("")
+    width = NAME_WIDTH + CELL * max(len(cells) for _, cells in rows)
+    height = ROW * len(rows) + 26
     parts = []
     for index, (name, cells) in enumerate(rows):
         y = ROW * index
         short_name = name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
-        parts.append(
-            f'<text x="{NAME_WIDTH - 8}" y="{y + 13}" text-anchor="end">{html.escape(short_name)}'
-            f"<title>{html.escape(name)}</title></text>"
-        )
-        parts += [
-            _field(NAME_WIDTH + CELL * index_in_row, y, cell)
-            for index_in_row, cell in enumerate(cells)
-        ]
-    for step in range(_MARKS + 1):
-        x = NAME_WIDTH + CELL * count * step / _MARKS
-        parts.append(
-            f'<text x="{x:.0f}" y="{height - 8}" text-anchor="middle">'
-            f"{short(seconds * step / _MARKS)} s</text>"
-        )
-    return (
-        f'<figure class="wide"><figcaption>{html.escape(title)}</figcaption>'
-        f'<ul class="legend"><li><span class="key h0"></span>as fast as the median</li>'
-        f'<li><span class="key h2"></span>3 times slower</li>'
-        f'<li><span class="key h4"></span>10 times slower</li>'
-        f'<li><span class="key bad"></span>failures</li>'
-        f'<li><span class="key none"></span>no request</li></ul>'
-        f'<svg viewBox="0 0 {width + 12} {height}" style="min-width:{width}px" role="img" '
-        f'aria-label="{html.escape(title)}">{"".join(parts)}</svg></figure>'
-    )
+        label = _text(NAME_WIDTH - 8, y + 13, short_name, "end")
+        parts.append(label.replace("</text>", f"<title>{escape(name)}</title></text>"))
+        for column, cell in enumerate(cells):
+            box = (NAME_WIDTH + CELL * column, y + 1, CELL - 1, ROW - 3)
+            parts.append(_bar(_heat(cell), box, cell.label))
+    for step in range(6):
+        x = NAME_WIDTH + (width - NAME_WIDTH) * step / 5
+        parts.append(_text(x, height - 8, f"{_short(seconds * step / 5)} s", "middle"))
+    return _figure(title, (width + 20, height), parts, legend=_HEAT, least_width=width + 8)
 
 
-def _field(x: int, y: int, cell: Cell) -> str:
-    if cell.bad:
-        kind = "bad"
-    elif cell.level is None:
-        kind = "none"
-    else:
-        kind = f"h{min(4, max(0, round(4 * cell.level)))}"
-    size = CELL - 1
-    return (
-        f'<rect class="{kind}" x="{x}" y="{y + 1}" width="{size}" height="{ROW - 3}">'
-        f"<title>{html.escape(cell.words)}</title></rect>"
-    )
+def _heat(cell: Cell) -> str:
+    if cell.failed:
+        return "failed"
+    return "none" if cell.level is None else f"h{min(4, max(0, round(4 * cell.level)))}"
 
 
-def short(value: float) -> str:
-    """A number in few letters: ``0.25``, ``12``, ``3.4k``."""
-    if abs(value) >= 10_000:
-        return f"{value / 1000:.3g}k"
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-
-
-WIDTH, HEIGHT = 720, 170
-NARROW = 440
-LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 22
-
-Label = Callable[[float], str]
-
-
-def _nice(top: float) -> float:
-    """A round number at or above ``top`` for the end of an axis."""
-    if top <= 0:
-        return 1.0
-    power = 10.0 ** len(str(int(top))) / 10 if top >= 1 else 0.001
-    while power * 10 < top:
-        power *= 10
-    return next((power * step for step in (1, 2, 2.5, 5, 10) if power * step >= top), power * 10)
-
-
-def _frame(
-    inner: str, title: str, top: float, ticks: Sequence[tuple[float, str]], wide: int = WIDTH
-) -> Html:
-    """Axes around a drawing; ``ticks`` are (share of the width, words) below it."""
-    floor = HEIGHT - BOTTOM
-    lines = []
-    for share in (0.0, 0.5, 1.0):
-        y = floor - share * (floor - TOP)
-        lines.append(
-            f'<line class="grid" x1="{LEFT}" x2="{wide - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        lines.append(
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(top * share)}</text>'
-        )
-    for share, words in ticks:
-        x = LEFT + share * (wide - LEFT - RIGHT)
-        anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
-        lines.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(words)}</text>'
-        )
-    size = " class=big" * (wide == WIDTH)
-    return Html(
-        f'<figure{size}><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {wide} {HEIGHT}"'
-        f' role="img" aria-label="{escape(title)}">{"".join(lines)}{inner}</svg></figure>'
-    )
-
-
-def stacked(
-    title: str,
-    series: Sequence[tuple[str, str, Sequence[float]]],
-    ticks: Sequence[tuple[float, str]],
-) -> Html:
-    """Bars over time, one series on top of the other.
-
-    Args:
-        series: (name, class of the colour, value for each bucket), the lowest first.
-        ticks: (share of the width, words).
-    """
-    count = len(series[0][2])
-    top = _nice(max(sum(band[2][i] for band in series) for i in range(count)))
-    width = (WIDTH - LEFT - RIGHT) / count
-    floor = HEIGHT - BOTTOM
-    bars = []
-    for i in range(count):
-        y: float = floor
-        for name, color, values in series:
-            height = values[i] / top * (floor - TOP)
-            if height <= 0:
-                continue
-            y -= height
-            bars.append(
-                f'<rect class="{color}" x="{LEFT + i * width:.1f}" y="{y:.1f}"'
-                f' width="{max(0.5, width - 0.5):.1f}" height="{height:.1f}">'
-                f"<title>{escape(name)}: {number(values[i])}</title></rect>"
-            )
-    keys = "".join(f' <b class="{c}">&#9632;</b> {escape(n)}' for n, c, _ in series)
-    chart = _frame("".join(bars), title, top, ticks)
-    return (
-        Html(chart.replace("</figcaption>", f"{keys}</figcaption>", 1))
-        if len(series) > 1
-        else chart
-    )
-
-
-def histogram(title: str, bars: Sequence[tuple[float, float, int]], label: Label) -> Html:
-    """Counts in bins of growing width, drawn equally wide.
-
-    Args:
-        bars: (from, to, count) of each bin, rising.
-        label: a value of the axis in words.
-    """
-    if not bars:
-        return Html("")
-    top = _nice(max(count for _, _, count in bars))
-    width = (NARROW - LEFT - RIGHT) / len(bars)
-    floor = HEIGHT - BOTTOM
-    heights = [count / top * (floor - TOP) for _, _, count in bars]
-    drawn = "".join(
-        f'<rect class="accent" x="{LEFT + i * width:.1f}" y="{floor - heights[i]:.1f}"'
-        f' width="{max(0.5, width - 1):.1f}" height="{heights[i]:.1f}">'
-        f"<title>{escape(label(low))} to {escape(label(high))}: {count:,}</title></rect>"
-        for i, (low, high, count) in enumerate(bars)
-    )
-    tick_indices = sorted({0, len(bars) // 3, 2 * len(bars) // 3})
-    ticks = [(i / len(bars), label(bars[i][0])) for i in tick_indices] + [(1.0, label(bars[-1][1]))]
-    return _frame(drawn, title, top, ticks, NARROW)
-
-
-def meter(share: float, color: str = "accent") -> Html:
-    """A bar inside a table's cell; ``share`` of 0 to 1."""
-    width = 100 * max(0.0, min(1.0, share))
-    return Html(f'<span class="meter"><i class="{color}" style="width:{width:.1f}%"></i></span>')
-
-
-def span(low: float, high: float) -> Html:
-    """A part of a bar inside a table's cell, from ``low`` to ``high`` of 0 to 1."""
+def meter(high: float, low: float = 0.0) -> Html:
+    """A bar inside a table's cell from ``low`` to ``high``, of 0 to 1."""
     low = max(0.0, min(0.99, low))
-    width = max(0.01, min(1.0, high) - low)
+    width = max(0.01 if low else 0.0, min(1.0, high) - low)
     style = f"margin-left:{100 * low:.1f}%;width:{100 * width:.1f}%"
     return Html(f'<span class="meter"><i class="accent" style="{style}"></i></span>')
 
 
-def sparkline(values: Sequence[float], most: float) -> Html:
-    """A line as high as a row of text, from 0 to ``most``."""
-    if len(values) < 2 or most <= 0:
+def sparkline(values: Sequence[float]) -> Html:
+    """A line from 0 to the largest value, as high as a row of text."""
+    top = max(values, default=0.0)
+    if len(values) < 2 or top <= 0:
         return Html("")
     step = 120 / (len(values) - 1)
-    points = " ".join(f"{i * step:.1f},{22 - 20 * v / most:.1f}" for i, v in enumerate(values))
-    return Html(f'<svg class="spark" viewBox="0 0 120 24"><polyline points="{points}"/></svg>')
+    points = " ".join(f"{i * step:.1f},{22 - 20 * v / top:.1f}" for i, v in enumerate(values))
+    line = f'<polyline class="accent" points="{points}"/>'
+    return Html(f'<svg class="spark" viewBox="0 0 120 24">{line}</svg>')

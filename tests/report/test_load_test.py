@@ -1,10 +1,9 @@
-"""The page of a load test: whole, alone and right."""
+"""The page of a load test, and the charts that it shares with the page of a run."""
 
 from __future__ import annotations
 
 import copy
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,40 +12,17 @@ import pytest
 
 from bagent.bench.thresholds import LOAD_NUMBERS
 from bagent.report.load_test import MOST_ROWS, page
-from bagent.report.svg import Axes, Cell, Series, lines, short, strip
+from bagent.report.svg import Axes, Cell, Series, lines, strip
+from support.report_pages import read
 from support.simulated_fleets import DEAD, addresses, measure_in, simulated
-
-VOID = {"meta", "br"}
-
-
-class Tags(HTMLParser):
-    """Checks that every tag is closed, and collects the addresses in attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.seen.add(tag)
 
 
 @pytest.fixture(scope="module")
 def measured_once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with simulated("replicas=2&decode=1000") as sim:
         lines = [*addresses(sim), DEAD]
-        place = tmp_path_factory.mktemp("page")
-        return measure_in(place, lines, concurrency=[1, 2], requests=60, seconds=None)
+        folder = tmp_path_factory.mktemp("page")
+        return measure_in(folder, lines, concurrency=[1, 2], requests=60, seconds=None)
 
 
 @pytest.fixture
@@ -58,13 +34,12 @@ def measured(measured_once: dict[str, Any]) -> dict[str, Any]:
 def test_a_page_stands_alone_and_is_whole(measured: dict[str, Any]) -> None:
     folder: Path = measured["folder"]
     text = (folder / "report.html").read_text()
-    tags = Tags()
-    tags.feed(text)
-    assert tags.open == [] and tags.links == []
-    assert not tags.seen & {"script", "link", "img", "iframe"}
+    tags = read(text).tags
+    assert not {name for _, attrs in tags for name in attrs} & {"src", "href"}
+    assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe"}
     assert "http://" not in re.sub(r"cannot connect to [^<]*", "", text)
     assert "url(" not in text and "@import" not in text
-    assert "prefers-color-scheme: dark" in text
+    assert "prefers-color-scheme:dark" in text
     for chart in re.findall(r"<svg.*?</svg>", text):
         ElementTree.fromstring(chart)
     assert text.count("<svg") == 4
@@ -116,16 +91,8 @@ def test_fields_of_the_strip_show_how_slow_and_whether_it_failed() -> None:
         Cell(None, False, ""),
     ]
     drawn = re.findall(r'<rect class="(\w+)"', strip("t", [("e", cells)], 8.0))
-    assert drawn == ["h0", "h4", "bad", "none"]
+    assert drawn == ["h0", "h4", "failed", "none"]
     assert strip("t", [], 1.0) == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.25, "0.25"), (12.0, "12"), (999.6, "1000"), (1234.5, "1234"), (34000.0, "34k")],
-)
-def test_short_numbers(value: float, text: str) -> None:
-    assert short(value) == text
 
 
 def test_every_number_of_a_load_can_be_a_condition(measured: dict[str, Any]) -> None:
@@ -146,11 +113,11 @@ def test_of_a_large_fleet_the_page_has_the_bad_ones_and_no_more_than_it_can_bear
     good = measured["endpoints"][0]
     measured["endpoints"] = [{**good, "endpoint": f"n{n}:1", "speed": 1.0} for n in range(4000)]
     bad = {2: "slow", 1999: "failing", 3999: "dead"}
-    for place, verdict in bad.items():
-        measured["endpoints"][place] |= {"verdict": verdict, "reason": f"why {place}"}
+    for number, verdict in bad.items():
+        measured["endpoints"][number] |= {"verdict": verdict, "reason": f"why {number}"}
     text = page(measured, [], None)
     assert len(text) < 2_000_000
-    assert all(f">n{place}:1</td>" in text and f">why {place}<" in text for place in bad)
+    assert all(f">n{n}:1</td>" in text and f">why {n}<" in text for n in bad)
     assert text.count("<tr>") < 2 * MOST_ROWS
     assert "3,800 more endpoints, all ok: endpoints.csv has every one" in text
 
@@ -169,7 +136,7 @@ def test_open_and_closed_loops_are_not_mixed_on_a_line(measured: dict[str, Any])
     opened = [{**closed, "load": f"rate={n}", "rate": float(n), "rps": float(n)} for n in (1, 2, 3)]
     measured["loads"] = [closed, *opened]
     charts = re.findall(r"<figure>.*?</figure>", page(measured, [], None))
-    latency, knee, goodput = charts
+    latency, knee, goodput, _ = charts
     assert "rate=1" in latency and f"{closed['load']}:" not in latency
     assert f"{closed['load']}:" in knee and "rate=" not in knee
     assert goodput.count("rate=3") == 2 and "open loops" in goodput

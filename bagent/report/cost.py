@@ -1,8 +1,9 @@
-"""What the job's measured tokens cost by each way to send it."""
+"""The sections on cost: what was spent, and what each way to send the job would cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,15 +21,11 @@ SPENT = f"""
                 then sum(completion_tokens)::bigint end as completion,
            case when count(cost_usd) = count(*) then sum(cost_usd) end as cost_usd
     from results where {ANSWERED} group by stage"""
-"""Tokens by stage; null where one answer's are not known: a part of a sum is no sum."""
+"""Tokens by stage; null where those of one answer are not known."""
 
 
-def by_mode(db: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
-    """The table of all stages together; empty where no mode has a known cost.
-
-    Args:
-        prices: those of run.json, one of each stage.
-    """
+def _mode_costs(db: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
+    """The cost of all stages together by mode; empty where none is known."""
     prices_by_stage = {price.stage: price for price in map(_stage_price, prices)}
     parts, rows = [], 0
     for stage in db.rows(SPENT):
@@ -45,9 +42,13 @@ def _stage_price(value: Json) -> StagePrice:
     return msgspec.convert(value, StagePrice)
 
 
-def modes(db: ReportDb, prices: Sequence[Json]) -> Html:
-    """The section; nothing where no price is known."""
-    costs = by_mode(db, prices)
+def by_mode(db: ReportDb, prices: Sequence[Json]) -> Html:
+    """Make the section of modes; empty where no price is known.
+
+    Args:
+        prices: those of run.json, one of each stage.
+    """
+    costs = _mode_costs(db, prices)
     if not costs:
         return Html("")
     rows = [
@@ -68,3 +69,19 @@ def modes(db: ReportDb, prices: Sequence[Json]) -> Html:
     if sources:
         explanation += f" {counted(len(sources), 'price')} from: {', '.join(sources)}."
     return section("This job by mode", note(explanation), table(rows))
+
+
+def cost(db: ReportDb, sums: dict[str, Any]) -> Html:
+    """Make the section of money by stage, model and endpoint; empty where no price is known."""
+    if sums["cost_usd"] is None:
+        return Html("")
+    rows = db.rows(
+        """select stage, model, endpoint, count(cost_usd) as answers, sum(cost_usd) as cost_usd,
+                  1000 * avg(cost_usd) as per_thousand_usd
+           from results where cost_usd is not null
+           group by stage, model, endpoint order by cost_usd desc limit 30"""
+    )
+    parts: Sequence[Html] = [table(rows)]
+    if sums["without_cost"]:
+        parts = [note(f"{sums['without_cost']:,} answers have no known cost."), *parts]
+    return section("Cost", *parts)

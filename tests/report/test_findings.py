@@ -29,7 +29,7 @@ def test_a_slow_endpoint_is_told_apart_also_from_a_single_other(run, endpoints):
         run.result(row)
         run.attempt(row, f"node{number}", 3.0 if number == 1 else 1.0)
     words = stands_out(run)
-    assert "node1 is slow: half of its tries take longer than 3.0s, 3.0 times" in words
+    assert "node1 is slow: half of its attempts take longer than 3.0s, 3.0 times" in words
     assert "(6.67 tokens a second in each request, the others 20)" in words
     assert "node0 is slow" not in words
 
@@ -59,7 +59,10 @@ def test_an_endpoint_that_is_slow_at_times_is_told_by_its_slowest_tries(run):
         run.result(row)
         run.attempt(row, f"node{row % 3}", 30.0 if row % 3 == 2 and row % 60 == 2 else 1.0)
     words = stands_out(run)
-    assert "node2 is slow at times: one try in a hundred takes longer than 30s, 30.0 times" in words
+    assert (
+        "node2 is slow at times: one attempt in a hundred takes longer than 30s, 30.0 times"
+        in words
+    )
 
 
 def failing(row: int, error: str, **changes: Any) -> dict[str, Any]:
