@@ -252,11 +252,11 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
     ticking = loop.create_task(tick())
     fleet.expect(True)
     for number in range(len(plan.rows)):
-        await fleet.room()
+        await fleet.wait_for_room()
         request = Request(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
         fleet.submit(Call(ends, request, f"k{number}", number, "map", 0))
     fleet.expect(False)
-    idle = loop.create_task(fleet.idle())
+    idle = loop.create_task(fleet.wait_idle())
     await asyncio.wait({idle, fleet.stopped}, return_when=asyncio.FIRST_COMPLETED)
     if fleet.stopped.done():
         raise fleet.stopped.result()

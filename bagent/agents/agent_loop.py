@@ -160,7 +160,7 @@ class AgentConversation(Conversation):
         self._add_usage(reply.usage, size)
         if reply.usage.prompt is not None and reply.usage.completion is not None:
             self._known = size, reply.usage.prompt + reply.usage.completion
-        self._attempts += call.tries
+        self._attempts += call.attempts
         calls = assign_call_ids(reply, self._turns, self._used)
         if not self._may_call():
             most = self._agent.max_turns
@@ -193,7 +193,7 @@ class AgentConversation(Conversation):
             self.plan.budget.after_overflow(failure, call.request.max_tokens or 0)
             shorter = self._shortener().after_overflow(self._messages)
             if shorter is not None:
-                self._attempts += call.tries
+                self._attempts += call.attempts
                 self._turns -= 1
                 self._messages = shorter
                 self._agent_host.ask(self, self._call(self._turn_request(shorter, None)))
@@ -255,7 +255,7 @@ class AgentConversation(Conversation):
             handler, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
         call.id = self.row.id
-        call.give_up_at = self.give_up_at
+        call.deadline = self.give_up_at
         self._agent_host.ask(self, call)
 
     def summed_up(self, messages: list[Message]) -> None:
@@ -282,7 +282,7 @@ class AgentConversation(Conversation):
             request.watch = self._watch(self._turns + 1) if may_call else None
         request.returning = self._rounds
         call = super()._call(request)
-        call.prefer = self._endpoint
+        call.preferred = self._endpoint
         return call
 
     def _streamed(self) -> bool:

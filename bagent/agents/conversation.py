@@ -213,8 +213,8 @@ class Conversation:
             self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
         call.id = self.row.id
-        call.only = self.row.endpoint
-        call.give_up_at = self.give_up_at
+        call.pinned_to = self.row.endpoint
+        call.deadline = self.give_up_at
         self._asked = call
         return call
 
@@ -241,7 +241,7 @@ class Conversation:
                 status=200,
                 finish_reason=reply.finish_reason,
             )
-        self._attempts += call.tries
+        self._attempts += call.attempts
         again = None
         if verdict.status == "invalid" and self._reasks < self.plan.reasks:
             again = self._reask(call, verdict)
@@ -255,7 +255,7 @@ class Conversation:
 
     def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
         """End the row with the failure, unless a smaller request may fit."""
-        self._attempts += call.tries
+        self._attempts += call.attempts
         if delivery is not None:
             self._note(delivery)
         asked = call.request.max_tokens
@@ -340,8 +340,8 @@ class Conversation:
         messages = call.request.messages
         return ConversationState(
             max_tokens=call.request.max_tokens,
-            tries=call.tries,
-            counted=call.counted,
+            tries=call.attempts,
+            counted=call.counted_attempts,
             messages=None if messages is self._messages else messages,
             attempts=self._attempts,
             turns=self._turns,
@@ -361,7 +361,8 @@ class Conversation:
         if kept.messages is not None:
             call.request = self._asking_again(call.request, kept.messages)
         call.request.max_tokens = kept.max_tokens
-        call.turn, call.tries, call.counted = kept.turns, kept.tries, kept.counted
+        call.turn, call.attempts = kept.turns, kept.tries
+        call.counted_attempts = kept.counted
         self._attempts, self._turns, self._reasks = kept.attempts, kept.turns, kept.reasks
         self._grown, self._shrunk, self._first_valid = kept.grown, kept.shrunk, kept.first_valid
         self._usage, self._started = kept.usage, kept.started

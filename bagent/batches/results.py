@@ -156,7 +156,7 @@ class ResultReader:
         if result is None:
             rows.send(conversation, call)
             return
-        call.tries += 1
+        call.attempts += 1
         failure: Failure | None
         if isinstance(result, Reply):
             failure = conversation.replied(call, result, self._delivery)
@@ -178,10 +178,10 @@ class ResultReader:
         elif not failure.passing:
             conversation.failed(call, failure, self._delivery)
         else:
-            call.counted += 1
-            if call.counted <= self._rules.retries:
+            call.counted_attempts += 1
+            if call.counted_attempts <= self._rules.retries:
                 rows.send(conversation, call)
                 return
-            message = f"{failure.message} ({call.counted} tries)"
+            message = f"{failure.message} ({call.counted_attempts} tries)"
             failure = msgspec.structs.replace(failure, message=message)
             conversation.failed(call, failure, self._delivery)

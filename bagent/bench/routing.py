@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from bagent.backends.endpoint import Endpoint
 from bagent.bench.records import Routing
-from bagent.fleet.endpoint_pool import Endpoints
+from bagent.fleet.endpoint_pool import EndpointPool
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.scheduler import MUCH_BUSIER
+from bagent.fleet.queue import CONVERSATION_LOAD_MARGIN
 from bagent.servers.fleet_factory import OWN_CEILING, OWN_START
 
 REFUSALS = 3
@@ -130,16 +130,16 @@ class RunRouter:
             top = limit or max(1, OWN_CEILING // workers)
             in_flight_limit = InFlightLimit(start, top, growing=limit is None)
             self._states[index] = EndpointState(endpoint, in_flight_limit)
-        self._endpoints = Endpoints(list(self._states.values()))
+        self._endpoints = EndpointPool(list(self._states.values()))
 
     def next(self, previous: int | None = None) -> int | None:
         """Return the endpoint for the next request; None where none has room."""
-        state = self._endpoints.next(0.0)
+        state = self._endpoints.select(0.0)
         if state is None:
             return None
         if previous is not None:
             current = self._states[previous]
-            if current.room > 0 and current.load <= state.load + MUCH_BUSIER:
+            if current.room > 0 and current.load <= state.load + CONVERSATION_LOAD_MARGIN:
                 return previous
         return self._indexes[state.name]
 
@@ -153,7 +153,7 @@ class RunRouter:
         """Count the end of a request; ``removed``: the endpoint gets no more."""
         state = self._states[index]
         if succeeded:
-            state.limit.succeeded(1, state.in_flight)
+            state.limit.on_success(1, state.in_flight)
         state.in_flight -= 1
         state.up = not removed
-        self._endpoints.changed(state)
+        self._endpoints.update(state)

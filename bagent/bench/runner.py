@@ -42,8 +42,8 @@ from bagent.fleet.health_check import (
     FleetHealthCheck,
     HealthCheckPlan,
     HealthResult,
-    counts,
-    grouped,
+    format_counts,
+    group_failures,
 )
 from bagent.observe.formatting import counted, duration, rate
 from bagent.runs.shutdown import raise_file_limit
@@ -95,7 +95,7 @@ class LoadTestSession:
             BenchTarget(
                 portable(result.endpoint),
                 result.model,
-                result.known.engine if result.known else None,
+                result.capabilities.engine if result.capabilities else None,
             )
             for result in health
             if result.ready
@@ -405,7 +405,7 @@ def _check_context(
     answer = AnswerPlan(plan.output_tokens, plan.as_json).max_tokens
     required = plan.input_tokens + answer + (plan.turns - 1) * (plan.turn_tokens + answer)
     ready = [result for result in health if result.ready]
-    contexts = [result.known.context if result.known else None for result in ready]
+    contexts = [result.capabilities.context if result.capabilities else None for result in ready]
     short = [length for length in contexts if length and length < required]
     if not short:
         return
@@ -422,7 +422,9 @@ def _fitting_context(
     trace: Sequence[Recorded], health: Sequence[HealthResult], notify: Callable[[str], None]
 ) -> list[Recorded]:
     """Return the recorded requests that fit the shortest context of the ready endpoints."""
-    contexts = [result.known.context for result in health if result.ready and result.known]
+    contexts = [
+        result.capabilities.context for result in health if result.ready and result.capabilities
+    ]
     context = min((length for length in contexts if length), default=None)
     if context is None:
         return list(trace)
@@ -489,9 +491,9 @@ async def _check_health(request: BenchRequest, notify: Callable[[str], None]) ->
         health = [await check_server(request.servers, request.model, CALL_SECONDS)]
     else:
         health = await _check_fleet(request, notify)
-    notify(counts(health))
-    for group in grouped(health)[:_MAX_GROUPS]:
-        notify(f"  {group.words()}")
+    notify(format_counts(health))
+    for group in group_failures(health)[:_MAX_GROUPS]:
+        notify(f"  {group.message()}")
     return health
 
 

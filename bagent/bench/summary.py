@@ -204,7 +204,11 @@ def _requested_tokens(plan: BenchPlan) -> float | None:
 
 
 def _simulated(result: HealthResult) -> bool:
-    return bool(result.known and result.known.version and SIMULATED in result.known.version)
+    return bool(
+        result.capabilities
+        and result.capabilities.version
+        and SIMULATED in result.capabilities.version
+    )
 
 
 def _loads(tables: BenchTables, plan: BenchPlan, servers: Sequence[Numbers]) -> list[Numbers]:
@@ -300,8 +304,8 @@ def _endpoints(
             "tok_s_gpu": _per_gpu(row.get("output_tok_s"), gpus[name]) if name in gpus else None,
             **servers.get(name, {"kv_max": None, "waiting_max": None, "hit_rate": None}),
             "preemptions": servers.get(name, {}).get("preemptions"),
-            "engine": result.known.engine if result.known else None,
-            "version": result.known.version if result.known else None,
+            "engine": result.capabilities.engine if result.capabilities else None,
+            "version": result.capabilities.version if result.capabilities else None,
             "model": result.model,
             "url": result.endpoint.url,
             "tags": dict(result.endpoint.tags),

@@ -175,7 +175,9 @@ def make_job_bodies(context: RunContext, health: Sequence[HealthResult]) -> list
         UsageError: no row can be sent, or the endpoints' models differ from the job's.
     """
     capabilities: dict[str, Capabilities] = {
-        result.endpoint.name: result.known for result in health if result.ready and result.known
+        result.endpoint.name: result.capabilities
+        for result in health
+        if result.ready and result.capabilities
     }
     models_in_rows = context.own_bodies and context.job.model == "auto"
     model = None if models_in_rows else resolve_model(context.job, capabilities)

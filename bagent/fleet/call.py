@@ -1,4 +1,4 @@
-"""One model call on its way through the fleet, and the request that carries it."""
+"""Model calls on their way through the fleet, and the HTTP requests that carry them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from bagent.fleet.endpoint_state import EndpointState
 
 BYTES_PER_TOKEN = 4
-"""For what a call will take of an account's tokens a minute, before the server has told."""
+"""Estimates the tokens of a prompt that no server has counted yet."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """How the answer to a call came: Unix seconds, and milliseconds waited for a free slot."""
+    """Where and when a call was answered: Unix seconds, and milliseconds waited for a slot."""
 
     endpoint: str
     group: str
@@ -32,33 +32,19 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class CallHandler(Protocol):
-    """What wants to know how its call ended. Both methods run on the event loop; they are quick."""
+    """Receives the end of a call. Both methods run on the event loop and must be quick."""
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Take a reply; return a passing failure to have the call sent again as if it failed."""
+        """Handle a reply; return a passing failure to have the call retried."""
         ...
 
     def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Take the failure that ends the call; no delivery means that it was never sent."""
+        """Handle the failure that ends the call; ``delivery`` is None if it was never sent."""
         ...
 
 
 class Call(msgspec.Struct, eq=False):
-    """A request with whom it is for and what has happened to it so far.
-
-    ``tries`` counts HTTP requests of this turn, ``counted`` those that cost the row a try,
-    ``free`` those found on a closed connection, ``throttles`` those that met a full server,
-    ``refusals`` endpoints that would not have it, ``deaths`` endpoints that died of it or with it.
-    ``out`` is how many requests carry it now: two where it was hedged. ``avoid`` names the
-    endpoint that failed it last, ``only`` the one that may have it (None: any), ``prefer`` the one
-    whose cache holds what comes before it, ``family`` those that begin as it does. Calls of one
-    ``group_key`` may share a request; None goes alone. ``ready_at``, ``throttled_at`` and
-    ``give_up_at`` are on the fleet's monotonic clock. ``failed_at`` is when it failed last without
-    being told when to come back (Unix seconds), ``pause`` the seconds that then passed until it
-    was sent. ``whole`` says that it is no longer streamed, False that the server refused that.
-    One that is ``divisible`` holds several rows' texts, which are divided where it fails twice.
-    ``least`` is the context in tokens that an endpoint needs for it, 0 where any will do.
-    """
+    """A request of a row, its handler, and its history. Times are on the fleet's clock."""
 
     handler: CallHandler
     request: Request
@@ -67,67 +53,62 @@ class Call(msgspec.Struct, eq=False):
     stage: str
     answer: int
     turn: int = 1
-    tries: int = 0
-    counted: int = 0
-    free: int = 0
-    throttles: int = 0
-    refusals: int = 0
-    deaths: int = 0
-    out: int = 0
+    attempts: int = 0  # HTTP requests of this turn
+    counted_attempts: int = 0  # those that count against ``retries``
+    stale_connections: int = 0  # attempts that met a closed keep-alive connection
+    throttles: int = 0  # attempts refused by a busy server
+    refusals: int = 0  # endpoints that refused it and serve other calls
+    deaths: int = 0  # endpoints that died while they worked on it
+    in_flight: int = 0  # requests that carry it now: two while it is hedged
     ended: bool = False
-    avoid: str | None = None
-    only: str | None = None
-    prefer: str | None = None
-    family: PrefixGroup | None = None
-    group_key: Hashable = None
+    avoid: str | None = None  # the endpoint that failed it last
+    pinned_to: str | None = None  # the only endpoint that may serve it
+    preferred: str | None = None  # the endpoint whose cache holds its conversation
+    prefix_group: PrefixGroup | None = None
+    group_key: Hashable = None  # calls of one key may share a request; None goes alone
     id: Json = None
     ready_at: float = 0.0
     waited_ms: float = 0.0
-    throttled_at: float | None = None
-    give_up_at: float | None = None
-    failed_at: float | None = None
-    pause: float = 0.0
-    whole: bool | None = None
-    divisible: bool = False
-    least: int = 0
+    throttled_at: float | None = None  # when a busy server first refused it
+    deadline: float | None = None
+    failed_at: float | None = None  # Unix seconds of the last failure without Retry-After
+    pause: float = 0.0  # seconds between that failure and the next attempt
+    unstreamed: bool | None = None  # True: streaming was given up; False: the server needs it
+    divisible: bool = False  # carries several rows, which can be sent apart
+    min_context: int = 0  # context length in tokens that it needs; 0: any
 
 
 class InFlightRequest(msgspec.Struct, eq=False):
-    """One HTTP request in flight. ``started`` is on the fleet's clock; ``tokens`` were reserved of
-    the account's limit, which stood at ``mark`` then; ``given_up`` says why the fleet ended it.
-    ``begun`` says that a part of its answer has been passed on: it can not be had elsewhere any
-    more. One that ``stays`` is given up only where its endpoint is dead."""
+    """One HTTP request in flight."""
 
     state: EndpointState
-    group: list[Call]
+    calls: list[Call]
     started: float
-    tokens: TokenUse = NO_TOKENS
-    mark: RequestReservation = NOTHING
+    tokens: TokenUse = NO_TOKENS  # reserved of the account's limit
+    reservation: RequestReservation = NOTHING  # the account's totals at its start
     task: asyncio.Task[None] | None = None
-    given_up: str = ""
-    begun: bool = False
-    stays: bool = False
+    cancel_reason: str = ""  # why the fleet cancelled it
+    streaming: bool = False  # a part of the answer was forwarded: it cannot be sent elsewhere
+    uncancellable: bool = False  # cancelled only if its endpoint is dead
 
-    def give_up(self, why: str) -> None:
-        """End it; whoever carries it is cancelled, and finds the reason here."""
-        if self.task is not None and not self.given_up:
-            self.given_up = why
+    def cancel(self, reason: str) -> None:
+        """Cancel the task that sends the request; it finds the reason in ``cancel_reason``."""
+        if self.task is not None and not self.cancel_reason:
+            self.cancel_reason = reason
             self.task.cancel()
 
-    def begin(self, account: Account) -> None:
-        """Count the request at its calls, and take it, and what they are thought to need, from
-        the account."""
-        for call in self.group:
-            call.tries += 1
-            call.out += 1
-            if call.out == 1:
+    def start(self, account: Account) -> None:
+        """Count the attempt of each call, and reserve its estimated tokens."""
+        for call in self.calls:
+            call.attempts += 1
+            call.in_flight += 1
+            if call.in_flight == 1:
                 call.waited_ms += (self.started - call.ready_at) * 1000
         if account.counts_tokens:
-            for call in self.group:
-                asked = call.request
-                prompt = len(asked.payload) // BYTES_PER_TOKEN
-                self.tokens += account.estimate(prompt, asked.max_tokens)
-        self.mark = account.started(self.started, self.tokens)
+            for call in self.calls:
+                prompt = len(call.request.payload) // BYTES_PER_TOKEN
+                self.tokens += account.estimate(prompt, call.request.max_tokens)
+        self.reservation = account.start(self.started, self.tokens)
 
 
 def attempt_record(
@@ -137,7 +118,7 @@ def attempt_record(
     exchange: Exchange,
     delivery: Delivery,
 ) -> Attempt:
-    """The record of one call's part in one request; ``failure`` is what it came to."""
+    """Return the record of one call's part in a request; ``failure`` is its final judgement."""
     usage = result.usage if isinstance(result, Reply) else None
     return Attempt(
         key=call.key,
@@ -145,7 +126,7 @@ def attempt_record(
         stage=call.stage,
         answer=call.answer,
         turn=call.turn,
-        try_=call.tries,
+        try_=call.attempts,
         endpoint=delivery.endpoint,
         group=delivery.group,
         group_size=len(exchange.results),
@@ -164,25 +145,24 @@ def attempt_record(
     )
 
 
-def in_a_hurry(group: Sequence[Call], now: float) -> list[Call]:
-    """Those of a group that have less than half the time of another: in one request with the
-    others they would end it for all. Empty where all go together."""
-    ends = [call.give_up_at for call in group if call.give_up_at is not None]
-    if len(ends) < 2:
+def urgent_calls(calls: Sequence[Call], now: float) -> list[Call]:
+    """Return the calls with less than half the time of the most patient one.
+
+    They go in a request of their own: together, their deadline would end it for all.
+    """
+    deadlines = [call.deadline for call in calls if call.deadline is not None]
+    if len(deadlines) < 2:
         return []
-    soon = now + max(0.0, max(ends) - now) / 2
-    return [call for call in group if call.give_up_at is not None and call.give_up_at < soon]
+    soon = now + max(0.0, max(deadlines) - now) / 2
+    return [call for call in calls if call.deadline is not None and call.deadline < soon]
 
 
-def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
-    """The limits of a request that carries ``group``: no longer than its rows' own limits leave."""
-    end: float | None = None
-    for call in group:
-        if call.give_up_at is not None and (end is None or call.give_up_at < end):
-            end = call.give_up_at
-    if end is None:
+def timeouts_for(calls: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
+    """Return ``timeouts`` with a total no longer than the earliest deadline of ``calls``."""
+    deadline = min((call.deadline for call in calls if call.deadline is not None), default=None)
+    if deadline is None:
         return timeouts
-    left = max(0.1, round(end - now, 1))
-    if timeouts.total is not None and timeouts.total <= left:
+    remaining = max(0.1, round(deadline - now, 1))
+    if timeouts.total is not None and timeouts.total <= remaining:
         return timeouts
-    return msgspec.structs.replace(timeouts, total=left)
+    return msgspec.structs.replace(timeouts, total=remaining)

@@ -1,4 +1,4 @@
-"""Which endpoint gets the next request: in constant time, however many there are."""
+"""Selection of the endpoint for the next request, in constant time for any number of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limits.account import Account
 
 CHOICES = 8
-"""Of how many endpoints with room the least busy one is taken."""
+"""How many endpoints with room are compared; the least loaded is selected."""
 
 
-class Endpoints:
-    """All endpoints of a fleet, and which of them may have room.
+class EndpointPool:
+    """All endpoints of a fleet, and a queue of those that may have room.
 
-    By turns alone a slow endpoint would come to hold all of a run's concurrency, so the least
-    busy of the next few in turn is taken. Equal ones get equal shares; of those equally busy the
-    one goes first that had the fewest turns for its weight.
-
-    ``limit`` is how many rows all of them may have in flight together.
+    Plain round robin would let a slow endpoint collect all of a run's concurrency. So the least
+    loaded of the next few is selected, and of equals the one with the fewest turns by weight.
     """
 
     def __init__(self, states: Sequence[EndpointState]) -> None:
         self.states: list[EndpointState] = []
-        self.limit = 0
-        self._counted: dict[EndpointState, int] = {}
+        self.limit = 0  # rows that all endpoints together may have in flight
+        self._limits: dict[EndpointState, int] = {}
         self._by_name: dict[str, EndpointState] = {}
-        self._open: deque[EndpointState] = deque()
-        self._listed: set[EndpointState] = set()
+        self._queue: deque[EndpointState] = deque()
+        self._queued: set[EndpointState] = set()
         self._parked: dict[Account, list[EndpointState]] = {}
         self.add(*states)
 
@@ -38,58 +35,61 @@ class Endpoints:
         return sum(1 for state in self.states if state.up)
 
     @property
-    def open(self) -> int:
+    def available(self) -> int:
         """How many endpoints may have room."""
-        return len(self._open)
+        return len(self._queue)
 
-    def named(self, name: str) -> EndpointState | None:
-        """The endpoint of that name."""
+    @property
+    def parked(self) -> bool:
+        """Whether endpoints wait for their account."""
+        return bool(self._parked)
+
+    def get(self, name: str) -> EndpointState | None:
+        """Return the endpoint of that name."""
         return self._by_name.get(name)
 
     def add(self, *states: EndpointState) -> None:
-        """Take in endpoints; they begin level with the others."""
-        level = min((other.turns for other in self.states), default=0.0)
+        """Add endpoints, with as many turns as the one that had the fewest."""
+        turns = min((other.turns for other in self.states), default=0.0)
         for state in states:
-            state.turns = level
+            state.turns = turns
             self.states.append(state)
-            named = self._by_name.get(state.name)
-            if named is None or named.leaving:  # one that came back, or has other tags now
+            existing = self._by_name.get(state.name)
+            if existing is None or existing.leaving:  # it came back, or its tags changed
                 self._by_name[state.name] = state
-            self._counted[state] = 0
-            self.changed(state)
+            self._limits[state] = 0
+            self.update(state)
 
     def remove(self, state: EndpointState) -> None:
-        """Forget an endpoint; it must have nothing in flight."""
+        """Remove an endpoint that has nothing in flight."""
         self.states.remove(state)
         if self._by_name.get(state.name) is state:
             del self._by_name[state.name]
-        self.limit -= self._counted.pop(state)
-        if state in self._listed:
-            self._listed.discard(state)
-            self._open.remove(state)
+        self.limit -= self._limits.pop(state)
+        if state in self._queued:
+            self._queued.discard(state)
+            self._queue.remove(state)
         for parked in self._parked.values():
             if state in parked:
                 parked.remove(state)
 
-    def changed(self, state: EndpointState) -> None:
-        """To be called when an endpoint may have got room, or its limit may have changed."""
-        counted = self._counted.get(state)
-        if counted is None:
+    def update(self, state: EndpointState) -> None:
+        """Queue an endpoint that may have room again, and follow its limit."""
+        limit = self._limits.get(state)
+        if limit is None:
             return
-        value = state.limit.value
-        if value != counted:
-            self.limit += value - counted
-            self._counted[state] = value
-        if state not in self._listed:
-            self._listed.add(state)
-            self._open.append(state)
+        self.limit += state.limit.value - limit
+        self._limits[state] = state.limit.value
+        if state not in self._queued:
+            self._queued.add(state)
+            self._queue.append(state)
 
-    def others(self, state: EndpointState) -> bool:
-        """Whether another endpoint may be sent something, or may soon."""
+    def has_alternative(self, state: EndpointState) -> bool:
+        """Return whether another endpoint is usable."""
         return any(other is not state and other.usable for other in self.states)
 
     def unpark(self, now: float) -> float | None:
-        """List again the endpoints whose account may be asked; seconds until the next may."""
+        """Queue the endpoints whose account allows requests; return the seconds until the next."""
         soonest: float | None = None
         for account in list(self._parked):
             wait = account.wait(now, 0)
@@ -97,21 +97,21 @@ class Endpoints:
                 soonest = wait if soonest is None else min(soonest, wait)
                 continue
             for state in self._parked.pop(account):
-                self.changed(state)
+                self.update(state)
         return soonest
 
-    def next(self, now: float) -> EndpointState | None:
-        """The endpoint that should take the next request, None where none has room."""
+    def select(self, now: float) -> EndpointState | None:
+        """Return the endpoint for the next request, None if none has room."""
         passed: list[EndpointState] = []
         best: EndpointState | None = None
         least = 0.0
-        while self._open and len(passed) < CHOICES - 1:
-            state = self._open.popleft()
+        while self._queue and len(passed) < CHOICES - 1:
+            state = self._queue.popleft()
             if state.room <= 0:
-                self._listed.discard(state)
+                self._queued.discard(state)
                 continue
             if state.account.wait(now, 0) > 0:
-                self._listed.discard(state)
+                self._queued.discard(state)
                 self._parked.setdefault(state.account, []).append(state)
                 continue
             load = state.load
@@ -122,18 +122,13 @@ class Endpoints:
                 best, least = state, load
             else:
                 passed.append(state)
-        self._open.extend(passed)
+        self._queue.extend(passed)
         if best is not None:
-            self._open.append(best)  # behind those passed over, so that equal ones take turns
+            self._queue.append(best)  # behind the others, so that equals take turns
         return best
 
-    def pass_over(self, state: EndpointState) -> None:
-        """Leave out the endpoint that :meth:`next` gave last, until it changes."""
-        if self._open and self._open[-1] is state:
-            self._open.pop()
-            self._listed.discard(state)
-
-    @property
-    def parked(self) -> bool:
-        """Whether endpoints wait for their account."""
-        return bool(self._parked)
+    def skip(self, state: EndpointState) -> None:
+        """Drop the endpoint that was selected last from the queue until it is updated."""
+        if self._queue and self._queue[-1] is state:
+            self._queue.pop()
+            self._queued.discard(state)

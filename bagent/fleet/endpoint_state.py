@@ -1,6 +1,8 @@
-"""What the fleet knows of one endpoint while a run goes on."""
+"""The health, capacity and circuit breaker of one endpoint."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
@@ -10,56 +12,58 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.types import Failure
 
-COOL_DOWN = 1.0
-LONGEST_COOL_DOWN = 30.0
+FIRST_COOL_DOWN = 1.0
+MAX_COOL_DOWN = 30.0
 
-REFUSALS = 3
-"""So many refusals in a row of what others take (401, 403, 404) show a server set up wrongly."""
+REFUSAL_THRESHOLD = 3
+"""Consecutive refusals (401, 403, 404) after which a server is taken to be misconfigured."""
 
-FAULTS = 8
-"""So many failures in a row of any kind that is not the row's own show a sick server."""
+FAILURE_THRESHOLD = 8
+"""Consecutive failures of other kinds after which a server is suspected."""
 
-MOST_TOLERANCE = 16
-"""A server that is shown to work may refuse up to so many times as much before it is asked again:
-what it refuses are then rows."""
+MAX_TOLERANCE = 16
+"""Each passed check doubles the thresholds, up to this factor: the rows are then at fault."""
 
-REMAINS = 0.5
-"""Seconds after a connection broke in which the answer to an older request may be what a server
-had sent before it died."""
+LATE_ANSWER_SECONDS = 0.5
+"""For so long after a connection broke, an answer to an older request may come from a server that
+has died since."""
 
-ALL_TOLD = 120.0
-"""Seconds of a wait that a server asks for, where nobody set a cap."""
+DEFAULT_RETRY_AFTER_MAX = 120.0
+"""Cap on a server's Retry-After in seconds, where no other is set."""
+
+
+class EndpointStatus(Enum):
+    """State of an endpoint; the circuit breaker's states are UP, SUSPECT, OPEN and HALF_OPEN."""
+
+    STARTING = "starting"
+    """Added and not probed yet."""
+    UP = "ok"
+    SUSPECT = "suspect"
+    """Sent nothing until a probe or check has shown whether it works."""
+    OPEN = "circuit open"
+    """Sent nothing: it fails checks, or answers no probe."""
+    HALF_OPEN = "half open"
+    """One call at a time until one is answered well."""
+    UNRESPONSIVE = "unresponsive"
+    """Accepts requests and answers none."""
+    LEAVING = "leaving"
+    """Removed from the hostfile; its requests in flight finish."""
 
 
 class EndpointState:
-    """One endpoint's room and health; pure, times on the fleet's monotonic clock.
+    """What the fleet knows about one endpoint; pure, times on the fleet's monotonic clock.
 
-    Health is judged by the requests themselves. A connection that fails or breaks has a probe
-    decide, and until then an engine of the user's own is ``doubted``: it is sent nothing more, or
-    a server that was killed would get all that it had a second time. A hosted one is doubted only
-    if nothing it was sent since has been answered. An answer ends the doubt, unless it may be what
-    a dead server left behind. While it is down it gets a probe after each cool-down, which
-    doubles. ``probing`` says that a probe runs or is planned.
+    Health is judged by the requests themselves:
 
-    A server that failed calls is asked for a proof that it works, a request as small as there is
-    (``checking``); one that failed several in a row is a ``suspect`` until then, and is sent
-    nothing. Where that fails too its circuit is open: it is
-    ``resting``, for the ``fault``, until such a request is answered; then it may be on ``trial``:
-    one call at a time until one is answered well. ``works_since`` is when the latest request was
-    sent that was answered well, ``sample`` one of those calls.
-    ``stalled`` is one that takes requests
-    and answers none; ``leaving`` one that was taken out of the hostfile; ``learning`` one that is
-    being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
-    ``cold`` is one whose cache knows nothing of the run yet, ``warming`` the call that went ahead
-    to it while others wait.
-    ``looked_at`` is when it was last asked why it is silent.
-    ``context`` is its context length in tokens, None where it is not known; one that is ``strict``
-    refuses what would be longer with all of ``max_tokens``.
-    ``signal`` judges an engine whose limit finds its own height, else it is None.
+    - A connection that fails or breaks starts a probe. Until the probe is back an engine of the
+      user's own is sent nothing. A hosted endpoint is, if it has answered a later request.
+    - An endpoint that does not answer the probe is down, and is probed after a doubling cool-down.
+    - An endpoint that fails several calls in a row is suspected, and must pass a check, which is
+      the smallest possible request. If it fails that too, its circuit opens until a check passes.
 
     Args:
-        account: what its rate limits are counted against; None for one of its own.
-        weight: its share beside others; 1 is usual.
+        account: counts its rate limits; None for an account of its own.
+        weight: its share relative to others.
     """
 
     def __init__(
@@ -73,166 +77,195 @@ class EndpointState:
         self.endpoint = endpoint
         self.name = endpoint.name
         self.limit = limit
-        self.account = account or Account(None, None, ALL_TOLD)
+        self.account = account or Account(None, None, DEFAULT_RETRY_AFTER_MAX)
         self.weight = weight
         self.in_flight = 0
-        self.carriers: dict[InFlightRequest, None] = {}  # the oldest first
-        self.up = True
-        self.probing = False
-        self.doubted = False
-        self.checking = False
-        self.suspect = False
-        self.resting = False
-        self.fault: Failure | None = None
-        self.trial = False
-        self.stalled = False
+        self.requests: dict[InFlightRequest, None] = {}  # oldest first
+        self.turns = 0.0  # rows sent so far, by weight
+
+        self.circuit = EndpointStatus.UP
+        self.up = True  # answers probes
+        self.unresponsive = False
         self.leaving = False
-        self.learning = False
-        self.exclusive = False
-        self.cold = True
-        self.context: int | None = None
-        self.strict = False
-        self.warming: Call | None = None
+        self.awaiting_probe = False
+        self.probe_scheduled = False
+        self.check_running = False
+        self.fault: Failure | None = None  # why it is down, or its circuit open
+
+        self.detecting_batching = False  # is asked how it accepts lists of requests
+        self.exclusive = False  # runs a row with which other endpoints died
+        self.cold = True  # its prefix cache holds nothing of the run
+        self.warming: Call | None = None  # fills the prefix cache while others wait
+        self.context: int | None = None  # context length in tokens, if known
+        self.strict_context = False  # refuses a prompt that with all of max_tokens exceeds it
+        self.feedback: LoadFeedback | None = None  # adapts the limit of an own engine
+
         self.down_since: float | None = None
-        self.last_good = float("-inf")
-        self.broke_at = float("-inf")
+        self.last_answer = float("-inf")
         self.last_served = float("-inf")
-        self.works_since = float("-inf")
-        self.sample: Request | None = None
-        self.looked_at = float("-inf")
-        self.faults = 0
+        self.works_since = float("-inf")  # start of the latest request that was answered well
+        self.broke_at = float("-inf")
+        self.silence_probed_at = float("-inf")
+        self.sample: Request | None = None  # a request that it served, for checks
+        self.failures = 0
         self.refusals = 0
-        self.turns = 0.0
-        self.signal: LoadFeedback | None = None
-        self._cool_down = COOL_DOWN
-        self._rest = COOL_DOWN
+        self._probe_cool_down = FIRST_COOL_DOWN
+        self._check_cool_down = FIRST_COOL_DOWN
         self._tolerance = 1
 
     @property
-    def usable(self) -> bool:
-        """Whether it may be sent anything now."""
-        return self.up and not (
-            self.doubted
-            or self.suspect
-            or self.resting
-            or self.stalled
-            or self.leaving
-            or self.learning
-            or self.exclusive
-        )
+    def status(self) -> EndpointStatus:
+        """Its most severe state."""
+        if self.leaving:
+            return EndpointStatus.LEAVING
+        if not self.up:
+            return EndpointStatus.OPEN
+        if self.unresponsive:
+            return EndpointStatus.UNRESPONSIVE
+        if self.awaiting_probe and self.circuit is not EndpointStatus.OPEN:
+            first = self.last_answer == float("-inf")
+            return EndpointStatus.STARTING if first else EndpointStatus.SUSPECT
+        return self.circuit
 
     @property
     def health(self) -> str:
-        """One word for tables and people."""
-        if self.leaving:
-            return "leaving"
-        if not self.up:
-            return "down"
-        for word in ("stalled", "resting", "suspect", "doubted", "trial"):
-            if getattr(self, word):
-                return word
-        return "ok"
+        """Its status as displayed."""
+        down = not self.up and not self.leaving
+        return "down" if down else self.status.value
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls may be sent to it now."""
+        circuit = self.circuit
+        return (
+            (circuit is EndpointStatus.UP or circuit is EndpointStatus.HALF_OPEN)
+            and self.up
+            and not (self.awaiting_probe or self.unresponsive or self.leaving)
+            and not (self.detecting_batching or self.exclusive)
+        )
+
+    @property
+    def circuit_open(self) -> bool:
+        """Whether its circuit is open."""
+        return self.circuit is EndpointStatus.OPEN
 
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
         if not self.usable or self.warming is not None:
             return 0
-        most = 1 if self.trial else self.limit.value
-        return max(0, most - self.in_flight)
+        limit = 1 if self.circuit is EndpointStatus.HALF_OPEN else self.limit.value
+        return max(0, limit - self.in_flight)
 
     @property
-    def waits_since(self) -> float | None:
-        """When the oldest request was sent of whose answer nothing came yet; None: there is none.
+    def oldest_wait(self) -> float | None:
+        """When the oldest request without an answer was sent; None if there is none.
 
-        Answers that are passed on piece by piece wait for who asked, too: they prove nothing.
+        Streams are left out: they also wait for the client that reads them.
         """
-        return next((one.started for one in self.carriers if not one.begun), None)
+        return next((req.started for req in self.requests if not req.streaming), None)
 
     @property
-    def burst(self) -> int:
-        """Rows of the largest request in flight; 0 where each row goes alone."""
-        largest = max((len(carrier.group) for carrier in self.carriers), default=0)
+    def largest_batch(self) -> int:
+        """Rows of the largest request in flight; 0 if each row goes alone."""
+        largest = max((len(request.calls) for request in self.requests), default=0)
         return largest if largest > 1 else 0
 
     @property
     def load(self) -> float:
-        """The share of its limit that is in use, by its weight."""
+        """The share of its limit in use, by weight."""
         return self.in_flight / (self.limit.value * self.weight)
 
-    def answered(self, now: float, sent: float | None = None) -> None:
-        """Some HTTP answer came, good or bad, to a request sent at ``sent``: somebody is there."""
-        if sent is not None and sent <= self.broke_at and now < self.broke_at + REMAINS:
+    def on_answer(self, now: float, sent: float | None = None) -> None:
+        """Record an HTTP answer, good or bad, to a request sent at ``sent``: it is reachable."""
+        late = (
+            sent is not None and sent <= self.broke_at and now < self.broke_at + LATE_ANSWER_SECONDS
+        )
+        if late:
             return
-        self.last_good = now
+        self.last_answer = now
         self.up = True
-        self.doubted = False
-        self.stalled = False
-        if self.down_since is not None and not self.resting:
+        self.awaiting_probe = False
+        self.unresponsive = False
+        if self.down_since is not None and not self.circuit_open:
             self.fault = None
         self.down_since = None
-        self._cool_down = COOL_DOWN
+        self._probe_cool_down = FIRST_COOL_DOWN
 
-    def served(self, now: float, sent: float) -> None:
-        """Take that a call sent at ``sent`` was answered well."""
+    def on_success(self, now: float, sent: float) -> None:
+        """Record that a call sent at ``sent`` was answered well."""
         self.last_served = now
-        self.works_since = max(self.works_since, sent)
-        self.faults = self.refusals = 0
-        self.trial = False
-        self._rest = COOL_DOWN
+        self._works(sent)
+        if self.circuit is EndpointStatus.HALF_OPEN:
+            self.circuit = EndpointStatus.UP
+        self._check_cool_down = FIRST_COOL_DOWN
 
-    def failed(self, *, refused: bool) -> bool:
-        """Count a failure that may be the server's; returns whether it should be asked for a proof.
+    def on_failure(self, *, refused: bool) -> bool:
+        """Count a failure that may be the server's; return whether a check is due.
 
-        ``refused`` marks answers that say the server is set up otherwise than the job thinks.
+        ``refused``: the server contradicts the job's configuration (key, model, route).
         """
         if refused:
             self.refusals += 1
         else:
-            self.faults += 1
-        return self.keeps_failing or self.trial or self.stalled
+            self.failures += 1
+        half_open = self.circuit is EndpointStatus.HALF_OPEN
+        return self.keeps_failing or half_open or self.unresponsive
 
     @property
     def keeps_failing(self) -> bool:
         """Whether it failed several calls in a row."""
-        enough = self._tolerance
-        return self.refusals >= REFUSALS * enough or self.faults >= FAULTS * enough
+        return (
+            self.refusals >= REFUSAL_THRESHOLD * self._tolerance
+            or self.failures >= FAILURE_THRESHOLD * self._tolerance
+        )
+
+    def suspect(self) -> None:
+        """Send it nothing until a check has passed."""
+        if not self.circuit_open:
+            self.circuit = EndpointStatus.SUSPECT
+
+    def half_open(self) -> None:
+        """Send it one call at a time, unless its circuit is open or a check is due."""
+        if self.circuit is EndpointStatus.UP:
+            self.circuit = EndpointStatus.HALF_OPEN
 
     def open_circuit(self, fault: Failure | None) -> float:
-        """Send it nothing; returns the seconds after which it should be tried."""
-        self.resting = True
-        self.trial = False
+        """Send it nothing; return the seconds until the next check."""
+        self.circuit = EndpointStatus.OPEN
         self.fault = fault
         self._tolerance = 1
-        seconds = self._rest
-        self._rest = min(LONGEST_COOL_DOWN, self._rest * 2)
+        seconds = self._check_cool_down
+        self._check_cool_down = min(MAX_COOL_DOWN, seconds * 2)
         return seconds
 
-    def close_circuit(self, sent: float, *, trial: bool) -> None:
-        """Take that a request sent at ``sent`` showed that it works; ``trial``: one call at a time
-        may try it."""
-        self.checking = self.suspect = self.resting = self.stalled = False
+    def close_circuit(self, sent: float, *, half_open: bool) -> None:
+        """Record that a check sent at ``sent`` passed; ``half_open``: one call goes first."""
+        self.circuit = EndpointStatus.HALF_OPEN if half_open else EndpointStatus.UP
+        self.check_running = self.unresponsive = False
         self.fault = None
-        self.trial = trial
+        self._works(sent)
+        self._tolerance = min(MAX_TOLERANCE, self._tolerance * 2)
+
+    def _works(self, sent: float) -> None:
         self.works_since = max(self.works_since, sent)
-        self.faults = self.refusals = 0
-        self._tolerance = min(MOST_TOLERANCE, self._tolerance * 2)
+        self.failures = self.refusals = 0
 
-    def broke(self, sent: float, now: float) -> bool:
-        """A connection failed or broke; whether nothing more may be sent until a probe is back.
+    def on_disconnect(self, sent: float, now: float) -> bool:
+        """Record a failed or broken connection; return whether calls must wait for a probe.
 
-        ``sent`` is when its request was.
+        ``sent`` is when the request started.
         """
         self.broke_at = now
-        return self.endpoint.own or self.last_good <= sent
+        return self.endpoint.own or self.last_answer <= sent
 
-    def went_down(self, now: float, fault: Failure) -> float:
-        """Take that a probe failed with ``fault``; returns the seconds until the next one."""
+    def on_down(self, now: float, fault: Failure) -> float:
+        """Record a failed probe; return the seconds until the next one."""
         self.fault = fault
         if self.down_since is None:
             self.down_since = now
         self.up = False
         self.cold = True
-        wait = self._cool_down
-        self._cool_down = min(LONGEST_COOL_DOWN, self._cool_down * 2)
-        return wait
+        seconds = self._probe_cool_down
+        self._probe_cool_down = min(MAX_COOL_DOWN, seconds * 2)
+        return seconds

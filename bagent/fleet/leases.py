@@ -1,4 +1,4 @@
-"""Endpoints lent one request at a time, for who sends requests of his own: the proxy."""
+"""Leases of endpoints for the requests of others: the proxy's side of the fleet."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from bagent.fleet.call import InFlightRequest
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import FleetMembers
 from bagent.fleet.health import Check, Health
+from bagent.fleet.queue import CONVERSATION_LOAD_MARGIN
 from bagent.fleet.retry import Blame, blame_of
 from bagent.fleet.state import FleetState
 from bagent.types import Failure
 
-MUCH_BUSIER = 0.5
-"""A request goes where the cache holds what comes before it, unless the share of its limit that is
-in use there is higher by this."""
-
 
 class Closed(Exception):
-    """No endpoint is lent any more."""
+    """No endpoint is leased any more."""
 
 
 class EndpointLease(InFlightRequest, eq=False):
-    """One endpoint's slot for one request. Whoever has it may name the ``task`` that sends the
-    request: where others should take it, the task is cancelled, and ``given_up`` says why."""
+    """A slot of an endpoint for one request.
+
+    The holder may set ``task`` to the task that sends the request. The task is cancelled if
+    another endpoint should serve it; ``cancel_reason`` says why.
+    """
 
 
 class _Waiter(msgspec.Struct, eq=False):
-    """A request that waits for an endpoint: which it failed at, which holds what precedes it."""
+    """A request that waits for an endpoint."""
 
     future: asyncio.Future[EndpointLease]
-    avoid: frozenset[str]
-    prefer: str | None
+    avoid: frozenset[str]  # endpoints that failed it
+    preferred: str | None  # the endpoint that has its conversation cached
 
 
 class EndpointLeaser:
-    """Lends endpoints with the fleet's balance, limits and health; for one event loop.
+    """Leases endpoints with the fleet's balancing, limits and health; for one event loop.
 
     Args:
         core: the endpoints; nothing else may use it.
-        check: asks an endpoint that takes requests and answers none, or badly, for a real answer.
+        check: sends a minimal request to an endpoint.
     """
 
     def __init__(self, core: FleetState, check: Check) -> None:
@@ -55,50 +55,50 @@ class EndpointLeaser:
         self._members = FleetMembers(core, self._health, lambda _: None)
         self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        core.pump = self._serve
+        core.pump = self._pump
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for an endpoint with room."""
+        """How many requests wait for an endpoint with room."""
         return len(self._waiters)
 
     @property
     def closed(self) -> bool:
-        """Whether it lends no more."""
+        """Whether it leases no more."""
         return self._core.closed
 
     @property
     def states(self) -> Sequence[EndpointState]:
-        """All endpoints as they are now, those that leave among them."""
+        """All endpoints, including those that are leaving."""
         return self._core.endpoints.states
 
     def join(self, states: Sequence[EndpointState]) -> None:
-        """Take in endpoints that joined."""
+        """Add endpoints."""
         self._members.join(states)
-        self._serve()
+        self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
-        """Lend these endpoints no more; they are forgotten once nothing is in flight."""
+        """Lease these endpoints no more; remove them once they have nothing in flight."""
         self._members.leave(names)
-        self._serve()
+        self._pump()
 
     def tick(self) -> None:
-        """Look for endpoints that take requests and answer none; call it about every second."""
+        """Look for unresponsive endpoints; call it about every second."""
         self._health.tick()
 
-    async def take(self, avoid: frozenset[str], prefer: str | None = None) -> EndpointLease:
-        """Wait for an endpoint with room; one that is not in ``avoid`` where there is another.
+    async def acquire(self, avoid: frozenset[str], preferred: str | None = None) -> EndpointLease:
+        """Wait for an endpoint with room, if possible one that is not in ``avoid``.
 
-        It is the one called ``prefer`` where that has room too and is not much busier.
+        It is the ``preferred`` one if that has room and is not much busier.
 
         Raises:
-            Closed: it was closed before, or while this waited.
+            Closed: no endpoint is leased any more.
         """
         if self._core.closed:
             raise Closed
         future: asyncio.Future[EndpointLease] = self._core.loop.create_future()
-        self._waiters.append(_Waiter(future, avoid, None if prefer in avoid else prefer))
-        self._serve()
+        self._waiters.append(_Waiter(future, avoid, None if preferred in avoid else preferred))
+        self._pump()
         try:
             return await future
         except asyncio.CancelledError:
@@ -106,127 +106,133 @@ class EndpointLeaser:
                 self._release(future.result())
             raise
 
-    def another(self, avoid: frozenset[str]) -> bool:
-        """Whether an endpoint that is not in ``avoid`` may be sent something, or may soon."""
-        return any(one.usable and one.name not in avoid for one in self._core.endpoints.states)
+    def has_alternative(self, avoid: frozenset[str]) -> bool:
+        """Return whether an endpoint that is not in ``avoid`` is usable."""
+        states = self._core.endpoints.states
+        return any(state.usable and state.name not in avoid for state in states)
 
-    def told(self, lease: EndpointLease, limits: RateLimits, *, good: bool) -> None:
-        """The head of the answer to the lease's request told the account's limits; ``good``: it
-        was let in."""
+    def update_limits(self, lease: EndpointLease, limits: RateLimits, *, accepted: bool) -> None:
+        """Update the account from the rate-limit headers of the answer to a request.
+
+        ``accepted``: the request was not refused.
+        """
         account = lease.state.account
-        news = account.told(self._core.clock(), limits, lease.mark, good=good)
+        news = account.update_limits(
+            self._core.clock(), limits, lease.reservation, accepted=accepted
+        )
         if news:
             self._core.notice(f"{lease.state.name} {news}")
 
-    def went_on(self, lease: EndpointLease) -> None:
-        """A piece of the answer came, and goes on to who asked."""
+    def on_chunk(self, lease: EndpointLease) -> None:
+        """Record that a part of the answer came and is forwarded."""
         core, state = self._core, lease.state
         now = core.clock()
-        if not lease.begun:
-            lease.begun = True
+        if not lease.streaming:
+            lease.streaming = True
             core.last_served = now
             core.latencies.append(now - lease.started)
-        back = state.stalled or not state.up
-        state.answered(now, lease.started)
-        if back:
-            core.endpoints.changed(state)
-            self._serve()
+        recovered = state.unresponsive or not state.up
+        state.on_answer(now, lease.started)
+        if recovered:
+            core.endpoints.update(state)
+            self._pump()
 
-    def served(self, lease: EndpointLease, tokens: int | None = None) -> None:
-        """The request of the lease was answered well."""
+    def on_success(self, lease: EndpointLease, tokens: int | None = None) -> None:
+        """Record that the request was answered well, and release the lease."""
         core, state = self._core, lease.state
         now = core.clock()
-        state.answered(now, lease.started)
-        state.served(now, lease.started)
-        state.account.served(now, lease.started, 0, tokens)
-        state.limit.succeeded(1, state.in_flight)
+        state.on_answer(now, lease.started)
+        state.on_success(now, lease.started)
+        state.account.on_success(now, lease.started, 0, tokens)
+        state.limit.on_success(1, state.in_flight)
         core.last_served = now
-        if not lease.begun:  # else it took what who asked took to read it
+        if not lease.streaming:  # else the time includes how long the client took to read
             core.latencies.append(now - lease.started)
         self._release(lease)
 
-    def failed(
+    def on_failure(
         self, lease: EndpointLease, failure: Failure | None, request: Request | None = None
     ) -> None:
-        """The request of the lease failed; None where nobody waits for it any more."""
+        """Record the failure of a request, None if its client left, and release the lease."""
         if failure is not None:
             self.judge(lease, failure, request)
         self._release(lease)
 
     def judge(self, lease: EndpointLease, failure: Failure, request: Request | None) -> None:
-        """Take what a failure of ``request`` says of the endpoint that had the lease."""
+        """Update limits and health after a failure of ``request``."""
         core, state = self._core, lease.state
         now = core.clock()
         if failure.status is not None:
-            state.answered(now, lease.started)
+            state.on_answer(now, lease.started)
         if failure.kind == "rate_limited":
-            state.account.refused(lease.started, now, failure.retry_after)
+            state.account.on_refusal(lease.started, now, failure.retry_after)
         elif failure.busy:
-            state.limit.overloaded(lease.started, now, failure.message)
-        elif failure.kind == "connect" and state.broke(lease.started, now):
-            self._health.doubt(state)
+            state.limit.on_overload(lease.started, now, failure.message)
+        elif failure.kind == "connect" and state.on_disconnect(lease.started, now):
+            self._health.probe(state)
         server = blame_of(failure) in (Blame.SERVER, Blame.ACCOUNT)
         if server or (failure.busy and failure.kind != "rate_limited"):
-            sick = state.failed(refused=not failure.passing)
-            if sick and core.endpoints.others(state):
-                self._health.suspect(state, request, sick=True)
+            check_due = state.on_failure(refused=not failure.passing)
+            if check_due and core.endpoints.has_alternative(state):
+                self._health.check(state, request, suspect=True)
 
     def _release(self, lease: EndpointLease) -> None:
         state = lease.state
         state.in_flight -= 1
-        del state.carriers[lease]
+        del state.requests[lease]
         self._core.in_flight -= 1
-        self._members.ended(state)
-        self._core.endpoints.changed(state)
-        self._serve()
+        self._members.on_request_end(state)
+        self._core.endpoints.update(state)
+        self._pump()
 
-    def _serve(self) -> None:
-        """Give endpoints with room to those who wait."""
+    def _pump(self) -> None:
+        """Lease endpoints with room to the waiting requests."""
         core = self._core
         now = core.clock()
         if core.endpoints.parked:
             core.endpoints.unpark(now)
-        passed: list[EndpointState] = []
+        skipped: list[EndpointState] = []
         while self._waiters:
             waiter = self._waiters[0]
-            future = waiter.future
-            if future.done():
+            if waiter.future.done():
                 self._waiters.popleft()
                 continue
-            state = core.endpoints.next(now)
+            state = core.endpoints.select(now)
             if state is None:
                 break
-            state = self._home(waiter, state, now) or state
-            if state.name in waiter.avoid and self.another(waiter.avoid):
-                passed.append(state)
-                core.endpoints.pass_over(state)
+            state = self._preferred(waiter, state, now) or state
+            if state.name in waiter.avoid and self.has_alternative(waiter.avoid):
+                skipped.append(state)
+                core.endpoints.skip(state)
                 continue
             self._waiters.popleft()
             state.in_flight += 1
             state.turns += 1 / state.weight
             core.in_flight += 1
-            lease = EndpointLease(state, [], now, mark=state.account.started(now))
-            state.carriers[lease] = None
-            future.set_result(lease)
-        for state in passed:
-            core.endpoints.changed(state)
+            lease = EndpointLease(state, [], now, reservation=state.account.start(now))
+            state.requests[lease] = None
+            waiter.future.set_result(lease)
+        for state in skipped:
+            core.endpoints.update(state)
         wait = core.endpoints.unpark(now) if core.endpoints.parked else None
         if self._waiters and wait is not None and self._timer is None:
-            self._timer = core.loop.call_later(wait, self._again)
+            self._timer = core.loop.call_later(wait, self._on_timer)
 
-    def _home(self, waiter: _Waiter, instead: EndpointState, now: float) -> EndpointState | None:
-        """The endpoint that holds the context of who waits, where it may well take the request."""
-        home = self._core.endpoints.named(waiter.prefer) if waiter.prefer else None
-        if home is None or home.room <= 0 or home.account.wait(now, 0) > 0:
+    def _preferred(
+        self, waiter: _Waiter, selected: EndpointState, now: float
+    ) -> EndpointState | None:
+        """Return the endpoint that has the conversation cached, if it can serve it now."""
+        state = self._core.endpoints.get(waiter.preferred) if waiter.preferred else None
+        if state is None or state.room <= 0 or state.account.wait(now, 0) > 0:
             return None
-        return home if home.load <= instead.load + MUCH_BUSIER else None
+        return state if state.load <= selected.load + CONVERSATION_LOAD_MARGIN else None
 
-    def _again(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._serve()
+        self._pump()
 
     def close(self) -> None:
-        """Stop looking at endpoints; who waits is told that there are none."""
+        """Stop all probes, and raise `Closed` in the waiting requests."""
         self._core.closed = True
         for probe in self._core.probes:
             probe.cancel()

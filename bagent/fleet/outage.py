@@ -1,4 +1,4 @@
-"""How long no endpoint at all has served the run: a pure object."""
+"""Detection of outages: no endpoint serves the run any more."""
 
 from __future__ import annotations
 
@@ -13,36 +13,29 @@ from bagent.types import Failure
 
 
 class OutagePatience(msgspec.Struct, frozen=True):
-    """Seconds for which a run waits while no endpoint serves it.
+    """Seconds for which a run waits while no endpoint serves it."""
 
-    Attributes:
-        passing: where waiting may help, such as for a server that restarts.
-        lasting: where every endpoint refuses what it took before: a key, a model.
-        first: where servers answer, but none has served anything in this run yet.
-        first_lasting: the same, where they refuse key or model.
-    """
-
-    passing: float = 120.0
-    lasting: float = 30.0
-    first: float = 10.0
-    first_lasting: float = 3.0
+    passing: float = 120.0  # waiting may help, such as for a restart
+    lasting: float = 30.0  # every endpoint now refuses the key or model that it accepted
+    first: float = 10.0  # endpoints answer, but nothing has been served yet
+    first_lasting: float = 3.0  # nor do they accept the key or model
 
 
 class Outage:
-    """Watches for the time when no endpoint serves; times are on the fleet's clock."""
+    """Measures how long no endpoint has served; times are on the fleet's clock."""
 
     def __init__(self, patience: OutagePatience) -> None:
         self._patience = patience
         self._since: float | None = None
 
-    def over(self) -> None:
-        """Take that some endpoint works."""
+    def end(self) -> None:
+        """Record that an endpoint works."""
         self._since = None
 
-    def look(self, states: Sequence[EndpointState], now: float) -> BagentError | None:
-        """Return the reason to stop once all endpoints are down or refuse for too long.
+    def check(self, states: Sequence[EndpointState], now: float) -> BagentError | None:
+        """Return the reason to stop, once all endpoints have been faulty for too long.
 
-        To be called when an endpoint went down, or its circuit was opened.
+        Call it when an endpoint goes down or its circuit opens.
         """
         states = [state for state in states if not state.leaving]
         faults = [state.fault for state in states if state.fault is not None]
@@ -69,28 +62,24 @@ class Outage:
 def _reason(
     states: Sequence[EndpointState], faults: Sequence[Failure], seconds: float
 ) -> BagentError:
-    """Return why to stop, with the exit code that says whether a person is needed."""
+    """Return the error to stop with: `StoppedEarly` if waiting may help, else `NeedsPerson`."""
     passing = next((fault for fault in faults if fault.passing), None)
     fault = passing or faults[0]
-    one = len(states) == 1
+    single = len(states) == 1
     if fault.kind == "budget":
         return NeedsPerson(
             f"the account can not pay: {fault.message}", hint="raise the quota or change the key"
         )
     if fault.status is None and fault.kind == "connect" and fault.passing:
-        which = "the endpoint does" if one else f"all {len(states)} endpoints do"
+        which = "the endpoint does" if single else f"all {len(states)} endpoints do"
         return StoppedEarly(f"{which} not answer since {seconds:.0f} s: {fault.message}")
-    which = "the endpoint has" if one else f"all {len(states)} endpoints have"
-    words = f"{which} served nothing for {seconds:.0f} s: {fault.message}"
+    which = "the endpoint has" if single else f"all {len(states)} endpoints have"
+    message = f"{which} served nothing for {seconds:.0f} s: {fault.message}"
     if passing is not None:
-        return StoppedEarly(words)
-    return NeedsPerson(words, hint=_mending(fault))
-
-
-def _mending(fault: Failure) -> str:
-    """Return what a person can do about a lasting failure of a server."""
-    if fault.kind == "auth":
-        return "give a key that it takes; the same command then goes on"
-    if fault.kind == "connect":
-        return "mend the connection; the same command then goes on"
-    return "serve the model there again, or name another with --model"
+        return StoppedEarly(message)
+    hints = {
+        "auth": "give a key that it takes; the same command then goes on",
+        "connect": "mend the connection; the same command then goes on",
+    }
+    other = "serve the model there again, or name another with --model"
+    return NeedsPerson(message, hint=hints.get(fault.kind, other))

@@ -1,4 +1,4 @@
-"""Calls that hold no slot: ready ones, those that sleep until their next try, those in limbo."""
+"""Calls that hold no slot: ready, sleeping until a retry, or suspended until a probe or check."""
 
 from __future__ import annotations
 
@@ -13,442 +13,431 @@ from bagent.fleet.call import Call, Delivery
 from bagent.fleet.prefix_affinity import PrefixGroup
 from bagent.types import Failure
 
-LOOKED_AT = 16
-"""So many calls are looked at for one that may go where it did not fail last, and so many families
-for one that may leave its home."""
+SCAN = 16
+"""How many calls, or prefix groups, are scanned for one that suits an endpoint."""
 
-Size = Callable[[Call], int]
-"""How many calls like this one the endpoint in question may take in one request; 0 for none now."""
+BatchSize = Callable[[Call], int]
+"""Returns how many calls like this one an endpoint accepts in its next request; 0: none now."""
 
-Leave = Callable[[Iterable[str], float], bool]
-"""Whether what one of these endpoints holds the beginning of should be left to it, if the share of
-its limit that is in use is higher there by no more than the number."""
+LeaveTo = Callable[[Iterable[str], float], bool]
+"""Returns whether a call should be left to one of the named endpoints, which have its prefix
+cached, if their load is higher by no more than the number."""
 
-Place = tuple[int, Hashable, int]
-"""The queue of a call: by its turn, by what may share a request, by the context that it needs."""
+QueueKey = tuple[int, Hashable, int]
+"""What the calls of one queue share: negative turn, group key, required context."""
 
-MUCH_BUSIER = 0.5
-"""That number for a conversation that goes on."""
+CONVERSATION_LOAD_MARGIN = 0.5
+"""The load margin for the next turn of a conversation."""
 
-BUSIER = 0.25
-"""The same for rows that only begin like others: a prefix is computed again more cheaply than all
-of a conversation."""
+PREFIX_LOAD_MARGIN = 0.25
+"""The load margin for rows that share a prefix, which is cheaper to compute again."""
 
 
 class _Queue:
-    """Calls that may share a request; kin stand together.
+    """Calls that may share a request, in prefix groups.
 
-    An endpoint takes first what begins as it has met before, then what came first and nobody has
-    met, at last what others hold but cannot take now.
+    An endpoint gets first what it has cached, then what came first and nobody has cached, and at
+    last what others have cached but have no room for.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._single: deque[Call] = deque()
-        self._kin: dict[PrefixGroup, deque[Call]] = {}
-        self._new: dict[PrefixGroup, None] = {}
-        self._at: dict[str, dict[PrefixGroup, None]] = {}
-        self._listed: dict[
-            PrefixGroup, tuple[str, ...]
-        ] = {}  # others may have changed its homes since
+        self._groups: dict[PrefixGroup, deque[Call]] = {}
+        self._uncached: dict[PrefixGroup, None] = {}
+        self._by_endpoint: dict[str, dict[PrefixGroup, None]] = {}
+        self._indexed: dict[PrefixGroup, tuple[str, ...]] = {}  # ``cached_on`` may have changed
 
     def add(self, call: Call) -> None:
         self.count += 1
-        family = call.family
-        if family is None:
+        group = call.prefix_group
+        if group is None:
             self._single.append(call)
             return
-        calls = self._kin.get(family)
+        calls = self._groups.get(group)
         if calls is None:
-            calls = self._kin[family] = deque()
-            self._list(family)
+            calls = self._groups[group] = deque()
+            self._index(group)
         calls.append(call)
 
-    def _list(self, family: PrefixGroup) -> None:
-        homes = self._listed[family] = tuple(family.homes)
-        if not homes:
-            self._new[family] = None
-        for name in homes:
-            self._at.setdefault(name, {})[family] = None
+    def _index(self, group: PrefixGroup) -> None:
+        endpoints = self._indexed[group] = tuple(group.cached_on)
+        if not endpoints:
+            self._uncached[group] = None
+        for name in endpoints:
+            self._by_endpoint.setdefault(name, {})[group] = None
 
-    def _unlist(self, family: PrefixGroup) -> None:
-        self._new.pop(family, None)
-        for name in self._listed.pop(family):
-            there = self._at[name]
-            del there[family]
-            if not there:
-                del self._at[name]
+    def _unindex(self, group: PrefixGroup) -> None:
+        self._uncached.pop(group, None)
+        for name in self._indexed.pop(group):
+            groups = self._by_endpoint[name]
+            del groups[group]
+            if not groups:
+                del self._by_endpoint[name]
 
     def first(self) -> Call:
-        """The one that has waited longest, or nearly."""
-        if not self._kin:
+        """Return the call that has waited longest, or nearly."""
+        if not self._groups:
             return self._single[0]
-        kin = next(iter(self._kin.values()))[0]
-        if self._single and self._single[0].ready_at <= kin.ready_at:
+        grouped = next(iter(self._groups.values()))[0]
+        if self._single and self._single[0].ready_at <= grouped.ready_at:
             return self._single[0]
-        return kin
+        return grouped
 
-    def take(self, endpoint: str, most: int, leave: Leave | None) -> list[Call]:
-        """Up to ``most`` calls for one request."""
-        group: list[Call] = []
-        while self.count and len(group) < most:
-            if not self._kin:
-                group.append(self._single.popleft())
+    def take(self, endpoint: str, limit: int, leave_to: LeaveTo | None) -> list[Call]:
+        """Remove and return up to ``limit`` calls for one request."""
+        calls: list[Call] = []
+        while self.count and len(calls) < limit:
+            if not self._groups:
+                calls.append(self._single.popleft())
                 self.count -= 1
                 continue
-            part = self._part(endpoint, most - len(group), None if group else leave or _never)
+            rule = None if calls else leave_to or _leave_none
+            part = self._take_part(endpoint, limit - len(calls), rule)
             if not part:
                 break
-            group += part
-        return group
+            calls += part
+        return calls
 
-    def _part(self, endpoint: str, most: int, leave: Leave | None) -> list[Call]:
-        """Calls of one family, or without; ``leave`` None: nothing of what others hold."""
-        own = self._at.get(endpoint)
-        if own:
-            return self._of(next(iter(own)), endpoint, most)
-        new = next(iter(self._new), None)
+    def _take_part(self, endpoint: str, limit: int, leave_to: LeaveTo | None) -> list[Call]:
+        """Take calls of one prefix group, or one without; without ``leave_to`` take nothing that
+        others have cached."""
+        cached = self._by_endpoint.get(endpoint)
+        if cached:
+            return self._take_group(next(iter(cached)), endpoint, limit)
+        uncached = next(iter(self._uncached), None)
         if self._single:
             single = self._single[0]
-            if new is None or single.ready_at <= self._kin[new][0].ready_at:
+            if uncached is None or single.ready_at <= self._groups[uncached][0].ready_at:
                 self.count -= 1
                 return [self._single.popleft()]
-        if new is not None:
-            return self._of(new, endpoint, most)
-        if leave is None:
+        if uncached is not None:
+            return self._take_group(uncached, endpoint, limit)
+        if leave_to is None:
             return []
         free = [
-            family
-            for family in itertools.islice(self._kin, LOOKED_AT)
-            if not leave(family.homes, BUSIER)
+            group
+            for group in itertools.islice(self._groups, SCAN)
+            if not leave_to(group.cached_on, PREFIX_LOAD_MARGIN)
         ]
         if not free:
             return []
-        return self._of(max(free, key=lambda one: len(self._kin[one])), endpoint, most)
+        return self._take_group(
+            max(free, key=lambda group: len(self._groups[group])), endpoint, limit
+        )
 
-    def _of(self, family: PrefixGroup, endpoint: str, most: int) -> list[Call]:
-        calls = self._kin[family]
-        part = [calls.popleft() for _ in range(min(most, len(calls)))]
+    def _take_group(self, group: PrefixGroup, endpoint: str, limit: int) -> list[Call]:
+        calls = self._groups[group]
+        part = [calls.popleft() for _ in range(min(limit, len(calls)))]
         self.count -= len(part)
-        family.met(endpoint)
+        group.add_endpoint(endpoint)
         if not calls:
-            self._unlist(family)
-            del self._kin[family]
-        elif endpoint not in self._listed[family]:
-            self._unlist(family)
-            self._list(family)
+            self._unindex(group)
+            del self._groups[group]
+        elif endpoint not in self._indexed[group]:
+            self._unindex(group)
+            self._index(group)
         return part
 
-    def picked(self, endpoint: str, most: int, leave: Leave | None) -> list[Call]:
-        """Up to ``most`` that did not fail there last, and need not be left to another."""
-        group: list[Call] = []
-        while len(group) < most and (call := self._pick(endpoint, leave)) is not None:
-            group.append(call)
-        return group
+    def take_selectively(self, endpoint: str, limit: int, leave_to: LeaveTo | None) -> list[Call]:
+        """Take up to ``limit`` calls that did not fail there last and are not left to others."""
+        calls: list[Call] = []
+        while len(calls) < limit and (call := self._select(endpoint, leave_to)) is not None:
+            calls.append(call)
+        return calls
 
-    def _pick(self, endpoint: str, leave: Leave | None) -> Call | None:
+    def _select(self, endpoint: str, leave_to: LeaveTo | None) -> Call | None:
         queue = self._single
-        for place in range(min(LOOKED_AT, len(queue))):
-            call = queue[place]
+        for index in range(min(SCAN, len(queue))):
+            call = queue[index]
             if call.avoid == endpoint:
                 continue
-            home = call.prefer
-            if leave is None or home is None or home == endpoint or not leave((home,), MUCH_BUSIER):
-                del queue[place]
-                self.count -= 1
-                return call
+            other = call.preferred if call.preferred != endpoint else None
+            if leave_to and other is not None and leave_to((other,), CONVERSATION_LOAD_MARGIN):
+                continue
+            del queue[index]
+            self.count -= 1
+            return call
         return None
 
     def __iter__(self) -> Iterator[Call]:
-        return itertools.chain(self._single, *self._kin.values())
+        return itertools.chain(self._single, *self._groups.values())
 
 
 class ReadyQueue:
-    """Ready calls in order of arrival, parted by what may share a request.
+    """Ready calls in order of arrival, in one queue for each :data:`QueueKey`.
 
-    The calls of the furthest turn go first: a conversation that is nearly over frees its memory,
-    and its prefix is still in the engine's cache.
+    Calls of the latest turn go first: a conversation that is nearly done frees its memory, and its
+    prefix is still cached.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._queues: dict[Place, _Queue] = {}
-        self._order: list[Place] = []
+        self._queues: dict[QueueKey, _Queue] = {}
+        self._order: list[QueueKey] = []
 
     def add(self, call: Call) -> None:
-        """Take a call behind the others of its kind."""
+        """Append a call."""
         self.count += 1
-        place = (-call.turn, call.group_key, call.least)
-        queue = self._queues.get(place)
+        key = (-call.turn, call.group_key, call.min_context)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[place] = _Queue()
-            self._order.append(place)
+            queue = self._queues[key] = _Queue()
+            self._order.append(key)
             self._order.sort(key=_turn)
         queue.add(call)
 
     def take(
-        self, endpoint: str, size: Size, *, picky: bool, leave: Leave | None = None
+        self, endpoint: str, size: BatchSize, *, selective: bool, leave_to: LeaveTo | None = None
     ) -> list[Call]:
-        """The next group for ``endpoint``; empty where no call may go there now.
+        """Remove and return the next group for ``endpoint``, empty if it gets no call now.
 
-        ``picky`` passes over calls that failed there last, or that ``leave`` leaves to the endpoint
-        they came from; without it, ``leave`` is asked of families alone.
+        ``selective`` skips calls that failed there last, or that belong to a busier endpoint.
         """
-        for number, place in enumerate(self._order):
-            queue = self._queues[place]
-            most = size(queue.first())
-            if most <= 0:
+        for index, key in enumerate(self._order):
+            queue = self._queues[key]
+            limit = size(queue.first())
+            if limit <= 0:
                 continue
-            group = (queue.picked if picky else queue.take)(endpoint, most, leave)
+            take = queue.take_selectively if selective else queue.take
+            group = take(endpoint, limit, leave_to)
             if not group:
                 continue
             self.count -= len(group)
             if not queue.count:
-                del self._queues[place], self._order[number]
+                del self._queues[key], self._order[index]
             elif len(self._order) > 1:
-                # Requests that differ in kind take turns, so that none waits for another's end.
-                self._order.append(self._order.pop(number))
+                # Queues of one turn alternate, so that none waits until another is empty.
+                self._order.append(self._order.pop(index))
                 self._order.sort(key=_turn)
             return group
         return []
 
-    def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
-        """Take out all calls of which ``gone`` is true."""
-        found = [call for call in self if gone(call)]
-        if found:
-            left = [call for call in self if not gone(call)]
+    def remove(self, matches: Callable[[Call], bool]) -> list[Call]:
+        """Remove and return all calls that match."""
+        removed = [call for call in self if matches(call)]
+        if removed:
+            remaining = [call for call in self if not matches(call)]
             self.count, self._queues, self._order = 0, {}, []
-            for call in left:
+            for call in remaining:
                 self.add(call)
-        return found
+        return removed
 
     def __iter__(self) -> Iterator[Call]:
         return itertools.chain.from_iterable(self._queues.values())
 
 
-def _turn(place: Place) -> int:
-    return place[0]
+def _turn(key: QueueKey) -> int:
+    return key[0]
 
 
-def _never(homes: Iterable[str], busier: float) -> bool:
+def _leave_none(endpoints: Iterable[str], margin: float) -> bool:
     return False
 
 
-class UnprobedCall(msgspec.Struct, frozen=True):
-    """A call whose request, sent at ``sent``, found no server; ``connected``: the server had taken
-    it. What that means for the call is known once a probe is back."""
-
-    call: Call
-    failure: Failure
-    delivery: Delivery
-    sent: float
-    connected: bool
-
-
 class SuspendedCall(msgspec.Struct, frozen=True):
-    """A call that ``failure`` ends, unless its server turns out not to work: then it was the
-    server's failure. It was sent at ``sent``."""
+    """A failed call whose retry depends on whether its server works.
+
+    It waits for a probe after a connection failure, and for a check after an answer that would end
+    it. ``sent`` is when its request started; ``connected`` is False where no connection was made.
+    """
 
     call: Call
     failure: Failure
     delivery: Delivery
     sent: float
+    connected: bool = True
 
 
 class CallQueues:
-    """The fleet's waiting rooms. Times are on the fleet's monotonic clock.
-
-    ``counted`` are calls of which the tokens are being counted.
-    """
+    """All waiting calls of a fleet; times are on its monotonic clock."""
 
     def __init__(self) -> None:
         self._serial = itertools.count()
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._line = ReadyQueue()
+    def _reset(self) -> None:
+        self._normal = ReadyQueue()
         self._urgent = ReadyQueue()
         self._halves: deque[list[Call]] = deque()
         self._halved = 0
         self._pinned: dict[str, ReadyQueue] = {}
-        self._pins = 0
+        self._pinned_count = 0
         self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
-        self._limbo: dict[str, list[UnprobedCall]] = {}
-        self._in_limbo = 0
-        self._suspended: dict[str, list[SuspendedCall]] = {}
-        self._suspensions = 0
-        self.counted: set[Call] = set()
+        self._awaiting_probe: dict[str, list[SuspendedCall]] = {}
+        self._awaiting_check: dict[str, list[SuspendedCall]] = {}
+        self._suspended = 0
+        self.counting: set[Call] = set()  # their tokens are being counted
 
     @property
     def ready(self) -> int:
-        """Calls that may be sent now."""
-        return self._line.count + self._urgent.count + self._halved + self._pins
+        """How many calls may be sent now."""
+        return self._normal.count + self._urgent.count + self._halved + self._pinned_count
 
     @property
     def asleep(self) -> int:
-        """Calls that wait for their next try, for a probe, for the count of their tokens, or for
-        the end of all others."""
-        waiting = self._in_limbo + self._suspensions + len(self._last) + len(self.counted)
-        return len(self._sleeping) + waiting
+        """How many calls wait for a retry, a probe, a check, a token count, or the run's end."""
+        return len(self._sleeping) + self._suspended + len(self._last) + len(self.counting)
 
     @property
-    def hurried(self) -> bool:
-        """Whether calls are ready that should wait for nobody's company."""
+    def has_urgent(self) -> bool:
+        """Whether calls are ready that should not wait for others to share their request."""
         return bool(self._urgent.count or self._halved)
 
     def add(self, call: Call, *, urgent: bool) -> None:
-        """Take a call that may be sent now; urgent ones go first, pinned ones to their endpoint."""
-        if urgent or call.only is not None:
-            call.family = None  # it goes where it must, or where there is room first
-        if call.only is not None:
-            self._pinned.setdefault(call.only, ReadyQueue()).add(call)
-            self._pins += 1
+        """Add a ready call; urgent ones go first."""
+        if urgent or call.pinned_to is not None:
+            call.prefix_group = None  # it does not wait for the endpoint that has it cached
+        if call.pinned_to is not None:
+            self._pinned.setdefault(call.pinned_to, ReadyQueue()).add(call)
+            self._pinned_count += 1
         else:
-            (self._urgent if urgent else self._line).add(call)
+            (self._urgent if urgent else self._normal).add(call)
 
     def add_group(self, group: list[Call]) -> None:
-        """Take calls that must travel together: a part of a group that was refused."""
+        """Add half of a refused group, which is sent in one request."""
         self._halves.append(group)
         self._halved += len(group)
 
     def add_last(self, call: Call) -> None:
-        """Take a call that should run when no other is left; a pinned one waits for nobody."""
-        if call.only is not None:
+        """Add a call that runs after all others, or now if it is pinned."""
+        if call.pinned_to is not None:
             self.add(call, urgent=True)
         else:
             self._last.append(call)
 
     def take(
-        self, endpoint: str, size: Size, *, picky: bool, leave: Leave | None = None
+        self, endpoint: str, size: BatchSize, *, selective: bool, leave_to: LeaveTo | None = None
     ) -> list[Call]:
-        """The next calls that ``endpoint`` should carry in one request; empty if there are none.
+        """Remove and return the calls for the next request to ``endpoint``; empty if none.
 
-        ``picky`` leaves to the others urgent calls that failed at this endpoint last; ``leave``
-        says of which others it should leave what they hold the beginning of.
+        ``selective`` skips urgent calls that failed there last; ``leave_to`` decides what is left
+        to endpoints that have its prefix cached.
         """
         if self._halves:
             group = self._halves.popleft()
-            most = max(1, size(group[0]))
-            self._halved -= min(most, len(group))
-            if most < len(group):
-                self._halves.appendleft(group[most:])
-            return group[:most]
+            limit = max(1, size(group[0]))
+            self._halved -= min(limit, len(group))
+            if limit < len(group):
+                self._halves.appendleft(group[limit:])
+            return group[:limit]
         pinned = self._pinned.get(endpoint)
         if pinned is not None and pinned.count:
-            found = pinned.take(endpoint, size, picky=False)
-            self._pins -= len(found)
-            if found:
-                return found
+            calls = pinned.take(endpoint, size, selective=False)
+            self._pinned_count -= len(calls)
+            if calls:
+                return calls
         if self._urgent.count:
-            found = self._urgent.take(endpoint, size, picky=picky, leave=leave)
-            if found:
-                return found
-        if self._line.count:
-            return self._line.take(endpoint, size, picky=False, leave=leave)
+            calls = self._urgent.take(endpoint, size, selective=selective, leave_to=leave_to)
+            if calls:
+                return calls
+        if self._normal.count:
+            return self._normal.take(endpoint, size, selective=False, leave_to=leave_to)
         return []
 
     def is_pinned(self, endpoint: str) -> bool:
-        """Whether something waits that only ``endpoint`` may have."""
+        """Return whether calls wait that only ``endpoint`` may serve."""
         pinned = self._pinned.get(endpoint)
         return pinned is not None and pinned.count > 0
 
-    def some(self, count: int) -> list[Call]:
-        """The first ready calls, left where they are."""
-        return list(itertools.islice(itertools.chain(self._urgent, self._line), count))
+    def peek(self, count: int) -> list[Call]:
+        """Return the first ready calls without removing them."""
+        return list(itertools.islice(itertools.chain(self._urgent, self._normal), count))
 
     def take_last(self) -> Call | None:
-        """A call that was kept for the end."""
+        """Remove and return a call that runs after all others."""
         return self._last.popleft() if self._last else None
 
     def sleep(self, call: Call, due: float) -> None:
-        """Take a call that may be sent from ``due`` on."""
+        """Add a call that becomes ready at ``due``."""
         call.ready_at = due
         heapq.heappush(self._sleeping, (due, next(self._serial), call))
 
-    def hold(self, endpoint: str, held: UnprobedCall) -> None:
-        """Take a call until a probe of ``endpoint`` is back."""
-        self._limbo.setdefault(endpoint, []).append(held)
-        self._in_limbo += 1
-
-    def release(self, endpoint: str) -> list[UnprobedCall]:
-        """Hand out the calls held for ``endpoint``."""
-        held = self._limbo.pop(endpoint, [])
-        self._in_limbo -= len(held)
-        return held
-
-    def suspend(self, endpoint: str, suspended: SuspendedCall) -> None:
-        """Take a call until it is known whether ``endpoint`` works."""
-        self._suspended.setdefault(endpoint, []).append(suspended)
-        self._suspensions += 1
-
-    def suspended(self, endpoint: str) -> Call | None:
-        """Return the first call that waits until it is known whether ``endpoint`` works."""
-        waiting = self._suspended.get(endpoint)
-        return waiting[0].call if waiting else None
-
-    def resume(self, endpoint: str, sent: float) -> list[SuspendedCall]:
-        """Hand out the calls suspended for ``endpoint`` that were sent at ``sent`` or before."""
-        waiting = self._suspended.pop(endpoint, [])
-        later = [one for one in waiting if one.sent > sent]
-        if later:
-            self._suspended[endpoint] = later
-        self._suspensions -= len(waiting) - len(later)
-        return [one for one in waiting if one.sent <= sent]
-
     def wake(self, now: float) -> None:
-        """Make the calls whose time has come ready; they are urgent."""
+        """Move the sleeping calls that are due to the urgent ones."""
         while self._sleeping and self._sleeping[0][0] <= now:
             self.add(heapq.heappop(self._sleeping)[2], urgent=True)
-
-    def pinned_where(self, gone: Callable[[str], bool]) -> list[Call]:
-        """Hand out the calls pinned to endpoints of which ``gone`` is true."""
-        found: list[Call] = []
-        for endpoint in [name for name in self._pinned if gone(name)]:
-            found += self._pinned.pop(endpoint)
-        self._pins -= len(found)
-        return found
-
-    def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
-        """Hand out the ready calls, but for pinned ones, of which ``gone`` is true."""
-        return self._urgent.remove(gone) + self._line.remove(gone)
 
     @property
     def next_due(self) -> float | None:
         """When the next sleeping call wakes, None if none sleeps."""
         return self._sleeping[0][0] if self._sleeping else None
 
-    def overdue(self, now: float) -> list[Call]:
-        """Hand out sleeping and ready calls whose own time limit is over."""
+    def await_probe(self, endpoint: str, suspended: SuspendedCall) -> None:
+        """Suspend a call until a probe of ``endpoint`` is back."""
+        self._awaiting_probe.setdefault(endpoint, []).append(suspended)
+        self._suspended += 1
+
+    def on_probe(self, endpoint: str) -> list[SuspendedCall]:
+        """Remove and return the calls that await a probe of ``endpoint``."""
+        calls = self._awaiting_probe.pop(endpoint, [])
+        self._suspended -= len(calls)
+        return calls
+
+    def await_check(self, endpoint: str, suspended: SuspendedCall) -> None:
+        """Suspend a call until a success or check shows whether ``endpoint`` works."""
+        self._awaiting_check.setdefault(endpoint, []).append(suspended)
+        self._suspended += 1
+
+    def awaiting_check(self, endpoint: str) -> Call | None:
+        """Return the first call that awaits a check of ``endpoint``."""
+        waiting = self._awaiting_check.get(endpoint)
+        return waiting[0].call if waiting else None
+
+    def on_check(self, endpoint: str, sent: float) -> list[SuspendedCall]:
+        """Remove and return the calls that await a check, sent at ``sent`` or before."""
+        return self._split_checks(endpoint, lambda entry: entry.sent <= sent)
+
+    def _split_checks(
+        self, endpoint: str, matches: Callable[[SuspendedCall], bool]
+    ) -> list[SuspendedCall]:
+        waiting = self._awaiting_check.pop(endpoint, [])
+        removed = [entry for entry in waiting if matches(entry)]
+        if len(removed) < len(waiting):
+            self._awaiting_check[endpoint] = [entry for entry in waiting if not matches(entry)]
+        self._suspended -= len(removed)
+        return removed
+
+    def take_pinned(self, matches: Callable[[str], bool]) -> list[Call]:
+        """Remove and return the calls pinned to endpoints that match."""
+        calls: list[Call] = []
+        for endpoint in [name for name in self._pinned if matches(name)]:
+            calls += self._pinned.pop(endpoint)
+        self._pinned_count -= len(calls)
+        return calls
+
+    def remove(self, matches: Callable[[Call], bool]) -> list[Call]:
+        """Remove and return the ready calls that match, except pinned ones."""
+        return self._urgent.remove(matches) + self._normal.remove(matches)
+
+    def take_overdue(self, now: float) -> list[Call]:
+        """Remove and return the calls whose deadline has passed, except those awaiting a probe."""
 
         def is_late(call: Call) -> bool:
-            return call.give_up_at is not None and call.give_up_at <= now
+            return call.deadline is not None and call.deadline <= now
 
         late = [call for _, _, call in self._sleeping if is_late(call)]
         if late:
             self._sleeping = [entry for entry in self._sleeping if not is_late(entry[2])]
             heapq.heapify(self._sleeping)
-        for line in (self._urgent, self._line, *self._pinned.values()):
-            late += line.remove(is_late)
-        self._pins = sum(line.count for line in self._pinned.values())
+        for queue in (self._urgent, self._normal, *self._pinned.values()):
+            late += queue.remove(is_late)
+        self._pinned_count = sum(queue.count for queue in self._pinned.values())
         for group in self._halves:
-            gone = [call for call in group if is_late(call)]
-            late += gone
-            self._halved -= len(gone)
+            late += [call for call in group if is_late(call)]
             group[:] = [call for call in group if not is_late(call)]
         self._halves = deque(group for group in self._halves if group)
+        self._halved = sum(map(len, self._halves))
         late += [call for call in self._last if is_late(call)]
-        for endpoint in list(self._suspended):
-            waiting = self._suspended.pop(endpoint)
-            late += [one.call for one in waiting if is_late(one.call)]
-            if staying := [one for one in waiting if not is_late(one.call)]:
-                self._suspended[endpoint] = staying
-            self._suspensions -= len(waiting) - len(staying)
         self._last = deque(call for call in self._last if not is_late(call))
+        for endpoint in list(self._awaiting_check):
+            entries = self._split_checks(endpoint, lambda entry: is_late(entry.call))
+            late += [entry.call for entry in entries]
         return late
 
     def clear(self) -> int:
-        """Forget all; returns how many calls there were."""
+        """Drop all calls; return how many there were."""
         count = self.ready + self.asleep
-        self._forget()
+        self._reset()
         return count

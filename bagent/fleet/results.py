@@ -1,4 +1,4 @@
-"""What becomes of the calls of a request that is over."""
+"""Handling of the results of a request: replies, failures and retries."""
 
 from __future__ import annotations
 
@@ -12,341 +12,334 @@ from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.errors import StoppedEarly
 from bagent.fleet.call import Call, Delivery, InFlightRequest, attempt_record
 from bagent.fleet.context_length import ContextRouter
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Health, HealthVerdict
-from bagent.fleet.queue import SuspendedCall, UnprobedCall
+from bagent.fleet.endpoint_state import EndpointState, EndpointStatus
+from bagent.fleet.health import RECENTLY_SERVED, CheckResult, Health
+from bagent.fleet.queue import SuspendedCall
 from bagent.fleet.retry import (
-    FREE_TRIES,
+    MAX_REFUSALS,
+    MAX_STALE_CONNECTIONS,
+    MIN_REFUSALS,
     ROW_STATUS,
     Blame,
     Decision,
-    ask_whole,
     blame_of,
     decide,
-    note_pause,
+    record_pause,
+    stop_streaming,
 )
 from bagent.fleet.state import FleetState
 from bagent.types import Failure, Reply
 
-LEAST_REFUSALS, MOST_REFUSALS = 2, 3
-"""A call that endpoints refuse which serve others is asked so many times, where there are as many
-endpoints; then the failure is its own. Twice at a single one: it may have failed for a moment."""
-
-LATELY_SERVED = 30.0
-"""Seconds for which one good answer shows that calls get through."""
-
-LEARNING_RATE = 0.05
+EXPECTED_WEIGHT = 0.05
+"""Weight of a new answer in the running mean of completion tokens."""
 
 
 class ResultHandler:
-    """Takes what requests came to: ends calls, sends them again, tells limits and health."""
+    """Ends or retries the calls of finished requests, and updates limits and health."""
 
-    def __init__(self, core: FleetState, health: Health, fitter: ContextRouter) -> None:
+    def __init__(self, core: FleetState, health: Health, router: ContextRouter) -> None:
         self._core = core
         self._health = health
-        self._fitter = fitter
+        self._router = router
         self._serial = itertools.count(1)
-        self._served = core.config.retry.while_served()
+        self._served_policy = core.config.retry.while_served()
 
-    def settle(self, carrier: InFlightRequest, exchange: Exchange) -> None:
-        """Take the results of a request."""
-        core, state, group = self._core, carrier.state, carrier.group
+    def handle(self, request: InFlightRequest, exchange: Exchange) -> None:
+        """Handle the results of a request."""
+        core, state, calls = self._core, request.state, request.calls
         group_id = f"{state.name}/{next(self._serial)}"
         if exchange.limits is not None:
-            self._told(carrier, exchange.limits, good=exchange.status == 200)
-        if len(group) > 1 and not exchange.learned and _refused_whole(exchange):
-            self._halve(carrier, exchange, group_id)
-            return
-        if len(group) > 1:
-            with core.together():
-                self._take(carrier, exchange, group_id)
+            self._update_quota(request, exchange.limits, accepted=exchange.status == 200)
+        if len(calls) == 1:
+            self._handle_each(request, exchange, group_id)
+        elif not exchange.learned and _refused_as_a_whole(exchange):
+            self._halve(request, exchange, group_id)
         else:
-            self._take(carrier, exchange, group_id)
+            with core.result_context():
+                self._handle_each(request, exchange, group_id)
 
-    def _take(self, carrier: InFlightRequest, exchange: Exchange, group_id: str) -> None:
-        """Take the result of each call."""
-        core, state, group = self._core, carrier.state, carrier.group
-        sent, done = exchange.sent, exchange.done
+    def _handle_each(self, request: InFlightRequest, exchange: Exchange, group_id: str) -> None:
+        core, state, calls = self._core, request.state, request.calls
         served = 0
-        for call, result in zip(group, exchange.results, strict=True):
-            call.out -= 1
-            delivery = Delivery(state.name, group_id, sent, done, call.waited_ms)
+        for call, result in zip(calls, exchange.results, strict=True):
+            call.in_flight -= 1
+            delivery = Delivery(state.name, group_id, exchange.sent, exchange.done, call.waited_ms)
             if call.ended:  # another endpoint answered first
                 core.on_attempt(attempt_record(call, result, None, exchange, delivery))
-                continue
-            if isinstance(result, Reply):
-                served += self._reply(carrier, call, result, exchange, delivery)
+            elif isinstance(result, Reply):
+                served += 1
+                self._handle_reply(request, call, result, exchange, delivery)
             else:
                 core.on_attempt(attempt_record(call, result, result, exchange, delivery))
-                self._failure(carrier, call, result, exchange, delivery)
+                self._handle_failure(request, call, result, exchange, delivery)
         if served:
             now = core.clock()
-            core.ending.served(state.name, now, now - carrier.started, served)
-            state.limit.succeeded(served, state.in_flight + len(group))
-        self.look(state)
+            core.tail.add(state.name, now, now - request.started, served)
+            state.limit.on_success(served, state.in_flight + len(calls))
+        self.check_suspended(state)
 
-    def _told(self, carrier: InFlightRequest, limits: RateLimits, *, good: bool) -> None:
-        """The answer told the account's limits; its headers may have come some time ago."""
-        core, state = self._core, carrier.state
+    def _update_quota(
+        self, request: InFlightRequest, limits: RateLimits, *, accepted: bool
+    ) -> None:
+        """Update the account from rate-limit headers, which may be some seconds old."""
+        core, state = self._core, request.state
         at = core.clock() - max(0.0, core.unix() - limits.at)
-        news = state.account.told(at, limits, carrier.mark, good=good)
+        news = state.account.update_limits(at, limits, request.reservation, accepted=accepted)
         if news:
-            self._health.tell(f"{state.name} {news}")
+            self._health.notify(f"{state.name} {news}")
 
-    def _reply(
+    def _handle_reply(
         self,
-        carrier: InFlightRequest,
+        request: InFlightRequest,
         call: Call,
         reply: Reply,
         exchange: Exchange,
         delivery: Delivery,
-    ) -> int:
-        core, state = self._core, carrier.state
+    ) -> None:
+        core, state = self._core, request.state
         now = core.clock()
-        used = reply.usage
-        if used.completion is not None:
-            core.expected += LEARNING_RATE * (used.completion - core.expected)
+        latency = now - request.started
+        usage = reply.usage
+        if usage.completion is not None:
+            core.expected += EXPECTED_WEIGHT * (usage.completion - core.expected)
         if state.account.counts_tokens:
-            known = used.prompt is not None and used.completion is not None
-            tokens = (used.prompt or 0) + (used.completion or 0) if known else None
-            reserved = carrier.tokens.total // len(carrier.group)
-            state.account.served(now, carrier.started, reserved, tokens, used.completion)
+            known = usage.prompt is not None and usage.completion is not None
+            tokens = (usage.prompt or 0) + (usage.completion or 0) if known else None
+            reserved = request.tokens.total // len(request.calls)
+            state.account.on_success(now, request.started, reserved, tokens, usage.completion)
         else:
-            state.account.served(now, carrier.started)
+            state.account.on_success(now, request.started)
         core.last_served = now
-        core.latencies.append(now - carrier.started)
-        if state.signal is not None:
+        core.latencies.append(latency)
+        if state.feedback is not None:
             first = exchange.first_token
             ttft = None if first is None else first - exchange.sent
-            state.signal.answered(carrier.started, now - carrier.started, ttft)
+            state.feedback.add_latency(request.started, latency, ttft)
         call.throttled_at = None
         failure = call.handler.replied(call, reply, delivery)
         core.on_attempt(attempt_record(call, reply, failure, exchange, delivery))
-        if failure is None:
-            call.ended = True
-            state.served(now, carrier.started)
-            state.sample = call.request
-            if call.out:
-                self._end_copies(call)
-        else:
-            self._failure(carrier, call, failure, exchange, delivery)
-        return 1
+        if failure is not None:
+            self._handle_failure(request, call, failure, exchange, delivery)
+            return
+        call.ended = True
+        state.on_success(now, request.started)
+        state.sample = call.request
+        if call.in_flight:
+            self._cancel_copies(call)
 
-    def _end_copies(self, call: Call) -> None:
-        """Give up the other requests that carry a call which was answered."""
+    def _cancel_copies(self, call: Call) -> None:
         for state in self._core.endpoints.states:
-            for carrier in state.carriers:
-                if call in carrier.group:
-                    carrier.give_up("another endpoint answered first")
+            for request in state.requests:
+                if call in request.calls:
+                    request.cancel("another endpoint answered first")
 
-    def _halve(self, carrier: InFlightRequest, exchange: Exchange, group_id: str) -> None:
-        """A group was refused for what is in it: its halves go on until the bad row is alone."""
-        core, group = self._core, carrier.group
-        for call, result in zip(group, exchange.results, strict=True):
-            call.out -= 1
+    def _halve(self, request: InFlightRequest, exchange: Exchange, group_id: str) -> None:
+        """Send a group that was refused as a whole in halves, until the bad row is alone."""
+        core, calls = self._core, request.calls
+        for call, result in zip(calls, exchange.results, strict=True):
+            call.in_flight -= 1
             failure = result if isinstance(result, Failure) else None
             delivery = Delivery(
-                carrier.state.name, group_id, exchange.sent, exchange.done, call.waited_ms
+                request.state.name, group_id, exchange.sent, exchange.done, call.waited_ms
             )
             core.on_attempt(attempt_record(call, result, failure, exchange, delivery))
             call.ready_at = core.clock()
         if not core.closed:
-            middle = len(group) // 2
-            core.waiting.add_group(group[:middle])
-            core.waiting.add_group(group[middle:])
+            middle = len(calls) // 2
+            core.waiting.add_group(calls[:middle])
+            core.waiting.add_group(calls[middle:])
 
     # --- failures -----------------------------------------------------------------------------
 
-    def _failure(
+    def _handle_failure(
         self,
-        carrier: InFlightRequest,
+        request: InFlightRequest,
         call: Call,
         failure: Failure,
         exchange: Exchange,
         delivery: Delivery,
     ) -> None:
-        core, state, started = self._core, carrier.state, carrier.started
+        core, state, started = self._core, request.state, request.started
         now = core.clock()
         if failure.kind == "rate_limited":
-            self._throttled(carrier, failure, now)
+            self._throttle(request, failure, now)
         elif failure.busy:
             core.throttle_answers += 1
-            state.limit.overloaded(started, now, failure.message)
-            state.account.passed()
+            state.limit.on_overload(started, now, failure.message)
+            state.account.on_other_failure()
         elif failure.passing and exchange.status is not None:
-            state.limit.passed()
-            state.account.passed()
-        if call.out:  # its copy decides
+            state.limit.on_other_failure()
+            state.account.on_other_failure()
+        if call.in_flight:  # its copy decides
             return
         if exchange.learned:
-            core.sleep(call, now)
-        elif exchange.again and call.free < FREE_TRIES:
-            call.free += 1
-            self._broke(carrier, now)
-            core.sleep(call, now)
-        elif failure.kind == "context_overflow" and self._fitter.elsewhere(call, state):
-            core.sleep(call, now)
-        elif carrier.given_up:  # the endpoint is known to be dead
+            core.retry_at(call, now)
+        elif exchange.again and call.stale_connections < MAX_STALE_CONNECTIONS:
+            call.stale_connections += 1
+            self._probe(request, now)
+            core.retry_at(call, now)
+        elif failure.kind == "context_overflow" and self._router.reroute(call, state):
+            core.retry_at(call, now)
+        elif request.cancel_reason:  # the endpoint is dead or hangs
             self._health.died_with(call, now)
-        elif failure.passing and (failure.kind == "connect" or _cut(exchange, state)):
+        elif failure.passing and (failure.kind == "connect" or _cut_off(exchange, state)):
             if not state.up and exchange.connected:
                 self._health.died_with(call, now)
             elif not state.up:
-                core.sleep(call, now)  # it costs no try, and others may take the call
+                core.retry_at(call, now)
             else:
-                held = UnprobedCall(call, failure, delivery, started, exchange.connected)
-                core.waiting.hold(state.name, held)
-                self._broke(carrier, now)
+                suspended = SuspendedCall(call, failure, delivery, started, exchange.connected)
+                core.waiting.await_probe(state.name, suspended)
+                self._probe(request, now)
         else:
-            self._bad_answer(carrier, call, failure, delivery, now)
+            self._handle_bad_answer(request, call, failure, delivery, now)
 
-    def _broke(self, carrier: InFlightRequest, now: float) -> None:
-        """The connection of a request failed or broke: is anybody there?"""
-        state = carrier.state
+    def _probe(self, request: InFlightRequest, now: float) -> None:
+        """Probe an endpoint after a request's connection failed or broke."""
+        state = request.state
         if state.up:
-            self._health.doubt(state, stop=state.broke(carrier.started, now))
+            self._health.probe(state, block=state.on_disconnect(request.started, now))
 
-    def _bad_answer(
-        self, carrier: InFlightRequest, call: Call, failure: Failure, delivery: Delivery, now: float
+    def _handle_bad_answer(
+        self, request: InFlightRequest, call: Call, failure: Failure, delivery: Delivery, now: float
     ) -> None:
-        """A failure that an answering server caused, or the row itself."""
-        core, state = self._core, carrier.state
+        """Handle a failure that the row or an answering server caused."""
+        core, state = self._core, request.state
         call.avoid = state.name
         blame = blame_of(failure)
         if blame is Blame.SERVER:
-            self.judge(state, call, failure, delivery, carrier.started)
+            self.judge(state, call, failure, delivery, request.started)
         elif blame is Blame.ACCOUNT:
-            core.sleep(call, now)
-            self._health.open(state, failure)
+            core.retry_at(call, now)
+            self._health.open_circuit(state, failure)
         else:
-            full = blame is Blame.BUSY and failure.kind != "rate_limited"
-            if full and state.failed(refused=False) and core.endpoints.others(state):
-                self._health.suspect(state, call.request, sick=True)
+            busy = blame is Blame.BUSY and failure.kind != "rate_limited"
+            check_due = busy and state.on_failure(refused=False)
+            if check_due and core.endpoints.has_alternative(state):
+                self._health.check(state, call.request, suspect=True)
             self.retry(call, failure, delivery)
 
     def judge(
         self, state: EndpointState, call: Call, failure: Failure, delivery: Delivery, sent: float
     ) -> None:
-        """Take a failure that may be the server's of a call that was sent at ``sent``.
+        """Retry a call that was sent at ``sent`` and failed, perhaps through the server's fault.
 
-        It ends the call only where the server is seen to work for later ones. Else the server is
-        asked for a proof; if it fails that too, the failure was the server's, and costs no try.
+        A failure that would end the call suspends it first. It ends the call only if the server
+        then serves later calls or passes a check.
         """
         core = self._core
-        sick = state.failed(refused=not failure.passing)
-        if call.divisible and call.counted and failure.status is not None:
-            decision: Decision | None = Decision(None)  # its parts are tried instead
+        check_due = state.on_failure(refused=not failure.passing)
+        if call.divisible and call.counted_attempts and failure.status is not None:
+            decision: Decision | None = Decision(None)  # its rows are sent apart instead
         else:
             decision = self._decide(call, failure, delivery)
         if decision is not None and decision.late:
-            self._end(call, failure, delivery, decision)
+            core.fail(call, _with_reason(failure, decision), delivery)
         elif decision is not None:
-            ended = _with_reason(failure, decision)
-            core.waiting.suspend(state.name, SuspendedCall(call, ended, delivery, sent))
-            self._health.suspect_later(state)
-        if sick:
-            self._health.suspect(state, call.request, sick=state.keeps_failing)
+            suspended = SuspendedCall(call, _with_reason(failure, decision), delivery, sent)
+            core.waiting.await_check(state.name, suspended)
+            self._health.check_later(state)
+        if check_due:
+            self._health.check(state, call.request, suspect=state.keeps_failing)
         else:
-            self.look(state)
+            self.check_suspended(state)
 
-    def look(self, state: EndpointState) -> None:
-        """See whether what ``state`` served shows that failures before were the calls' own."""
+    def check_suspended(self, state: EndpointState) -> None:
+        """Resume suspended calls if ``state`` has served later ones; check it if it is idle."""
         waiting = self._core.waiting
-        if state.suspect or state.resting or waiting.suspended(state.name) is None:
+        broken = state.circuit in (EndpointStatus.SUSPECT, EndpointStatus.OPEN)
+        if broken or waiting.awaiting_check(state.name) is None:
             return
-        self.resume(state, HealthVerdict.WELL)
-        call = waiting.suspended(state.name)
+        self.resume(state, CheckResult.WORKS)
+        call = waiting.awaiting_check(state.name)
         if call is not None and not (state.in_flight or waiting.ready):
-            self._health.suspect(state, call.request)  # nothing is on the way that could show it
+            self._health.check(state, call.request)  # no request in flight can show it
 
-    def resume(self, state: EndpointState, verdict: HealthVerdict) -> None:
-        """End the calls that were suspended for ``state``, or send them again."""
+    def resume(self, state: EndpointState, result: CheckResult) -> None:
+        """End or retry the calls that were suspended for ``state``."""
         core = self._core
         now = core.clock()
-        most = max(LEAST_REFUSALS, min(MOST_REFUSALS, len(core.endpoints.states)))
-        sent = math.inf if verdict is HealthVerdict.SICK else state.works_since
-        for one in core.waiting.resume(state.name, sent):
-            call = one.call
-            if verdict is HealthVerdict.SICK:
-                again = True
-            else:
+        broken = result is CheckResult.BROKEN
+        max_refusals = max(MIN_REFUSALS, min(MAX_REFUSALS, len(core.endpoints.states)))
+        sent = math.inf if broken else state.works_since
+        for suspended in core.waiting.on_check(state.name, sent):
+            call, passing = suspended.call, suspended.failure.passing
+            retry = broken
+            if not broken:
                 call.refusals += 1
-                passing = one.failure.passing
-                limit = LEAST_REFUSALS if passing or call.only is not None else most
-                again = call.refusals < limit and not (passing and verdict is HealthVerdict.WELL)
-            if again:
-                call.counted = max(0, call.counted - 1)
-                core.sleep(call, now)
+                few = passing or call.pinned_to is not None
+                again = call.refusals < (MIN_REFUSALS if few else max_refusals)
+                retry = again and not (passing and result is CheckResult.WORKS)
+            if retry:
+                call.counted_attempts = max(0, call.counted_attempts - 1)
+                core.retry_at(call, now)
             elif not core.closed:
-                core.fail(call, one.failure, one.delivery)
+                core.fail(call, suspended.failure, suspended.delivery)
 
-    def _throttled(self, carrier: InFlightRequest, failure: Failure, now: float) -> None:
-        core, state = self._core, carrier.state
+    def _throttle(self, request: InFlightRequest, failure: Failure, now: float) -> None:
+        core, state = self._core, request.state
         core.throttle_answers += 1
-        before = state.account.paused(now)
-        wait = state.account.refused(
-            carrier.started, now, failure.retry_after, carrier.tokens.total // len(carrier.group)
-        )
-        state.limit.throttled(carrier.started, now, failure.message)
+        before = state.account.pause_remaining(now)
+        reserved = request.tokens.total // len(request.calls)
+        wait = state.account.on_refusal(request.started, now, failure.retry_after, reserved)
+        state.limit.on_rate_limit(request.started, now, failure.message)
         if before == 0 and wait > 0:
-            told = failure.retry_after
+            retry_after = failure.retry_after
             same = sum(1 for other in core.endpoints.states if other.account is state.account)
-            who = "all wait" if same == len(core.endpoints.states) else "it waits"
-            words = f"{state.name} says too many requests; {who} {wait:.1f} s"
-            if told is not None and told > wait + 0.5:
-                words += f" (it asked for {told:.0f} s; limits.retry_after_max caps it)"
-            self._health.tell(words)
+            subject = "all wait" if same == len(core.endpoints.states) else "it waits"
+            message = f"{state.name} says too many requests; {subject} {wait:.1f} s"
+            if retry_after is not None and retry_after > wait + 0.5:
+                message += f" (it asked for {retry_after:.0f} s; limits.retry_after_max caps it)"
+            self._health.notify(message)
 
     def retry(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Send a call again as the policy allows, else end it."""
+        """Retry a call if the policy allows it, else end it; stop the run in an outage."""
         decision = self._decide(call, failure, delivery)
         if decision is None:
             return
+        failure = _with_reason(failure, decision)
         if decision.outage:
-            words = f"no endpoint takes anything: {_with_reason(failure, decision).message}"
-            self._core.sleep(call, self._core.clock())
-            self._core.stop(StoppedEarly(words))
+            self._core.retry_at(call, self._core.clock())
+            self._core.stop(StoppedEarly(f"no endpoint takes anything: {failure.message}"))
         else:
-            self._end(call, failure, delivery, decision)
+            self._core.fail(call, failure, delivery)
 
     def _decide(self, call: Call, failure: Failure, delivery: Delivery | None) -> Decision | None:
-        """Send a call again where the policy allows it; returns why not, None if so."""
+        """Retry a call if the policy allows it and return None, else return why not."""
         core = self._core
         now = core.clock()
         if delivery is not None:
-            note_pause(call, failure, delivery.sent, delivery.done)
-        if ask_whole(call, failure):
-            core.sleep(call, now)
+            record_pause(call, failure, delivery.sent, delivery.done)
+        if stop_streaming(call, failure):
+            core.retry_at(call, now)
             return None
-        served = now if core.in_flight else core.last_served
-        policy = self._served if now - core.last_served < LATELY_SERVED else core.config.retry
-        decision = decide(policy, call, failure, now, core.random, served)
+        served_at = now if core.in_flight else core.last_served
+        recently = now - core.last_served < RECENTLY_SERVED
+        policy = self._served_policy if recently else core.config.retry
+        decision = decide(policy, call, failure, now, core.random, served_at)
         if decision.delay is None:
             return decision
-        core.sleep(call, now + decision.delay)
+        core.retry_at(call, now + decision.delay)
         return None
-
-    def _end(
-        self, call: Call, failure: Failure, delivery: Delivery | None, decision: Decision
-    ) -> None:
-        self._core.fail(call, _with_reason(failure, decision), delivery)
 
 
 def _with_reason(failure: Failure, decision: Decision) -> Failure:
-    """Return the failure with words that say why it is not tried again."""
+    """Return the failure with the reason why it is not retried in its message."""
     if not decision.reason:
         return failure
     return msgspec.structs.replace(failure, message=f"{failure.message} ({decision.reason})")
 
 
-def _cut(exchange: Exchange, state: EndpointState) -> bool:
-    """Whether an answer broke off as it does when a server dies; that of a hosted one says little:
-    there is always somebody there."""
+def _cut_off(exchange: Exchange, state: EndpointState) -> bool:
+    """Return whether the answer broke off as when an own engine dies.
+
+    In front of a hosted service something always answers.
+    """
     return exchange.cut and state.endpoint.own
 
 
-def _refused_whole(exchange: Exchange) -> bool:
-    """Whether a group was refused for what is in it."""
+def _refused_as_a_whole(exchange: Exchange) -> bool:
+    """Return whether all calls of a group failed with one refusal of its contents."""
     return all(
         isinstance(result, Failure) and not result.passing and result.status in ROW_STATUS
         for result in exchange.results

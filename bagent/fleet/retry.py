@@ -1,4 +1,32 @@
-"""Whether a failed call is sent again, and when: the only retry layer there is."""
+"""Retry policy: all rules by which a call is sent again. No other package retries.
+
+=========================================  ===========  =====================  ====================
+What happened                              Attempt      Next endpoint          When
+=========================================  ===========  =====================  ====================
+server answers with a passing failure [1]  counted      any, another first     backoff, Retry-After
+429, or server busy [1]                    free [a]     any, another first     backoff, Retry-After
+connection failed, server is down [2]      free [b]     any that is up         after the probe
+connection failed, server is up [3]        counted      any, another first     probe, then backoff
+server hangs, or dies with the call [2]    free [b]     any that is up         at once
+refused with 401, 403, 404 ... [4]         free         another [c]            success or check
+attempts used up, then the check fails     free         another                after the check [4]
+account out of quota [3]                   free         any                    circuit closes
+keep-alive connection was closed [3]       free, once   any                    at once
+endpoint wants another parameter form [3]  free         any                    at once
+stream switched off, but required [5]      free         any                    at once
+prompt too long for the endpoint [6]       free         with a longer context  at once
+group refused as a whole (400, 413) [3]    free         any, in two halves     at once
+pinned or long call, no endpoint up [7]    counted      the same               backoff
+late call at the end of a run [8]          free         another, as a copy     `FleetConfig.hedge`
+=========================================  ===========  =====================  ====================
+
+Decided in: [1] `decide`, [2] `Health.died_with`, [3] `ResultHandler`, [4] `ResultHandler.resume`,
+[5] `stop_streaming`, [6] `ContextRouter.reroute`, [7] `TimeoutSweep`, [8] `Hedger`.
+
+Limits: [a] while any call is served, else an outage after `RetryPolicy.quiet`; at most
+`RetryPolicy.throttled`. [b] The second death sends it last, alone; the third ends it.
+[c] `MAX_REFUSALS` endpoints that serve other calls.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +39,59 @@ import msgspec
 from bagent.fleet.call import Call
 from bagent.types import Failure
 
-FREE_TRIES = 1
-"""How often a call is sent again without cost since its kept-open connection was closed."""
+MAX_STALE_CONNECTIONS = 1
+"""How often a call is sent again for free because its keep-alive connection was closed."""
 
+MAX_DEATHS = 2
+"""A call with which this many endpoints died runs last, alone, once."""
 
-TROUBLED_TRIES = 4
-"""After so many failed tries a call that a full server refuses is no longer asked for a stream."""
+MIN_REFUSALS, MAX_REFUSALS = 2, 3
+"""How many endpoints that serve other calls must refuse a call before it fails. A single endpoint
+is asked `MIN_REFUSALS` times."""
 
-LONGER = 2.0
-"""A wait is so many times the pause that the failure before it was followed by, whatever that was
-made of: a limit of the account, or a slot, may have been waited for besides, and a busy server
-counts a pause until it gets to the request. It is at most so many times the longest wait."""
+STREAMED_ATTEMPTS = 4
+"""Attempts at a busy server after which a call is no longer streamed."""
 
-LEAST_QUIET = 15.0
-"""Seconds for which a full server is waited for, however few tries are wanted."""
+PAUSE_GROWTH = 2.0
+"""A delay is at least this many times the pause before the attempt that failed. That pause may
+also contain waits for a rate limit or a slot."""
+
+MIN_QUIET_SECONDS = 15.0
+"""Shortest time for which a busy server is waited for, however few retries are allowed."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How patient a run is.
+    """Limits on retries; all times in seconds."""
 
-    ``retries`` are tries after the first. ``base`` and ``longest`` bound the growing waits between
-    counted tries; ``longest_served`` is the longest while others get through, since there are no
-    better times to wait for. ``told_longest`` bounds a wait that a server asked for, and
-    ``throttled`` the whole time for which one call may wait on a full server. All in seconds.
-    """
-
-    retries: int = 5
-    base: float = 0.5
-    longest: float = 30.0
-    longest_served: float = 5.0
-    told_longest: float = 120.0
-    throttled: float = 1800.0
+    retries: int = 5  # counted attempts after the first
+    base: float = 0.5  # first delay; each one doubles
+    longest: float = 30.0  # longest delay
+    longest_served: float = 5.0  # longest delay while other calls are served
+    retry_after_max: float = 120.0  # cap on a server's Retry-After
+    throttled: float = 1800.0  # how long one call may wait for a busy server
 
     def while_served(self) -> RetryPolicy:
-        """The same with the waits of calls that fail while others get through."""
+        """Return the policy for calls that fail while others are served."""
         longest = min(self.longest, self.longest_served)
         return msgspec.structs.replace(self, longest=longest)
 
     @property
     def quiet(self) -> float:
-        """Seconds without any answer after which a full server is no longer waited for.
+        """Seconds without any answer after which a busy server counts as an outage.
 
-        Twenty times the waits of all counted tries, so that who wants few tries waits less.
+        This is twenty times the delays of all counted attempts.
         """
-        waits = self.base * (2.0 ** min(self.retries, 16) - 1)
-        return min(self.throttled, max(LEAST_QUIET, 20 * waits))
+        delays = self.base * (2.0 ** min(self.retries, 16) - 1)
+        return min(self.throttled, max(MIN_QUIET_SECONDS, 20 * delays))
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Send again after ``delay`` seconds (None: give up, for the ``reason`` added to the words).
+    """Whether and when a call is retried."""
 
-    ``late`` says that the row's own time limit ends it, ``outage`` that nothing gets through.
-    """
-
-    delay: float | None
-    reason: str = ""
-    late: bool = False
-    outage: bool = False
+    delay: float | None  # seconds; None: give up
+    reason: str = ""  # why it is not retried, appended to the failure's message
+    late: bool = False  # the row's own time limit ends it
+    outage: bool = False  # no call is served
 
 
 def decide(
@@ -78,71 +102,48 @@ def decide(
     random: Random,
     served_at: float | None = None,
 ) -> Decision:
-    """What becomes of ``call`` after ``failure``; counts the try on the call.
+    """Return whether ``call`` is retried after ``failure``, and count the attempt.
 
-    ``served_at`` is when calls were last seen to get through, on the clock of ``now``; None where
-    nobody looked. As long as others get through, a full server costs a call no try.
-    The spread is only ever added, so nobody comes back earlier than told, and not all at once.
+    A busy server costs no attempt while calls are served; ``served_at`` is when one last was.
+    Jitter is only added, so that no call returns before its Retry-After.
     """
     if not failure.passing:
         return Decision(None)
-    if call.give_up_at is not None and now >= call.give_up_at:
+    if call.deadline is not None and now >= call.deadline:
         return Decision(None, "the row's time limit is over", late=True)
-    told = None if failure.retry_after is None else min(failure.retry_after, policy.told_longest)
+    retry_after = failure.retry_after
+    if retry_after is not None:
+        retry_after = min(retry_after, policy.retry_after_max)
     if failure.busy:
-        given_up = _full_too_long(policy, call, now, served_at, told)
-        if given_up is not None:
-            return given_up
+        decision = _give_up_busy(policy, call, now, served_at, retry_after)
+        if decision is not None:
+            return decision
         exponent = min(call.throttles - 1, 16)
     else:
-        call.counted += 1
-        if call.counted > policy.retries:
-            tries = call.counted
-            return Decision(None, f"{tries} tries" if tries > 1 else "")
-        exponent = min(call.counted - 1, 16)
-    if told is not None:
-        delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
+        call.counted_attempts += 1
+        attempts = call.counted_attempts
+        if attempts > policy.retries:
+            return Decision(None, f"{attempts} tries" if attempts > 1 else "")
+        exponent = min(attempts - 1, 16)
+    if retry_after is not None:
+        delay = retry_after + random.uniform(0.0, max(0.2, 0.1 * retry_after))
     else:
         delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
         if not failure.busy:
-            delay = max(delay, LONGER * min(policy.longest, call.pause))
-    if call.give_up_at is not None and now + delay >= call.give_up_at:
+            delay = max(delay, PAUSE_GROWTH * min(policy.longest, call.pause))
+    if call.deadline is not None and now + delay >= call.deadline:
         return Decision(None, "the row's time limit comes before the next try", late=True)
     return Decision(delay)
 
 
-def note_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
-    """Note how long ``call``, sent and failed at these Unix seconds, had paused after its failure
-    before; a pause that a server asked for, or was full for, says nothing of the next."""
-    if call.failed_at is not None:
-        call.pause = max(0.0, sent - call.failed_at)
-    call.failed_at = None if failure.busy or failure.retry_after is not None else done
-
-
-def ask_whole(call: Call, failure: Failure) -> bool:
-    """Ask for no stream any more where streaming has become a trouble; True where the request has
-    to be sent again since the server will not have it so.
-
-    A whole answer can not break off half way, to be paid for twice, and costs a full server less.
-    A request that was accepted and then broke off is repeated as it was, so that a provider
-    can know it again; one that was refused was never begun, and may be put differently.
-    """
-    if call.whole is None and failure.busy and call.tries >= TROUBLED_TRIES and call.request.stream:
-        call.whole, call.request = True, msgspec.structs.replace(call.request, stream=False)
-    elif call.whole and failure.kind == "rejected":
-        call.whole, call.request = False, msgspec.structs.replace(call.request, stream=True)
-        return True
-    return False
-
-
-def _full_too_long(
-    policy: RetryPolicy, call: Call, now: float, served_at: float | None, told: float | None
+def _give_up_busy(
+    policy: RetryPolicy,
+    call: Call,
+    now: float,
+    served_at: float | None,
+    retry_after: float | None,
 ) -> Decision | None:
-    """Return why a call is no longer worth keeping for a full server, None if it is; counts the
-    refusal.
-
-    A server that named a time is given several of it.
-    """
+    """Count the refusal; return the decision to stop waiting for a busy server, else None."""
     if call.throttled_at is None:
         call.throttled_at = now
     call.throttles += 1
@@ -150,16 +151,42 @@ def _full_too_long(
         return Decision(None, f"refused for {policy.throttled:g} s")
     if served_at is not None and call.throttles > policy.retries:
         quiet = now - max(served_at, call.throttled_at)
-        if quiet > max(policy.quiet, 4 * (told or 0.0)):
-            words = f"refused {call.throttles} times, and nothing else got through"
-            return Decision(None, words, outage=True)
+        if quiet > max(policy.quiet, 4 * (retry_after or 0.0)):
+            reason = f"refused {call.throttles} times, and nothing else got through"
+            return Decision(None, reason, outage=True)
     return None
 
 
-ROW_STATUS = frozenset({400, 413, 422})
-"""HTTP answers to a request that speak of the request, not of the server."""
+def record_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
+    """Record how long the call paused before this attempt, sent and failed at Unix seconds.
 
-_SERVER_WORDS = re.compile(
+    Pauses that a server asked for do not count.
+    """
+    if call.failed_at is not None:
+        call.pause = max(0.0, sent - call.failed_at)
+    call.failed_at = None if failure.busy or failure.retry_after is not None else done
+
+
+def stop_streaming(call: Call, failure: Failure) -> bool:
+    """Stop streaming a call that a busy server keeps refusing, or undo it where it was rejected.
+
+    An unstreamed answer cannot break off half way and costs a busy server less. Requests that
+    were accepted and broke off stay as they are, so that a provider can recognise the repetition.
+    Return True if the request must be sent again because of the undo.
+    """
+    streamed = call.request.stream
+    if call.unstreamed is None and failure.busy and call.attempts >= STREAMED_ATTEMPTS and streamed:
+        call.unstreamed, call.request = True, msgspec.structs.replace(call.request, stream=False)
+    elif call.unstreamed and failure.kind == "rejected":
+        call.unstreamed, call.request = False, msgspec.structs.replace(call.request, stream=True)
+        return True
+    return False
+
+
+ROW_STATUS = frozenset({400, 413, 422})
+"""HTTP statuses that blame the request, not the server."""
+
+_SERVER_MESSAGE = re.compile(
     r"\bmodels?\b[^.\n]{0,160}?\b(not (be )?found|(does|do) not exist|not exist|unknown|no longer"
     r"|not (currently )?(available|served|loaded|supported|deployed)|isn't (available|served)"
     r"|is (invalid|unavailable)|has been (deprecated|removed|shut ?down|retired))\b"
@@ -168,26 +195,21 @@ _SERVER_WORDS = re.compile(
     r"|\b(invalid|incorrect|expired|missing|no) api[ _-]?key\b",
     re.IGNORECASE,
 )
-"""Words by which a refused request (400, 422) speaks of the model or the key after all. The message
-may repeat the row's own text, so a request of our own decides in the end."""
+"""Messages of a 400 or 422 that blame the model or key after all. A message may quote the row, so
+a check decides in the end."""
 
 
 class Blame(Enum):
-    """Whom a failure speaks of.
+    """What a failure says is at fault."""
 
-    ``ROW``: the request itself, wherever it is sent. ``SERVER``: the endpoint, which is down, sick,
-    without the model, or refuses the key. ``ACCOUNT``: money or quota is spent. ``BUSY``: there is
-    no room now.
-    """
-
-    ROW = "row"
-    SERVER = "server"
-    ACCOUNT = "account"
-    BUSY = "busy"
+    ROW = "row"  # the request, wherever it is sent
+    SERVER = "server"  # the endpoint: down, faulty, without the model, or refusing the key
+    ACCOUNT = "account"  # money or quota is used up
+    BUSY = "busy"  # no capacity now
 
 
 def blame_of(failure: Failure) -> Blame:
-    """Return whom ``failure`` speaks of, by its kind, its status and its words."""
+    """Return what is at fault, by the kind, status and message of ``failure``."""
     if failure.kind == "budget":
         # Without a status it is the budget of the run itself.
         return Blame.ROW if failure.status is None else Blame.ACCOUNT
@@ -197,6 +219,6 @@ def blame_of(failure: Failure) -> Blame:
         return Blame.SERVER
     if failure.kind != "rejected":
         return Blame.ROW
-    if failure.status in ROW_STATUS:
-        return Blame.SERVER if _SERVER_WORDS.search(failure.message) else Blame.ROW
+    if failure.status in ROW_STATUS and not _SERVER_MESSAGE.search(failure.message):
+        return Blame.ROW
     return Blame.SERVER

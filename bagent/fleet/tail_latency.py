@@ -1,57 +1,103 @@
-"""Late calls at the end of a run, sent a second time elsewhere: the first answer counts."""
+"""Protection of a run's end from slow endpoints: scheduling rule and hedged requests."""
 
 from __future__ import annotations
 
+from collections import deque
+from typing import TYPE_CHECKING
+
 from bagent.fleet.call import InFlightRequest
-from bagent.fleet.state import FleetState
 
-AUTO_FACTOR = 3.0
-"""A call is late when it takes so many times what nine of ten recent calls took."""
+if TYPE_CHECKING:
+    from bagent.fleet.state import FleetState
 
-LEAST_SECONDS = 1.0
-LOOK_SECONDS = 0.25
-MOST_SHARE = 0.1
-"""So large a share of what is in flight may be copies, one at least."""
+WINDOW = 512
+"""Requests over which the throughput of the fleet is measured."""
+
+MIN_ENDPOINT_REQUESTS = 4
+MIN_REQUESTS = 64
+"""Requests of one endpoint, and of all, before an endpoint can be called slow."""
+
+WEIGHT = 0.1
+"""Weight of a new request in the running mean of latencies."""
+
+SLOW_FACTOR = 1.5
+"""An endpoint is slow if it takes at least this many times as long as the others."""
+
+LAST_ANSWER_FACTOR = 1.5
+"""The slowest of the last answers takes about this many times the mean."""
+
+HEDGE_FACTOR = 3.0
+"""A call is hedged once it takes this many times the 90th percentile of recent latencies."""
+
+MIN_HEDGE_SECONDS = 1.0
+HEDGE_POLL_SECONDS = 0.25
+MAX_HEDGED_SHARE = 0.1
+"""Share of the calls in flight that may be copies; at least one may."""
+
+
+class TailRule:
+    """Decides whether an endpoint is too slow for the last rows; times on the fleet's clock."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._by_endpoint: dict[str, tuple[int, float]] = {}
+        self._ends: deque[tuple[float, int]] = deque()
+        self._rows = 0
+
+    def add(self, endpoint: str, now: float, seconds: float, rows: int = 1) -> None:
+        """Record that an endpoint answered a request of ``rows`` after ``seconds``."""
+        count, mean = self._by_endpoint.get(endpoint, (0, 0.0))
+        weight = max(WEIGHT, 1 / (count + 1))
+        self._by_endpoint[endpoint] = count + 1, mean + weight * (seconds - mean)
+        self._mean += max(WEIGHT / 4, 1 / (len(self._ends) + 1)) * (seconds - self._mean)
+        self._ends.append((now, rows))
+        self._rows += rows
+        if len(self._ends) > WINDOW:
+            self._rows -= self._ends.popleft()[1]
+
+    def is_too_slow(self, endpoint: str, now: float, remaining: int) -> bool:
+        """Return whether all others would finish the ``remaining`` rows before this endpoint
+        answered one more; False while too few requests are known."""
+        count, mean = self._by_endpoint.get(endpoint, (0, 0.0))
+        if count < MIN_ENDPOINT_REQUESTS or len(self._ends) < MIN_REQUESTS:
+            return False
+        if mean < SLOW_FACTOR * self._mean:
+            return False
+        others = remaining * (now - self._ends[0][0]) / self._rows
+        return LAST_ANSWER_FACTOR * (mean - self._mean) > others
 
 
 class Hedger:
-    """Finds late calls; nothing is hedged while rows wait for a slot."""
+    """Finds late calls at the end of a run, while no row waits for a slot."""
 
     def __init__(self, core: FleetState) -> None:
         self._core = core
-        self._looked_at = core.clock()
+        self._polled_at = core.clock()
 
     def late(self) -> list[InFlightRequest]:
-        """Requests of one call each that should be sent again elsewhere; call it often."""
+        """Return the requests of one call that should be copied to another endpoint."""
         core = self._core
-        after = core.config.hedge
         now = core.clock()
-        if (
-            after is None
-            or core.closed
-            or core.waiting.ready
-            or core.expecting
-            or not core.in_flight
-        ):
+        threshold = core.config.hedge
+        busy = core.closed or core.waiting.ready or core.expecting or not core.in_flight
+        if threshold is None or busy or now - self._polled_at < HEDGE_POLL_SECONDS:
             return []
-        if now - self._looked_at < LOOK_SECONDS:
-            return []
-        self._looked_at = now
-        if not after:
+        self._polled_at = now
+        if not threshold:
             if len(core.latencies) < 10:
                 return []
-            usual = sorted(core.latencies)[len(core.latencies) * 9 // 10]
-            after = max(LEAST_SECONDS, AUTO_FACTOR * usual)
-        found, copies = [], 0
+            percentile = sorted(core.latencies)[len(core.latencies) * 9 // 10]
+            threshold = max(MIN_HEDGE_SECONDS, HEDGE_FACTOR * percentile)
+        late, copies = [], 0
         for state in core.endpoints.states:
-            for carrier in state.carriers:
-                call = carrier.group[0]
-                if len(carrier.group) != 1 or call.ended or call.only is not None:
+            for request in state.requests:
+                call = request.calls[0]
+                if len(request.calls) != 1 or call.ended or call.pinned_to is not None:
                     continue
-                if call.out > 1:
+                if call.in_flight > 1:
                     copies += 1
-                elif now - carrier.started >= after:
-                    found.append(carrier)
-        free = max(1, int(core.in_flight * MOST_SHARE)) - copies // 2
-        found.sort(key=lambda carrier: carrier.started)
-        return found[: max(0, free)]
+                elif now - request.started >= threshold:
+                    late.append(request)
+        free = max(1, int(core.in_flight * MAX_HEDGED_SHARE)) - copies // 2
+        late.sort(key=lambda request: request.started)
+        return late[: max(0, free)]

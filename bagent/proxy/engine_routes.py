@@ -137,7 +137,7 @@ class EngineRoutes:
 
 def serves(state: EndpointState) -> bool:
     """Whether an endpoint is one of the fleet, and answers."""
-    return state.up and not (state.stalled or state.leaving)
+    return state.up and not (state.unresponsive or state.leaving)
 
 
 def merged_models(entries: Sequence[dict[str, Json]]) -> dict[str, dict[str, Json]]:

@@ -187,13 +187,13 @@ class Forwarder:
             while record.tries < MOST_TRIES:
                 try:
                     async with asyncio.timeout(self._patience):
-                        lease = await self._lessor.take(avoid, self._homes.of(session))
+                        lease = await self._lessor.acquire(avoid, self._homes.of(session))
                 except TimeoutError:
                     break
                 except Closed:
                     failure = Failure("overloaded", "the proxy ends", passing=True, status=503)
                     break
-                lease.stays = moved
+                lease.uncancellable = moved
                 record.begin(lease.state.name)
                 result = await self._try(request, path, body, lease, record)
                 if not isinstance(result, Failure):
@@ -203,12 +203,12 @@ class Forwarder:
                             self._lessor.judge(old, told, _as_request(path, body))
                     return result
                 failure, avoid = result, avoid | {lease.state.name}
-                moved |= bool(lease.given_up)
+                moved |= bool(lease.cancel_reason)
                 if result.status in REFUSED:
                     refused.append((lease, result))
                     alike = sum(1 for _, told in refused if told.status == result.status)
                     own = result.status not in ABSENT and alike >= ALIKE
-                    if own or not self._lessor.another(avoid):
+                    if own or not self._lessor.has_alternative(avoid):
                         break
             record.failure = failure
             return _refusal(failure, path, record.refusal)
@@ -238,7 +238,7 @@ class Forwarder:
         if not lease.state.endpoint.own:
             limits = read_rate_limits(headers, time.time())
             if limits is not None:
-                self._lessor.told(lease, limits, good=good)
+                self._lessor.update_limits(lease, limits, accepted=good)
 
     async def _try(
         self,
@@ -276,14 +276,14 @@ class Forwarder:
                         return told
                 else:
                     await self._pass_on(request, found, answer, lease, record)
-            self._lessor.served(lease)
+            self._lessor.on_success(lease)
             lent = False
             record.read_usage()
         except (*NETWORK_ERRORS, asyncio.CancelledError) as error:
             told = _why(error, lease, self._timeouts)
             if told is None:
                 raise
-            if lease.begun:
+            if lease.streaming:
                 # The answer has begun; an honest end is a broken one.
                 record.failure = told
                 if request.transport is not None:
@@ -292,11 +292,11 @@ class Forwarder:
             return msgspec.structs.replace(told, status=None)
         finally:
             if lent and record.whole:  # only the end of the connection was waited for
-                self._lessor.served(lease)
+                self._lessor.on_success(lease)
                 record.read_usage()
             elif lent:  # whatever it was, the slot is free again
-                blamed = None if lease.given_up or (told and told.status in REFUSED) else told
-                self._lessor.failed(lease, blamed, _as_request(path, body))
+                blamed = None if lease.cancel_reason or (told and told.status in REFUSED) else told
+                self._lessor.on_failure(lease, blamed, _as_request(path, body))
                 told = told or CLIENT_CLOSED
             self._meter.attempt(record, sent, told or record.failure)
         return await _finished(request, answer, whole, record)
@@ -315,8 +315,8 @@ class Forwarder:
             async for piece in found.content.iter_any():
                 patience.lift()
                 record.take(piece)
-                begins = not lease.begun
-                self._lessor.went_on(lease)
+                begins = not lease.streaming
+                self._lessor.on_chunk(lease)
                 if begins:
                     await _send(answer.prepare(request))
                 await _send(answer.write(piece))
@@ -351,9 +351,9 @@ def _why(error: BaseException, lease: EndpointLease, timeouts: Timeouts) -> Fail
     if not isinstance(error, asyncio.CancelledError):
         return network_failure(error, lease.state.endpoint, timeouts)
     task = lease.task
-    if not lease.given_up or task is None or task.uncancel() > 0:
+    if not lease.cancel_reason or task is None or task.uncancel() > 0:
         return None
-    return Failure("connect", lease.given_up, passing=True)
+    return Failure("connect", lease.cancel_reason, passing=True)
 
 
 async def _whole(

@@ -25,7 +25,7 @@ from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.errors import StoppedEarly, UsageError
-from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
+from bagent.fleet.endpoint_state import DEFAULT_RETRY_AFTER_MAX, EndpointState
 from bagent.fleet.leases import EndpointLeaser
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
@@ -363,6 +363,6 @@ def _state(endpoint: Endpoint, limit: int) -> EndpointState:
     return EndpointState(
         endpoint,
         InFlightLimit(most, most),
-        Account(None, None, ALL_TOLD, hosted=not endpoint.own),
+        Account(None, None, DEFAULT_RETRY_AFTER_MAX, hosted=not endpoint.own),
         weight=endpoint.weight,
     )

@@ -13,7 +13,7 @@ from bagent.backends.engines.metrics import EngineLoad, LoadReader
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet
 from bagent.fleet.hostfile import HostChanges, HostEntry, HostfileWatch, read_content
-from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadVerdict, follow
+from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadVerdict, apply_verdict
 from bagent.servers.host_selection import select_hosts
 from bagent.servers.resolve import host_endpoints
 from bagent.types import Json
@@ -63,13 +63,13 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
             load = None
             if reader.due(state.endpoint):
                 load = await reader.read(state.endpoint, LOOK_SECONDS, model)
-        signal = state.signal
+        signal = state.feedback
         if signal is None or state.leaving:
             return None
-        return state, load, signal.judge(loop.time(), load, state.in_flight, state.burst)
+        return state, load, signal.judge(loop.time(), load, state.in_flight, state.largest_batch)
 
     while True:
-        busy = [state for state in fleet.states if state.signal is not None and state.in_flight]
+        busy = [state for state in fleet.states if state.feedback is not None and state.in_flight]
         hasty = loop.time() - began < HASTE_SECONDS and len(busy) <= HASTY_FLEET
         left = {loop.create_task(look(state)) for state in busy}
         # Engines that begin together grow together: else the first to grow takes what the others
@@ -92,12 +92,12 @@ def _take(
     found = [one for look in looks if (one := look.result()) is not None]
     for state, _, verdict in found:
         if not hasty or verdict.action == "grow":
-            follow(state.limit, verdict, now)
+            apply_verdict(state.limit, verdict, now)
     for state, load, verdict in found:
         if load is not None or verdict.action != "grow":
-            fleet.looked_at(state, load, verdict.reason)
+            fleet.on_load_sample(state, load, verdict.reason)
         else:
-            fleet.changed(state)
+            fleet.on_limit_change(state)
 
 
 async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, reason: str) -> None:
@@ -108,7 +108,7 @@ async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, rea
         async with gate:
             load = await reader.read(state.endpoint, LOOK_SECONDS, model)
         if load is not None and not state.leaving:
-            fleet.looked_at(state, load, reason)
+            fleet.on_load_sample(state, load, reason)
 
     own = [state for state in fleet.states if state.endpoint.own and reader.due(state.endpoint)]
     if len(own) <= COUNTED:

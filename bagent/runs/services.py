@@ -71,10 +71,10 @@ class RunServices:
             on_sample=self.on_sample,
             notice=self.notice,
             accounts=self.accounts,
-            together=self.store.journal.together,
+            result_context=self.store.journal.together,
         )
-        fleet.know(found.known)
-        fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
+        fleet.set_capabilities(found.known)
+        fleet.probe({one.name for one in found.servers.endpoints if one.name not in found.known})
         return ServerPool(found, fleet, state_factory)
 
     def row_runner(

@@ -208,7 +208,7 @@ class _Work:
         sources = {stage.name: stage.sources for stage in self._prepared.stages}
         await Pipeline(intake, self._stages, sources).run()
         for pool in self._pools.values():
-            await pool.fleet.idle()
+            await pool.fleet.wait_idle()
         for stage in self._prepared.stages:
             self._services.notice(f"stage {stage.name}: {self._counted(stage.name)}")
 

@@ -18,7 +18,7 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.retry import RetryPolicy
-from bagent.fleet.state import Together
+from bagent.fleet.state import ResultContext
 from bagent.servers.resolve import Servers
 from bagent.types import Attempt, EndpointSample
 
@@ -92,7 +92,7 @@ class EndpointStateFactory:
         limit, growing = self._limit(endpoint)
         state = EndpointState(endpoint, limit, account, weight=endpoint.weight)
         if growing and endpoint.own:
-            state.signal = LoadFeedback()
+            state.feedback = LoadFeedback()
         return state
 
     def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
@@ -152,12 +152,12 @@ def make_fleet(
     on_sample: Callable[[EndpointSample], None],
     notice: Callable[[str], None],
     accounts: dict[str, Account] | None = None,
-    together: Together = nullcontext,
+    result_context: ResultContext = nullcontext,
 ) -> tuple[Fleet, EndpointStateFactory]:
     """The fleet over the servers, and who takes in more; ``handles`` connections may be open.
 
     ``accounts`` are shared with the run's other fleets: limits a minute hold over all of them.
-    ``together`` surrounds the ends of all calls of one request.
+    ``result_context`` surrounds the ends of all calls of one request.
     """
     limits = job.limits
     rule = make_batch_size_rule(job, servers)
@@ -179,7 +179,7 @@ def make_fleet(
     config = FleetConfig(
         concurrency=most,
         timeouts=make_timeouts(job),
-        retry=RetryPolicy(retries=limits.retries, told_longest=limits.retry_after_max or NO_CAP),
+        retry=RetryPolicy(retries=limits.retries, retry_after_max=limits.retry_after_max or NO_CAP),
         lookahead=min(MOST_AHEAD, max(16, most)) if not rule.single else _few_ahead(most),
         group=rule,
         first_expected=_first_expected(job),
@@ -196,7 +196,7 @@ def make_fleet(
         on_sample=on_sample,
         notice=notice,
         random=Random(SEED),
-        together=together,
+        result_context=result_context,
     )
     return fleet, state_factory
 

@@ -19,7 +19,7 @@ from bagent.backends.http.proxies import proxy_for
 from bagent.backends.keys import KeySource, key_from_env, run_key_command
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.errors import HostfileError, Position, UsageError
-from bagent.fleet.health_check import LEARN_SECONDS, HealthResult, not_ready
+from bagent.fleet.health_check import DETECT_SECONDS, HealthResult, not_ready
 from bagent.fleet.hostfile import HostEntry, read_hostfile
 from bagent.job.load import JobRequest, load_job
 from bagent.servers.hosted import (
@@ -382,7 +382,7 @@ async def check_server(servers: Servers, model: str | None, seconds: float) -> H
         load = None
         # Hosted APIs are behind TLS, and tell nothing at other routes.
         if servers.bedrock is None and (endpoint.own or endpoint.url.startswith("http://")):
-            seconds_left = min(LEARN_SECONDS, end - time.monotonic())
+            seconds_left = min(DETECT_SECONDS, end - time.monotonic())
             more = await detect_capabilities(transport, endpoint, known, seconds_left)
             known, load = more.capabilities, more.load
         if not known.engine or known.engine == "unknown":
@@ -391,7 +391,7 @@ async def check_server(servers: Servers, model: str | None, seconds: float) -> H
         proof = await CompletionProbe(backend).prove(endpoint, wanted, end - time.monotonic())
         if isinstance(proof, ProbeResult):
             return HealthResult(
-                endpoint, "ready", model=wanted, known=known, load=load, proof=proof
+                endpoint, "ready", model=wanted, capabilities=known, load=load, proof=proof
             )
         return msgspec.structs.replace(not_ready(endpoint, proof, known), model=wanted)
     finally:

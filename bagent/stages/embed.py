@@ -103,7 +103,7 @@ class EmbedStage(RowStage):
         """Ask until all rows have their vectors."""
         while True:
             if self._waiting:
-                await self._fleet.room()
+                await self._fleet.wait_for_room()
                 self._send(self._batch())
                 self._gate.look()
             elif self._ended and not self._open:
@@ -180,7 +180,7 @@ class EmbedStage(RowStage):
                 outcome.model = found.model
                 if len(batch) == 1:
                     outcome.prompt_tokens = found.usage.prompt
-            outcome.attempts = call.tries
+            outcome.attempts = call.attempts
             if delivery is not None:
                 outcome.endpoint = delivery.endpoint
                 outcome.group = delivery.group

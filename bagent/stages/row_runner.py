@@ -98,8 +98,8 @@ class RowRunner:
                 await self._gate()
             for row, answers in batch:
                 for answer in answers:
-                    if not self._fleet.roomy:
-                        await self._fleet.room()
+                    if not self._fleet.has_room:
+                        await self._fleet.wait_for_room()
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
@@ -117,7 +117,7 @@ class RowRunner:
                         turn_began = clock()
         if self._alone:
             self._fleet.expect(False)
-            await self._fleet.idle()
+            await self._fleet.wait_idle()
         while self._ended < self._begun:
             self._over.clear()
             await self._over.wait()

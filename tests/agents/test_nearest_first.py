@@ -16,7 +16,7 @@ def order_of(turns: dict[int, int]) -> list[int]:
         s.fleet.submit(s.call(0))
         for row, turn in turns.items():
             s.fleet.submit(s.call(row, turn=turn), urgent=turn > 1)
-        await s.fleet.idle()
+        await s.fleet.wait_idle()
         return [row for _, _, row in s.backend.sent][1:]
 
     return run_jumping(main())
@@ -41,5 +41,5 @@ async def test_a_later_conversation_nearer_its_end_goes_before_earlier_ones():
     s.fleet.submit(s.call(1))
     for row in (2, 3, 4):
         s.fleet.submit(s.call(row, turn=2), urgent=True)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert [row for _, _, row in s.backend.sent] == [1, 99, 2, 3, 4]

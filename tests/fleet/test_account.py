@@ -39,11 +39,11 @@ def saturate(account, draw, seconds, *, latency=4.0):
         wait = account.wait(now, reserve.total)
         if running and running[0][0] <= now + wait:
             now, sent, reserved, prompt, completion = heapq.heappop(running)
-            account.served(now, sent, reserved, prompt + completion, completion)
+            account.on_success(now, sent, reserved, prompt + completion, completion)
         elif wait:
             now += wait
         else:
-            account.started(now, reserve)
+            account.start(now, reserve)
             used.append((now, sum(upcoming)))
             heapq.heappush(running, (now + latency, now, reserve.total, *upcoming))
             upcoming = draw()
@@ -78,7 +78,7 @@ def test_starts_are_spread_over_the_minute():
     now, times = 0.0, []
     for _ in range(100):
         now += pace.wait(now, 600)
-        pace.take(now, 600)
+        pace.reserve(now, 600)
         times.append(now)
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) < 0.7
@@ -88,7 +88,7 @@ def test_starts_are_spread_over_the_minute():
 def test_a_request_larger_than_the_burst_waits_for_a_full_bucket_and_starts():
     pace = TokenPace(6_000)
     assert pace.wait(0.0, 50_000) == 0.0
-    pace.take(0.0, 50_000)
+    pace.reserve(0.0, 50_000)
     wait = pace.wait(0.0, 50_000)
     assert wait == pytest.approx(50_000 / (6_000 * (1 - TokenPace.BURST)) * 60)
     assert pace.wait(wait, 50_000) == 0.0
@@ -96,27 +96,27 @@ def test_a_request_larger_than_the_burst_waits_for_a_full_bucket_and_starts():
 
 def test_less_used_than_reserved_is_given_back_and_more_is_owed():
     account = Account(None, 6000, 120)
-    account.started(0.0, TokenUse(120))
-    account.served(0.0, 0.0, 120, 20)
+    account.start(0.0, TokenUse(120))
+    account.on_success(0.0, 0.0, 120, 20)
     assert account.wait(0.0, 100) == 0.0
-    account.started(0.0, TokenUse(100))
-    account.served(0.0, 0.0, 100, 400)
+    account.start(0.0, TokenUse(100))
+    account.on_success(0.0, 0.0, 100, 400)
     assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
 
 
 def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
     account = Account(None, 6000, 120)
-    account.started(0.0, TokenUse(120))
-    assert account.refused(0.0, 1.0, 7.0, 120) == 7.0
-    assert account.paused(1.0) == 7.0
+    account.start(0.0, TokenUse(120))
+    assert account.on_refusal(0.0, 1.0, 7.0, 120) == 7.0
+    assert account.pause_remaining(1.0) == 7.0
     assert account.wait(8.0, 120) == 0.0
 
 
 def test_requests_per_minute_and_tokens_per_minute_hold_together():
     account = Account(60, 6000, 120)
-    account.started(0.0, TokenUse(10))
+    account.start(0.0, TokenUse(10))
     assert account.wait(0.0, 10) == pytest.approx(1.0), "one request a second"
-    account.started(1.0, TokenUse(240))
+    account.start(1.0, TokenUse(240))
     assert account.wait(1.0, 10) > 1.0, "now the tokens are what lacks"
 
 
@@ -124,20 +124,20 @@ def test_without_a_ceiling_for_tokens_none_are_counted():
     account = Account(None, None, 120)
     assert not account.counts_tokens
     for _ in range(100):
-        account.started(0.0, TokenUse(10**9))
+        account.start(0.0, TokenUse(10**9))
     assert account.wait(0.0, 10**9) == 0.0
 
 
 def test_the_estimate_is_the_running_mean_of_the_answers():
     account = Account(None, 6000, 120)
     assert account.estimate(100).total == 100 + FIRST_COMPLETION
-    assert account.estimate(100, most=16).total == 116
+    assert account.estimate(100, max_answer=16).total == 116
     for completion in (100, 300):
-        account.served(1.0, 0.0, 0, None, completion)
+        account.on_success(1.0, 0.0, 0, None, completion)
     assert account.estimate(50).total == 250
-    assert account.estimate(50, most=80).total == 130
+    assert account.estimate(50, max_answer=80).total == 130
     for _ in range(6 * STEADY):
-        account.served(1.0, 0.0, 0, None, 1000)
+        account.on_success(1.0, 0.0, 0, None, 1000)
     assert account.estimate(0).total == pytest.approx(1000, abs=5), (
         "what came long ago is forgotten"
     )
@@ -145,6 +145,6 @@ def test_the_estimate_is_the_running_mean_of_the_answers():
 
 def test_a_server_that_tells_no_usage_leaves_the_reserve_as_it_is():
     account = Account(None, 6000, 120)
-    account.started(0.0, TokenUse(120))
-    account.served(0.0, 0.0, 120, None)
+    account.start(0.0, TokenUse(120))
+    account.on_success(0.0, 0.0, 120, None)
     assert account.wait(0.0, 120) == pytest.approx(120 / 98)

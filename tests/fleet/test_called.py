@@ -6,7 +6,14 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status
-from bagent.fleet.health_check import HealthResult, State, counts, grouped, not_ready, state_of
+from bagent.fleet.health_check import (
+    HealthResult,
+    State,
+    format_counts,
+    group_failures,
+    not_ready,
+    state_of,
+)
 from bagent.types import Failure
 
 
@@ -60,7 +67,7 @@ def test_equal_reasons_are_one_group_whatever_the_names_and_numbers() -> None:
         failed("f:2", "dead", "cannot connect to f:2: Connection refused"),
         failed("g:3", "refuses", "HTTP 401: no key"),
     ]
-    assert [group.words() for group in grouped(called)] == [
+    assert [group.message() for group in group_failures(called)] == [
         "3 dead, such as: cannot connect to c:2: Connection refused",
         "2 silent, such as: no answer from b:1 within 9.99 s",
         "1 refuses: g:3: HTTP 401: no key",
@@ -69,7 +76,7 @@ def test_equal_reasons_are_one_group_whatever_the_names_and_numbers() -> None:
 
 def test_counts_name_only_what_there_is() -> None:
     one = not_ready(endpoint("a:1"), Failure("connect", "refused", True))
-    assert counts([one, None, HealthResult(endpoint("b:1"), "ready"), None]) == (
+    assert format_counts([one, None, HealthResult(endpoint("b:1"), "ready"), None]) == (
         "1 of 4 ready, 1 dead, 2 no answer yet"
     )
-    assert counts([HealthResult(endpoint("b:1"), "ready")]) == "1 of 1 ready"
+    assert format_counts([HealthResult(endpoint("b:1"), "ready")]) == "1 of 1 ready"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bagent.errors import WriteError
-from bagent.fleet.fleet import STARTED_AT_ONCE
+from bagent.fleet.fleet import STARTS_PER_TURN
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock, run_jumping
@@ -81,7 +81,7 @@ async def test_urgent_calls_go_before_new_rows():
     s.submit(*range(5))
     s.fleet.submit(s.call(100), urgent=True)
     s.fleet.submit(s.call(101), urgent=True)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert [row for _, _, row in s.backend.sent] == [0, 100, 101, 1, 2, 3, 4]
 
 
@@ -106,7 +106,7 @@ async def test_a_reader_is_held_back_by_what_waits():
     assert not feeding.done()
     gate.set()
     await feeding
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert len(s.recorder.replies) == 1000
 
 
@@ -132,7 +132,7 @@ async def test_statistics_tell_the_fleet_as_it_is():
     await asyncio.sleep(0.5)
     busy = s.fleet.stats()
     await feeding
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     done = s.fleet.stats()
     assert (empty.in_flight, empty.limit, empty.ready, empty.requests) == (0, 5, 0, 0)
     assert (empty.endpoints, empty.endpoints_up, empty.throttled_s) == (2, 2, 0.0)
@@ -146,7 +146,7 @@ async def test_deliveries_and_attempts_tell_where_and_when():
     s = setup(scripts, limit=1)
     s.fleet.submit(s.call(0))
     s.fleet.submit(s.call(1))
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     delivery = s.recorder.replies[1]
     assert (delivery.endpoint, delivery.sent, delivery.done) == ("a", 1002.0, 1004.0)
     assert delivery.queue_ms == pytest.approx(2000.0)
@@ -181,7 +181,7 @@ def test_a_lasting_failure_ends_its_row_at_once_and_no_other():
 async def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
     s = setup({"a": always()}, retry=RetryPolicy(retries=2))
     bad = Failure("empty", "no text", passing=True, status=200)
-    s.recorder.on_reply = lambda call, reply: bad if call.tries < 3 or call.row else None
+    s.recorder.on_reply = lambda call, reply: bad if call.attempts < 3 or call.row else None
     await s.run(2)
     assert sorted(s.recorder.replies) == [0]
     assert s.recorder.failures[1][0].message == "no text (3 tries)"
@@ -205,7 +205,7 @@ def test_a_closed_connection_costs_no_try_but_not_for_ever():
             return Answer(stale, 0.01, again=True) if number < times else Answer()
 
         s = setup({"a": script}, retry=RetryPolicy(retries=0))
-        s.states[0].answered(2000.0)  # nobody doubts the endpoint
+        s.states[0].on_answer(2000.0)  # nobody doubts the endpoint
         await s.run(1)
         return s
 
@@ -258,7 +258,7 @@ async def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
     while sum(state.in_flight for state in s.states) < 600:
         await asyncio.sleep(0)
     at_once = asyncio.get_running_loop().time() - began
-    await s.fleet.idle()
-    assert first == STARTED_AT_ONCE
+    await s.fleet.wait_idle()
+    assert first == STARTS_PER_TURN
     assert at_once == 0
     assert len(s.recorder.replies) == 600

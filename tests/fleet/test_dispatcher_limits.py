@@ -52,10 +52,10 @@ async def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
     s.fleet.submit(s.call(0))
-    s.fleet.submit(s.call(1, give_up_at=1005.0))
+    s.fleet.submit(s.call(1, deadline=1005.0))
     await asyncio.sleep(10)
     gate.set()
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     failure, delivery = s.recorder.failures[1]
     assert (failure.kind, delivery) == ("timeout", None)
     assert "limits.row" in failure.message
@@ -75,7 +75,7 @@ async def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
     s.fleet.submit(s.call(0))
-    late = s.call(1, give_up_at=1005.0)
+    late = s.call(1, deadline=1005.0)
     late.handler = FullDisk()
     s.fleet.submit(late)
     assert isinstance((await s.fleet.stopped), WriteError)
@@ -84,9 +84,9 @@ async def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
 @on_jumping_clock
 async def test_a_request_gets_no_more_time_than_its_row_has_left():
     s = setup({"a": always()}, timeouts=Timeouts(total=60.0), limit=1)
-    for give_up_at in (None, 1500.0, 1010.0, 1002.04):
-        s.fleet.submit(s.call(len(s.backend.sent), give_up_at=give_up_at))
-        await s.fleet.idle()
+    for deadline in (None, 1500.0, 1010.0, 1002.04):
+        s.fleet.submit(s.call(len(s.backend.sent), deadline=deadline))
+        await s.fleet.wait_idle()
     assert [timeouts.total for timeouts in s.backend.timeouts] == [60.0, 60.0, 8.0, 0.1]
     assert msgspec.structs.replace(s.backend.timeouts[2], total=60.0) == Timeouts(total=60.0)
 
@@ -101,10 +101,10 @@ async def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_
     )
     s.backend.limits = {"a": 8}
     s.fleet.expect(True)
-    for row, give_up_at in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
-        s.fleet.submit(s.call(row, give_up_at=give_up_at))
+    for row, deadline in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
+        s.fleet.submit(s.call(row, deadline=deadline))
     s.fleet.expect(False)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert [rows for _, rows in s.backend.groups] == [[1, 4], [0, 2, 3, 5]]
     assert [timeouts.total for timeouts in s.backend.timeouts] == [2.0, 49.0]
     assert all(attempt.try_ == 1 for attempt in s.attempts) and len(s.attempts) == 6
@@ -119,7 +119,7 @@ async def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
     s.submit(*range(10))
     await asyncio.sleep(1)
     late = await s.fleet.drain(10.0)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert late == 0
     assert sorted(s.recorder.replies) == [0, 1, 2, 3]
     assert s.recorder.failures == {}

@@ -140,7 +140,7 @@ def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
 
         s = setup({"a": dying, "b": always()}, limit=4, retry=NO_RETRIES, probes=DOWN)
         s.submit(*range(8))
-        await s.fleet.idle()
+        await s.fleet.wait_idle()
         return s
 
     s = run_jumping(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bagent.fleet.state import WINDOW, TailRule
+from bagent.fleet.tail_latency import WINDOW, TailRule
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import always, setup
 
@@ -13,34 +13,34 @@ def seen(slow=60.0, fast=1.0):
     ending = TailRule()
     for number in range(WINDOW):
         name, seconds = ("slow", slow) if number % 32 == 0 else ("fast", fast)
-        ending.served(name, number * 0.1, seconds)
+        ending.add(name, number * 0.1, seconds)
     return ending, WINDOW * 0.1
 
 
 def test_a_slow_endpoint_is_too_slow_once_little_is_left():
     ending, now = seen()
-    assert not ending.is_too_slow("slow", now, left=1000)  # they take the others 100 s
-    assert ending.is_too_slow("slow", now, left=100)
-    assert not ending.is_too_slow("fast", now, left=0)
+    assert not ending.is_too_slow("slow", now, remaining=1000)  # they take the others 100 s
+    assert ending.is_too_slow("slow", now, remaining=100)
+    assert not ending.is_too_slow("fast", now, remaining=0)
 
 
 def test_equal_endpoints_are_never_too_slow_for_each_other():
     ending, now = seen(slow=1.3)
-    assert not ending.is_too_slow("slow", now, left=0)
+    assert not ending.is_too_slow("slow", now, remaining=0)
 
 
 def test_nothing_is_judged_before_enough_was_seen():
     ending = TailRule()
     for number in range(20):
-        ending.served("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
-    assert not ending.is_too_slow("slow", 20.0, left=0)
-    assert not ending.is_too_slow("unknown", 20.0, left=0)
+        ending.add("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
+    assert not ending.is_too_slow("slow", 20.0, remaining=0)
+    assert not ending.is_too_slow("unknown", 20.0, remaining=0)
 
 
 def test_where_the_others_stand_still_the_slow_one_is_needed_again():
     ending, now = seen()
-    assert ending.is_too_slow("slow", now, left=100)
-    assert not ending.is_too_slow("slow", now + 1000, left=100)
+    assert ending.is_too_slow("slow", now, remaining=100)
+    assert not ending.is_too_slow("slow", now + 1000, remaining=100)
 
 
 def run_of(count):
@@ -67,10 +67,10 @@ async def test_where_the_end_is_known_it_is_heeded_before_the_input_has_ended():
     s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
     s.fleet.expect(True)
     await s.feed(1000)
-    s.fleet.tick(left=20)
+    s.fleet.tick(remaining=20)
     before = s.backend.shares["slow"]
     for row in range(1000, 1400):
-        await s.fleet.room()
+        await s.fleet.wait_for_room()
         s.fleet.submit(s.call(row))
     await s.fleet.drain(0.0)
     after = s.backend.shares["slow"]

@@ -21,29 +21,29 @@ def test_room_is_what_the_limit_leaves():
     for in_flight, room, load in ((0, 4, 0.0), (3, 1, 0.75), (5, 0, 1.25), (4, 0, 1.0)):
         state.in_flight = in_flight
         assert (state.room, state.load) == (room, load)
-    state.limit.overloaded(0.0, 1.0, "full")
+    state.limit.on_overload(0.0, 1.0, "full")
     assert (state.room, state.load) == (0, 2.0)
 
 
 def test_there_is_no_room_while_down_or_in_doubt():
     state = a_state()
-    state.doubted = True
+    state.awaiting_probe = True
     assert state.room == 0
-    state.answered(1.0)
+    state.on_answer(1.0)
     assert state.room == 4
-    state.went_down(2.0, GONE)
+    state.on_down(2.0, GONE)
     assert (state.room, state.up, state.down_since) == (0, False, 2.0)
-    state.answered(3.0)
+    state.on_answer(3.0)
     assert (state.room, state.up, state.down_since) == (4, True, None)
 
 
 def test_probes_of_a_dead_endpoint_become_rarer():
     state = a_state()
-    waits = [state.went_down(float(step), GONE) for step in range(8)]
+    waits = [state.on_down(float(step), GONE) for step in range(8)]
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert state.down_since == 0.0
-    state.answered(9.0)
-    assert state.went_down(10.0, GONE) == 1.0
+    state.on_answer(9.0)
+    assert state.on_down(10.0, GONE) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_lost_connection_is_doubt_unless_a_provider_has_answered_later_ones(
 ):
     state = a_state(own=own)
     if answered is not None:
-        state.answered(answered)
-    assert state.broke(sent, 7.0) is doubt
+        state.on_answer(answered)
+    assert state.on_disconnect(sent, 7.0) is doubt
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_lost_connection_is_doubt_unless_a_provider_has_answered_later_ones(
 )
 def test_an_answer_ends_the_doubt_unless_a_dead_server_may_have_left_it(sent, now, ended):
     state = a_state()
-    state.broke(5.0, 7.0)
-    state.doubted = True
-    state.answered(now, sent)
-    assert state.doubted is not ended
+    state.on_disconnect(5.0, 7.0)
+    state.awaiting_probe = True
+    state.on_answer(now, sent)
+    assert state.awaiting_probe is not ended

@@ -26,7 +26,7 @@ def fleet_of(contexts: dict[str, int | None], *, engine: str = "vllm", **config:
     made = setup({name: always() for name in contexts}, **config)
     for state in made.states:
         state.endpoint = Endpoint(state.name, state.endpoint.url, own=True)
-    made.fleet.know(
+    made.fleet.set_capabilities(
         {name: Capabilities(context=known, engine=engine) for name, known in contexts.items()}
     )
     made.backend.counts = {name: lambda row: row for name in contexts}
@@ -47,7 +47,7 @@ async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
     ticker = asyncio.ensure_future(ticking(s))
     for tokens in rows:
         s.fleet.submit(call_of(s, tokens, **fields))
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     ticker.cancel()
     return s
 
@@ -97,7 +97,7 @@ async def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_se
         call = call_of(s, tokens)
         call.request = msgspec.structs.replace(call.request, prompt=None, messages=[])
         s.fleet.submit(call)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert sorted(s.recorder.replies) == [4000]
     assert sorted(s.recorder.failures) == [4100]
 
@@ -183,7 +183,7 @@ async def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_go
     calls = {tokens: call_of(s, tokens, asked=None) for tokens in (1500, 2000, 7900, 8190)}
     for call in calls.values():
         s.fleet.submit(call)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     asked = {tokens: call.request.max_tokens for tokens, call in calls.items()}
     assert asked == {1500: 512, 2000: 4096, 7900: 256, 8190: 2}
     assert {name for _, name, row in s.backend.sent if row >= 2000} == {"long"}
@@ -197,9 +197,9 @@ def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
 @on_jumping_clock
 async def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
     s = fleet_of({"short": 2048, "long": 8192})
-    s.fleet.submit(call_of(s, 3000, only="short"))
-    s.fleet.submit(call_of(s, 3001, only="long"))
-    await s.fleet.idle()
+    s.fleet.submit(call_of(s, 3000, pinned_to="short"))
+    s.fleet.submit(call_of(s, 3001, pinned_to="long"))
+    await s.fleet.wait_idle()
     assert sorted(s.recorder.replies) == [3001]
     assert s.recorder.failures[3000][0].kind == "context_overflow"
 
@@ -224,7 +224,7 @@ async def test_where_endpoints_have_different_models_nothing_is_counted():
     s = setup({"a": always(), "b": always()})
     for state, model in zip(s.states, ("one", "two"), strict=True):
         state.endpoint = Endpoint(state.name, "http://x/v1", own=True, tags={"model": model})
-    s.fleet.know({name: Capabilities(context=4096, engine="vllm") for name in "ab"})
+    s.fleet.set_capabilities({name: Capabilities(context=4096, engine="vllm") for name in "ab"})
     s = await finish(s, [5000])
     assert s.backend.counted == []
     assert len(s.backend.sent) == 1
@@ -246,9 +246,9 @@ async def test_a_refusal_of_the_server_shows_that_texts_are_denser_than_was_thou
     for call in dense:
         call.request = msgspec.structs.replace(call.request, payload=b"5000".ljust(9000))
     s.fleet.submit(dense[0])
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     s.fleet.submit(dense[1])
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert len(s.backend.sent) == 2, "the first row, and one of the dense ones"
     assert s.backend.counted == [("a", 2000), ("a", 5000)]
     assert sorted(s.recorder.failures) == [3000, 3001]
@@ -275,7 +275,7 @@ async def test_what_is_being_counted_is_given_up_with_the_run():
     assert s.fleet.stats().retrying == 1
     await asyncio.sleep(0.1)
     assert s.fleet.abandon_waiting() == 1
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     await asyncio.sleep(1.0)
     assert s.backend.sent == []
     assert not s.recorder.failures

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.batch_size import BatchSizeRule, Supply, group_size
+from bagent.fleet.batch_size import BatchSizeRule, Supply, batch_size
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, always, run_rows, setup
@@ -113,14 +113,14 @@ def test_an_endpoint_gets_no_rows_before_its_group_limit_is_known():
 
 def test_the_end_of_a_run_is_shared_out_in_small_groups():
     supply = Supply(ready=8, endpoints=4, more=False)
-    assert group_size(AUTO, 1024, 256, 256, supply, 16.0) == 2
+    assert batch_size(AUTO, 1024, 256, 256, supply, 16.0) == 2
     more = Supply(ready=8, endpoints=4, more=True)
-    assert group_size(AUTO, 1024, 256, 256, more, 16.0) == 8
+    assert batch_size(AUTO, 1024, 256, 256, more, 16.0) == 8
 
 
 def test_groups_shrink_where_answers_are_long():
     supply = Supply(ready=10_000, endpoints=1, more=True)
-    short, long = (group_size(AUTO, 1024, 1000, 1000, supply, n) for n in (8.0, 2000.0))
+    short, long = (batch_size(AUTO, 1024, 1000, 1000, supply, n) for n in (8.0, 2000.0))
     assert (short, long) == (125, 4)
 
 
@@ -133,7 +133,7 @@ async def test_two_groups_are_in_flight_at_each_endpoint():
     sizes = [len(rows) for _, rows in s.backend.groups]
     await feeding
     s.fleet.expect(False)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert sizes == [16, 16]
 
 
@@ -151,7 +151,7 @@ async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
         {"a": always()},
         limit=8,
         group=BatchSizeRule(4, single=False),
-        together=together,
+        result_context=together,
         limits={"a": 4},
     )
     s.recorder.on_reply = lambda call, reply: events.append(call.row)

@@ -101,10 +101,10 @@ async def _run(killed: Killed, group: BatchSizeRule, rows: int) -> tuple[Recorde
             random=Random(1),
         )
         for row in range(rows):
-            await fleet.room()
+            await fleet.wait_for_room()
             request = raw_prompt(f"row {row}")
             fleet.submit(Call(recorder, request, f"k{row}", row, "map", 0))
-        await asyncio.wait_for(fleet.idle(), 60)
+        await asyncio.wait_for(fleet.wait_idle(), 60)
         fleet.abandon_waiting()
     await killed.stop()
     await well.stop()

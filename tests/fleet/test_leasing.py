@@ -47,28 +47,28 @@ class Lent:
         """One client: which endpoints had its request; the last one answered, or broke it."""
         had: list[str] = []
         while True:
-            lease = await self.lessor.take(frozenset(had))
+            lease = await self.lessor.acquire(frozenset(had))
             lease.task = asyncio.current_task()
-            lease.stays = bool(had)
+            lease.uncancellable = bool(had)
             name = lease.state.name
             had.append(name)
             self.asked.append((name, asyncio.get_running_loop().time()))
             try:
                 await self._answer(lease, seconds, begins)
             except asyncio.CancelledError:
-                if not lease.given_up or lease.task is None or lease.task.uncancel():
+                if not lease.cancel_reason or lease.task is None or lease.task.uncancel():
                     raise
-                self.lessor.failed(lease, None)
-                if lease.begun:
+                self.lessor.on_failure(lease, None)
+                if lease.streaming:
                     return [*had, "broken"]
                 continue
-            self.lessor.served(lease)
+            self.lessor.on_success(lease)
             return had
 
     async def _answer(self, lease: EndpointLease, seconds: float, begins: float | None) -> None:
         if begins is not None:
             await asyncio.sleep(begins)
-            self.lessor.went_on(lease)
+            self.lessor.on_chunk(lease)
         await asyncio.sleep(seconds)
         while lease.state.name in self.hung | self.dead:
             await asyncio.sleep(1.0)
@@ -142,10 +142,10 @@ def test_requests_leave_a_hanging_endpoint_that_returns_after_a_probe_and_one_ca
         moved = next(at for name, at in lent.asked[2:] if at > began + 60 and name == "b")
         assert moved <= began + 100
         assert all(had == ["b"] for had in found)
-        assert lent.named("a").stalled
+        assert lent.named("a").unresponsive
         lent.hung.clear()
         await asyncio.sleep(70.0)
-        assert not lent.named("a").stalled
+        assert not lent.named("a").unresponsive
         assert lent.named("a").room == 1  # on trial
         await asyncio.gather(*(lent.ask() for _ in range(4)))
         assert lent.named("a").health == "ok"
@@ -153,7 +153,7 @@ def test_requests_leave_a_hanging_endpoint_that_returns_after_a_probe_and_one_ca
     lent = run("ab", work)
     assert sum("a takes requests but has answered none" in line for line in lent.notices) == 1
     assert lent.notices[-1] == "a answers again"
-    assert "stalled" in [sample.reason for sample in lent.samples if sample.endpoint == "a"]
+    assert "unresponsive" in [sample.reason for sample in lent.samples if sample.endpoint == "a"]
 
 
 def test_a_request_that_takes_its_time_stays_where_the_engine_works():
@@ -174,7 +174,7 @@ def test_a_request_is_taken_away_from_hanging_endpoints_once_only():
         first = [asyncio.create_task(lent.ask()) for _ in range(2)]
         await asyncio.sleep(0)
         await lent.others(300.0)
-        assert {lent.named(name).stalled for name in "ab"} == {True}
+        assert {lent.named(name).unresponsive for name in "ab"} == {True}
         lent.hung.clear()
         assert [len(had) for had in await asyncio.gather(*first)] == [2, 2]
 
@@ -214,11 +214,11 @@ def test_a_client_alone_is_answered_though_its_endpoint_died_without_a_word():
 def test_pieces_of_streams_show_that_an_endpoint_works():
     async def work(lent: Lent) -> None:
         async def stream() -> None:
-            lease = await lent.lessor.take(frozenset())
+            lease = await lent.lessor.acquire(frozenset())
             for _ in range(200):
                 await asyncio.sleep(1.0)
-                lent.lessor.went_on(lease)
-            lent.lessor.served(lease)
+                lent.lessor.on_chunk(lease)
+            lent.lessor.on_success(lease)
 
         streaming = asyncio.create_task(stream())
         await asyncio.sleep(0)
@@ -265,10 +265,10 @@ def test_an_endpoint_that_joins_gets_its_share_and_one_that_leaves_finishes():
 def test_requests_wait_while_all_endpoints_are_gone_and_go_on_when_one_is_back():
     async def work(lent: Lent) -> None:
         lent.dead |= {"a", "b"}
-        lease = await lent.lessor.take(frozenset())
-        other = await lent.lessor.take(frozenset())
+        lease = await lent.lessor.acquire(frozenset())
+        other = await lent.lessor.acquire(frozenset())
         for one in (lease, other):
-            lent.lessor.failed(one, REFUSED)
+            lent.lessor.on_failure(one, REFUSED)
         asked = asyncio.create_task(lent.ask())
         await asyncio.sleep(500.0)
         assert not asked.done()

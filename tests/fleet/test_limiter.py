@@ -13,7 +13,7 @@ def clean_round(limit, in_flight=None):
     """As many successes as the limit is wide, with that many rows out."""
     width = limit.value
     for _ in range(width):
-        limit.succeeded(1, width if in_flight is None else in_flight)
+        limit.on_success(1, width if in_flight is None else in_flight)
 
 
 def test_slow_start_doubles_the_limit_after_each_round_that_used_it():
@@ -40,15 +40,15 @@ def test_a_limit_grows_only_by_rounds_that_used_it():
 
 def test_rows_of_a_group_count_one_by_one():
     limit = InFlightLimit(8, 100)
-    limit.succeeded(7, 8)
+    limit.on_success(7, 8)
     assert limit.value == 8
-    limit.succeeded(1, 8)
+    limit.on_success(1, 8)
     assert limit.value == 16
 
 
 def test_an_overload_halves_the_limit_and_ends_slow_start():
     limit = InFlightLimit(40, 100)
-    limit.overloaded(1.0, 2.0, "HTTP 503")
+    limit.on_overload(1.0, 2.0, "HTTP 503")
     assert (limit.value, limit.reason) == (20, "HTTP 503")
     clean_round(limit)
     assert (limit.value, limit.reason) == (21, "clean round")
@@ -57,16 +57,16 @@ def test_an_overload_halves_the_limit_and_ends_slow_start():
 def test_all_refusals_of_one_episode_are_one_cut():
     limit = InFlightLimit(64, 100)
     for sent in (0.0, 0.5, 1.0, 2.0):
-        limit.overloaded(sent, 2.0 + sent, "full")
+        limit.on_overload(sent, 2.0 + sent, "full")
     assert limit.value == 32
-    limit.overloaded(2.1, 3.0, "full")
+    limit.on_overload(2.1, 3.0, "full")
     assert limit.value == 16
 
 
 def test_the_limit_never_falls_below_one_and_recovers_from_there():
     limit = InFlightLimit(8, 100)
     for episode in range(10):
-        limit.overloaded(episode + 0.5, episode + 1.0, "full")
+        limit.on_overload(episode + 0.5, episode + 1.0, "full")
     assert limit.value == 1
     widths = []
     for _ in range(5):
@@ -77,10 +77,10 @@ def test_the_limit_never_falls_below_one_and_recovers_from_there():
 
 def test_a_cut_after_a_clean_round_says_anew_what_was_too_much():
     limit = InFlightLimit(64, 1000)
-    limit.overloaded(0.5, 1.0, "full")
-    limit.succeeded(32, 32)
-    limit.overloaded(1.5, 2.0, "full")
-    limit.overloaded(2.5, 3.0, "full")
+    limit.on_overload(0.5, 1.0, "full")
+    limit.on_success(32, 32)
+    limit.on_overload(1.5, 2.0, "full")
+    limit.on_overload(2.5, 3.0, "full")
     widths = []
     for _ in range(4):
         widths.append(limit.value)
@@ -95,9 +95,9 @@ def faults(limit, share, requests, capacity=10**9, start=0.0):
     for place in range(requests):
         now += 1.0
         if random.random() < max(share, 1 - capacity / limit.value):
-            limit.overloaded(now - 0.5, now, "HTTP 529")
+            limit.on_overload(now - 0.5, now, "HTTP 529")
         else:
-            limit.succeeded(1, limit.value)
+            limit.on_success(1, limit.value)
         if place >= requests // 2:
             widths.append(limit.value)
     return widths
@@ -116,8 +116,8 @@ def test_a_server_that_can_do_little_is_still_found_out():
 
 def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on():
     limit = InFlightLimit(100, 1000)
-    limit.throttled(0.0, 1.0, "HTTP 429")
-    limit.throttled(0.9, 1.5, "HTTP 429")
+    limit.on_rate_limit(0.0, 1.0, "HTTP 429")
+    limit.on_rate_limit(0.9, 1.5, "HTTP 429")
     assert (limit.value, limit.reason) == (90, "HTTP 429")
     clean_round(limit)
     assert (limit.value, limit.reason) == (180, "slow start")
@@ -128,7 +128,7 @@ def test_a_number_of_the_users_own_is_never_passed():
     for _ in range(20):
         clean_round(limit)
     assert limit.value == 10
-    limit.overloaded(0.0, 1.0, "full")
+    limit.on_overload(0.0, 1.0, "full")
     assert limit.value == 5
     for _ in range(50):
         clean_round(limit)

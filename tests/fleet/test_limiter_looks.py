@@ -11,7 +11,7 @@ def clean_round(limit: InFlightLimit) -> int:
     """As many successes as the limit is wide, with that many rows out; the limit after it."""
     width = limit.value
     for _ in range(width):
-        limit.succeeded(1, width)
+        limit.on_success(1, width)
     return limit.value
 
 
@@ -19,7 +19,7 @@ def test_a_held_limit_does_not_grow_until_it_is_eased() -> None:
     limit = InFlightLimit(16, 1000)
     limit.hold("something waits")
     assert (clean_round(limit), limit.held) == (16, "something waits")
-    limit.eased()
+    limit.allow_growth()
     assert (clean_round(limit), limit.held) == (32, None)
 
 
@@ -31,62 +31,62 @@ def test_slow_start_ends_with_a_second_hold_in_a_row(start, eased_between, expec
     for _ in range(3):
         limit.hold("something waits")
         if eased_between:
-            limit.eased()
-    limit.eased()
+            limit.allow_growth()
+    limit.allow_growth()
     assert clean_round(limit) == expected
 
 
 def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it() -> None:
     limit = InFlightLimit(100, 1000)
-    assert limit.pressed(1.0, "30 wait")
+    assert limit.cut(1.0, "30 wait")
     assert (limit.value, limit.reason, limit.held) == (85, "30 wait", "30 wait")
-    limit.eased()
+    limit.allow_growth()
     assert (clean_round(limit), limit.reason) == (89, "clean round")
 
 
 def test_pressing_goes_no_lower_than_told_and_never_raises_a_limit() -> None:
     limit = InFlightLimit(100, 1000)
-    limit.pressed(1.0, "many wait", keep=0.5, least=72)
+    limit.cut(1.0, "many wait", keep=0.5, least=72)
     assert limit.value == 72
-    assert not limit.pressed(2.0, "many wait", keep=0.5, least=90)
+    assert not limit.cut(2.0, "many wait", keep=0.5, least=90)
     assert (limit.value, limit.held) == (72, "many wait")
     for at in range(3, 60):
-        limit.pressed(float(at), "many wait", keep=0.5)
+        limit.cut(float(at), "many wait", keep=0.5)
     assert limit.value == 1
 
 
 def test_a_limit_that_the_user_gave_is_not_pressed() -> None:
     limit = InFlightLimit(64, 1000, growing=False)
-    assert not limit.pressed(1.0, "many wait")
+    assert not limit.cut(1.0, "many wait")
     assert limit.value == 64
 
 
 def test_pressing_ends_the_recovery_from_an_overload() -> None:
     limit = InFlightLimit(400, 1000)
-    limit.overloaded(0.5, 1.0, "full")
-    limit.overloaded(1.5, 2.0, "full")
-    limit.pressed(3.0, "many wait")
-    limit.eased()
+    limit.on_overload(0.5, 1.0, "full")
+    limit.on_overload(1.5, 2.0, "full")
+    limit.cut(3.0, "many wait")
+    limit.allow_growth()
     assert (clean_round(limit), limit.reason) == (89, "clean round"), "not doubling up to 200"
 
 
 def test_refusals_of_what_went_out_before_a_press_are_answered_by_it() -> None:
     limit = InFlightLimit(100, 1000)
-    limit.pressed(5.0, "many wait")
-    limit.overloaded(4.0, 6.0, "full")
+    limit.cut(5.0, "many wait")
+    limit.on_overload(4.0, 6.0, "full")
     assert limit.value == 85
-    limit.overloaded(5.5, 6.5, "full")
+    limit.on_overload(5.5, 6.5, "full")
     assert limit.value == 42
 
 
 def test_quiet_looks_make_rounds_add_more() -> None:
     limit = InFlightLimit(100, 1000)
-    limit.pressed(1.0, "many wait", keep=1.0)
+    limit.cut(1.0, "many wait", keep=1.0)
     for _ in range(QUIET_POLLS):
-        limit.eased(in_flight=10)
+        limit.allow_growth(in_flight=10)
     assert (clean_round(limit), limit.reason) == (125, "nothing waits")
     limit.hold("something waits")
-    limit.eased()
+    limit.allow_growth()
     assert (clean_round(limit), limit.reason) == (131, "clean round")
 
 
@@ -94,7 +94,7 @@ def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over() -> N
     limit = InFlightLimit(16, 64)
     widths = []
     for _ in range(3 * SLOW_START_POLLS):
-        limit.eased(limit.value)
+        limit.allow_growth(limit.value)
         widths.append(limit.value)
     assert widths == [16, 32, 32, 64, 64, 64]
 
@@ -102,8 +102,8 @@ def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over() -> N
 def test_quiet_polls_do_not_raise_an_unused_limit_or_that_of_a_silent_engine() -> None:
     limit = InFlightLimit(100, 1000)
     for _ in range(20):
-        limit.eased(79)
-        limit.eased(100, told=False)
+        limit.allow_growth(79)
+        limit.allow_growth(100, reported=False)
     assert limit.value == 100
 
 
@@ -113,9 +113,9 @@ def test_every_change_of_the_value_is_told_with_its_reason() -> None:
     for _ in range(3):
         clean_round(limit)
     limit.hold("something waits")
-    limit.pressed(1.0, "24 wait")
-    limit.overloaded(2.0, 3.0, "HTTP 503")
-    limit.throttled(4.0, 5.0, "HTTP 429")
+    limit.cut(1.0, "24 wait")
+    limit.on_overload(2.0, 3.0, "HTTP 503")
+    limit.on_rate_limit(4.0, 5.0, "HTTP 429")
     assert told == [
         (32, "slow start"),
         (40, "slow start"),

@@ -8,7 +8,12 @@ import pytest
 
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import LoadFeedback, LoadVerdict, follow, grown
+from bagent.fleet.limits.load_feedback import (
+    LoadFeedback,
+    LoadVerdict,
+    apply_verdict,
+    counter_growth,
+)
 from support.queueing_engine import Client, Engine
 
 
@@ -108,13 +113,13 @@ def test_preemptions_in_a_full_cache_hold_and_then_cut() -> None:
     ("before", "after", "by"), [(3, 5, 2), (5, 3, 3), (None, 3, None), (3, None, None)]
 )
 def test_growth_of_a_counter(before: int | None, after: int | None, by: int | None) -> None:
-    assert grown(before, after) == by
+    assert counter_growth(before, after) == by
 
 
 def answers(signal: LoadFeedback, sent: float, latency: float, first: float | None) -> None:
     """Enough answers for a judgement."""
     for _ in range(20):
-        signal.answered(sent, latency, first)
+        signal.add_latency(sent, latency, first)
 
 
 def test_an_engine_that_has_not_told_for_long_holds_nothing() -> None:
@@ -188,7 +193,7 @@ def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, se
     assert 0.9 * capacity <= min(settled) <= max(settled) <= 1.6 * capacity
     assert max(settled) <= 1.3 * min(settled), "it stays where it is"
     assert (engine.made - made) / 120 >= 0.95 * engine.best
-    assert client.signal.plateau == capacity
+    assert client.feedback.plateau == capacity
     assert [value for value, _ in changes][-1] == limit.value
 
 
@@ -258,17 +263,17 @@ def test_a_second_client_gets_its_share_of_an_engine_that_a_first_one_has_filled
 
 def test_follow_does_with_the_limit_what_the_verdict_says() -> None:
     limit = InFlightLimit(100, 1000)
-    follow(limit, LoadVerdict("hold", "busy"), 1.0)
+    apply_verdict(limit, LoadVerdict("hold", "busy"), 1.0)
     assert (limit.value, limit.held) == (100, "busy")
-    follow(limit, LoadVerdict("cut", "too much", keep=0.5, least=70), 2.0)
+    apply_verdict(limit, LoadVerdict("cut", "too much", keep=0.5, least=70), 2.0)
     assert (limit.value, limit.reason) == (70, "too much")
-    follow(limit, LoadVerdict("grow"), 3.0)
+    apply_verdict(limit, LoadVerdict("grow"), 3.0)
     assert limit.held is None
 
 
 def test_a_list_that_has_just_come_is_no_queue():
     load = EngineLoad(at=0.0, running=64, waiting=24)
     assert LoadFeedback().judge(0.0, load, 150).action == "hold"
-    assert LoadFeedback().judge(0.0, load, 150, burst=24).action == "grow"
+    assert LoadFeedback().judge(0.0, load, 150, largest_batch=24).action == "grow"
     two = EngineLoad(at=0.0, running=64, waiting=50)
-    assert LoadFeedback().judge(0.0, two, 150, burst=24).action == "hold"
+    assert LoadFeedback().judge(0.0, two, 150, largest_batch=24).action == "hold"

@@ -25,9 +25,9 @@ def out(*faults, served=True):
     ]
     for state, fault in zip(states, faults, strict=True):
         if served:
-            state.served(0.0, 0.0)
+            state.on_success(0.0, 0.0)
         if fault is GONE:
-            state.went_down(1.0, fault)
+            state.on_down(1.0, fault)
         else:
             state.open_circuit(fault)
     return states
@@ -49,20 +49,20 @@ def out(*faults, served=True):
 def test_a_run_that_nobody_serves_ends_as_the_failures_say(faults, served, seconds, kind, words):
     outage, states = Outage(OutagePatience()), out(*faults, served=served)
     if seconds:
-        assert outage.look(states, 100.0) is None
-        assert outage.look(states, 99.9 + seconds) is None
-    reason = outage.look(states, 100.0 + seconds)
+        assert outage.check(states, 100.0) is None
+        assert outage.check(states, 99.9 + seconds) is None
+    reason = outage.check(states, 100.0 + seconds)
     assert type(reason) is kind
     assert str(reason).startswith(words)
 
 
 def test_one_endpoint_that_works_is_no_outage():
     outage, states = Outage(OutagePatience(passing=10.0)), out(GONE, BROKEN)
-    assert outage.look(states, 0.0) is None
-    states[0].answered(5.0)
-    assert outage.look(states, 50.0) is None
-    states[0].went_down(51.0, GONE)
-    assert outage.look(states, 51.0) is None
-    assert outage.look(states, 61.0) is not None
-    outage.over()
-    assert outage.look(states, 90.0) is None
+    assert outage.check(states, 0.0) is None
+    states[0].on_answer(5.0)
+    assert outage.check(states, 50.0) is None
+    states[0].on_down(51.0, GONE)
+    assert outage.check(states, 51.0) is None
+    assert outage.check(states, 61.0) is not None
+    outage.end()
+    assert outage.check(states, 90.0) is None

@@ -22,7 +22,7 @@ def starts(pace, count, at=0.0, late=0.0):
         if wait > 0:
             at += wait + late
         assert pace.wait(at) <= 1e-9
-        pace.started(at)
+        pace.start(at)
         times.append(at)
     return times
 
@@ -33,59 +33,59 @@ def test_nothing_waits_before_the_first_refusal():
 
 def test_a_pause_lasts_as_long_as_told():
     pace = RequestPacer(None, 120)
-    assert pace.refused(0.0, 10.0, 3.5) == 3.5
-    assert pace.wait(10.0) == pace.paused(10.0) == 3.5
+    assert pace.on_refusal(0.0, 10.0, 3.5) == 3.5
+    assert pace.wait(10.0) == pace.pause_remaining(10.0) == 3.5
     assert pace.wait(13.4) == pytest.approx(0.1)
     assert pace.wait(13.5) == 0.0
 
 
 def test_the_longest_of_several_waits_counts():
     pace = RequestPacer(None, 120)
-    pace.refused(0.0, 10.0, 5.0)
-    pace.refused(0.0, 10.1, 2.0)
-    assert pace.paused(10.1) == pytest.approx(4.9)
-    pace.refused(0.0, 10.2, 60.0)
-    assert pace.paused(10.2) == pytest.approx(60.0)
+    pace.on_refusal(0.0, 10.0, 5.0)
+    pace.on_refusal(0.0, 10.1, 2.0)
+    assert pace.pause_remaining(10.1) == pytest.approx(4.9)
+    pace.on_refusal(0.0, 10.2, 60.0)
+    assert pace.pause_remaining(10.2) == pytest.approx(60.0)
 
 
 def test_a_wait_longer_than_the_cap_is_capped():
-    assert RequestPacer(None, 120).refused(0.0, 1.0, 86400.0) == 120.0
-    assert RequestPacer(None, 0.5).refused(0.0, 1.0, None) == 0.5
+    assert RequestPacer(None, 120).on_refusal(0.0, 1.0, 86400.0) == 120.0
+    assert RequestPacer(None, 0.5).on_refusal(0.0, 1.0, None) == 0.5
 
 
 def test_pauses_double_where_the_server_names_none():
     pace = RequestPacer(None, 1000)
     now, pauses = 0.0, []
     for _ in range(8):
-        pauses.append(pace.refused(now, now + 0.01, None))
+        pauses.append(pace.on_refusal(now, now + 0.01, None))
         now += 0.02 + pauses[-1]
     assert pauses == pytest.approx([1, 2, 4, 8, 16, 30, 30, 30])
 
 
 def test_refusals_of_what_was_sent_before_a_pause_are_answered_by_it():
     pace = RequestPacer(None, 120)
-    pace.refused(0.0, 1.0, None)
+    pace.on_refusal(0.0, 1.0, None)
     for sent in (0.0, 0.5, 0.9):
-        assert pace.refused(sent, 1.5, None) == pytest.approx(0.5)
-    assert pace.refused(2.1, 2.2, None) == pytest.approx(2.0)
+        assert pace.on_refusal(sent, 1.5, None) == pytest.approx(0.5)
+    assert pace.on_refusal(2.1, 2.2, None) == pytest.approx(2.0)
 
 
 def test_patience_starts_anew_once_something_sent_after_the_pause_is_served():
     pace = RequestPacer(None, 120)
-    pace.refused(0.0, 1.0, None)
-    pace.refused(2.0, 3.0, None)
-    pace.served(3.5, 0.5)
-    assert pace.refused(5.5, 6.0, None) == pytest.approx(4.0)
-    pace.served(11.0, 10.5)
-    assert pace.refused(11.5, 12.0, None) == pytest.approx(1.0)
+    pace.on_refusal(0.0, 1.0, None)
+    pace.on_refusal(2.0, 3.0, None)
+    pace.on_success(3.5, 0.5)
+    assert pace.on_refusal(5.5, 6.0, None) == pytest.approx(4.0)
+    pace.on_success(11.0, 10.5)
+    assert pace.on_refusal(11.5, 12.0, None) == pytest.approx(1.0)
 
 
 def test_requests_start_a_little_slower_than_they_were_served():
     pace = RequestPacer(None, 120)
     for second in range(10):
         for _ in range(20):
-            pace.served(second + 0.5, second)
-    pace.refused(9.0, 10.0, None)
+            pace.on_success(second + 0.5, second)
+    pace.on_refusal(9.0, 10.0, None)
     assert pace.rate == pytest.approx(0.7 * 20, rel=0.15)
 
 
@@ -93,24 +93,24 @@ def test_the_rate_creeps_up_by_three_percent_a_second():
     pace = RequestPacer(None, 120)
     for second in range(10):
         for _ in range(100):
-            pace.served(second + 0.5, second)
-    pace.refused(9.0, 10.0, None)
+            pace.on_success(second + 0.5, second)
+    pace.on_refusal(9.0, 10.0, None)
     rate = pace.rate
     for _ in range(round(rate)):
-        pace.served(11.5, 11.0)
+        pace.on_success(11.5, 11.0)
     assert pace.rate == pytest.approx(1.03 * rate, rel=0.01)
 
 
 def test_the_rate_is_searched_from_below_where_nothing_was_served():
     pace = RequestPacer(None, 120)
-    pace.refused(0.0, 1.0, None)
+    pace.on_refusal(0.0, 1.0, None)
     assert pace.rate == 1.0
     now, rates = 3.0, []
     for _ in range(6):
         end = now + 1.0
         while now < end:
-            pace.started(now)
-            pace.served(now + 0.01, now)
+            pace.start(now)
+            pace.on_success(now + 0.01, now)
             now += 1 / pace.rate
         rates.append(pace.rate)
     assert all(1.2 * low < high < 2.5 * low for low, high in itertools.pairwise(rates))
@@ -121,7 +121,7 @@ def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
     pace = RequestPacer(None, 1000)
     now = 0.0
     for _ in range(40):
-        pace.refused(now, now + 0.1, None)
+        pace.on_refusal(now, now + 0.1, None)
         now += 100
     assert 0 < pace.rate <= 0.05
     assert pace.wait(now) < 100
@@ -147,9 +147,9 @@ def test_time_in_which_nothing_was_ready_is_not_made_up_for():
 
 def test_a_learned_rate_never_passes_the_fixed_one():
     pace = RequestPacer(600, 120)
-    pace.refused(0.0, 1.0, None)
+    pace.on_refusal(0.0, 1.0, None)
     for step in range(5000):
-        pace.served(3 + step / 10, 2.5 + step / 10)
+        pace.on_success(3 + step / 10, 2.5 + step / 10)
     assert pace.rate == 10.0
 
 
@@ -186,7 +186,7 @@ def simulate(server, rows, concurrency, pace=None, policy=None):
             call = ready.pop(0)
             assert now >= earliest.get(call.row, 0.0)
             in_flight += 1
-            pace.started(now)
+            pace.start(now)
             good, at, told = server.ask(now)
             heapq.heappush(events, (at, next(serial), call, good, now, told))
         due = events[0][0] if events else float("inf")
@@ -201,9 +201,9 @@ def simulate(server, rows, concurrency, pace=None, policy=None):
             in_flight -= 1
             if good:
                 served.append(at)
-                pace.served(at, sent)
+                pace.on_success(at, sent)
                 continue
-            pace.refused(sent, at, told)
+            pace.on_refusal(sent, at, told)
             failure = Failure("rate_limited", "slow down", True, 429, told, busy=True)
             decision = decide(policy, call, failure, at, random)
             assert decision.delay is not None
@@ -239,11 +239,11 @@ def test_refusals_that_have_nothing_to_do_with_the_rate_do_not_slow_a_run_to_a_c
             now += wait
             continue
         sent = now
-        pace.started(now)
+        pace.start(now)
         now += 0.02
         if random.random() < 0.2:
-            pace.refused(sent, now, None)
+            pace.on_refusal(sent, now, None)
         else:
-            pace.served(now, sent)
+            pace.on_success(now, sent)
             served += 1
     assert served > 1500  # of some 4,800 that such a server would answer in that time

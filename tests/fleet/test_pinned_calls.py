@@ -13,7 +13,7 @@ async def finish(s: Setup) -> None:
     """Tick as a session does until nothing is left."""
 
     ticker = asyncio.ensure_future(ticking(s))
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     ticker.cancel()
 
 
@@ -21,7 +21,7 @@ async def finish(s: Setup) -> None:
 async def test_a_pinned_call_goes_to_its_endpoint_alone():
     s = setup({"a": always(), "b": always(), "c": always()}, limit=2)
     for row in range(30):
-        s.fleet.submit(s.call(row, only="abc"[row % 3]))
+        s.fleet.submit(s.call(row, pinned_to="abc"[row % 3]))
     await finish(s)
     sent = {row: name for _, name, row in s.backend.sent}
     assert sent == {row: "abc"[row % 3] for row in range(30)}
@@ -32,8 +32,8 @@ async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_retries_and_alon
     scripts = {"dead": always(REFUSED, 0.01), "well": always()}
     probes = {"dead": lambda number: REFUSED}
     s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)
-    s.submit(*range(4), only="dead")
-    s.submit(*range(4, 8), only="well")
+    s.submit(*range(4), pinned_to="dead")
+    s.submit(*range(4, 8), pinned_to="well")
     s.submit(*range(8, 20))
     await finish(s)
     assert sorted(s.recorder.replies) == list(range(4, 20))
@@ -57,6 +57,6 @@ async def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
         return Capabilities() if asyncio.get_running_loop().time() >= 1.0 else REFUSED
 
     s = setup({"a": script, "b": always()}, probes={"a": probe})
-    s.fleet.submit(s.call(0, only="a"))
+    s.fleet.submit(s.call(0, pinned_to="a"))
     await finish(s)
     assert list(s.recorder.replies) == [0]

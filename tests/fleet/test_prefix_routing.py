@@ -141,7 +141,7 @@ def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound(
             call.request.payload = b"%04200d" % row
             s.fleet.submit(call)
         s.fleet.expect(False)
-        await s.fleet.idle()
+        await s.fleet.wait_idle()
         return [round(at - s.backend.sent[0][0], 1) for at, _, _ in s.backend.sent[:17]]
 
     assert run_jumping(main(2.0)) == [0.0] + [2.0] * 15 + [100.0]
@@ -152,13 +152,13 @@ def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound(
 async def test_rows_whose_tokens_are_being_counted_are_company_too():
     s = setup({"e0": always(seconds=100.0)}, limit=64, prefix=PrefixRule("always"))
     s.states[0].endpoint = Endpoint("e0", "http://e0/v1", own=True)
-    s.fleet.know({"e0": Capabilities(context=2000, engine="vllm")})
+    s.fleet.set_capabilities({"e0": Capabilities(context=2000, engine="vllm")})
     s.backend.counts = {"e0": lambda row: 1000}
     for row in range(40):
         call = s.call(row)
         call.request.payload = b"%04200d" % row
         s.fleet.submit(call)
-    await s.fleet.idle()
+    await s.fleet.wait_idle()
     assert s.backend.counted
     first, *others = [round(at - 1000.0, 1) for at, _, _ in s.backend.sent]
     assert set(others) == {first + 10.0}
@@ -170,5 +170,5 @@ async def test_an_endpoint_that_came_back_is_cold_again():
     state = s.states[0]
     await s.run(3)
     was = state.cold
-    state.went_down(0.0, REFUSED)
+    state.on_down(0.0, REFUSED)
     assert (was, state.cold) == (False, True)

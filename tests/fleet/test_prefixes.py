@@ -7,14 +7,14 @@ from random import Random
 import pytest
 
 from bagent.fleet.prefix_affinity import (
-    LEAST,
-    LONGEST,
-    MOST_HOMES,
+    MAX_BYTES,
+    MAX_ENDPOINTS,
+    MIN_SHARED,
     WINDOW,
-    Prefixes,
     PrefixGroup,
+    PrefixIndex,
     PrefixRule,
-    common_start,
+    common_prefix,
     warming_saves,
 )
 
@@ -31,8 +31,8 @@ def row(document, question, *, size=4000):
 
 
 def families(rows, prefixes=None):
-    prefixes = prefixes or Prefixes()
-    return [prefixes.family_of(one) for one in rows]
+    prefixes = prefixes or PrefixIndex()
+    return [prefixes.group_of(one) for one in rows]
 
 
 @pytest.mark.parametrize("order", ["sorted", "mixed"])
@@ -55,7 +55,7 @@ def test_what_all_rows_share_makes_no_kin():
 
 
 def test_a_heading_in_common_makes_no_kin_of_long_documents():
-    heading = text(5, LEAST)
+    heading = text(5, MIN_SHARED)
     found = families([SYSTEM + text(77, 900)] + [SYSTEM + heading + text(n, 6000) for n in (1, 2)])
     assert found[1] is not found[2]
 
@@ -65,10 +65,10 @@ def test_short_prompts_are_not_looked_at():
 
 
 def test_looking_ends_where_nothing_is_shared_and_begins_again():
-    prefixes = Prefixes()
+    prefixes = PrefixIndex()
     alone = [text(n, 4000) for n in range(2 * WINDOW)]
     families(alone, prefixes)
-    assert prefixes.family_of(text(-1, 4000)) is None
+    assert prefixes.group_of(text(-1, 4000)) is None
     families([text(10_000 + n, 4000) for n in range(6 * WINDOW - 1)], prefixes)
     kin = families([row(d, q) for d in range(4) for q in range(50)], prefixes)
     assert len(set(kin[-20:])) == 1
@@ -76,38 +76,38 @@ def test_looking_ends_where_nothing_is_shared_and_begins_again():
 
 
 def test_always_goes_on_looking():
-    prefixes = Prefixes(always=True)
+    prefixes = PrefixIndex(always=True)
     families([text(n, 4000) for n in range(2 * WINDOW)], prefixes)
-    assert prefixes.family_of(text(-1, 4000)) is not None
+    assert prefixes.group_of(text(-1, 4000)) is not None
 
 
 def test_one_row_that_is_different_does_not_hide_what_the_others_share_for_ever():
-    prefixes = Prefixes(always=True)
-    prefixes.family_of(b"something else altogether")
+    prefixes = PrefixIndex(always=True)
+    prefixes.group_of(b"something else altogether")
     families([row(d % 40, d) for d in range(9 * WINDOW)], prefixes)
-    assert len(SYSTEM) <= prefixes.common < len(SYSTEM) + LEAST
+    assert len(SYSTEM) <= prefixes.common < len(SYSTEM) + MIN_SHARED
 
 
 def test_very_long_prompts_cost_no_more_than_their_beginning():
-    one = Prefixes()
-    long = text(3, LONGEST + 20_000)
+    one = PrefixIndex()
+    long = text(3, MAX_BYTES + 20_000)
     assert len(set(families([text(8, 2000), long, long[:-5000] + text(4, 900)], one))) == 2
 
 
 def test_a_family_has_a_few_homes_and_forgets_the_oldest():
     family = PrefixGroup()
-    for number in range(MOST_HOMES + 2):
-        family.met(f"e{number}")
-    family.met("e5")
-    assert list(family.homes) == ["e2", "e3", "e4", "e5"]
+    for number in range(MAX_ENDPOINTS + 2):
+        family.add_endpoint(f"e{number}")
+    family.add_endpoint("e5")
+    assert list(family.cached_on) == ["e2", "e3", "e4", "e5"]
 
 
 def test_common_start_counts_equal_bytes():
-    assert common_start(b"", b"abc") == 0
-    assert common_start(b"abcd", b"abxd") == 2
-    assert common_start(b"abc", b"abcdef") == 3
+    assert common_prefix(b"", b"abc") == 0
+    assert common_prefix(b"abcd", b"abxd") == 2
+    assert common_prefix(b"abc", b"abcdef") == 3
     long = text(1, 5000)
-    assert common_start(long + b"x" + long, long + b"y" + long) == 5000
+    assert common_prefix(long + b"x" + long, long + b"y" + long) == 5000
 
 
 @pytest.mark.parametrize(

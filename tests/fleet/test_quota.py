@@ -62,21 +62,21 @@ def work(account, meters, seconds, *, latency=2.0, usage=(600, 40), in_flight=64
         if running and running[0][0] <= now + wait:
             now, _, sent, mark, limits = heapq.heappop(running)
             served += 1
-            account.told(now - latency, limits, mark)
-            account.served(now, sent, 0, None, usage[1])
+            account.update_limits(now - latency, limits, mark)
+            account.on_success(now, sent, 0, None, usage[1])
             continue
         now += wait
         if wait:
             continue
-        mark = account.started(now, account.estimate(usage[0], 4 * usage[1]))
+        mark = account.start(now, account.estimate(usage[0], 4 * usage[1]))
         taken = [meter.take(now, amounts[name]) for name, meter in meters.items()]
         limits = RateLimits(now, **{name: meter.tell(now) for name, meter in meters.items()})
         if all(taken):
             heapq.heappush(running, (now + latency, next(serial), now, mark, limits))
         else:
             refused += 1
-            account.told(now, limits, mark)
-            account.refused(now, now, None)
+            account.update_limits(now, limits, mark)
+            account.on_refusal(now, now, None)
     return served, refused
 
 
@@ -111,54 +111,54 @@ def test_an_account_that_others_have_emptied_is_refused_hardly_ever(meter):
 def test_the_pace_begins_at_what_the_first_answer_tells():
     account = Account(None, None, 120.0, hosted=True)
     assert account.rate is None
-    mark = account.started(0.0)
-    words = account.told(0.1, RateLimits(0.1, Allowance(300, 299, 0.2)), mark)
+    mark = account.start(0.0)
+    words = account.update_limits(0.1, RateLimits(0.1, Allowance(300, 299, 0.2)), mark)
     assert words == "allows 300 requests a minute"
     assert account.rate == 5.0
-    assert account.told(0.2, RateLimits(0.2, Allowance(300, 298, 0.4)), mark) == ""
+    assert account.update_limits(0.2, RateLimits(0.2, Allowance(300, 298, 0.4)), mark) == ""
 
 
 def test_a_limit_that_the_user_gave_stays_where_it_is_lower():
     account = Account(60, 6000, 120.0, hosted=True)
     told = RateLimits(0.0, Allowance(300, 299, 0.2), Allowance(60_000, 59_000, 1.0))
-    account.told(0.0, told, NOTHING)
+    account.update_limits(0.0, told, NOTHING)
     assert account.rate == 1.0
-    account.started(0.0, TokenUse(120))
+    account.start(0.0, TokenUse(120))
     assert account.wait(0.0, 120) == pytest.approx(120 / 98)
 
 
 def test_a_raised_limit_is_followed_and_a_slowed_pace_is_not_sped_up():
     account = Account(None, None, 120.0, hosted=True)
-    account.told(0.0, RateLimits(0.0, Allowance(300, 299, 0.2)), RequestReservation(1))
-    account.told(1.0, RateLimits(1.0, Allowance(600, 599, 0.1)), RequestReservation(2))
+    account.update_limits(0.0, RateLimits(0.0, Allowance(300, 299, 0.2)), RequestReservation(1))
+    account.update_limits(1.0, RateLimits(1.0, Allowance(600, 599, 0.1)), RequestReservation(2))
     assert account.rate == 10.0
-    account.refused(2.0, 2.0, 1.0)
+    account.on_refusal(2.0, 2.0, 1.0)
     slowed = account.rate
     assert slowed < 10.0
-    account.told(4.0, RateLimits(4.0, Allowance(900, 899, 0.07)), RequestReservation(3))
+    account.update_limits(4.0, RateLimits(4.0, Allowance(900, 899, 0.07)), RequestReservation(3))
     assert account.rate == slowed
 
 
 def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
     account = Account(None, None, 120.0, hosted=True)
     told = RateLimits(0.0, Allowance(14_400, 14_399, 6.0))
-    assert account.told(0.0, told, RequestReservation(1)) == "allows 14,400 requests a day"
+    assert account.update_limits(0.0, told, RequestReservation(1)) == "allows 14,400 requests a day"
     assert account.rate is None
     used = RateLimits(5.0, Allowance(14_400, 0, 86_400.0))
-    account.told(5.0, used, account.started(5.0))
+    account.update_limits(5.0, used, account.start(5.0))
     assert account.wait(5.0) == pytest.approx(6.0, abs=0.01)
 
 
 def test_what_earlier_requests_tell_later_is_old():
     quota = RateQuota(120.0)
-    quota.told(10.0, Allowance(100, 0, 40.0), 8)
-    quota.told(11.0, Allowance(100, 50, 40.0), 3)
+    quota.update(10.0, Allowance(100, 0, 40.0), 8)
+    quota.update(11.0, Allowance(100, 50, 40.0), 3)
     assert quota.wait(11.0, 8, 1) == pytest.approx(39.0, abs=0.01)
 
 
 def test_what_was_started_since_counts_against_what_is_left():
     quota = RateQuota(120.0)
-    quota.told(0.0, Allowance(100, 10, 40.0), 0)
+    quota.update(0.0, Allowance(100, 10, 40.0), 0)
     assert quota.wait(0.0, 9, 1) == 0.0
     assert quota.wait(0.0, 10, 1) == pytest.approx(40.0, abs=0.01)
     assert quota.wait(40.01, 10, 1) == 0.0
@@ -166,21 +166,21 @@ def test_what_was_started_since_counts_against_what_is_left():
 
 def test_more_than_the_whole_limit_waits_for_a_full_bucket_and_no_longer():
     quota = RateQuota(120.0)
-    quota.told(0.0, Allowance(1000, 500, 30.0), 0)
+    quota.update(0.0, Allowance(1000, 500, 30.0), 0)
     assert quota.wait(0.0, 0, 50_000) == pytest.approx(30.0, abs=0.01)
     assert quota.wait(30.01, 0, 50_000) == 0.0
 
 
 def test_no_answer_holds_requests_back_longer_than_the_longest_wait():
     quota = RateQuota(120.0)
-    quota.told(0.0, Allowance(1000, 0, 3600.0), 0)
+    quota.update(0.0, Allowance(1000, 0, 3600.0), 0)
     assert quota.wait(0.0, 0, 1) == pytest.approx(120.0, abs=0.01)
     assert quota.wait(120.01, 0, 1) == 0.0
 
 
 def test_engines_of_ones_own_count_nothing():
     account = Account(None, None, 120.0)
-    assert account.started(0.0) is NOTHING
+    assert account.start(0.0) is NOTHING
     assert not account.counts_tokens
 
 
@@ -192,8 +192,8 @@ HEADER = "x-ratelimit-remaining-requests"
 def test_a_rest_that_answers_contradict_is_disregarded_and_named(left, reset):
     account = Account(None, None, 120.0, hosted=True)
     told = Allowance(600, left, reset, header=HEADER)
-    marks = [account.started(0.0) for _ in range(6)]
-    words = [account.told(1.0, RateLimits(1.0, told), mark) for mark in marks]
+    marks = [account.start(0.0) for _ in range(6)]
+    words = [account.update_limits(1.0, RateLimits(1.0, told), mark) for mark in marks]
     assert words[0] == ("allows 600 requests a minute" if reset is None else words[0])
     assert [HEADER in line for line in words] == [False, False, False, True, False, False]
     assert account.wait(20.0) == 0.0
@@ -206,9 +206,11 @@ def test_a_rest_that_may_be_true_is_kept(rests):
     account = Account(None, None, 120.0, hosted=True)
     for rest in rests:
         told = Allowance(600, rest, 3000.0, header=HEADER)
-        assert "disregarded" not in account.told(0.0, RateLimits(0.0, told), account.started(0.0))
+        assert "disregarded" not in account.update_limits(
+            0.0, RateLimits(0.0, told), account.start(0.0)
+        )
     for _ in range(rests[-1]):
-        account.started(0.0)
+        account.start(0.0)
     assert account.wait(20.0) > 0
 
 
@@ -216,6 +218,6 @@ def test_a_refusal_makes_a_rest_credible_again():
     account = Account(None, None, 120.0, hosted=True)
     limits = RateLimits(0.0, Allowance(600, 0, 50.0, header=HEADER))
     for _ in range(3):
-        assert "disregarded" not in account.told(0.0, limits, account.started(0.0))
-    account.refused(0.0, 0.1, None)
-    assert "disregarded" not in account.told(0.2, limits, account.started(0.2))
+        assert "disregarded" not in account.update_limits(0.0, limits, account.start(0.0))
+    account.on_refusal(0.0, 0.1, None)
+    assert "disregarded" not in account.update_limits(0.2, limits, account.start(0.2))

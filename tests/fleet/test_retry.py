@@ -9,7 +9,7 @@ import pytest
 
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
-from bagent.fleet.retry import RetryPolicy, ask_whole, decide, note_pause
+from bagent.fleet.retry import RetryPolicy, decide, record_pause, stop_streaming
 from bagent.types import Failure
 
 POLICY = RetryPolicy()
@@ -32,7 +32,7 @@ def decide_once(failure, policy=POLICY, call=None, now=100.0, seed=1):
 def test_a_lasting_failure_is_final_and_costs_nothing():
     call = a_call()
     decision = decide_once(Failure("rejected", "HTTP 400"), call=call)
-    assert (decision.delay, decision.reason, call.counted) == (None, "", 0)
+    assert (decision.delay, decision.reason, call.counted_attempts) == (None, "", 0)
 
 
 def test_a_row_gets_as_many_tries_after_the_first_as_configured():
@@ -62,7 +62,7 @@ def test_a_backoff_is_longer_than_the_last_pause_also_after_a_wait_for_a_slot():
     for seed in range(50):
         random, call, now, pauses = Random(seed), a_call(), 0.0, []
         for _ in range(4):
-            note_pause(call, PASSING, now, now + 1.0)
+            record_pause(call, PASSING, now, now + 1.0)
             now += 1.0
             delay = decide(policy, call, PASSING, now, random).delay
             pauses.append(delay + random.uniform(0.0, 2.0))
@@ -72,24 +72,24 @@ def test_a_backoff_is_longer_than_the_last_pause_also_after_a_wait_for_a_slot():
 
 def test_a_pause_that_a_server_asked_for_lengthens_no_later_wait():
     call = a_call()
-    note_pause(call, told(60.0), 0.0, 1.0)
-    note_pause(call, PASSING, 61.0, 62.0)
+    record_pause(call, told(60.0), 0.0, 1.0)
+    record_pause(call, PASSING, 61.0, 62.0)
     assert decide_once(PASSING, call=call).delay <= 0.75
 
 
 def test_waits_for_a_full_server_grow_by_its_refusals_alone():
     call = a_call()
-    note_pause(call, BUSY, 0.0, 1.0)
-    note_pause(call, PASSING, 61.0, 62.0)
-    note_pause(call, PASSING, 64.0, 65.0)
+    record_pause(call, BUSY, 0.0, 1.0)
+    record_pause(call, PASSING, 61.0, 62.0)
+    record_pause(call, PASSING, 64.0, 65.0)
     assert call.pause == 2.0
     assert decide_once(BUSY, call=call).delay <= 0.75
 
 
 def test_a_long_wait_for_a_slot_lengthens_the_next_wait_within_bounds():
     call = a_call()
-    note_pause(call, PASSING, 0.0, 1.0)
-    note_pause(call, PASSING, 1000.0, 1001.0)
+    record_pause(call, PASSING, 0.0, 1.0)
+    record_pause(call, PASSING, 1000.0, 1001.0)
     assert decide_once(PASSING, POLICY.while_served(), call=call).delay == 10.0
 
 
@@ -114,7 +114,7 @@ def test_nobody_comes_back_earlier_than_told_and_not_all_at_once(seconds, busy):
 
 
 def test_a_told_wait_is_capped():
-    policy = RetryPolicy(told_longest=120.0)
+    policy = RetryPolicy(retry_after_max=120.0)
     assert 120.0 <= decide_once(told(86400.0), policy).delay <= 132.0
 
 
@@ -122,7 +122,7 @@ def test_waiting_on_a_full_server_costs_no_try():
     call = a_call()
     for step in range(100):
         assert decide(POLICY, call, BUSY, float(step), Random(1)).delay is not None
-    assert call.counted == 0
+    assert call.counted_attempts == 0
 
 
 def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
@@ -173,16 +173,16 @@ def test_counted_and_uncounted_failures_back_off_apart():
 
 def test_a_row_whose_time_is_over_is_not_sent_again():
     for failure in (PASSING, BUSY, told(1.0)):
-        decision = decide_once(failure, call=a_call(give_up_at=100.0), now=100.0)
+        decision = decide_once(failure, call=a_call(deadline=100.0), now=100.0)
         assert (decision.delay, decision.reason) == (None, "the row's time limit is over")
 
 
 def test_a_row_does_not_sleep_beyond_its_time():
     for failure in (PASSING, BUSY, told(1.0)):
-        decision = decide_once(failure, call=a_call(give_up_at=100.4), now=100.0)
+        decision = decide_once(failure, call=a_call(deadline=100.4), now=100.0)
         assert decision.delay is None
         assert "time limit" in decision.reason
-        assert decide_once(failure, call=a_call(give_up_at=110.0), now=100.0).delay is not None
+        assert decide_once(failure, call=a_call(deadline=110.0), now=100.0).delay is not None
 
 
 def streamed_call(**fields):
@@ -196,19 +196,19 @@ def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
     call = streamed_call()
     first = call.request
     for tries, failure in enumerate((cut, BUSY, cut, cut, BUSY, BUSY), start=1):
-        call.tries = tries
-        assert not ask_whole(call, failure)
+        call.attempts = tries
+        assert not stop_streaming(call, failure)
         streams.append(call.request.stream)
     assert streams == [True, True, True, True, False, False]
     assert first.stream  # who made the request has it unchanged
 
 
 def test_a_row_whose_server_only_streams_goes_back_to_streams_for_good():
-    call = streamed_call(tries=4)
-    assert not ask_whole(call, BUSY)
+    call = streamed_call(attempts=4)
+    assert not stop_streaming(call, BUSY)
     lasting = Failure("rejected", "HTTP 400: this model only streams", status=400)
-    assert ask_whole(call, lasting)
+    assert stop_streaming(call, lasting)
     assert call.request.stream
-    assert not ask_whole(call, lasting)  # now the refusal is the row's own
-    assert not ask_whole(call, BUSY)
+    assert not stop_streaming(call, lasting)  # now the refusal is the row's own
+    assert not stop_streaming(call, BUSY)
     assert call.request.stream

@@ -101,9 +101,17 @@ def test_each_state_is_told_apart() -> None:
 def test_a_ready_endpoint_is_described() -> None:
     with FakeServer(flavour="vllm", version="0.31.0", max_model_len=4096) as fs:
         ((one,), _) = call(to(fs.address), plan(5.0))
-    assert one.known is not None and one.load is not None and one.proof is not None
-    assert (one.model, one.known.engine, one.known.version) == ("fake-model", "vllm", "0.31.0")
-    assert (one.known.context, one.known.chat_batch, one.load.waiting) == (4096, True, 0)
+    assert one.capabilities is not None and one.load is not None and one.proof is not None
+    assert (one.model, one.capabilities.engine, one.capabilities.version) == (
+        "fake-model",
+        "vllm",
+        "0.31.0",
+    )
+    assert (one.capabilities.context, one.capabilities.chat_batch, one.load.waiting) == (
+        4096,
+        True,
+        0,
+    )
 
 
 def test_only_the_wanted_model_is_ready() -> None:
@@ -138,7 +146,7 @@ def test_no_more_are_asked_at_once_than_allowed() -> None:
 
 def test_waiting_asks_again_until_enough_are_ready() -> None:
     with FakeServer({"*": [status(503), status(503), ok()]}) as late, FakeServer() as well:
-        called, seconds = call(to(late.address, well.address), plan(30.0, 2, again=True))
+        called, seconds = call(to(late.address, well.address), plan(30.0, 2, repeat=True))
         assert sum(seen.method == "POST" for seen in well.probes) == 1
     assert states(called) == ["ready", "ready"]
     assert seconds < 10.0
@@ -149,20 +157,20 @@ def test_waiting_ends_once_enough_are_ready_and_those_just_asked_are_counted() -
         well = [stack.enter_context(FakeServer({"*": [ok(delay=0.2)]})) for _ in range(3)]
         quick = stack.enter_context(FakeServer())
         endpoints = to(quick.address, *(one.address for one in well), dead_port())
-        called, seconds = call(endpoints, plan(60.0, 1, again=True))
+        called, seconds = call(endpoints, plan(60.0, 1, repeat=True))
     assert states(called) == ["ready"] * 4 + ["dead"]
     assert seconds < 5.0
 
 
 def test_who_was_being_asked_when_enough_were_ready_is_not_said_to_be_unasked() -> None:
     with deaf_port() as deaf, FakeServer() as fs:
-        called, _ = call(to(deaf, fs.address), plan(30.0, 1, again=True))
+        called, _ = call(to(deaf, fs.address), plan(30.0, 1, repeat=True))
     assert states(called) == ["silent", "ready"]
     assert called[0].reason == f"no answer from {deaf} before enough others were ready"
 
 
 def test_waiting_ends_in_time_though_nothing_is_ready() -> None:
     with deaf_port() as deaf:
-        called, seconds = call(to(deaf, dead_port()), plan(1.5, 1, again=True))
+        called, seconds = call(to(deaf, dead_port()), plan(1.5, 1, repeat=True))
     assert states(called) == ["silent", "dead"]
     assert 1.0 < seconds < 3.0

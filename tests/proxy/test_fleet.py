@@ -118,7 +118,7 @@ def test_a_client_of_a_hanging_endpoint_is_answered_by_another(tmp_path):
         codes = [(await one)[0] for one in first]
         hung.set_script({"*": [ok("yes")]})
         await ahead(6.0)
-        await until(lambda: all(not state.stalled for state in proxy.lessor.states))
+        await until(lambda: all(not state.unresponsive for state in proxy.lessor.states))
         after = [(await ask(proxy, session))[0] for _ in range(4)]
         return health, codes, after
 

@@ -33,7 +33,7 @@ def grown(seconds, until):
     async def main():
         s = setup({name: always(seconds=500.0) for name in seconds}, limit=8, growing=True)
         for state in s.states:
-            state.signal = LoadFeedback()
+            state.feedback = LoadFeedback()
         for row in range(60):
             s.fleet.submit(s.call(row))
         watching = asyncio.ensure_future(watch_loads(s.fleet, Told(seconds), None))

@@ -217,11 +217,11 @@ async def _run(case: Case) -> Ran:
     began = loop.time()
     fleet.expect(True)
     for number, text in enumerate(case.rows):
-        await fleet.room()
+        await fleet.wait_for_room()
         request = Request(SETTINGS, text.encode(), prompt=text, max_tokens=case.answer)
         fleet.submit(Call(recorder, request, f"k{number}", number, "map", 0))
     fleet.expect(False)
-    idle = asyncio.ensure_future(fleet.idle())
+    idle = asyncio.ensure_future(fleet.wait_idle())
     ends: list[asyncio.Future[Any]] = [idle, fleet.stopped]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if fleet.stopped.done():

@@ -9,7 +9,7 @@ import msgspec
 
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadFeedback, follow
+from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadFeedback, apply_verdict
 
 STEP = 0.05  # seconds
 
@@ -112,7 +112,7 @@ class Client:
     ) -> None:
         self.engine = engine
         self.limit = limit
-        self.signal = LoadFeedback()
+        self.feedback = LoadFeedback()
         self.in_flight = 0
         self.now = now
         self.limits: list[tuple[float, int]] = []
@@ -127,16 +127,16 @@ class Client:
             self.now += STEP
             if self.now >= self._poll_at:
                 self._poll_at += POLL_SECONDS
-                verdict = self.signal.judge(self.now, self._load(), self.in_flight)
-                follow(self.limit, verdict, self.now)
+                verdict = self.feedback.judge(self.now, self._load(), self.in_flight)
+                apply_verdict(self.limit, verdict, self.now)
             while self.in_flight < self.limit.value:
                 self.in_flight += 1
                 self.engine.send(self._owner, self.now)
             for job in self.engine.ended(self._owner, self.now):
-                self.limit.succeeded(1, self.in_flight)
+                self.limit.on_success(1, self.in_flight)
                 self.in_flight -= 1
                 first = (job.first_token or 0.0) - job.sent if self._streamed else None
-                self.signal.answered(job.sent, self.now - job.sent, first)
+                self.feedback.add_latency(job.sent, self.now - job.sent, first)
             self.limits.append((self.now, self.limit.value))
 
     def _load(self) -> EngineLoad | None:

@@ -20,7 +20,7 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.state import Together
+from bagent.fleet.state import ResultContext
 from bagent.types import Attempt, EndpointSample, Failure, Reply
 from support.jumping_loop import run_jumping
 
@@ -231,11 +231,11 @@ class Setup:
     async def feed(self, count: int, row_seconds: float | None = None) -> None:
         """Submit rows as a reader does: each when there is room."""
         for row in range(count):
-            await self.fleet.room()
+            await self.fleet.wait_for_room()
             now = asyncio.get_running_loop().time()
             end = None if row_seconds is None else now + row_seconds
             self.recorder.started_at[row] = now
-            self.fleet.submit(self.call(row, give_up_at=end))
+            self.fleet.submit(self.call(row, deadline=end))
 
     def submit(self, *rows: int, urgent: bool = False, **fields: Any) -> None:
         """Submit the calls of these rows at once."""
@@ -272,7 +272,7 @@ class Setup:
         self.fleet.expect(announced)
         await self.feed(count, row_seconds)
         self.fleet.expect(False)
-        await self.fleet.idle()
+        await self.fleet.wait_idle()
 
     def tries(self) -> dict[int, int]:
         """How many attempts were recorded for each row."""
@@ -292,7 +292,7 @@ def setup(
     own_accounts: bool = False,
     hosted: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
-    together: Together = nullcontext,
+    result_context: ResultContext = nullcontext,
     limits: dict[str, int | None] | None = None,
     learns: dict[str, int] | None = None,
     **config: Any,
@@ -322,7 +322,7 @@ def setup(
         random=Random(1),
         on_sample=samples.append,
         check=backend.check,
-        together=together,
+        result_context=result_context,
     )
     return Setup(
         fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples

@@ -96,14 +96,14 @@ def hosts(
         from bagent.fleet.hostfile import hostfile_text, write_hostfile
 
         write_hostfile(write, hostfile_text(fleet.hosts, ready, fleet.text))
-    enough = len(ready) >= plan.wanted
+    enough = len(ready) >= plan.required
     log_end(results, write, fleet.path, enough=enough)
     if enough:
         return 0
     if not wait:
         return EXIT_ROWS_FAILED
     raise StoppedEarly(
-        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.wanted} wanted",
+        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.required} wanted",
         hint="the same command goes on; --timeout sets how long",
     )
 
@@ -199,7 +199,7 @@ def _plan(
         raise UsageError(f"--timeout {timeout}: not a duration", hint="write 30s, 5m or 1h30m")
     width = min(MOST_AT_ONCE, count)
     width = max(1, min(width, raise_file_limit(2 * width) // 2))
-    return HealthCheckPlan(seconds, width, required, model, again=wait)
+    return HealthCheckPlan(seconds, width, required, model, repeat=wait)
 
 
 def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthResult]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bagent.backends.registry import unsupported_settings
-from bagent.fleet.health_check import FleetHealthCheck, HealthResult, counts, grouped
+from bagent.fleet.health_check import FleetHealthCheck, HealthResult, format_counts, group_failures
 from bagent.job.redaction import mask_command
 from bagent.observe.formatting import duration, visible
 from bagent.text.terminal import unguarded
@@ -63,7 +63,7 @@ def print_results(results: Sequence[HealthResult], form: str) -> None:
 
 def as_json(result: HealthResult) -> dict[str, Any]:
     """All that is known of an endpoint; null is not known."""
-    capabilities, load, proof = result.known, result.load, result.proof
+    capabilities, load, proof = result.capabilities, result.load, result.proof
     limits = unsupported_settings(capabilities.engine if capabilities else None)
     return {
         "endpoint": result.endpoint.name,
@@ -89,7 +89,7 @@ def as_json(result: HealthResult) -> dict[str, Any]:
 
 def as_cells(result: HealthResult) -> list[str]:
     """The cells of an endpoint's line in a table, in the order of :data:`COLUMNS`."""
-    capabilities, load = result.known, result.load
+    capabilities, load = result.capabilities, result.load
     engine = (
         " ".join(filter(None, (capabilities.engine, capabilities.version))) if capabilities else ""
     )
@@ -150,16 +150,16 @@ async def log_progress(health_check: FleetHealthCheck, seconds: float) -> None:
     last_message, logged_at, reported = "", began, set[tuple[str, str]]()
     await asyncio.sleep(FIRST_WORD)
     while True:
-        message, now = counts(health_check.called), time.monotonic()
+        message, now = format_counts(health_check.results), time.monotonic()
         if message != last_message or now - logged_at >= LONGEST_QUIET:
             last_message, logged_at = message, now
             _log(f"[{duration(now - began)} of {duration(seconds)}] {message}")
-            for group in grouped(result for result in health_check.called if result is not None)[
-                :_GROUPS
-            ]:
+            for group in group_failures(
+                result for result in health_check.results if result is not None
+            )[:_GROUPS]:
                 if group.key not in reported:
                     reported.add(group.key)
-                    _log(f"  {group.words()}")
+                    _log(f"  {group.message()}")
         await asyncio.sleep(BETWEEN_WORDS)
 
 
@@ -167,10 +167,10 @@ def log_end(
     results: Sequence[HealthResult], written: Path | None, hostfile: str, *, enough: bool
 ) -> None:
     """Say on stderr how many are ready, why others are not, and what comes next."""
-    _log(counts(results))
-    groups = grouped(results)
+    _log(format_counts(results))
+    groups = group_failures(results)
     for group in groups[:_GROUPS]:
-        _log(f"  {group.words()}")
+        _log(f"  {group.message()}")
     if len(groups) > _GROUPS:
         _log(f"  and {len(groups) - _GROUPS} other reasons: see the table")
     _log_unsupported(results)
@@ -186,9 +186,9 @@ def log_end(
 
 def log_single(result: HealthResult, backend: str) -> None:
     """The same for the one server that ``--backend`` named."""
-    _log(counts([result]))
-    for group in grouped([result]):
-        _log(f"  {group.words()}")
+    _log(format_counts([result]))
+    for group in group_failures([result]):
+        _log(f"  {group.message()}")
     _log_unsupported([result])
     if result.ready:
         model = f" --model {shlex.quote(result.model)}" if result.model else ""
@@ -198,7 +198,9 @@ def log_single(result: HealthResult, backend: str) -> None:
 def _log_unsupported(results: Sequence[HealthResult]) -> None:
     """What jobs do without at the engines that were found."""
     engines = dict.fromkeys(
-        result.known.engine for result in results if result.known and result.known.engine
+        result.capabilities.engine
+        for result in results
+        if result.capabilities and result.capabilities.engine
     )
     for engine in engines:
         message = unsupported_settings(engine).words()

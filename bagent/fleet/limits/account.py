@@ -1,6 +1,6 @@
-"""What one account may ask of a provider: requests and tokens per minute, over all endpoints.
+"""Rate limits of a provider account: requests and tokens per minute, over all its endpoints.
 
-Pure objects; times are seconds on any monotonic clock, given with each call.
+Pure objects; times are seconds on any monotonic clock, passed to each call.
 """
 
 from __future__ import annotations
@@ -10,153 +10,156 @@ import msgspec
 from bagent.backends.http.rate_limit_headers import DAY, MINUTE, Allowance, RateLimits
 from bagent.fleet.limits.concurrency import RequestPacer
 
-LITTLE = 0.001
-"""Seconds added to a wait, lest a rounding error make it end too soon."""
+ROUNDING = 0.001
+"""Seconds added to a wait, so that a rounding error does not end it too soon."""
 
-CONTRADICTIONS = 4
-"""So many good answers one after the other that tell the same small rest show that it is no count:
-a count that tells 0 has one such answer, and the next is refused."""
+MAX_CONTRADICTIONS = 4
+"""Consecutive accepted requests with the same small remaining amount after which it is ignored. A
+true counter at 0 is followed by a refusal."""
 
 SMALL = 10
-"""A rest below this may hold requests back."""
+"""Only a remaining amount below this can contradict the answers."""
 
-_SURE = 20
-"""So many answers that fit a bucket, or do not, outweigh as many others at most."""
+MAX_BUCKET_SCORE = 20
+"""Bound on how much the latest answers outweigh others in telling buckets from windows."""
 
 
 class RateQuota:
-    """Keeps what is started within what a provider said is left.
+    """Keeps requests within the remaining amount that a provider reports.
 
-    Amounts are whatever the limit counts: requests or tokens. ``sum`` is always the amount that
-    was started since the account began.
+    Amounts are requests or tokens. A ``total`` is the amount started since the account began.
 
     Args:
-        longest: seconds for which one answer's words may hold requests back; then one is let
-            through to hear more.
+        longest: seconds for which one report may delay requests; then one is sent to get another.
     """
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
         self._limit = float("inf")
-        self._left = float("inf")
-        self._mark = float("-inf")
-        self._at = 0.0
+        self._remaining = float("inf")
+        self._total = float("-inf")
+        self._reported_at = 0.0
         self._until = float("-inf")
-        self._refill = 0.0
-        self._fits = 0
-        self._same = 0
-        self._same_left = float("inf")
-        self._same_sum = float("-inf")
-        self.disregarded = False
+        self._refill = 0.0  # per second
+        self._bucket_score = 0
+        self._repeats = 0
+        self._repeated = float("inf")
+        self._repeat_total = float("-inf")
+        self.ignored = False
 
-    def contradicts(self, told: Allowance, mark: float, sum: float, *, whole: bool) -> bool:
-        """Take that a good answer told ``told``; returns whether that just became incredible.
+    def contradicts(
+        self, allowance: Allowance, started: float, total: float, *, per_request: bool
+    ) -> bool:
+        """Record an accepted request's report; return whether the quota is ignored from now on.
 
         Args:
-            mark: the sum when the request of the answer was started.
-            sum: what it is now.
-            whole: the limit counts requests. Tokens are counted when an answer ends, so there only
-                requests count that were started after the same rest had been told.
+            allowance: the report.
+            started: the total when the request was started.
+            total: the total now.
+            per_request: the amount is requests. Tokens are counted when an answer ends, so for
+                them only requests count that were started after the previous report.
         """
-        if told.left >= min(SMALL, told.limit) or any(map(told.is_bucket, (MINUTE, DAY))):
-            self._same = 0
+        bucket = any(map(allowance.is_bucket, (MINUTE, DAY)))
+        if bucket or allowance.left >= min(SMALL, allowance.limit):
+            self._repeats = 0
             return False
-        if told.left != self._same_left or self._same == 0:
-            self._same, self._same_left = 1, told.left
-        elif whole or mark > self._same_sum:
-            self._same += 1
+        if allowance.left != self._repeated or self._repeats == 0:
+            self._repeats, self._repeated = 1, allowance.left
+        elif per_request or started > self._repeat_total:
+            self._repeats += 1
         else:
             return False
-        self._same_sum = sum
-        if self._same < CONTRADICTIONS or self.disregarded:
+        self._repeat_total = total
+        if self._repeats < MAX_CONTRADICTIONS or self.ignored:
             return False
-        self.disregarded = True
+        self.ignored = True
         return True
 
-    def refused(self) -> None:
-        """Take that a request was refused by a limit: what was told may well be true."""
-        self._same = 0
+    def on_refusal(self) -> None:
+        """Record that a limit refused a request: the reports may be true."""
+        self._repeats = 0
 
-    def told(self, at: float, told: Allowance, mark: float) -> None:
-        """An answer told ``told`` at ``at``; ``mark`` was the sum when its request was started.
+    def update(self, at: float, allowance: Allowance, started: float) -> None:
+        """Record a report of time ``at``; ``started`` is the total when its request began.
 
-        What an earlier request's answer tells later is old.
+        Reports of earlier requests that arrive later are ignored.
         """
-        if mark < self._mark:
+        if started < self._total:
             return
-        self._limit, self._left, self._mark, self._at = told.limit, told.left, mark, at
-        reset = min(MINUTE if told.reset is None else told.reset, self._longest)
-        self._until = at + reset + LITTLE
-        period = next((one for one in (MINUTE, DAY) if told.is_bucket(one)), None)
-        # The end of a window fits a bucket now and then.
-        self._fits = max(-_SURE, min(_SURE, self._fits + (1 if period else -1)))
-        if self._fits < 0:
+        self._limit, self._remaining = allowance.limit, allowance.left
+        self._total, self._reported_at = started, at
+        reset = min(MINUTE if allowance.reset is None else allowance.reset, self._longest)
+        self._until = at + reset + ROUNDING
+        period = next((each for each in (MINUTE, DAY) if allowance.is_bucket(each)), None)
+        # The end of a window looks like a bucket now and then.
+        score = self._bucket_score + (1 if period else -1)
+        self._bucket_score = max(-MAX_BUCKET_SCORE, min(MAX_BUCKET_SCORE, score))
+        if self._bucket_score < 0:
             period = None
-        self._refill = told.limit / period if period else 0.0
+        self._refill = allowance.limit / period if period else 0.0
         if period == MINUTE:
-            self._until = float("inf")  # how it fills is known beyond the time that was told
+            self._until = float("inf")  # the bucket's level stays predictable
 
-    def wait(self, now: float, sum: float, amount: float) -> float:
-        """Seconds until ``amount`` more may be started; 0 for at once."""
+    def wait(self, now: float, total: float, amount: float) -> float:
+        """Return the seconds until ``amount`` more may be started; 0 for at once."""
         until = self._until - now
-        if until <= 0 or self.disregarded:
+        if until <= 0 or self.ignored:
             return 0.0
-        left = self._left + max(0.0, now - self._at) * self._refill - (sum - self._mark)
-        missing = min(amount, self._limit) - min(self._limit, left)
+        refilled = max(0.0, now - self._reported_at) * self._refill
+        remaining = self._remaining + refilled - (total - self._total)
+        missing = min(amount, self._limit) - min(self._limit, remaining)
         if missing <= 0:
             return 0.0
-        return min(until, missing / self._refill + LITTLE) if self._refill else until
+        return min(until, missing / self._refill + ROUNDING) if self._refill else until
 
 
 FIRST_COMPLETION = 512
-"""Tokens expected of an answer before any has been seen and where the request sets no limit."""
+"""Expected tokens of an answer before any was seen, where the request sets no limit."""
 
 STEADY = 50
-"""Answers after which the running mean of their length forgets: each then weighs 1/50, so the
-mean follows the rows within some hundred answers and one long answer moves it little."""
+"""Answers after which the running mean of their length forgets: each then weighs 1/50."""
 
 
 class TokenPace:
     """Tokens per minute, spread over the minute.
 
-    A leaky bucket spreads the starts, since providers enforce a minute's tokens over shorter times
-    too. A log of the last minute, second by second, keeps the sum under the ceiling when what was
-    reserved turns out to be more or less than what was used: any 60 s hold at most ``tpm`` tokens,
-    and one request more where that is larger than the bucket; beyond that only by what answers in
-    flight are longer than was expected.
+    A leaky bucket spreads the starts, since providers enforce the limit over shorter times too. A
+    log of the last minute corrects for estimates: any 60 s contain at most ``tpm`` tokens, or one
+    request more where that is larger than the bucket. Answers that are longer than expected may
+    exceed it.
 
     Args:
         tpm: tokens per minute, above 0.
     """
 
     BURST = 0.02
-    """The bucket's share of a minute's tokens: 1.2 s of them. Less would let late timers waste
-    tokens, more would take from the rate, since burst and rate share the minute."""
+    """The bucket's share of a minute's tokens: 1.2 s of them. Less would waste tokens when timers
+    are late; more would take from the rate, since burst and rate share the minute."""
 
     def __init__(self, tpm: float) -> None:
-        self._most = self._size = self._rate = 0.0
+        self._limit = self._size = self._rate = 0.0
         self.resize(tpm)
         self._level = self._size
         self._at: float | None = None
-        self._log: dict[int, float] = {}
+        self._log: dict[int, float] = {}  # tokens by second
         self._sum = 0.0
 
     def resize(self, tpm: float) -> None:
-        """The ceiling is ``tpm`` from now on."""
-        self._most = tpm
+        """Set the limit to ``tpm``."""
+        self._limit = tpm
         self._size = tpm * self.BURST
         self._rate = (tpm - self._size) / 60
 
     def wait(self, now: float, tokens: float) -> float:
-        """Seconds until a request of ``tokens`` may start; 0 for at once."""
+        """Return the seconds until a request of ``tokens`` may start; 0 for at once."""
         tokens = min(tokens, self._size)
         missing = tokens - self._filled(now)
-        # A wait that ends a rounding error early would be asked for again, and again.
+        # A wait that ended a rounding error too early would be followed by another, and another.
         wait = missing / self._rate if missing > 1e-6 * self._size else 0.0
         return max(wait, self._window_wait(now, tokens))
 
-    def take(self, now: float, tokens: float) -> None:
-        """A request of ``tokens`` was started."""
+    def reserve(self, now: float, tokens: float) -> None:
+        """Reserve the tokens of a request that starts now."""
         self._forget(now)
         self._level = self._filled(now) - tokens
         self._at = now
@@ -164,7 +167,7 @@ class TokenPace:
         self._sum += tokens
 
     def settle(self, now: float, sent: float, reserved: float, used: float) -> None:
-        """The request that took ``reserved`` tokens at ``sent`` has used ``used``."""
+        """Replace the ``reserved`` tokens of the request sent at ``sent`` by those ``used``."""
         self._forget(now)
         self._level = min(self._size, self._filled(now) + reserved - used)
         self._at = now
@@ -177,41 +180,39 @@ class TokenPace:
         return min(self._size, self._level + passed * self._rate)
 
     def _forget(self, now: float) -> None:
-        """Drop the seconds that are wholly more than a minute ago; the log is in their order."""
         while self._log and (oldest := next(iter(self._log))) + 61 <= now:
             self._sum -= self._log.pop(oldest)
 
     def _window_wait(self, now: float, tokens: float) -> float:
         self._forget(now)
-        over = self._sum + tokens - self._most
+        excess = self._sum + tokens - self._limit
         wait = 0.0
-        for second, spent in self._log.items():
-            if over <= 1e-6 * self._most:
+        for second, used in self._log.items():
+            if excess <= 1e-6 * self._limit:
                 break
-            over -= spent
+            excess -= used
             wait = second + 61 - now
         return wait
 
 
 class TokenUse(msgspec.Struct, frozen=True):
-    """Tokens of requests: of their prompts, and of their answers as far as they can be foreseen.
-
-    ``most`` is what the answers may have by their own limits, at least ``answer``.
-    """
+    """Tokens of requests, as far as they can be foreseen."""
 
     prompt: int = 0
-    answer: int = 0
-    most: int = 0
+    answer: int = 0  # expected
+    max_answer: int = 0  # what the requests allow, at least ``answer``
 
     @property
     def total(self) -> int:
-        """Prompt and answer together."""
+        """Prompt and expected answer."""
         return self.prompt + self.answer
 
     def __add__(self, other: TokenUse) -> TokenUse:
-        """The tokens of both."""
+        """Return the sum of both."""
         return TokenUse(
-            self.prompt + other.prompt, self.answer + other.answer, self.most + other.most
+            self.prompt + other.prompt,
+            self.answer + other.answer,
+            self.max_answer + other.max_answer,
         )
 
 
@@ -219,7 +220,7 @@ NO_TOKENS = TokenUse()
 
 
 class RequestReservation(msgspec.Struct, frozen=True):
-    """What an account had started so far: requests, and tokens as they were reserved for them."""
+    """Requests that an account has started, and the tokens reserved for them."""
 
     requests: int = 0
     tokens: TokenUse = NO_TOKENS
@@ -231,25 +232,23 @@ NOTHING = RequestReservation()
 class Account:
     """The limits that all endpoints of one account share.
 
-    The tokens of a request are not known when it starts: an estimate is reserved, and the
-    difference is settled at its end. What is reserved for an answer is the running mean of the
-    answers before it.
+    The tokens of a request are estimated and reserved when it starts, and settled when it ends.
+    The estimate for an answer is the running mean of earlier ones.
 
-    A provider may tell its limits in its answers (:meth:`told`). Requests, and tokens where one
-    limit counts those of prompts and answers together, then start at that pace; and nothing is
-    started for which too little is left.
+    A provider may report its limits in its answers (`update_limits`). Requests then start at that
+    pace, and only while enough remains.
 
     Args:
         rpm: requests per minute, None for no ceiling.
         tpm: tokens per minute (prompt and completion), None for no ceiling.
-        longest: the longest wait after a refusal, in seconds, even when told to wait longer.
-        hosted: whether its provider may tell limits.
+        longest: cap on a wait after a refusal in seconds.
+        hosted: whether its provider may report limits.
     """
 
     def __init__(
         self, rpm: float | None, tpm: float | None, longest: float, *, hosted: bool = False
     ) -> None:
-        self._pace = RequestPacer(rpm, longest)
+        self._pacer = RequestPacer(rpm, longest)
         self._tpm = tpm
         self._tokens = TokenPace(tpm) if tpm else None
         self._longest = longest
@@ -257,163 +256,167 @@ class Account:
         self._mean = 0.0
         self._answers = 0
         self._started = NOTHING
-        self._usual = NO_TOKENS
+        self._last = NO_TOKENS  # of the latest request
         self._quotas: dict[str, RateQuota] = {}
-        self._said: dict[str, float] = {}
+        self._reported: dict[str, float] = {}  # limits, by name
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether estimates of tokens matter: False where no ceiling for tokens can be."""
+        """Whether token estimates matter."""
         return self._tokens is not None or self._hosted
 
     @property
     def last_served(self) -> float:
         """When a request was last answered well; minus infinity if none was."""
-        return self._pace.last_served
+        return self._pacer.last_served
 
     @property
     def rate(self) -> float | None:
         """Requests per second that may start now; None for no limit."""
-        return self._pace.rate
+        return self._pacer.rate
 
-    def estimate(self, prompt: int, most: int | None = None) -> TokenUse:
-        """The tokens to reserve for a request.
+    def estimate(self, prompt: int, max_answer: int | None = None) -> TokenUse:
+        """Return the tokens to reserve for a request.
 
         Args:
-            prompt: an estimate of its prompt's tokens.
-            most: the tokens that it allows for its answer, None for no limit.
+            prompt: estimated tokens of its prompt.
+            max_answer: its limit on the answer, None for no limit.
         """
         mean = self._mean if self._answers else FIRST_COMPLETION
-        answer = round(mean if most is None else min(mean, most))
-        return TokenUse(prompt, answer, answer if most is None else most)
+        answer = round(mean if max_answer is None else min(mean, max_answer))
+        return TokenUse(prompt, answer, answer if max_answer is None else max_answer)
 
     def wait(self, now: float, tokens: int = 0) -> float:
-        """Seconds until a request of ``tokens`` may start; 0 for at once.
+        """Return the seconds until a request of ``tokens`` may start; 0 for at once.
 
-        Where a provider told what is left, the request is taken to be like the one before it.
+        The provider's quotas assume a request like the latest one.
         """
-        wait = self._pace.wait(now)
+        wait = self._pacer.wait(now)
         if self._tokens is not None:
             wait = max(wait, self._tokens.wait(now, tokens))
         if self._quotas:
-            done, usual = self._started, self._usual
+            done, last = self._started, self._last
             for name, quota in self._quotas.items():
-                started = _amount(name, done.requests, done.tokens)
-                wait = max(wait, quota.wait(now, started, _amount(name, 1, usual)))
+                total = _amount(name, done.requests, done.tokens)
+                wait = max(wait, quota.wait(now, total, _amount(name, 1, last)))
         return wait
 
-    def paused(self, now: float) -> float:
-        """Seconds that the pause after a refusal still lasts, 0 if there is none."""
-        return self._pace.paused(now)
+    def pause_remaining(self, now: float) -> float:
+        """Return the seconds that the pause after a refusal still lasts."""
+        return self._pacer.pause_remaining(now)
 
-    def started(self, now: float, tokens: TokenUse = NO_TOKENS) -> RequestReservation:
-        """A request was started for which ``tokens`` are reserved; returns all so far."""
-        self._pace.started(now)
+    def start(self, now: float, tokens: TokenUse = NO_TOKENS) -> RequestReservation:
+        """Reserve ``tokens`` for a request that starts now; return all reservations so far."""
+        self._pacer.start(now)
         if self._tokens is not None:
-            self._tokens.take(now, tokens.total)
+            self._tokens.reserve(now, tokens.total)
         if self._hosted:
-            self._usual = tokens
+            self._last = tokens
             self._started = RequestReservation(
                 self._started.requests + 1, self._started.tokens + tokens
             )
         return self._started
 
-    def told(
-        self, at: float, limits: RateLimits, mark: RequestReservation, *, good: bool = True
+    def update_limits(
+        self,
+        at: float,
+        limits: RateLimits,
+        reservation: RequestReservation,
+        *,
+        accepted: bool = True,
     ) -> str:
-        """An answer told the provider's limits; returns words for people where they are news, such
-        as ``allows 600 requests a minute``.
+        """Update the limits from rate-limit headers.
 
         Args:
-            at: when its headers came.
-            limits: what they said.
-            mark: what :meth:`started` gave for its request.
-            good: whether the request was let in.
+            at: when the headers came.
+            limits: what they report.
+            reservation: what `start` returned for the request.
+            accepted: whether the request was accepted.
+
+        Returns:
+            what is new, for people, such as ``allows 600 requests a minute``; else empty.
         """
-        allows, incredible = [], []
+        allowed, ignored = [], []
         for name in _LIMITS:
-            told: Allowance | None = getattr(limits, name)
-            if told is None:
+            allowance: Allowance | None = getattr(limits, name)
+            if allowance is None:
                 continue
             quota = self._quotas.get(name)
             if quota is None:
                 quota = self._quotas[name] = RateQuota(self._longest)
-            started = _amount(name, mark.requests, mark.tokens)
-            quota.told(at, told, started)
-            done = self._started
-            now = _amount(name, done.requests, done.tokens)
-            if good and quota.contradicts(told, started, now, whole=name == "requests"):
-                incredible.append(
-                    f"sends {told.header or name}: {told.left:g} with answers that go on;"
-                    " it is disregarded"
+            started = _amount(name, reservation.requests, reservation.tokens)
+            quota.update(at, allowance, started)
+            total = _amount(name, self._started.requests, self._started.tokens)
+            per_request = name == "requests"
+            if accepted and quota.contradicts(allowance, started, total, per_request=per_request):
+                ignored.append(
+                    f"sends {allowance.header or name}: {allowance.left:g} with answers that go"
+                    " on; it is disregarded"
                 )
-            if self._said.get(name) != told.limit:
-                self._said[name] = told.limit
-                period = told.period
+            if self._reported.get(name) != allowance.limit:
+                self._reported[name] = allowance.limit
+                period = allowance.period
                 if period == MINUTE:
-                    self._follow(name, told.limit)
-                word = _PERIODS.get(period, "at a time") if period else "at a time"
-                allows.append(f"{told.limit:,.0f} {_LIMITS[name]} {word}")
-        words = [f"allows {', '.join(allows)}"] if allows else []
-        return "; ".join(words + incredible)
+                    self._set_pace(name, allowance.limit)
+                unit = _PERIODS.get(period, "at a time") if period else "at a time"
+                allowed.append(f"{allowance.limit:,.0f} {_LIMITS[name]} {unit}")
+        news = [f"allows {', '.join(allowed)}"] if allowed else []
+        return "; ".join(news + ignored)
 
-    def _follow(self, name: str, limit: float) -> None:
-        """Start at the pace of a limit a minute."""
+    def _set_pace(self, name: str, limit: float) -> None:
+        """Start requests at the pace of a limit per minute."""
         if name == "requests":
-            self._pace.allow(limit)
+            self._pacer.set_ceiling(limit)
         elif name == "tokens":
-            most = limit if self._tpm is None else min(limit, self._tpm)
+            limit = limit if self._tpm is None else min(limit, self._tpm)
             if self._tokens is None:
-                self._tokens = TokenPace(most)
+                self._tokens = TokenPace(limit)
             else:
-                self._tokens.resize(most)
+                self._tokens.resize(limit)
 
-    def served(
+    def on_success(
         self,
         now: float,
         sent: float,
-        tokens_reserved: int = 0,
-        tokens_used: int | None = None,
+        reserved: int = 0,
+        used: int | None = None,
         completion: int | None = None,
     ) -> None:
-        """A request sent at ``sent`` was answered well.
+        """Record that a request was answered well.
 
         Args:
-            now: the time of its end.
-            sent: the time of its start.
-            tokens_reserved: what was given to :meth:`started`.
-            tokens_used: prompt and completion as the server counted them, None if it did not.
-            completion: the answer's own tokens (of one call), for later estimates.
+            now: when it ended.
+            sent: when it started.
+            reserved: tokens that were reserved for it.
+            used: tokens of prompt and completion, None if the server did not report them.
+            completion: tokens of one answer, for later estimates.
         """
-        self._pace.served(now, sent)
+        self._pacer.on_success(now, sent)
         if completion is not None:
             self._answers = min(self._answers + 1, STEADY)
             self._mean += (completion - self._mean) / self._answers
-        self.ended(now, sent, tokens_reserved, tokens_used)
+        if used is not None:
+            self._settle(now, sent, reserved, used)
 
-    def ended(
-        self, now: float, sent: float, tokens_reserved: int, tokens_used: int | None = None
-    ) -> None:
-        """A request ended otherwise than by a good answer or a refusal: only its tokens count."""
-        if self._tokens is not None and tokens_used is not None:
-            self._tokens.settle(now, sent, tokens_reserved, tokens_used)
+    def _settle(self, now: float, sent: float, reserved: int, used: int) -> None:
+        if self._tokens is not None:
+            self._tokens.settle(now, sent, reserved, used)
 
-    def passed(self) -> None:
-        """A request was let in, and came to nothing for another reason than a limit."""
-        self._pace.passed()
+    def on_other_failure(self) -> None:
+        """Record that a request was accepted and failed for another reason than a limit."""
+        self._pacer.on_other_failure()
 
-    def refused(
-        self, sent: float, now: float, told: float | None, tokens_reserved: int = 0
+    def on_refusal(
+        self, sent: float, now: float, retry_after: float | None, reserved: int = 0
     ) -> float:
-        """A request sent at ``sent`` was refused by a rate limit; returns the seconds to wait.
+        """Record that a rate limit refused a request sent at ``sent``; return the seconds to wait.
 
-        What was reserved for it is given back: a provider counts no tokens for what it refused.
-        ``told`` is the server's Retry-After in seconds, or None.
+        Its reserved tokens are released: providers do not count refused requests.
         """
-        self.ended(now, sent, tokens_reserved, 0)
+        self._settle(now, sent, reserved, 0)
         for quota in self._quotas.values():
-            quota.refused()
-        return self._pace.refused(sent, now, told)
+            quota.on_refusal()
+        return self._pacer.on_refusal(sent, now, retry_after)
 
 
 _LIMITS = {
@@ -426,12 +429,12 @@ _PERIODS = {MINUTE: "a minute", DAY: "a day"}
 
 
 def _amount(name: str, requests: int, tokens: TokenUse) -> int:
-    """What the limit ``name`` counts of them.
+    """Return what the limit ``name`` counts.
 
-    OpenAI counts an answer at the most that it may have; Anthropic as it comes.
+    OpenAI counts an answer at its limit, Anthropic as it is generated.
     """
     if name == "requests":
         return requests
     if name == "tokens":
-        return tokens.prompt + tokens.most
+        return tokens.prompt + tokens.max_answer
     return tokens.prompt if name == "input" else tokens.answer
