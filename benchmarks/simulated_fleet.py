@@ -105,8 +105,8 @@ class Node:
         self.driver.start(flight, asked)
 
         async def ended() -> None:
-            while not flight.over:
-                await flight.news()
+            while not flight.done:
+                await flight.wait()
 
         work = asyncio.ensure_future(ended())
         await asyncio.wait({work, died}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,20 @@
-"""A simulated OpenAI-compatible serving engine, for people without a GPU.
+"""A simulated OpenAI-compatible serving engine for machines without a GPU.
 
-It batches continuously, prefills, decodes, fills a KV cache, reuses prefixes, queues and fails as
-it is told, on the routes and in the words of vLLM, and its answers are seeded: valid for the
-schema that a request gives, else words. Nothing in it is a language model, and every answer's
-model name says so.
+It batches continuously, prefills, decodes, fills a KV cache, reuses prefixes, queues, and fails as
+configured, on vLLM's routes and with vLLM's messages. Answers are seeded and valid for the
+request's schema. Nothing in it is a language model, and every answer's model name says so.
+
+config           settings and injected faults
+engine           continuous batching on a clock that the caller provides
+kv               the KV cache
+metrics          counters in vLLM's Prometheus format
+driver           the engine on an event loop; requests read for one replica
+requests         request bodies, checked as vLLM checks them
+generator        answers; schema_values, regex_text and text make their values
+tokens           tokenizer and chat template
+replies          response bodies and stream chunks
+other_protocols  OpenAI's responses and Anthropic's messages
+server           HTTP server of each replica
 """
 
 from bagent.sim.config import (

@@ -1,7 +1,7 @@
-"""What a simulated engine is told: frozen values, read from a URL, from options or made in code.
+"""Settings of simulated engines: frozen values, read from a URL, from options or made in code.
 
-Every setting has one flat name (``decode``, ``rate_429``), used alike in ``sim://?decode=50``, in
-``bagent sim --decode 50`` and as a field below. :data:`OPTIONS` lists them all.
+Every setting has one flat name (``decode``, ``rate_429``), used in ``sim://?decode=50``, in
+``bagent sim --decode 50`` and as a field. :data:`OPTIONS` lists them all.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ BLOCK = 16
 """Tokens in one block of the KV cache, as in vLLM's default."""
 
 SPREADS = ("geometric", "normal", "fixed")
-"""How the length of free answers varies around its mean."""
+"""Distributions of the length of free answers."""
 
-_NAMES = {
+_TYPE_DESCRIPTIONS = {
     "int": "a whole number",
     "float": "a number",
     "str": "a text",
@@ -36,7 +36,8 @@ _NAMES = {
 
 
 def _option(default: T, text: str, kind: str = "") -> T:
-    """A dataclass field with its help text; ``kind`` is ``rate`` or ``seconds`` where not plain."""
+    """Return a dataclass field with its help text; ``kind`` is ``rate`` or ``seconds`` where not
+    plain."""
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
@@ -50,7 +51,7 @@ class EngineConfig:
     """Size and speed of one engine.
 
     One step takes ``prefilled tokens / prefill + (1 + batch_slowdown * (b - 1)) / decode`` seconds
-    with ``b`` sequences decoding (no second term for ``b`` = 0) and gives each of them one token.
+    with ``b`` decoding sequences (without the second term for ``b`` = 0) and gives each one token.
     """
 
     max_model_len: int = _option(8192, "Context length in tokens: prompt and answer together.")
@@ -88,14 +89,14 @@ class EngineConfig:
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks of :data:`BLOCK` tokens that the KV cache holds."""
+        """Return how many blocks of :data:`BLOCK` tokens the KV cache holds."""
         tokens = self.kv_tokens or max(262_144, self.max_model_len)
         return -(-tokens // BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerConfig:
-    """What the answers look like."""
+    """Form of the answers."""
 
     output_tokens: int = _option(64, "Mean length of free answers in tokens.")
     output_spread: str = _option(
@@ -115,7 +116,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultConfig:
-    """What goes wrong on purpose. Rates are per generation request, drawn from the seed."""
+    """Injected faults; rates are per generation request, drawn from the seed."""
 
     rate_429: float = _option(0.0, "Rate of 429 answers.", "rate")
     retry_after: float | None = _option(
@@ -152,7 +153,7 @@ class FaultConfig:
 class SimConfig:
     """A fleet of equal simulated engines.
 
-    ``model`` always says that it is simulated: a name that neither starts with ``sim-`` nor
+    ``model`` always shows that it is simulated: a name that neither starts with ``sim-`` nor
     contains ``simulated`` gets the prefix ``sim-``.
 
     Raises:
@@ -189,10 +190,8 @@ class SimConfig:
     def of(cls, values: Mapping[str, Any]) -> SimConfig:
         """Make a config from flat names; texts are read as numbers, rates and durations.
 
-        Args:
-            values: flat option names (see :data:`OPTIONS`) to texts or ready values. Rates may be
-                ``0.1`` or ``10%``, durations seconds or ``500ms``, ``2s``, ``1m``; ``none`` unsets
-                what can be unset.
+        Args: values: option names (see :data:`OPTIONS`) to texts or values. Rates may be ``0.1`` or
+        ``10%``, durations seconds or ``500ms``, ``2s``, ``1m``; ``none`` unsets an optional value.
 
         Raises:
             JobError: an unknown name or a value that cannot be read.
@@ -205,8 +204,12 @@ class SimConfig:
                 hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(OPTIONS)}"
                 raise JobError(f"simulated engine: unknown option '{name}'", hint=hint)
             groups[option.group][name] = option.read(value)
-        made = {group: kind(**groups[group]) for group, kind in _GROUPS.items() if groups[group]}
-        return cls(**groups[""], **made)
+        configs = {
+            group: config_type(**groups[group])
+            for group, config_type in _GROUPS.items()
+            if groups[group]
+        }
+        return cls(**groups[""], **configs)
 
 
 _GROUPS: dict[str, type[Any]] = {
@@ -218,7 +221,7 @@ _GROUPS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimOption:
-    """One setting: its flat name, the group of the config that it is in, its type and default."""
+    """One setting: flat name, group of the config, type and default."""
 
     name: str
     group: str
@@ -229,7 +232,7 @@ class SimOption:
     optional: bool = False
 
     def read(self, value: Any) -> Any:
-        """Turn a text into this option's type; a ready value passes unchanged.
+        """Convert a text to this option's type; any other value is returned unchanged.
 
         Raises:
             JobError: the text cannot be read.
@@ -241,8 +244,10 @@ class SimOption:
         try:
             return _READERS[self.kind or self.type.__name__](value.strip())
         except (ValueError, KeyError):
-            what = _NAMES[self.kind or self.type.__name__]
-            raise JobError(f"simulated engine: '{self.name}' is {what}, not {value!r}") from None
+            description = _TYPE_DESCRIPTIONS[self.kind or self.type.__name__]
+            raise JobError(
+                f"simulated engine: '{self.name}' is {description}, not {value!r}"
+            ) from None
 
 
 def _read_bool(text: str) -> bool:
@@ -266,35 +271,35 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def _options() -> dict[str, SimOption]:
-    found: dict[str, SimOption] = {}
-    for group, kind in (("", SimConfig), *_GROUPS.items()):
-        hints = get_type_hints(kind)
-        for spec in fields(kind):
+    options: dict[str, SimOption] = {}
+    for group, config_type in (("", SimConfig), *_GROUPS.items()):
+        hints = get_type_hints(config_type)
+        for spec in fields(config_type):
             if spec.default is MISSING:
                 continue
             hint = hints[spec.name]
-            plain = [a for a in getattr(hint, "__args__", (hint,)) if a is not type(None)]
-            found[spec.name] = SimOption(
+            types = [a for a in getattr(hint, "__args__", (hint,)) if a is not type(None)]
+            options[spec.name] = SimOption(
                 spec.name,
                 group,
-                plain[0],
+                types[0],
                 spec.default,
                 spec.metadata["help"],
                 spec.metadata["kind"],
-                optional=plain[0] is not hint,
+                optional=types[0] is not hint,
             )
-    return found
+    return options
 
 
 OPTIONS: dict[str, SimOption] = _options()
-"""Every setting by its flat name, in the order of the classes above."""
+"""Every setting by its flat name, in the order of the classes."""
 
 
 def parse_sim_url(url: str) -> SimConfig:
     """Read ``sim``, ``sim://?replicas=2&decode=50`` or ``sim://MODEL?...``.
 
     Raises:
-        JobError: not such a URL, an option unknown, given twice or unreadable.
+        JobError: it is no such URL, or an option is unknown, repeated or unreadable.
     """
     parts = urlsplit(url)
     if url != "sim" and parts.scheme != "sim":
@@ -310,7 +315,7 @@ def parse_sim_url(url: str) -> SimConfig:
     return SimConfig.of(values)
 
 
-KINDS = ("rate_429", "stall", "cut", "malformed", "disorder")
+FAULT_KINDS = ("rate_429", "stall", "cut", "malformed", "disorder")
 _RATES = {
     "rate_429": "rate_429",
     "stall": "stall_rate",
@@ -322,7 +327,7 @@ _RATES = {
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """What happens to one request; a 429 and a dead server leave no room for the others."""
+    """The faults of one request; a 429 and a dead server exclude the others."""
 
     dead: bool = False
     limited: bool = False
@@ -338,8 +343,8 @@ NO_FAULT = InjectedFault()
 class Faults:
     """Draws the faults of one replica, request by request.
 
-    The draws of a kind depend only on the seed, the replica and how many requests came before, so
-    a run goes wrong in the same places each time.
+    Draws depend only on the seed, the replica and the number of earlier requests, so that a run
+    fails in the same places each time.
 
     Args:
         config: rates.
@@ -349,16 +354,16 @@ class Faults:
 
     def __init__(self, config: FaultConfig, seed: int, replica: int) -> None:
         self.config = config
-        self.counts: dict[str, int] = dict.fromkeys((*KINDS, "overload", "dead"), 0)
+        self.counts: dict[str, int] = dict.fromkeys((*FAULT_KINDS, "overload", "dead"), 0)
         self.requests = 0
         self._draws = {
             kind: (rate, random.Random(f"{seed}/{replica}/{kind}"))
-            for kind in KINDS
+            for kind in FAULT_KINDS
             if (rate := getattr(config, _RATES[kind])) > 0
         }
 
     def next(self) -> InjectedFault:
-        """The fault of the next generation request."""
+        """Return the fault of the next generation request."""
         self.requests += 1
         if self.config.dead_after is not None and self.requests > self.config.dead_after:
             return InjectedFault(dead=True)
@@ -374,6 +379,6 @@ class Faults:
             disorder="disorder" in hit,
         )
 
-    def shown(self, kind: str) -> None:
+    def count(self, kind: str) -> None:
         """Count a fault that a client has met."""
         self.counts[kind] += 1

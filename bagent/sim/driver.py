@@ -1,4 +1,4 @@
-"""An engine on an event loop: its next event is a timer, its changes wake whoever waits."""
+"""The engine on an event loop, and the parsing of requests for one replica."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bagent.sim.config import BLOCK, SimConfig
 from bagent.sim.engine import Sequence, SimEngine, SimRequest
 from bagent.sim.generator import AnswerWriter
 from bagent.sim.replies import ReplyHead, ReplySample
-from bagent.sim.requests import ApiError, ChatRequest, Common, CompletionRequest
+from bagent.sim.requests import ApiError, ChatRequest, CompletionRequest, GenerationRequest
 
 
 class PendingCall:
-    """The sequences of one call, on their way.
+    """The sequences of one call in the engine.
 
     Args:
         stream: wake at every new token, not only at the end.
@@ -27,36 +27,36 @@ class PendingCall:
 
     def __init__(self, *, stream: bool) -> None:
         self.sequences: list[Sequence] = []
-        self.left = 0
+        self.remaining = 0
         self._stream = stream
-        self._fresh: list[Sequence] = []
+        self._changed: list[Sequence] = []
         self._waiter: asyncio.Future[None] | None = None
 
     @property
-    def over(self) -> bool:
-        """Whether all sequences have ended and all that is new on them was handed out."""
-        return not self.left and not self._fresh
+    def done(self) -> bool:
+        """Return whether all sequences have ended and every change was returned."""
+        return not self.remaining and not self._changed
 
     def changed(self, seq: Sequence) -> None:
-        """The engine has something new on ``seq``."""
-        self._fresh.append(seq)
+        """Record a change of ``seq``."""
+        self._changed.append(seq)
         if seq.finished_at is not None:
-            self.left -= 1
-        wake = self._stream or not self.left
+            self.remaining -= 1
+        wake = self._stream or not self.remaining
         if wake and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def news(self) -> list[Sequence]:
-        """Wait for new tokens (streamed) or the end (else): the sequences that have changed."""
-        while not self._fresh or (self.left and not self._stream):
+    async def wait(self) -> list[Sequence]:
+        """Wait for new tokens (streamed) or the end; return the changed sequences."""
+        while not self._changed or (self.remaining and not self._stream):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        fresh, self._fresh = self._fresh, []
-        return fresh
+        changed, self._changed = self._changed, []
+        return changed
 
 
 class Driver:
-    """Runs ``engine`` on the running event loop, on that loop's clock."""
+    """Runs ``engine`` on the running event loop and its clock."""
 
     def __init__(self, engine: SimEngine) -> None:
         self.engine = engine
@@ -64,23 +64,23 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
 
-    def start(self, flight: PendingCall, requests: Seq[SimRequest]) -> None:
-        """Submit the requests of one call; each has ``flight`` as its tag."""
+    def start(self, call: PendingCall, requests: Seq[SimRequest]) -> None:
+        """Submit the requests of one call, which is their tag."""
         now = self._loop.time()
-        flight.left = len(requests)
-        flight.sequences = [self.engine.submit(request, now) for request in requests]
+        call.remaining = len(requests)
+        call.sequences = [self.engine.submit(request, now) for request in requests]
         self._pump()
 
-    def drop(self, flight: PendingCall) -> None:
-        """Take what is left of a call out of the engine."""
+    def drop(self, call: PendingCall) -> None:
+        """Cancel the remaining sequences of a call."""
         now = self._loop.time()
-        for seq in flight.sequences:
+        for seq in call.sequences:
             if seq.finished_at is None:
                 self.engine.cancel(seq, now)
         self._pump()
 
     def close(self) -> None:
-        """Stop the clock; nothing changes any more."""
+        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -90,7 +90,7 @@ class Driver:
             seq.request.tag.changed(seq)
         due = self.engine.next_event()
         if self._timer is not None:
-            # The handles of some loops do not tell when they are due.
+            # Timer handles of some event loops have no ``when()``.
             if self._due == due:
                 return
             self._timer.cancel()
@@ -105,15 +105,13 @@ class Driver:
 
 
 class GenerationCall(msgspec.Struct, frozen=True):
-    """One generation call: samples are prompt-major, then by choice.
-
-    ``max_tokens`` is what each sample was allowed, for the metrics.
-    """
+    """One generation call; samples are ordered by prompt, then by choice."""
 
     head: ReplyHead
     samples: list[ReplySample]
     prompts: int
     max_tokens: list[int]
+    """The limit of each sample, for the metrics."""
     stream: bool
     include_usage: bool
     continuous: bool
@@ -121,31 +119,31 @@ class GenerationCall(msgspec.Struct, frozen=True):
     salt: str | None
 
     def engine_requests(self, tag: object) -> list[SimRequest]:
-        """What to submit to the engine, one for each sample."""
-        made: list[SimRequest] = []
-        for sample, most in zip(self.samples, self.max_tokens, strict=True):
+        """Return the engine's requests, one for each sample."""
+        requests: list[SimRequest] = []
+        for sample, limit in zip(self.samples, self.max_tokens, strict=True):
             answer = sample.answer
-            made.append(
+            requests.append(
                 SimRequest(
                     prompt_tokens=tokens.count(sample.prompt),
                     output_tokens=tokens.count(answer.packed),
                     blocks=tokens.block_hashes(sample.prompt + answer.packed, BLOCK, self.salt),
                     priority=self.priority,
                     stream=self.stream,
-                    max_tokens=most,
+                    max_tokens=limit,
                     stopped=answer.finish_reason != "length",
                     tag=tag,
                 )
             )
-        return made
+        return requests
 
 
 class RequestParser:
-    """Reads requests for one replica.
+    """Parses requests for one replica.
 
     Args:
         config: model name, lengths, seed.
-        new_id: makes a request id where the client names none.
+        new_id: makes a request id where the client sends none.
     """
 
     def __init__(self, config: SimConfig, new_id: Callable[[], str]) -> None:
@@ -154,12 +152,12 @@ class RequestParser:
         self._new_id = new_id
 
     def chat(self, body: bytes, request_id: str | None) -> GenerationCall:
-        """``/v1/chat/completions``.
+        """Parse a body of ``/v1/chat/completions``.
 
         Raises:
             ApiError: the request is refused.
         """
-        request = protocol.decode(body, ChatRequest)
+        request = protocol.decode_request(body, ChatRequest)
         n = self._check(request)
         text = protocol.render_chat(request, request.messages)
         head = ReplyHead(
@@ -170,15 +168,15 @@ class RequestParser:
             token_ids=bool(request.return_token_ids),
             prompt_text=text if request.return_prompt_text else None,
         )
-        return self._order(request, head, [tokens.pack(text)], n)
+        return self._make_call(request, head, [tokens.pack(text)], n)
 
     def chat_batch(self, body: bytes, request_id: str | None) -> GenerationCall:
-        """``/v1/chat/completions/batch``: a list of conversations, one choice each.
+        """Parse a body of ``/v1/chat/completions/batch``: a list of conversations, one choice each.
 
         Raises:
             ApiError: the request is refused.
         """
-        request = protocol.decode(body, ChatRequest)
+        request = protocol.decode_request(body, ChatRequest)
         n = self._check(request)
         if request.stream:
             raise ApiError(400, "Batch chat completions do not support streaming.")
@@ -197,15 +195,15 @@ class RequestParser:
             token_ids=bool(request.return_token_ids),
             count_cached=False,
         )
-        return self._order(request, head, [tokens.pack(text) for text in texts], 1)
+        return self._make_call(request, head, [tokens.pack(text) for text in texts], 1)
 
     def completion(self, body: bytes, request_id: str | None) -> GenerationCall:
-        """``/v1/completions``.
+        """Parse a body of ``/v1/completions``.
 
         Raises:
             ApiError: the request is refused.
         """
-        request = protocol.decode(body, CompletionRequest)
+        request = protocol.decode_request(body, CompletionRequest)
         n = self._check(request)
         head = ReplyHead(
             id=f"cmpl-{request_id or request.request_id or self._new_id()}",
@@ -215,28 +213,28 @@ class RequestParser:
             token_ids=bool(request.return_token_ids),
             echo=bool(request.echo),
         )
-        return self._order(request, head, protocol.pack_prompts(request.prompt), n)
+        return self._make_call(request, head, protocol.pack_prompts(request.prompt), n)
 
-    def _check(self, request: Common) -> int:
+    def _check(self, request: GenerationRequest) -> int:
         protocol.check_model(request.model, self.config.model)
-        return protocol.check_common(request, by_priority=self.config.engine.priority)
+        return protocol.check_generation(request, by_priority=self.config.engine.priority)
 
-    def _order(
-        self, request: Common, head: ReplyHead, prompts: list[bytes], n: int
+    def _make_call(
+        self, request: GenerationRequest, head: ReplyHead, prompts: list[bytes], n: int
     ) -> GenerationCall:
         plan = self.writer.plan(request)
         context = self.config.engine.max_model_len
-        kept = request.truncate_prompt_tokens
+        truncate_to = request.truncate_prompt_tokens
         samples: list[ReplySample] = []
         allowed: list[int] = []
         for prompt in prompts:
-            if kept:
-                prompt = prompt[-4 * (kept if kept > 0 else context) :]
-            limits = protocol.limits_of(request, tokens.count(prompt), context)
+            if truncate_to:
+                prompt = prompt[-4 * (truncate_to if truncate_to > 0 else context) :]
+            limits = protocol.token_limits(request, tokens.count(prompt), context)
             for choice in range(n):
                 answer = self.writer.answer(plan, prompt, limits, choice)
                 samples.append(ReplySample(len(samples), prompt, answer))
-                allowed.append(limits.most)
+                allowed.append(limits.max_tokens)
         options = request.stream_options
         return GenerationCall(
             head=head,

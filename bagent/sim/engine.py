@@ -1,21 +1,22 @@
-"""The simulated engine: continuous batching with chunked prefill, on a clock given from outside.
+"""The simulated engine: continuous batching with chunked prefill, on a clock that the caller
+provides.
 
 The engine works in steps, as vLLM's V1 scheduler does. A step gives every decoding sequence one
-token and spends the rest of its token budget on prefills, first come first served, so that a
-request's first token comes at the end of the step that finishes its prefill:
+token and spends the rest of its token budget on prefills, first come first served. A request's
+first token comes at the end of the step that finishes its prefill:
 
 * a step takes ``p / prefill + (1 + batch_slowdown * (b - 1)) / decode`` seconds with ``p`` prompt
-  tokens and ``b`` decoding sequences (no second term for ``b`` = 0);
+  tokens and ``b`` decoding sequences (without the second term for ``b`` = 0);
 * alone, a request of ``P`` uncached tokens that fits one step has TTFT = ``P / prefill`` and
   TPOT = ``1 / decode``;
 * with ``b`` decoding all the time, TPOT = ``(1 + batch_slowdown * (b - 1)) / decode``.
 
-When the KV cache is full, the sequence admitted last is preempted: it goes back to the queue and
-is computed again from its prompt and what it had generated.
+When the KV cache is full, the sequence admitted last is preempted: it returns to the queue and is
+computed again from its prompt and what it had generated.
 
-Equal steps are taken together: between two events (an arrival, an end, a full cache) nothing
-changes but counts, so a sequence costs the same few operations whatever its length. Only while a
-sequence is streamed is every step an event. Nothing here knows sockets, tasks or real clocks.
+Equal steps are taken together. Between two events (an arrival, an end, a full cache) only counts
+change, so the cost of a sequence does not depend on its length. While a sequence is streamed,
+every step is an event.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class SimRequest(msgspec.Struct, frozen=True):
             :func:`bagent.sim.tokens.block_hashes`).
         priority: lower is served earlier, where the engine serves by priority.
         stream: report every step, not only the end.
-        max_tokens: what the caller allowed, for the metrics.
-        stopped: whether it ends by itself (``stop``) rather than at its limit (``length``).
-        tag: anything that the caller wants to find again.
+        max_tokens: the caller's limit, for the metrics.
+        stopped: whether it ends by itself (``stop``), not at its limit (``length``).
+        tag: any value of the caller.
     """
 
     prompt_tokens: int
@@ -59,7 +60,7 @@ class SimRequest(msgspec.Struct, frozen=True):
 
 
 class Sequence:
-    """A request on its way through the engine; times are on the engine's clock, in seconds."""
+    """A request in the engine; times are seconds on the engine's clock."""
 
     __slots__ = (
         "admitted_at",
@@ -69,12 +70,12 @@ class Sequence:
         "cancelled",
         "finished_at",
         "first_token_at",
-        "held",
         "joined",
+        "named_blocks",
         "number",
         "phase",
         "preemptions",
-        "prefill_left",
+        "prefill_remaining",
         "request",
         "state",
     )
@@ -91,12 +92,12 @@ class Sequence:
         self.cancelled = False
         self.state = "waiting"
         self.base = 0
-        """Tokens generated before it joined the decode batch (the last time)."""
+        """Tokens generated before it last joined the decode batch."""
         self.joined = 0
         self.phase = 0
-        self.prefill_left = 0
-        self.held = 0
-        """Named blocks that it holds."""
+        self.prefill_remaining = 0
+        self.named_blocks = 0
+        """Number of named blocks that it holds."""
 
 
 @dataclass(slots=True)
@@ -112,9 +113,10 @@ class _Step:
 
 
 class SimEngine:
-    """See the module's text. Every method takes ``now``, seconds on a clock that never goes back.
+    """A simulated engine; see the module.
 
-    Call :meth:`advance` when :meth:`next_event` is due; calling it late gives the same times.
+    Every method takes ``now``, seconds on a clock that never goes back. Call :meth:`advance` when
+    :meth:`next_event` is due; calling it late gives the same times.
     """
 
     def __init__(self, config: EngineConfig, stats: EngineStats | None = None) -> None:
@@ -135,43 +137,43 @@ class SimEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Return the number of requests in the queue."""
         return self._waiting
 
     @property
     def running(self) -> int:
-        """Requests in the batch: prefilling or decoding."""
+        """Return the number of requests in the batch: prefilling or decoding."""
         return len(self._prefilling) + len(self._decoding)
 
     def generated(self, seq: Sequence) -> int:
-        """Tokens that ``seq`` has generated so far."""
+        """Return the tokens that ``seq`` has generated so far."""
         return seq.base + (self._steps - seq.joined if seq.state == "decoding" else 0)
 
     def next_event(self) -> float | None:
-        """When :meth:`advance` has something to do; None while idle."""
+        """Return when :meth:`advance` is due; None while idle."""
         return self._step.end if self._step else None
 
     def submit(self, request: SimRequest, now: float) -> Sequence:
-        """Put a request into the queue.
+        """Queue a request.
 
         Raises:
             ValueError: prompt and answer are longer than the context.
         """
         if request.prompt_tokens + request.output_tokens > self.config.max_model_len:
             raise ValueError("prompt and answer are longer than the context")
-        self._settle(now)
+        self._complete_steps(now)
         seq = Sequence(request, self._numbers, now)
         self._numbers += 1
         self._enqueue(seq)
         if self._step is None:
-            self._begin(now)
+            self._begin_step(now)
         elif self.running < self.config.max_num_seqs:
             self._shorten(now)
         return seq
 
     def cancel(self, seq: Sequence, now: float) -> None:
-        """Take a sequence out; it leaves the batch at once and its blocks are free."""
-        self._settle(now)
+        """Remove a sequence from queue or batch and free its blocks."""
+        self._complete_steps(now)
         if seq.cancelled or seq.state == "done":
             return
         seq.cancelled = True
@@ -180,27 +182,27 @@ class SimEngine:
         if seq.state == "waiting":
             self._waiting -= 1
         else:
-            self._leave(seq, keep=False)
+            self._remove(seq, keep=False)
             if self._step is not None:
                 self._step.chunks = [c for c in self._step.chunks if c[0] is not seq]
                 self._shorten(now)
         seq.state = "done"
         if self._step and not self._decoding and not self._step.chunks:
             self._step = None
-            self._begin(now)
+            self._begin_step(now)
 
     def advance(self, now: float) -> list[Sequence]:
-        """Work up to ``now``: the sequences that ended, and streamed ones that have new tokens."""
-        self._settle(now)
+        """Work up to ``now``; return the sequences that ended or, if streamed, have new tokens."""
+        self._complete_steps(now)
         changed = list(self._changed)
         self._changed.clear()
         return changed
 
-    def _settle(self, now: float) -> None:
+    def _complete_steps(self, now: float) -> None:
         while self._step is not None and self._step.end <= now:
             step, self._step = self._step, None
             self._complete(step)
-            self._begin(step.end)
+            self._begin_step(step.end)
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.state = "waiting"
@@ -209,13 +211,13 @@ class SimEngine:
         self._waiting += 1
 
     def _shorten(self, now: float) -> None:
-        """End a run of equal steps with the one in progress, so that the batch can change."""
+        """End a run of equal steps with the current one, so that the batch can change."""
         step = self._step
         if step is not None and step.count > 1:
             passed = int((now - step.start) / step.seconds) + 1
             step.count = max(1, min(step.count, passed))
 
-    def _begin(self, now: float) -> None:
+    def _begin_step(self, now: float) -> None:
         """Compose the next step, or stay idle."""
         full = self._make_room()
         decoding = len(self._decoding)
@@ -224,13 +226,13 @@ class SimEngine:
         for seq in self._prefilling:
             if budget <= 0:
                 break
-            chunks.append((seq, min(seq.prefill_left, budget)))
+            chunks.append((seq, min(seq.prefill_remaining, budget)))
             budget -= chunks[-1][1]
         while not full and budget > 0 and self.running < self.config.max_num_seqs:
             admitted = self._admit(now)
             if admitted is None:
                 break
-            chunks.append((admitted, min(admitted.prefill_left, budget)))
+            chunks.append((admitted, min(admitted.prefill_remaining, budget)))
             budget -= chunks[-1][1]
         seconds = 0.0
         if decoding:
@@ -243,42 +245,44 @@ class SimEngine:
             self._step = _Step(now, seconds, self._equal_steps(), [])
 
     def _equal_steps(self) -> int:
-        """How many steps can be taken together: until an end, a stream's token or a full cache."""
+        """Return how many steps can be taken together: until an end, a streamed token or a full
+        cache."""
         if self._streaming:
             return 1
         ends = self._ends
         while ends[0][2].state != "decoding" or self._end_of(ends[0][2]) != ends[0][0]:
             heapq.heappop(ends)
-        most = ends[0][0] - self._steps
+        limit = ends[0][0] - self._steps
         batch = len(self._decoding)
-        whole = min(most // BLOCK, self.kv.available // batch)
-        room = self.kv.available - whole * batch
-        steps = whole * BLOCK
-        while steps < most and self._growth(self._steps + steps) <= room:
-            room -= self._growth(self._steps + steps)
+        full_blocks = min(limit // BLOCK, self.kv.available // batch)
+        free = self.kv.available - full_blocks * batch
+        steps = full_blocks * BLOCK
+        while steps < limit and self._growth(self._steps + steps) <= free:
+            free -= self._growth(self._steps + steps)
             steps += 1
         return steps
 
     def _growth(self, step: int) -> int:
-        """Blocks that the decode batch begins in the step with this number."""
+        """Return the blocks that the decode batch begins in the step with this number."""
         return self._phases[-step % BLOCK]
 
     def _end_of(self, seq: Sequence) -> int:
         return seq.joined + seq.request.output_tokens - seq.base
 
     def _make_room(self) -> bool:
-        """Preempt the sequences admitted last until the next decode step fits; True if any was."""
+        """Preempt the sequences admitted last until the next decode step fits; return whether
+        any was."""
         before = self.stats.preemptions
         while self._decoding and self._growth(self._steps) > self.kv.available:
             victim = self._prefilling[-1] if self._prefilling else next(reversed(self._decoding))
-            self._leave(victim, keep=False)
+            self._remove(victim, keep=False)
             victim.preemptions += 1
             self.stats.preemptions += 1
             self._enqueue(victim)
         return self.stats.preemptions > before
 
     def _admit(self, now: float) -> Sequence | None:
-        """Take the first of the queue into the batch, if its prompt fits the cache."""
+        """Move the first request of the queue into the batch if its prompt fits the cache."""
         while self._queue and self._queue[0][2].cancelled:
             heapq.heappop(self._queue)
         if not self._queue:
@@ -293,8 +297,8 @@ class SimEngine:
             return None
         heapq.heappop(self._queue)
         self._waiting -= 1
-        seq.held = len(hashes)
-        seq.prefill_left = length - hits * BLOCK
+        seq.named_blocks = len(hashes)
+        seq.prefill_remaining = length - hits * BLOCK
         seq.state = "prefilling"
         if seq.admitted_at is None:
             seq.admitted_at = now
@@ -304,7 +308,7 @@ class SimEngine:
         return seq
 
     def _complete(self, step: _Step) -> None:
-        """Account for the steps just done and let sequences end or join the decode batch."""
+        """Account for the completed steps and let sequences end or join the decode batch."""
         decoding = len(self._decoding)
         prefilled = 0
         for _, tokens in step.chunks:
@@ -319,8 +323,8 @@ class SimEngine:
             self._changed.update(self._streaming)
             self._end_sequences(step.end)
         for seq, tokens in step.chunks:
-            seq.prefill_left -= tokens
-            if seq.prefill_left == 0:
+            seq.prefill_remaining -= tokens
+            if seq.prefill_remaining == 0:
                 self._prefilling.remove(seq)
                 self._join(seq, step.end)
 
@@ -332,7 +336,7 @@ class SimEngine:
                 self._finish(seq, now)
 
     def _join(self, seq: Sequence, now: float) -> None:
-        """The prefill is done, which gives one token; the rest are decoded."""
+        """Start decoding after the prefill, which gives the first token."""
         request = seq.request
         seq.state = "decoding"
         seq.joined = self._steps
@@ -354,14 +358,14 @@ class SimEngine:
             heapq.heappush(self._ends, (self._end_of(seq), seq.number, seq))
 
     def _finish(self, seq: Sequence, now: float) -> None:
-        self._leave(seq, keep=self.config.prefix_cache)
+        self._remove(seq, keep=self.config.prefix_cache)
         seq.state = "done"
         seq.finished_at = now
         self.stats.finished(seq)
         self._changed[seq] = None
 
-    def _leave(self, seq: Sequence, *, keep: bool) -> None:
-        """Out of the batch; ``keep`` leaves its full blocks in the cache for later requests."""
+    def _remove(self, seq: Sequence, *, keep: bool) -> None:
+        """Remove a sequence from the batch; ``keep`` leaves its full blocks in the cache."""
         prompt = seq.request.prompt_tokens
         if seq.state == "decoding":
             seq.base = self.generated(seq)
@@ -372,7 +376,7 @@ class SimEngine:
         else:
             written = prompt + seq.base
             self._prefilling.remove(seq)
-        private = -(-written // BLOCK) - seq.held
-        named = seq.request.blocks[seq.held : written // BLOCK] if keep else ()
-        self.kv.release(seq.request.blocks[: seq.held], private, named)
+        private = -(-written // BLOCK) - seq.named_blocks
+        named = seq.request.blocks[seq.named_blocks : written // BLOCK] if keep else ()
+        self.kv.release(seq.request.blocks[: seq.named_blocks], private, named)
         seq.joined = self._steps

@@ -1,7 +1,7 @@
-"""What a simulated model answers: seeded by prompt, seed and sample number, within the limits.
+"""Answers of the simulated model, seeded by prompt, seed and sample number, within the limits.
 
-A plan is made once per request (which schema, which tools); then one answer per sample. The same
-prompt, ``seed`` field, sample number and engine seed give the same answer, in every process.
+A plan is made once per request (schema, tools), then one answer per sample. The same prompt,
+``seed`` field, sample number and engine seed give the same answer in every process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import msgspec
 from bagent.sim import tokens
 from bagent.sim.config import AnswerConfig
 from bagent.sim.regex_text import UnsupportedPattern, matching_text
-from bagent.sim.requests import ApiError, ChatRequest, Common, RequestLimits, stops_of
-from bagent.sim.schema_values import InstanceMaker, NoInstance
-from bagent.sim.text import drawn_length, free_text, seeded
+from bagent.sim.requests import (
+    ApiError,
+    ChatRequest,
+    GenerationRequest,
+    RequestLimits,
+    stop_strings,
+)
+from bagent.sim.schema_values import SchemaSampler, UnsatisfiableSchema
+from bagent.sim.text import draw_length, free_text, seeded
 from bagent.types import Json
 
 TextMaker = Callable[[random.Random], str]
@@ -28,11 +34,11 @@ _ANY_OBJECT = {
     "required": ["answer", "score"],
 }
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_KEPT_MAKERS = 256
+_MAX_CACHED_SAMPLERS = 256
 
 
 class SimulatedToolUse(msgspec.Struct, frozen=True):
-    """One tool call: ``arguments`` is JSON text."""
+    """One tool call; ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -40,25 +46,26 @@ class SimulatedToolUse(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One sample: visible ``text``, the ``packed`` tokens generated, how it ended."""
+    """One sample."""
 
     text: str
+    """The visible text."""
     packed: bytes
+    """The generated tokens."""
     finish_reason: str
     stop_reason: str | None = None
     tool: SimulatedToolUse | None = None
 
 
 class GenerationPlan(msgspec.Struct, frozen=True):
-    """How the samples of one request are made.
+    """How the samples of one request are made."""
 
-    ``shaped`` makes text bound by a schema, None is free text; ``tools`` are callable ones by name
-    with a maker of their arguments; ``tool_rate`` is the chance that a sample calls one.
-    """
-
-    shaped: TextMaker | None = None
+    constrained: TextMaker | None = None
+    """Makes constrained text; None is free text."""
     tools: dict[str, TextMaker] = msgspec.field(default_factory=dict)
+    """Callable tools by name, each with a maker of its arguments."""
     tool_rate: float = 0.0
+    """Chance that a sample calls a tool."""
     tool_reason: str = "tool_calls"
     stops: tuple[str, ...] = ()
     seed: int | None = None
@@ -75,33 +82,33 @@ class AnswerWriter:
     def __init__(self, config: AnswerConfig, seed: int) -> None:
         self.config = config
         self.seed = seed
-        self._makers: dict[bytes, InstanceMaker] = {}
+        self._samplers: dict[bytes, SchemaSampler] = {}
 
-    def plan(self, request: Common) -> GenerationPlan:
-        """Read what shapes the answers.
+    def plan(self, request: GenerationRequest) -> GenerationPlan:
+        """Return the plan for a request.
 
         Raises:
             ApiError: 400, a schema, an expression or a tool choice is wrong.
         """
-        shaped = self._shaped(request)
-        stops = tuple(stops_of(request))
+        constrained = self._constraint(request)
+        stops = tuple(stop_strings(request))
         if not isinstance(request, ChatRequest) or not (request.tools or request.tool_choice):
-            return GenerationPlan(shaped, stops=stops, seed=request.seed)
+            return GenerationPlan(constrained, stops=stops, seed=request.seed)
         tools = {_name(tool): self._tool(tool) for tool in request.tools or ()}
         choice = request.tool_choice or "auto"
         if choice == "none":
-            return GenerationPlan(shaped, stops=stops, seed=request.seed)
+            return GenerationPlan(constrained, stops=stops, seed=request.seed)
         if not tools:
             raise ApiError(400, "`tool_choice` is only allowed when `tools` are given.")
         if choice == "auto":
             rate = self.config.tool_rate
-            return GenerationPlan(shaped, tools, rate, "tool_calls", stops, request.seed)
+            return GenerationPlan(constrained, tools, rate, "tool_calls", stops, request.seed)
         if choice == "required":
-            return GenerationPlan(shaped, tools, 1.0, "tool_calls", stops, request.seed)
+            return GenerationPlan(constrained, tools, 1.0, "tool_calls", stops, request.seed)
         name = _name(choice) if isinstance(choice, dict) else choice
         if name not in tools:
             raise ApiError(400, "The tool specified in `tool_choice` is not among the `tools`.")
-        return GenerationPlan(shaped, {name: tools[name]}, 1.0, "stop", stops, request.seed)
+        return GenerationPlan(constrained, {name: tools[name]}, 1.0, "stop", stops, request.seed)
 
     def answer(
         self, plan: GenerationPlan, prompt: bytes, limits: RequestLimits, sample: int
@@ -115,45 +122,47 @@ class AnswerWriter:
         try:
             if plan.tools and (plan.tool_rate >= 1 or rng.random() < plan.tool_rate):
                 return _tool_answer(plan, rng, limits)
-            if plan.shaped is not None:
-                return _cut(plan.shaped(rng), limits)
-        except (NoInstance, UnsupportedPattern) as error:
+            if plan.constrained is not None:
+                return _cut(plan.constrained(rng), limits)
+        except (UnsatisfiableSchema, UnsupportedPattern) as error:
             raise ApiError(400, str(error)) from None
         return self._free(plan, rng, limits)
 
     def _free(self, plan: GenerationPlan, rng: random.Random, limits: RequestLimits) -> Answer:
-        length = max(drawn_length(rng, self.config), limits.least)
-        ended = length <= limits.most and not limits.ignore_eos
-        length = length if ended else limits.most
+        length = max(draw_length(rng, self.config), limits.min_tokens)
+        ended = length <= limits.max_tokens and not limits.ignore_eos
+        length = length if ended else limits.max_tokens
         text = free_text(rng, 4 * length, ended=ended)
         packed = tokens.pack(text)
-        found = [(at, stop) for stop in plan.stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, stop = min(found)
+        matches = [(at, stop) for stop in plan.stops if (at := text.find(stop)) >= 0]
+        if matches:
+            at, stop = min(matches)
             used = packed[: 4 * -(-(at + len(stop)) // 4)]
             return Answer(text[:at], used, "stop", stop)
         return Answer(text, packed, "stop" if ended else "length")
 
-    def _shaped(self, request: Common) -> TextMaker | None:
-        wanted = {k: v for k, v in (request.structured_outputs or {}).items() if k in _KINDS and v}
+    def _constraint(self, request: GenerationRequest) -> TextMaker | None:
+        constraints = {
+            k: v for k, v in (request.structured_outputs or {}).items() if k in _KINDS and v
+        }
         form = request.response_format or {}
         kind = form.get("type", "text")
         if kind == "json_schema":
             spec = form.get("json_schema")
             if not isinstance(spec, dict) or "schema" not in spec:
                 raise ApiError(400, "response_format needs json_schema.schema.")
-            wanted["json"] = spec["schema"]
+            constraints["json"] = spec["schema"]
         elif kind == "json_object":
-            wanted["json_object"] = True
+            constraints["json_object"] = True
         elif kind != "text":
             raise ApiError(400, f"The simulated engine has no response_format {kind!r}.")
-        if len(wanted) > 1:
+        if len(constraints) > 1:
             raise ApiError(
-                400, f"Only one structured outputs constraint may be set, got {list(wanted)}."
+                400, f"Only one structured outputs constraint may be set, got {list(constraints)}."
             )
-        return self._constrained(*next(iter(wanted.items()))) if wanted else None
+        return self._make_text(*next(iter(constraints.items()))) if constraints else None
 
-    def _constrained(self, kind: str, value: Json) -> TextMaker:
+    def _make_text(self, kind: str, value: Json) -> TextMaker:
         if kind == "json":
             return self._json(value)
         if kind == "json_object":
@@ -165,20 +174,20 @@ class AnswerWriter:
         raise ApiError(400, f"The simulated engine cannot obey structured_outputs.{kind}.")
 
     def _json(self, schema: Json) -> TextMaker:
-        """A maker of JSON text for a schema, kept for the next request with the same one."""
+        """Return a maker of JSON text for a schema; it is cached by schema."""
         try:
             schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
             key = msgspec.json.encode(schema)
-            maker = self._makers.get(key)
-            if maker is None:
-                maker = InstanceMaker(schema)
-                if len(self._makers) >= _KEPT_MAKERS:
-                    self._makers.clear()
-                self._makers[key] = maker
-        except (NoInstance, msgspec.DecodeError) as error:
+            sampler = self._samplers.get(key)
+            if sampler is None:
+                sampler = SchemaSampler(schema)
+                if len(self._samplers) >= _MAX_CACHED_SAMPLERS:
+                    self._samplers.clear()
+                self._samplers[key] = sampler
+        except (UnsatisfiableSchema, msgspec.DecodeError) as error:
             raise ApiError(400, str(error)) from None
-        found = maker
-        return lambda rng: msgspec.json.encode(found.make(rng)).decode()
+        ready = sampler
+        return lambda rng: msgspec.json.encode(ready.make(rng)).decode()
 
     def _tool(self, tool: dict[str, Any]) -> TextMaker:
         parameters = tool["function"].get("parameters")
@@ -193,11 +202,11 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _cut(text: str, limits: RequestLimits) -> Answer:
-    """An answer of given text, cut where it is longer than allowed."""
+    """Return an answer of ``text``, cut at the limit."""
     packed = tokens.pack(text)
-    if tokens.count(packed) <= limits.most:
+    if tokens.count(packed) <= limits.max_tokens:
         return Answer(text, packed or tokens.pack(" "), "stop")
-    packed = packed[: 4 * limits.most]
+    packed = packed[: 4 * limits.max_tokens]
     return Answer(tokens.text_of(packed), packed, "length")
 
 

@@ -1,9 +1,8 @@
-"""The KV cache of one engine: blocks in use, blocks kept for their prefix, blocks free.
+"""The KV cache of one engine, as numbers of blocks.
 
-A block is *private* (its content is not yet a full, named block) or *named* by the hash of all
-tokens up to its end. Named blocks are shared by sequences with the same beginning and counted by
-users; one without users stays as cache until its room is needed, the longest unused first, as in
-vLLM's block pool.
+A block is *private* (not yet full) or *named* by the hash of all tokens up to its end. Named blocks
+are shared by sequences with the same beginning and counted by users. One without users stays
+cached until its room is needed, the least recently used first, as in vLLM's block pool.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ class BlockCache:
     """Counts blocks; it holds no data.
 
     Args:
-        capacity: number of blocks in all.
+        capacity: number of blocks.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,16 +25,16 @@ class BlockCache:
 
     @property
     def available(self) -> int:
-        """Blocks that can be had now: free ones and cached ones without users."""
+        """Return the blocks that can be taken: free ones and cached ones without users."""
         return self.capacity - self._private - len(self._users) + len(self._idle)
 
     @property
     def usage(self) -> float:
-        """Blocks in use by sequences, from 0 to 1 of the capacity."""
+        """Return the share of blocks in use by sequences, from 0 to 1."""
         return 1.0 - self.available / self.capacity
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
-        """How many blocks at the start of ``hashes``, at most ``limit``, are in the cache."""
+        """Return how many leading blocks of ``hashes``, at most ``limit``, are cached."""
         users = self._users
         for i in range(min(len(hashes), limit)):
             if hashes[i] not in users:
@@ -43,7 +42,7 @@ class BlockCache:
         return min(len(hashes), limit)
 
     def acquire(self, hashes: Sequence[int], private: int, spare: int = 0) -> bool:
-        """Take the named blocks ``hashes`` and ``private`` more, or nothing if they do not fit.
+        """Take the named blocks ``hashes`` and ``private`` more; return False if they do not fit.
 
         ``spare`` blocks stay available for others.
         """
@@ -69,12 +68,12 @@ class BlockCache:
         self._evict()
 
     def release(self, hashes: Sequence[int], private: int, named: Sequence[int] = ()) -> None:
-        """Give back what a sequence held.
+        """Free the blocks of a sequence.
 
         Args:
             hashes: its named blocks.
             private: its private blocks.
-            named: names of those private blocks that are full by now and worth keeping.
+            named: names of the private blocks that are full and stay cached.
         """
         users, idle = self._users, self._idle
         self._private -= private
@@ -88,8 +87,8 @@ class BlockCache:
                 idle[name] = None
 
     def _evict(self) -> None:
-        over = self._private + len(self._users) - self.capacity
-        for _ in range(over):
+        excess = self._private + len(self._users) - self.capacity
+        for _ in range(excess):
             oldest = next(iter(self._idle))
             del self._idle[oldest]
             del self._users[oldest]

@@ -1,7 +1,7 @@
-"""Counters and histograms of one simulated engine, and their Prometheus text under vLLM's names.
+"""Counters and histograms of one simulated engine, as Prometheus text.
 
 Names, types, labels and bucket bounds are those of vLLM's V1 engine
-(``vllm/v1/metrics/loggers.py``), so that whatever reads a vLLM server reads this one too.
+(``vllm/v1/metrics/loggers.py``), so that readers of a vLLM server read this one too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREEMPTIONS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 def _one_two_five(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, ... up to ``limit``."""
+    """Return 1, 2, 5, 10, 20, ... up to ``limit``."""
     bounds: list[float] = []
     scale = 1
     while scale <= limit:
@@ -52,12 +52,12 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value``, ``times`` times."""
+        """Count ``value`` ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """The Prometheus lines of this histogram."""
+        """Return the Prometheus lines of this histogram."""
         lines: list[str] = []
         below = 0
         for bound, counted in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -70,7 +70,7 @@ class Histogram:
 
 
 class EngineStats:
-    """What one engine has done since it started. Times in seconds, lengths in tokens."""
+    """Counters of one engine since its start; times in seconds, lengths in tokens."""
 
     def __init__(self, max_model_len: int) -> None:
         lengths = _one_two_five(max_model_len)
@@ -98,21 +98,21 @@ class EngineStats:
         self.request_max_tokens = Histogram(lengths)
 
     def admitted(self, tokens: int, cached: int) -> None:
-        """A request of ``tokens`` prompt tokens entered the batch, ``cached`` of them known."""
+        """Count a request of ``tokens`` prompt tokens, ``cached`` of them reused."""
         self.prefix_queries += tokens
         self.prefix_hits += cached
         self.prompt_tokens += tokens
         self.cached_tokens += cached
 
     def stepped(self, tokens: int, decoded: int, seconds: float, times: int) -> None:
-        """``times`` equal steps of ``tokens`` tokens, ``decoded`` of them new ones."""
+        """Count ``times`` equal steps of ``tokens`` tokens, ``decoded`` of them new ones."""
         self.step_tokens.observe(tokens, times)
         if decoded:
             self.itl.observe(seconds, decoded * times)
             self.generation_tokens += decoded * times
 
     def finished(self, seq: Sequence) -> None:
-        """A sequence came to its end."""
+        """Count the end of a sequence."""
         request = seq.request
         if seq.admitted_at is None or seq.first_token_at is None or seq.finished_at is None:
             raise ValueError("the sequence has not finished")
@@ -133,16 +133,16 @@ class EngineStats:
 
 
 def render_metrics(engine: SimEngine, model: str, faults: Mapping[str, int]) -> str:
-    """The text of ``/metrics``: vLLM's series, and ``bagent_sim_faults_total`` by kind."""
+    """Return the text of ``/metrics``: vLLM's series and ``bagent_sim_faults_total`` by kind."""
     stats = engine.stats
     labels = f'engine="0",model_name="{_escaped(model)}"'
     lines: list[str] = []
 
     def series(name: str, kind: str, text: str, values: Mapping[str, float]) -> None:
-        shown = f"{name}_total" if kind == "counter" else name
-        lines.append(f"# HELP {shown} {text}")
-        lines.append(f"# TYPE {shown} {kind}")
-        lines.extend(f"{shown}{{{tags}}} {float(value)}" for tags, value in values.items())
+        full_name = f"{name}_total" if kind == "counter" else name
+        lines.append(f"# HELP {full_name} {text}")
+        lines.append(f"# TYPE {full_name} {kind}")
+        lines.extend(f"{full_name}{{{tags}}} {float(value)}" for tags, value in values.items())
 
     for name, text, value in _gauges(engine):
         series(f"vllm:{name}", "gauge", text, {labels: value})

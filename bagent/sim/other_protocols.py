@@ -1,6 +1,6 @@
-"""OpenAI's responses and Anthropic's messages, served by what answers chats.
+"""OpenAI's responses and Anthropic's messages, converted to and from chats.
 
-Requests become chat requests; whole replies and streams are written in the protocol's own form.
+Requests become chat requests; replies and streams are written in the protocol's own form.
 Sources: https://platform.openai.com/docs/api-reference/responses-streaming and
 https://docs.claude.com/en/docs/build-with-claude/streaming.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bagent.sim import tokens
-from bagent.sim.replies import ReplyHead, ReplySample, Unfolder, encode, usage_of
+from bagent.sim.replies import IncrementalText, ReplyHead, ReplySample, encode, make_usage
 from bagent.sim.requests import ApiError
 from bagent.types import Json
 
@@ -21,10 +21,10 @@ Body = dict[str, Any]
 
 
 class Protocol:
-    """One reply in a protocol's own form; the subclasses say which.
+    """One reply in a protocol's own form.
 
     Args:
-        head: what every part of the reply says.
+        head: what all parts of the reply share.
         sample: the answer.
     """
 
@@ -32,39 +32,40 @@ class Protocol:
         self.head = head
         self.sample = sample
         self._sent = 0
-        self._text = Unfolder(sample.answer)
+        self._text = IncrementalText(sample.answer)
 
-    def whole(self) -> Body:
-        """The body of the whole reply."""
+    def body(self) -> Body:
+        """Return the body of the whole reply."""
         raise NotImplementedError
 
     def begin(self) -> Iterator[Body]:
-        """The events before the first token."""
+        """Yield the events before the first token."""
         raise NotImplementedError
 
-    def piece(self, text: str) -> Iterator[Body]:
-        """The events for a piece of the answer's text, or of its call's arguments."""
+    def delta_events(self, text: str) -> Iterator[Body]:
+        """Yield the events for a piece of the answer's text, or of its call's arguments."""
         raise NotImplementedError
 
     def end(self) -> Iterator[Body]:
-        """The events after the last token."""
+        """Yield the events after the last token."""
         raise NotImplementedError
 
     def opening(self) -> list[bytes]:
-        """As :meth:`bagent.sim.replies.ChunkMaker.opening`."""
+        """Return the same as :meth:`bagent.sim.replies.ChunkWriter.opening`."""
         return [*map(_event, self.begin())]
 
     def tokens_until(self, sample: ReplySample, generated: int) -> bytes:
-        """As :meth:`bagent.sim.replies.ChunkMaker.tokens_until`."""
+        """Return the same as :meth:`bagent.sim.replies.ChunkWriter.tokens_until`."""
         if generated <= self._sent:
             return b""
         done = generated >= tokens.count(sample.answer.packed)
         text = self._text.part(self._sent, generated, done=done)
         self._sent = generated
-        return b"".join(map(_event, self.piece(text)))
+        return b"".join(map(_event, self.delta_events(text)))
 
     def closing(self, *, usage: bool) -> bytes:
-        """As :meth:`bagent.sim.replies.ChunkMaker.closing`; the usage is always told."""
+        """Return the same as :meth:`bagent.sim.replies.ChunkWriter.closing`; usage is always
+        reported."""
         return b"".join(map(_event, self.end()))
 
 
@@ -75,15 +76,15 @@ class Responses(Protocol):
         super().__init__(head, sample)
         self._number = 0
 
-    def whole(self) -> Body:
-        """A response object."""
+    def body(self) -> Body:
+        """Return a response object."""
         return self._response([self._item(done=True)], done=True)
 
     def _response(self, output: list[Body], *, done: bool) -> Body:
         cut = done and self.sample.answer.finish_reason == "length"
-        usage = usage_of([self.sample], 1)
+        usage = make_usage([self.sample], 1)
         details = usage["prompt_tokens_details"] or {}
-        told = {
+        usage_fields = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": details.get("cached_tokens") or 0},
             "output_tokens": usage["completion_tokens"],
@@ -106,7 +107,7 @@ class Responses(Protocol):
             "tool_choice": "auto",
             "tools": [],
             "top_p": None,
-            "usage": told if done else None,
+            "usage": usage_fields if done else None,
         }
 
     def _item(self, *, done: bool) -> Body:
@@ -134,53 +135,53 @@ class Responses(Protocol):
     def _part(text: str) -> Body:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _of_item(self, kind: str, **fields: Json) -> Body:
-        """An event of the one item; those of a message's text name its part as well."""
-        place: Body = {"item_id": self._item(done=False)["id"], "output_index": 0}
+    def _item_event(self, kind: str, **fields: Json) -> Body:
+        """Return an event of the only item; those of a message's text name its part as well."""
+        location: Body = {"item_id": self._item(done=False)["id"], "output_index": 0}
         if self.sample.answer.tool is None:
-            place["content_index"] = 0
-        return self._numbered(kind, **place, **fields)
+            location["content_index"] = 0
+        return self._event_body(kind, **location, **fields)
 
-    def _numbered(self, kind: str, **fields: Json) -> Body:
+    def _event_body(self, kind: str, **fields: Json) -> Body:
         self._number += 1
         return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
 
     def begin(self) -> Iterator[Body]:
-        """Up to the first delta."""
+        """Yield the events up to the first delta."""
         for kind in ("created", "in_progress"):
-            yield self._numbered(kind, response=self._response([], done=False))
+            yield self._event_body(kind, response=self._response([], done=False))
         item = self._item(done=False)
-        yield self._numbered("output_item.added", output_index=0, item=item)
+        yield self._event_body("output_item.added", output_index=0, item=item)
         if self.sample.answer.tool is None:
-            yield self._of_item("content_part.added", part=self._part(""))
+            yield self._item_event("content_part.added", part=self._part(""))
 
-    def piece(self, text: str) -> Iterator[Body]:
-        """A delta."""
+    def delta_events(self, text: str) -> Iterator[Body]:
+        """Yield a delta."""
         if self.sample.answer.tool is not None:
-            yield self._of_item("function_call_arguments.delta", delta=text)
+            yield self._item_event("function_call_arguments.delta", delta=text)
         else:
-            yield self._of_item("output_text.delta", delta=text, logprobs=[])
+            yield self._item_event("output_text.delta", delta=text, logprobs=[])
 
     def end(self) -> Iterator[Body]:
-        """From the end of the text to that of the response."""
+        """Yield the events from the end of the text to that of the response."""
         answer, item = self.sample.answer, self._item(done=True)
         if answer.tool is not None:
             name, arguments = answer.tool.name, answer.tool.arguments
             kind = "function_call_arguments.done"
-            yield self._of_item(kind, name=name, arguments=arguments)
+            yield self._item_event(kind, name=name, arguments=arguments)
         else:
-            yield self._of_item("output_text.done", text=answer.text, logprobs=[])
-            yield self._of_item("content_part.done", part=self._part(answer.text))
-        yield self._numbered("output_item.done", output_index=0, item=item)
+            yield self._item_event("output_text.done", text=answer.text, logprobs=[])
+            yield self._item_event("content_part.done", part=self._part(answer.text))
+        yield self._event_body("output_item.done", output_index=0, item=item)
         response = self._response([item], done=True)
-        yield self._numbered(response["status"], response=response)
+        yield self._event_body(response["status"], response=response)
 
 
 class Messages(Protocol):
     """``/v1/messages``."""
 
-    def whole(self) -> Body:
-        """A message."""
+    def body(self) -> Body:
+        """Return a message."""
         answer = self.sample.answer
         block: Body = {"type": "text", "text": answer.text}
         if answer.tool is not None:
@@ -188,7 +189,7 @@ class Messages(Protocol):
         return {**self._message(done=True), "content": [block]}
 
     def _message(self, *, done: bool) -> Body:
-        usage = usage_of([self.sample], 1)
+        usage = make_usage([self.sample], 1)
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
         return {
             "id": f"msg_{self.head.id}",
@@ -222,21 +223,21 @@ class Messages(Protocol):
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
     def begin(self) -> Iterator[Body]:
-        """Up to the first delta."""
+        """Yield the events up to the first delta."""
         yield {"type": "message_start", "message": self._message(done=False)}
         tool = self.sample.answer.tool
         block = {"type": "text", "text": ""} if tool is None else self._tool_use()
         yield {"type": "content_block_start", "index": 0, "content_block": block}
 
-    def piece(self, text: str) -> Iterator[Body]:
-        """A delta."""
+    def delta_events(self, text: str) -> Iterator[Body]:
+        """Yield a delta."""
         delta: Body = {"type": "text_delta", "text": text}
         if self.sample.answer.tool is not None:
             delta = {"type": "input_json_delta", "partial_json": text}
         yield {"type": "content_block_delta", "index": 0, "delta": delta}
 
     def end(self) -> Iterator[Body]:
-        """From the end of the block to that of the message."""
+        """Yield the events from the end of the block to that of the message."""
         yield {"type": "content_block_stop", "index": 0}
         usage = self._message(done=True)["usage"]
         yield {"type": "message_delta", "delta": self._stop(), "usage": usage}
@@ -248,33 +249,33 @@ def _event(body: Body) -> bytes:
 
 
 def _object(text: str) -> Json:
-    """The value of JSON text; of a call that was cut off nothing."""
+    """Return the value of JSON text; an empty object for a call that was cut off."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return {}
 
 
-def chat_of_responses(raw: bytes) -> bytes:
-    """The chat request that a body of ``/v1/responses`` stands for."""
+def responses_to_chat(raw: bytes) -> bytes:
+    """Return the chat request for a body of ``/v1/responses``."""
     body = _decoded(raw)
     messages = _system(body.get("instructions"))
     items = body.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     for item in _list(items, "input"):
-        messages.append(_of_item(item))
+        messages.append(_item_event(item))
     form = (body.get("text") or {}).get("format") or {}
     if form.get("type") == "json_schema":
         form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-    tools = [_tool(one, "parameters") for one in body.get("tools") or () if "name" in one]
+    tools = [_tool(tool, "parameters") for tool in body.get("tools") or () if "name" in tool]
     choice = body.get("tool_choice") if tools else None
     if isinstance(choice, dict):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     return _chat(body, messages, tools, choice, form, body.get("max_output_tokens"))
 
 
-def _of_item(item: Body) -> Body:
+def _item_event(item: Body) -> Body:
     kind = item.get("type")
     if kind == "function_call_output":
         content = _text(item.get("output"))
@@ -286,60 +287,63 @@ def _of_item(item: Body) -> Body:
     return {"role": item.get("role", "user"), "content": _text(item.get("content"))}
 
 
-def chat_of_messages(raw: bytes) -> bytes:
-    """The chat request that a body of ``/v1/messages`` stands for."""
+def messages_to_chat(raw: bytes) -> bytes:
+    """Return the chat request for a body of ``/v1/messages``."""
     body = _decoded(raw)
     messages = _system(_text(body.get("system")))
     for turn in _list(body.get("messages"), "messages"):
-        messages += _of_turn(turn)
-    tools = [_tool(one, "input_schema") for one in body.get("tools") or () if "name" in one]
-    told = body.get("tool_choice") if tools else None
+        messages += _turn_messages(turn)
+    tools = [_tool(tool, "input_schema") for tool in body.get("tools") or () if "name" in tool]
+    tool_choice = body.get("tool_choice") if tools else None
     choice: Json = None
-    if isinstance(told, dict):
-        named = {"type": "function", "function": {"name": told.get("name")}}
-        words = {"any": "required", "tool": named, "none": "none"}
-        choice = words.get(str(told.get("type")), "auto")
+    if isinstance(tool_choice, dict):
+        named = {"type": "function", "function": {"name": tool_choice.get("name")}}
+        choices = {"any": "required", "tool": named, "none": "none"}
+        choice = choices.get(str(tool_choice.get("type")), "auto")
     form = (body.get("output_config") or {}).get("format") or {}
     if form.get("type") == "json_schema":
         form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return _chat(body, messages, tools, choice, form, body.get("max_tokens"))
 
 
-def _of_turn(turn: Body) -> list[Body]:
-    """The messages of one turn: answers of tools are messages of their own."""
+def _turn_messages(turn: Body) -> list[Body]:
+    """Return the messages of one turn; tool results are messages of their own."""
     content = turn.get("content")
     if isinstance(content, str):
         return [{"role": turn.get("role"), "content": content}]
     blocks = _list(content, "content")
-    found: list[Body] = [
+    messages: list[Body] = [
         {
             "role": "tool",
-            "tool_call_id": one.get("tool_use_id"),
-            "content": _text(one.get("content")),
+            "tool_call_id": block.get("tool_use_id"),
+            "content": _text(block.get("content")),
         }
-        for one in blocks
-        if one.get("type") == "tool_result"
+        for block in blocks
+        if block.get("type") == "tool_result"
     ]
     calls = [
         {
-            "id": one.get("id"),
+            "id": block.get("id"),
             "type": "function",
-            "function": {"name": one.get("name"), "arguments": encode(one.get("input")).decode()},
+            "function": {
+                "name": block.get("name"),
+                "arguments": encode(block.get("input")).decode(),
+            },
         }
-        for one in blocks
-        if one.get("type") == "tool_use"
+        for block in blocks
+        if block.get("type") == "tool_use"
     ]
-    text = _text([one for one in blocks if one.get("type") == "text"])
+    text = _text([block for block in blocks if block.get("type") == "text"])
     if text or calls:
         message: Body = {"role": turn.get("role"), "content": text}
-        found.append({**message, "tool_calls": calls} if calls else message)
-    return found
+        messages.append({**message, "tool_calls": calls} if calls else message)
+    return messages
 
 
 def _chat(
-    body: Body, messages: list[Body], tools: list[Body], choice: Json, form: Body, most: Json
+    body: Body, messages: list[Body], tools: list[Body], choice: Json, form: Body, max_tokens: Json
 ) -> bytes:
-    chat: Body = {"model": body.get("model"), "messages": messages, "max_tokens": most}
+    chat: Body = {"model": body.get("model"), "messages": messages, "max_tokens": max_tokens}
     chat |= {"stream": bool(body.get("stream")), "temperature": body.get("temperature")}
     if tools:
         chat |= {"tools": tools, "tool_choice": choice or "auto"}
@@ -350,8 +354,11 @@ def _chat(
     return encode(chat)
 
 
-def _tool(one: Body, key: str) -> Body:
-    return {"type": "function", "function": {"name": one["name"], "parameters": one.get(key) or {}}}
+def _tool(tool: Body, key: str) -> Body:
+    return {
+        "type": "function",
+        "function": {"name": tool["name"], "parameters": tool.get(key) or {}},
+    }
 
 
 def _system(text: Json) -> list[Body]:
@@ -359,14 +366,14 @@ def _system(text: Json) -> list[Body]:
 
 
 def _text(content: Json) -> str:
-    """The text of a content: a text, or the texts of its parts."""
+    """Return the text of a content: a text, or the texts of its parts."""
     if isinstance(content, list):
-        return "".join(str(one.get("text") or "") for one in content if isinstance(one, dict))
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return "" if content is None else str(content)
 
 
 def _list(value: Json, name: str) -> list[Body]:
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ApiError(400, f"{name} must be a list of objects.", param=name)
     return value
 

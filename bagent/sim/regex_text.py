@@ -1,6 +1,6 @@
 """Seeded texts that match a regular expression or a JSON Schema ``format``.
 
-The expressions are those of JSON Schema's ``pattern`` (ECMA 262) without look-around and
+Expressions are those of JSON Schema's ``pattern`` (ECMA 262) without look-around and
 back-references: literals, classes, escapes, groups, alternatives, quantifiers, anchors.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 Draw = Callable[[random.Random, int], str]
-"""Makes one text. The number is how many repeats beyond its least a quantifier may take; below 0
-it is how many it does take."""
+"""Makes one text. The number is how many repeats beyond its minimum a quantifier may take; below
+0 it takes exactly so many."""
 
 _LETTERS = string.ascii_letters
 _VISIBLE = _LETTERS + string.digits + " .,:;-_/()"
@@ -32,30 +32,32 @@ _ESCAPES = {
     "v": "\v",
     "0": "\0",
 }
-_APPETITES = (16, 64, 256, 1024)
-_TRIES = 8
+_EXTRA_REPEATS = (16, 64, 256, 1024)
+_ATTEMPTS = 8
 
 
 class UnsupportedPattern(ValueError):
-    """The expression is broken, or uses what this generator does not know."""
+    """The expression is broken, or uses syntax that the generator does not support."""
 
 
-def matching_text(rng: random.Random, pattern: str, least: int = 0, most: int | None = None) -> str:
-    """A text in which ``pattern`` is found, of ``least`` to ``most`` characters if one is found.
+def matching_text(
+    rng: random.Random, pattern: str, min_length: int = 0, max_length: int | None = None
+) -> str:
+    """Return a text that matches ``pattern``, within the length limits where one is found.
 
     Raises:
-        UnsupportedPattern: see there.
+        UnsupportedPattern: the expression is broken or not supported.
     """
     draw, open_start, open_end = _compiled(pattern)
     text = ""
-    for appetite in (4, 0, 1, 2, 8, -least, least, most or 0, *_APPETITES):
-        for _ in range(_TRIES):
-            text = draw(rng, appetite)
-            if len(text) < least and open_end:
-                text += "".join(rng.choices(string.ascii_lowercase, k=least - len(text)))
-            elif len(text) < least and open_start:
-                text = "".join(rng.choices(string.ascii_lowercase, k=least - len(text))) + text
-            if least <= len(text) and (most is None or len(text) <= most):
+    for extra in (4, 0, 1, 2, 8, -min_length, min_length, max_length or 0, *_EXTRA_REPEATS):
+        for _ in range(_ATTEMPTS):
+            text = draw(rng, extra)
+            if len(text) < min_length and open_end:
+                text += "".join(rng.choices(string.ascii_lowercase, k=min_length - len(text)))
+            elif len(text) < min_length and open_start:
+                text = "".join(rng.choices(string.ascii_lowercase, k=min_length - len(text))) + text
+            if min_length <= len(text) and (max_length is None or len(text) <= max_length):
                 return text
     return text
 
@@ -64,38 +66,38 @@ def matching_text(rng: random.Random, pattern: str, least: int = 0, most: int | 
 def _compiled(pattern: str) -> tuple[Draw, bool, bool]:
     parser = _Parser(pattern)
     draw = parser.alternatives()
-    if parser.at < len(pattern):
+    if parser.offset < len(pattern):
         raise UnsupportedPattern(f"unmatched ')' in pattern {pattern!r}")
     closed = pattern.endswith("$") and not pattern.endswith("\\$")
     return draw, not pattern.startswith("^"), not closed
 
 
 class _Parser:
-    """A recursive-descent reader that turns an expression into a :data:`Draw`."""
+    """A recursive-descent parser that turns an expression into a :data:`Draw`."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.at = 0
+        self.offset = 0
 
     def _peek(self) -> str:
-        return self.pattern[self.at : self.at + 1]
+        return self.pattern[self.offset : self.offset + 1]
 
-    def _take(self) -> str:
+    def _next(self) -> str:
         char = self._peek()
         if not char:
             raise UnsupportedPattern(f"pattern {self.pattern!r} ends too early")
-        self.at += 1
+        self.offset += 1
         return char
 
-    def _takes(self, text: str) -> bool:
-        if self.pattern.startswith(text, self.at):
-            self.at += len(text)
+    def _accept(self, text: str) -> bool:
+        if self.pattern.startswith(text, self.offset):
+            self.offset += len(text)
             return True
         return False
 
     def alternatives(self) -> Draw:
         branches = [self._sequence()]
-        while self._takes("|"):
+        while self._accept("|"):
             branches.append(self._sequence())
         if len(branches) == 1:
             return branches[0]
@@ -105,7 +107,7 @@ class _Parser:
         parts: list[Draw] = []
         while self._peek() and self._peek() not in "|)":
             if self._peek() in "^$":
-                self.at += 1
+                self.offset += 1
                 continue
             parts.append(self._quantified(self._atom()))
         return lambda rng, extra: "".join(part(rng, extra) for part in parts)
@@ -116,7 +118,7 @@ class _Parser:
             return atom
         least, most = bounds
         if self._peek() in ("?", "+") and self._peek():
-            self.at += 1
+            self.offset += 1
 
         def draw(rng: random.Random, extra: int) -> str:
             top = least + abs(extra)
@@ -128,21 +130,21 @@ class _Parser:
 
     def _bounds(self) -> tuple[int, int | None] | None:
         for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._takes(mark):
+            if self._accept(mark):
                 return bounds
         if self._peek() != "{":
             return None
-        end = self.pattern.find("}", self.at)
-        low, comma, high = self.pattern[self.at + 1 : max(end, self.at)].partition(",")
+        end = self.pattern.find("}", self.offset)
+        low, comma, high = self.pattern[self.offset + 1 : max(end, self.offset)].partition(",")
         if not low.isdigit() or (high and not high.isdigit()):
             return None
-        self.at = end + 1
+        self.offset = end + 1
         if not comma:
             return int(low), int(low)
         return int(low), int(high) if high else None
 
     def _atom(self) -> Draw:
-        char = self._take()
+        char = self._next()
         if char == "(":
             return self._group()
         if char == "[":
@@ -154,66 +156,66 @@ class _Parser:
         return lambda _rng, _extra: char
 
     def _group(self) -> Draw:
-        if self._takes("?"):
-            if self._takes("<") or self._takes("P<"):
+        if self._accept("?"):
+            if self._accept("<") or self._accept("P<"):
                 if self._peek() in ("=", "!"):
                     raise UnsupportedPattern("look-behind is not supported")
-                self.at = self.pattern.index(">", self.at) + 1
-            elif not self._takes(":"):
+                self.offset = self.pattern.index(">", self.offset) + 1
+            elif not self._accept(":"):
                 raise UnsupportedPattern("look-ahead and inline flags are not supported")
         inner = self.alternatives()
-        if not self._takes(")"):
+        if not self._accept(")"):
             raise UnsupportedPattern(f"missing ')' in pattern {self.pattern!r}")
         return inner
 
     def _escape_atom(self) -> Draw:
-        if self._takes("b") or self._takes("B"):
+        if self._accept("b") or self._accept("B"):
             return lambda _rng, _extra: ""
         if self._peek().isdigit() and self._peek() != "0":
             raise UnsupportedPattern("back-references are not supported")
         return _choice(self._escaped())
 
     def _escaped(self) -> str:
-        """The characters that an escape stands for; the backslash is already read."""
-        char = self._take()
+        """Return the characters that an escape stands for; the backslash is already read."""
+        char = self._next()
         if char in _ESCAPES:
             return _ESCAPES[char]
         if char in "ux":
             size = 4 if char == "u" else 2
-            digits = self.pattern[self.at : self.at + size]
-            self.at += size
+            digits = self.pattern[self.offset : self.offset + size]
+            self.offset += size
             if len(digits) < size or set(digits) - set(string.hexdigits):
                 raise UnsupportedPattern(f"bad escape in pattern {self.pattern!r}")
             return chr(int(digits, 16))
         if char in "pP" and self._peek() == "{":
-            name = self.pattern[self.at : self.pattern.find("}", self.at) + 1]
-            self.at += len(name)
+            name = self.pattern[self.offset : self.pattern.find("}", self.offset) + 1]
+            self.offset += len(name)
             return string.digits if "N" in name else _LETTERS
         return char
 
     def _char_class(self) -> str:
-        negated = self._takes("^")
+        negated = self._accept("^")
         chars: list[str] = []
         first = True
         while first or self._peek() != "]":
             first = False
             start = self._class_part()
-            ranged = len(start) == 1 and not self.pattern.startswith("-]", self.at)
-            if ranged and self._takes("-"):
+            ranged = len(start) == 1 and not self.pattern.startswith("-]", self.offset)
+            if ranged and self._accept("-"):
                 stop = self._class_part()
                 chars.extend(chr(c) for c in range(ord(start), ord(stop[0]) + 1))
             else:
                 chars.extend(start)
-        self.at += 1
-        found = set(chars)
+        self.offset += 1
+        excluded = set(chars)
         if negated:
-            chars = [c for c in _VISIBLE if c not in found]
+            chars = [c for c in _VISIBLE if c not in excluded]
         if not chars:
             raise UnsupportedPattern(f"an empty class in pattern {self.pattern!r}")
         return "".join(chars)
 
     def _class_part(self) -> str:
-        char = self._take()
+        char = self._next()
         return self._escaped() if char == "\\" else char
 
 
@@ -222,7 +224,7 @@ def _choice(chars: str) -> Draw:
 
 
 def formatted_text(rng: random.Random, name: str) -> str | None:
-    """A text of a JSON Schema ``format``, None for a format that is not known."""
+    """Return a text of a JSON Schema ``format``; None for an unknown format."""
     moment = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=rng.randrange(200_000_000))
     word = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 9)))
     number = rng.getrandbits(128)
@@ -247,8 +249,8 @@ def formatted_text(rng: random.Random, name: str) -> str | None:
         "regex": lambda: f"^{word}$",
         "uuid": lambda: _uuid(number),
     }
-    made = makers.get(name)
-    return made() if made else None
+    maker = makers.get(name)
+    return maker() if maker else None
 
 
 def _uuid(number: int) -> str:

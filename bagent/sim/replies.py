@@ -1,4 +1,4 @@
-"""Answers as they go over the wire: JSON bodies and stream chunks, shaped as vLLM's."""
+"""Response bodies and stream chunks, in the form of vLLM's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class ReplySample(msgspec.Struct):
-    """One choice of a reply: its answer, and the engine's sequence that takes the time for it."""
+    """One choice of a reply: its answer, and the engine's sequence that times it."""
 
     index: int
     prompt: bytes
@@ -24,10 +24,11 @@ class ReplySample(msgspec.Struct):
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
-    """What every part of one reply says: ``created`` in Unix seconds."""
+    """What all parts of one reply share."""
 
     id: str
     created: int
+    """In Unix seconds."""
     model: str
     chat: bool
     token_ids: bool = False
@@ -36,21 +37,21 @@ class ReplyHead(msgspec.Struct, frozen=True):
     count_cached: bool = True
 
 
-def usage_of(
+def make_usage(
     samples: Sequence[ReplySample], prompts: int, *, cached: bool = True
 ) -> dict[str, Any]:
-    """``usage`` of a whole reply: sums over all prompts and choices.
+    """Return ``usage`` of a whole reply: sums over all prompts and choices.
 
     Args:
-        samples: all choices, prompt-major.
+        samples: all choices, ordered by prompt.
         prompts: number of prompts; each counts once, however many choices it has.
-        cached: whether to tell the tokens found in the prefix cache.
+        cached: whether to report the tokens found in the prefix cache.
     """
     firsts = samples[:: max(1, len(samples) // prompts)]
     prompt = sum(tokens.count(sample.prompt) for sample in firsts)
     completion = sum(tokens.count(sample.answer.packed) for sample in samples)
-    found = sum(s.sequence.cached_tokens for s in firsts if s.sequence is not None)
-    return _usage(prompt, completion, found if cached else None)
+    cached_tokens = sum(s.sequence.cached_tokens for s in firsts if s.sequence is not None)
+    return _usage(prompt, completion, cached_tokens if cached else None)
 
 
 def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
@@ -62,22 +63,23 @@ def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
     }
 
 
-def timing_of(samples: Sequence[ReplySample]) -> dict[str, float | None] | None:
-    """``metrics`` of a reply with one choice, in milliseconds; None for others, as in vLLM."""
+def make_timings(samples: Sequence[ReplySample]) -> dict[str, float | None] | None:
+    """Return ``metrics`` of a reply with one choice, in milliseconds; None for others, as in
+    vLLM."""
     seq = samples[0].sequence
     if len(samples) != 1 or seq is None:
         return None
     if seq.admitted_at is None or seq.first_token_at is None or seq.finished_at is None:
         return None
-    made = tokens.count(samples[0].answer.packed)
+    generated = tokens.count(samples[0].answer.packed)
     decode = seq.finished_at - seq.first_token_at
     total = seq.finished_at - seq.arrived_at
     return {
         "time_to_first_token_ms": 1000 * (seq.first_token_at - seq.arrived_at),
         "generation_time_ms": 1000 * decode,
         "queue_time_ms": 1000 * (seq.admitted_at - seq.arrived_at),
-        "mean_itl_ms": 1000 * decode / (made - 1) if made > 1 else None,
-        "tokens_per_second": made / total if total > 0 else None,
+        "mean_itl_ms": 1000 * decode / (generated - 1) if generated > 1 else None,
+        "tokens_per_second": generated / total if total > 0 else None,
     }
 
 
@@ -101,8 +103,8 @@ def _choice(head: ReplyHead, sample: ReplySample) -> dict[str, Any]:
     }
     if not head.chat:
         echoed = tokens.text_of(sample.prompt) if head.echo else ""
-        asked = tokens.ids_of(sample.prompt) if head.token_ids else None
-        return {**common, "text": echoed + answer.text, "prompt_token_ids": asked}
+        prompt_ids = tokens.ids_of(sample.prompt) if head.token_ids else None
+        return {**common, "text": echoed + answer.text, "prompt_token_ids": prompt_ids}
     message = {
         "role": "assistant",
         "content": None if answer.tool else answer.text,
@@ -116,7 +118,8 @@ def _choice(head: ReplyHead, sample: ReplySample) -> dict[str, Any]:
 def reply_body(
     head: ReplyHead, samples: Sequence[ReplySample], prompts: int, *, disorder: bool
 ) -> bytes:
-    """The body of a whole reply; ``disorder`` gives the choices in reverse, indexes unchanged."""
+    """Return the body of a whole reply; ``disorder`` reverses the choices and keeps their
+    indexes."""
     choices = [_choice(head, sample) for sample in samples]
     body: dict[str, Any] = {
         "id": head.id,
@@ -124,9 +127,9 @@ def reply_body(
         "created": head.created,
         "model": head.model,
         "choices": choices[::-1] if disorder else choices,
-        "usage": usage_of(samples, prompts, cached=head.count_cached),
+        "usage": make_usage(samples, prompts, cached=head.count_cached),
         "system_fingerprint": None,
-        "metrics": timing_of(samples),
+        "metrics": make_timings(samples),
     }
     if head.chat:
         if head.token_ids and prompts == 1:
@@ -136,14 +139,14 @@ def reply_body(
     return encode(body)
 
 
-class ChunkMaker:
-    """Makes the stream chunks of one reply.
+class ChunkWriter:
+    """Writes the stream chunks of one reply.
 
     Args:
-        head: what every chunk says.
+        head: what every chunk shares.
         samples: all choices.
         prompts: number of prompts.
-        continuous: whether every chunk tells the usage so far.
+        continuous: whether every chunk reports the usage so far.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class ChunkMaker:
         self.prompts = prompts
         self.continuous = continuous
         self._sent = [0] * len(samples)
-        self._texts = [Unfolder(sample.answer) for sample in samples]
+        self._texts = [IncrementalText(sample.answer) for sample in samples]
         self._frame = {
             "id": head.id,
             "object": "chat.completion.chunk" if head.chat else "text_completion",
@@ -168,53 +171,54 @@ class ChunkMaker:
             body["usage"] = usage
         return b"data: " + encode(body) + b"\n\n"
 
-    def _so_far(self, sample: ReplySample) -> dict[str, Any] | None:
+    def _current_usage(self, sample: ReplySample) -> dict[str, Any] | None:
         if not self.continuous:
             return None
         prompt = tokens.count(sample.prompt)
         return _usage(prompt, self._sent[sample.index], None)
 
     def opening(self) -> list[bytes]:
-        """What comes before the first token: the role of each chat choice."""
+        """Return the chunks before the first token: the role of each chat choice."""
         if not self.head.chat:
             return []
         delta = {"role": "assistant", "content": ""}
         return [
-            self._event([self._delta(sample, delta, None)], self._so_far(sample))
+            self._event([self._delta(sample, delta, None)], self._current_usage(sample))
             for sample in self.samples
         ]
 
     def tokens_until(self, sample: ReplySample, generated: int) -> bytes:
-        """The chunk with a choice's tokens up to number ``generated``; empty if none is new."""
-        sent = self._sent[sample.index]
-        if generated <= sent:
+        """Return the chunk with a choice's tokens up to number ``generated``; empty if none is
+        new."""
+        start = self._sent[sample.index]
+        if generated <= start:
             return b""
         self._sent[sample.index] = generated
         answer = sample.answer
         done = generated >= tokens.count(answer.packed)
-        text = self._texts[sample.index].part(sent, generated, done=done)
+        text = self._texts[sample.index].part(start, generated, done=done)
         reason = answer.finish_reason if done else None
         ids = (
-            tokens.ids_of(answer.packed[4 * sent : 4 * generated]) if self.head.token_ids else None
+            tokens.ids_of(answer.packed[4 * start : 4 * generated]) if self.head.token_ids else None
         )
         if not self.head.chat:
-            if self.head.echo and sent == 0:
+            if self.head.echo and start == 0:
                 text = tokens.text_of(sample.prompt) + text
             choice = self._text(sample, text, reason)
         elif answer.tool:
-            choice = self._delta(sample, _tool_delta(answer, text, first=sent == 0), reason)
+            choice = self._delta(sample, _tool_delta(answer, text, first=start == 0), reason)
         else:
             choice = self._delta(sample, {"content": text}, reason)
         choice["token_ids"] = ids
         if reason:
             choice["stop_reason"] = answer.stop_reason
-        return self._event([choice], self._so_far(sample))
+        return self._event([choice], self._current_usage(sample))
 
     def closing(self, *, usage: bool) -> bytes:
-        """What comes after the last token: the usage chunk, if asked, and the end mark."""
+        """Return what follows the last token: the usage chunk, if requested, and the end mark."""
         last = b""
         if usage:
-            last = self._event([], usage_of(self.samples, self.prompts))
+            last = self._event([], make_usage(self.samples, self.prompts))
         return last + b"data: [DONE]\n\n"
 
     @staticmethod
@@ -237,17 +241,17 @@ def _tool_delta(answer: Answer, arguments: str, *, first: bool) -> dict[str, Any
     return {"tool_calls": [entry]}
 
 
-class Unfolder:
-    """An answer's visible text, token by token; a character cut by a token comes with the next."""
+class IncrementalText:
+    """An answer's visible text by tokens; a character cut by a token comes with the next one."""
 
     def __init__(self, answer: Answer) -> None:
         self._packed = answer.packed
-        self._left = len(answer.tool.arguments if answer.tool else answer.text)
+        self._remaining = len(answer.tool.arguments if answer.tool else answer.text)
         self._decode: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def part(self, start: int, stop: int, *, done: bool) -> str:
-        """The text of tokens ``start`` to ``stop``."""
+        """Return the text of tokens ``start`` to ``stop``."""
         data = tokens.bytes_of(self._packed[4 * start : 4 * stop])
-        text = self._decode(data, final=done)[: self._left]
-        self._left -= len(text)
+        text = self._decode(data, final=done)[: self._remaining]
+        self._remaining -= len(text)
         return text

@@ -1,8 +1,8 @@
-"""Requests as they come over the wire: typed, checked, refused in vLLM's words.
+"""Request bodies: typed, checked, and refused with vLLM's messages.
 
 The rules are those of vLLM's ``entrypoints/openai`` (V1): unknown fields are ignored, ``n: null``
-is 1, a completion without ``max_tokens`` gets 16 tokens and a chat what the context leaves, at
-most 1024 prompts a call.
+is 1, a completion without ``max_tokens`` gets 16 tokens and a chat the rest of the context, and a
+call has at most 1024 prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class ApiError(Exception):
-    """An HTTP error answer: ``kind`` is its ``type`` field, ``status`` also its ``code``."""
+    """An HTTP error response: ``kind`` is its ``type`` field, ``status`` also its ``code``."""
 
     def __init__(
         self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None
@@ -36,7 +36,7 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """The JSON body, shaped as vLLM's."""
+        """Return the JSON body, in the form of vLLM's."""
         error = {
             "message": self.message,
             "type": self.kind,
@@ -53,8 +53,8 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class Common(msgspec.Struct, kw_only=True):
-    """What chat and completion requests share; see vLLM's protocol for the meaning."""
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields that chat and completion requests share; see vLLM's protocol for their meaning."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -75,7 +75,7 @@ class Common(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-class ChatRequest(Common, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """Body of ``/v1/chat/completions``; for ``/batch``, ``messages`` is a list of lists."""
 
     messages: list[Any]
@@ -87,7 +87,7 @@ class ChatRequest(Common, kw_only=True):
     return_prompt_text: bool | None = False
 
 
-class CompletionRequest(Common, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of ``/v1/completions``."""
 
     prompt: str | list[Any] | None = None
@@ -125,13 +125,13 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 class RequestLimits(msgspec.Struct, frozen=True):
     """Token limits of one generation, checked against the context length."""
 
-    most: int
-    least: int
+    max_tokens: int
+    min_tokens: int
     ignore_eos: bool
 
 
-def decode(body: bytes, kind: type[R]) -> R:
-    """Read a request body.
+def decode_request(body: bytes, kind: type[R]) -> R:
+    """Decode a request body.
 
     Raises:
         ApiError: 400, it is no JSON or not of this kind.
@@ -147,21 +147,25 @@ def decode(body: bytes, kind: type[R]) -> R:
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error)) from None
     except ValueError as error:
-        place = error.pos if isinstance(error, json.JSONDecodeError) else 0
+        position = error.pos if isinstance(error, json.JSONDecodeError) else 0
         detail = [
-            {"type": "json_invalid", "loc": ("body", place), "msg": f"JSON decode error: {error}"}
+            {
+                "type": "json_invalid",
+                "loc": ("body", position),
+                "msg": f"JSON decode error: {error}",
+            }
         ]
         raise ApiError(400, str(detail), "Bad Request") from None
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Refuse another model's name with 404, as vLLM does; none is fine."""
-    if asked and asked != served:
-        raise ApiError(404, f"The model `{asked}` does not exist.", "NotFoundError", "model")
+def check_model(requested: str | None, served: str) -> None:
+    """Refuse another model's name with 404, as vLLM does; no name is accepted."""
+    if requested and requested != served:
+        raise ApiError(404, f"The model `{requested}` does not exist.", "NotFoundError", "model")
 
 
-def check_common(request: Common, *, by_priority: bool) -> int:
-    """Check the shared fields and give ``n``.
+def check_generation(request: GenerationRequest, *, by_priority: bool) -> int:
+    """Check the shared fields and return ``n``.
 
     Raises:
         ApiError: 400.
@@ -189,15 +193,15 @@ def check_common(request: Common, *, by_priority: bool) -> int:
     return n
 
 
-def stops_of(request: Common) -> list[str]:
-    """The stop strings."""
+def stop_strings(request: GenerationRequest) -> list[str]:
+    """Return the stop strings."""
     if isinstance(request.stop, str):
         return [request.stop]
     return [s for s in request.stop or () if s]
 
 
-def limits_of(request: Common, prompt_tokens: int, context: int) -> RequestLimits:
-    """How many tokens may and must be generated after a prompt.
+def token_limits(request: GenerationRequest, prompt_tokens: int, context: int) -> RequestLimits:
+    """Return how many tokens may and must be generated after a prompt.
 
     Args:
         request: its ``max_tokens`` (chat: ``max_completion_tokens`` first) and ``min_tokens``.
@@ -207,71 +211,75 @@ def limits_of(request: Common, prompt_tokens: int, context: int) -> RequestLimit
     Raises:
         ApiError: 400, the context is too short, or a number is out of range.
     """
-    asked = request.max_tokens
+    requested = request.max_tokens
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
-    if asked is not None and asked < 1:
-        raise ApiError(400, f"max_tokens must be at least 1, got {asked}.", param="max_tokens")
-    least = request.min_tokens or 0
-    if prompt_tokens + max(asked or 0, 1) > context:
-        wanted = asked or 0
+        requested = request.max_completion_tokens
+    if requested is not None and requested < 1:
+        raise ApiError(400, f"max_tokens must be at least 1, got {requested}.", param="max_tokens")
+    min_tokens = request.min_tokens or 0
+    if prompt_tokens + max(requested or 0, 1) > context:
+        output_tokens = requested or 0
         raise ApiError(
             400,
             f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{wanted} output tokens and your prompt contains at least {prompt_tokens} input "
-            f"tokens, for a total of at least {prompt_tokens + wanted} tokens. Please reduce the "
-            "length of the input prompt or the number of requested output tokens.",
+            f"{output_tokens} output tokens and your prompt contains at least {prompt_tokens} "
+            f"input tokens, for a total of at least {prompt_tokens + output_tokens} tokens. Please "
+            "reduce the length of the input prompt or the number of requested output tokens.",
             param="input_tokens",
         )
-    most = asked or context - prompt_tokens
-    if asked is None and isinstance(request, CompletionRequest):
-        most = min(most, COMPLETION_TOKENS)
-    if not 0 <= least <= most:
-        message = f"min_tokens must be at least 0 and at most max_tokens={most}, got {least}."
+    max_tokens = requested or context - prompt_tokens
+    if requested is None and isinstance(request, CompletionRequest):
+        max_tokens = min(max_tokens, COMPLETION_TOKENS)
+    if not 0 <= min_tokens <= max_tokens:
+        message = (
+            f"min_tokens must be at least 0 and at most max_tokens={max_tokens}, got {min_tokens}."
+        )
         raise ApiError(400, message, param="min_tokens")
-    return RequestLimits(most, least, bool(request.ignore_eos))
+    return RequestLimits(max_tokens, min_tokens, bool(request.ignore_eos))
 
 
-def pack_prompts(prompt: Json, what: str = "prompt") -> list[bytes]:
-    """Packed tokens of a completion's or an embedding's prompts: text, texts, ids or lists of ids.
+def pack_prompts(prompt: Json, field: str = "prompt") -> list[bytes]:
+    """Return the packed tokens of the prompts: text, texts, ids or lists of ids.
 
     Raises:
-        ApiError: 400, nothing there, too many, or something else.
+        ApiError: 400, there are none or too many, or it is something else.
     """
     if isinstance(prompt, str):
-        return [_pack_prompt(prompt, what)]
+        return [_pack_prompt(prompt, field)]
     if not isinstance(prompt, list) or not prompt:
         raise ApiError(
-            400, f"Either {what} or prompt_embeds must be provided and non-empty.", param=what
+            400, f"Either {field} or prompt_embeds must be provided and non-empty.", param=field
         )
     if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
         prompt = [prompt]
     if len(prompt) > MAX_PROMPTS:
         message = f"At most {MAX_PROMPTS} prompts are allowed in one request, got {len(prompt)}."
-        raise ApiError(400, message, param=what)
-    return [_pack_prompt(part, what) for part in prompt]
+        raise ApiError(400, message, param=field)
+    return [_pack_prompt(part, field) for part in prompt]
 
 
-def _pack_prompt(part: Json, what: str) -> bytes:
+def _pack_prompt(part: Json, field: str) -> bytes:
     if isinstance(part, str):
         packed = tokens.pack(part)
     elif isinstance(part, list):
         try:
             packed = tokens.pack_ids(part)
         except ValueError as error:
-            raise ApiError(400, str(error), param=what) from None
+            raise ApiError(400, str(error), param=field) from None
     else:
-        raise ApiError(400, f"{what} must be a string, a list of strings or token ids.", param=what)
+        raise ApiError(
+            400, f"{field} must be a string, a list of strings or token ids.", param=field
+        )
     if not packed:
-        raise ApiError(400, "The decoder prompt cannot be empty", param=what)
+        raise ApiError(400, "The decoder prompt cannot be empty", param=field)
     return packed
 
 
 def render_chat(request: ChatRequest | TokenizeRequest, messages: Json) -> str:
-    """The prompt text of one conversation.
+    """Return the prompt text of one conversation.
 
     Raises:
-        ApiError: 400, a message is not one.
+        ApiError: 400, a message is invalid.
     """
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages must be a non-empty list.", param="messages")

@@ -1,9 +1,9 @@
-"""Seeded instances of a JSON Schema: what a simulated model answers when a schema binds it.
+"""Seeded instances of a JSON Schema: the simulated model's constrained answers.
 
 The generator reads the keywords that shape a value (``type enum const properties required items
 prefixItems minItems ...``), merges ``allOf`` and a drawn branch of ``anyOf``, ``oneOf`` and
-``if``, and follows local ``$ref``. What it cannot read that way (``not``, ``dependentSchemas``,
-``contains`` beyond the simple) is left to chance: candidates are drawn until one is valid.
+``if``, and follows local ``$ref``. Other keywords (``not``, ``dependentSchemas``, complex
+``contains``) are left to chance: candidates are drawn until one is valid.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
-from bagent.sim.text import some_words
+from bagent.sim.text import random_words
 from bagent.types import Json
 
-_TRIES = 40
-_DEEP = 4
+_MAX_ATTEMPTS = 40
+_DEEP_NESTING = 4
 """Nesting from which the shortest way to an end is taken: no optional parts, short arrays."""
 
-_DEEPEST = 40
+_MAX_DEPTH = 40
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_HINTS = {
+_TYPE_KEYWORDS = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "propertyNames"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "contains", "uniqueItems"),
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -33,57 +33,57 @@ _HINTS = {
 _MERGED = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "then", "else")
 
 
-class NoInstance(ValueError):
+class UnsatisfiableSchema(ValueError):
     """The schema is broken, or no valid instance was found."""
 
 
-class InstanceMaker:
+class SchemaSampler:
     """Makes valid instances of one schema.
 
     Args:
         schema: a JSON Schema; remote references are refused.
 
     Raises:
-        NoInstance: it is not a JSON Schema.
+        UnsatisfiableSchema: it is not a JSON Schema.
     """
 
     def __init__(self, schema: Json) -> None:
         import jsonschema_rs
 
         if not isinstance(schema, dict | bool):
-            raise NoInstance("a JSON schema is an object")
+            raise UnsatisfiableSchema("a JSON schema is an object")
         try:
             self._valid: Callable[[Json], bool] = jsonschema_rs.validator_for(
                 schema, offline=True
             ).is_valid
         except (ValueError, jsonschema_rs.ReferencingError) as error:
             first = str(error).partition("\n")[0]
-            raise NoInstance(f"not a usable JSON schema: {first}") from None
+            raise UnsatisfiableSchema(f"not a usable JSON schema: {first}") from None
         self._schema = schema
 
     def make(self, rng: random.Random) -> Json:
-        """One valid instance, the same for the same state of ``rng``.
+        """Return one valid instance, the same for the same state of ``rng``.
 
         Raises:
-            NoInstance: none of some tries was valid.
+            UnsatisfiableSchema: no attempt was valid.
         """
-        for attempt in range(_TRIES):
-            drawing = _Drawing(self._schema, rng, plain=attempt >= _TRIES // 2)
+        for attempt in range(_MAX_ATTEMPTS):
+            drawing = _Attempt(self._schema, rng, plain=attempt >= _MAX_ATTEMPTS // 2)
             try:
-                made = drawing.value(self._schema, 0)
+                value = drawing.value(self._schema, 0)
             except (UnsupportedPattern, _DeadEnd):
                 continue
-            if self._valid(made):
-                return made
-        raise NoInstance("the simulated engine found no valid instance of this schema")
+            if self._valid(value):
+                return value
+        raise UnsatisfiableSchema("the simulated engine found no valid instance of this schema")
 
 
 class _DeadEnd(ValueError):
     pass
 
 
-class _Drawing:
-    """One try at one instance; ``plain`` leaves out everything optional."""
+class _Attempt:
+    """One attempt at one instance; ``plain`` omits everything optional."""
 
     def __init__(self, root: Json, rng: random.Random, *, plain: bool) -> None:
         self.root = root
@@ -91,11 +91,11 @@ class _Drawing:
         self.plain = plain
 
     def value(self, schema: Json, depth: int) -> Json:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise _DeadEnd("the schema nests without end")
         if not isinstance(schema, dict):
-            return some_words(self.rng, 2)
-        merged = self._flat(schema, depth, 0)
+            return random_words(self.rng, 2)
+        merged = self._flatten(schema, depth, 0)
         if "const" in merged:
             return merged["const"]
         if isinstance(merged.get("enum"), list) and merged["enum"]:
@@ -108,20 +108,22 @@ class _Drawing:
         if kind == "string":
             return self._string(merged)
         if kind in ("integer", "number"):
-            return self._number(merged, whole=kind == "integer")
+            return self._number(merged, integer=kind == "integer")
         return None if kind == "null" else self.rng.random() < 0.5
 
-    def _flat(self, schema: dict[str, Any], depth: int, hops: int) -> dict[str, Any]:
-        """The schema with references followed and one branch of each choice merged in."""
-        if hops > _DEEPEST:
+    def _flatten(self, schema: dict[str, Any], depth: int, hops: int) -> dict[str, Any]:
+        """Return the schema with references followed and one branch of each choice merged in."""
+        if hops > _MAX_DEPTH:
             raise _DeadEnd("references go round in a circle")
-        if not any(word in schema for word in _MERGED):
+        if not any(keyword in schema for keyword in _MERGED):
             return schema
         merged = {k: v for k, v in schema.items() if k not in _MERGED}
         parts: list[Json] = list(schema.get("allOf") or ())
-        references = (schema.get(word) for word in ("$ref", "$dynamicRef"))
-        parts += [self._resolve(text) for text in references if isinstance(text, str)]
-        choices = (schema.get(word) for word in ("anyOf", "oneOf"))
+        references = (schema.get(keyword) for keyword in ("$ref", "$dynamicRef"))
+        parts += [
+            self._resolve(reference) for reference in references if isinstance(reference, str)
+        ]
+        choices = (schema.get(keyword) for keyword in ("anyOf", "oneOf"))
         parts += [self._branch(branches, depth) for branches in choices if branches]
         if "if" in schema:
             if self.rng.random() < 0.5:
@@ -130,38 +132,38 @@ class _Drawing:
                 parts.append(schema.get("else", True))
         for part in parts:
             if isinstance(part, dict):
-                merged = _merge(merged, self._flat(part, depth, hops + 1))
+                merged = _merge(merged, self._flatten(part, depth, hops + 1))
         return merged
 
     def _branch(self, branches: list[Json], depth: int) -> Json:
-        if depth >= _DEEP or self.plain:
+        if depth >= _DEEP_NESTING or self.plain:
             ends = [b for b in branches if not _nests(b)]
             branches = ends or branches
         return self.rng.choice(branches)
 
     def _resolve(self, reference: str) -> Json:
-        """What a local reference (``#``, ``#/a/b``, ``#name``) points to."""
+        """Return the target of a local reference (``#``, ``#/a/b``, ``#name``)."""
         base, _, fragment = reference.partition("#")
         if base and base != (self.root.get("$id") if isinstance(self.root, dict) else None):
-            return self._named("$id", base)
+            return self._find_by_name("$id", base)
         if fragment and not fragment.startswith("/"):
-            return self._named("$anchor", fragment, "$dynamicAnchor")
-        found: Json = self.root
+            return self._find_by_name("$anchor", fragment, "$dynamicAnchor")
+        target: Json = self.root
         for step in unquote(fragment).split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
-            found = found[int(key)] if isinstance(found, list) else found[key]
-        return found
+            target = target[int(key)] if isinstance(target, list) else target[key]
+        return target
 
-    def _named(self, word: str, name: str, other: str = "") -> Json:
+    def _find_by_name(self, keyword: str, name: str, other_keyword: str = "") -> Json:
         stack: list[Json] = [self.root]
         while stack:
-            found = stack.pop()
-            if isinstance(found, dict):
-                if found.get(word) == name or (other and found.get(other) == name):
-                    return found
-                stack.extend(found.values())
-            elif isinstance(found, list):
-                stack.extend(found)
+            node = stack.pop()
+            if isinstance(node, dict):
+                if node.get(keyword) == name or (other_keyword and node.get(other_keyword) == name):
+                    return node
+                stack.extend(node.values())
+            elif isinstance(node, list):
+                stack.extend(node)
         return True
 
     def _kind(self, schema: dict[str, Any], depth: int) -> str:
@@ -170,36 +172,36 @@ class _Drawing:
             return kinds
         if isinstance(kinds, list) and kinds:
             simple = [k for k in kinds if k not in ("object", "array")]
-            return str(self.rng.choice(simple if simple and depth >= _DEEP else kinds))
-        for kind, words in _HINTS.items():
-            if any(word in schema for word in words):
+            return str(self.rng.choice(simple if simple and depth >= _DEEP_NESTING else kinds))
+        for kind, keywords in _TYPE_KEYWORDS.items():
+            if any(keyword in schema for keyword in keywords):
                 return kind
         return self.rng.choice(_TYPES[2:]) if self.plain or "not" in schema else "string"
 
     def _object(self, schema: dict[str, Any], depth: int) -> dict[str, Json]:
-        known: dict[str, Json] = schema.get("properties") or {}
+        properties: dict[str, Json] = schema.get("properties") or {}
         required = list(schema.get("required") or ())
-        sparse = self.plain or depth >= _DEEP
-        made: dict[str, Json] = {}
-        for name, part in known.items():
+        sparse = self.plain or depth >= _DEEP_NESTING
+        value: dict[str, Json] = {}
+        for name, part in properties.items():
             if name in required or (not sparse and part is not False and self.rng.random() < 0.85):
-                made[name] = self.value(part, depth + 1)
+                value[name] = self.value(part, depth + 1)
         for name in required:
-            if name not in made:
-                made[name] = self.value(self._other(schema, name), depth + 1)
+            if name not in value:
+                value[name] = self.value(self._property_schema(schema, name), depth + 1)
         names = schema.get("propertyNames") or {}
         for _ in range(50):
-            if len(made) >= schema.get("minProperties", 0):
+            if len(value) >= schema.get("minProperties", 0):
                 break
             name = str(self.value({"type": "string", "maxLength": 12, **names}, depth + 1))
             if schema.get("additionalProperties", True) is False:
-                name = self._more(schema, made)
-            made.setdefault(name, self.value(self._other(schema, name), depth + 1))
-        return made
+                name = self._extra_name(schema, value)
+            value.setdefault(name, self.value(self._property_schema(schema, name), depth + 1))
+        return value
 
-    def _more(self, schema: dict[str, Any], made: dict[str, Json]) -> str:
-        """A further allowed name where others than the listed ones are not."""
-        unused = [n for n in schema.get("properties") or {} if n not in made]
+    def _extra_name(self, schema: dict[str, Any], value: dict[str, Json]) -> str:
+        """Return a further name where only listed ones are allowed."""
+        unused = [n for n in schema.get("properties") or {} if n not in value]
         if unused:
             return str(self.rng.choice(unused))
         patterns = list(schema.get("patternProperties") or {})
@@ -207,11 +209,11 @@ class _Drawing:
             return "more"
         return matching_text(self.rng, self.rng.choice(patterns), self.rng.randint(1, 12))
 
-    def _other(self, schema: dict[str, Any], name: str) -> Json:
-        """The schema of property ``name``, also where it is not listed by name."""
-        known = schema.get("properties") or {}
-        if name in known:
-            return known[name]
+    def _property_schema(self, schema: dict[str, Any], name: str) -> Json:
+        """Return the schema of property ``name``, listed or not."""
+        properties = schema.get("properties") or {}
+        if name in properties:
+            return properties[name]
         patterns = schema.get("patternProperties") or {}
         if len(patterns) == 1:
             return next(iter(patterns.values()))
@@ -219,50 +221,52 @@ class _Drawing:
         return extra if isinstance(extra, dict) else {"type": "string"}
 
     def _array(self, schema: dict[str, Any], depth: int) -> list[Json]:
-        first, rest = _items(schema)
-        least = max(schema.get("minItems", 0), 1 if "contains" in schema else 0)
-        most = schema.get("maxItems", max(least, len(first)) + 3)
-        if rest is False:
-            most = min(most, len(first))
-        wanted = 0 if self.plain or depth >= _DEEP else self.rng.randint(1, 3)
-        length = min(max(least, wanted, 0 if self.plain else len(first)), max(most, least))
-        made: list[Json] = []
+        first, others = _items(schema)
+        min_items = max(schema.get("minItems", 0), 1 if "contains" in schema else 0)
+        max_items = schema.get("maxItems", max(min_items, len(first)) + 3)
+        if others is False:
+            max_items = min(max_items, len(first))
+        count = 0 if self.plain or depth >= _DEEP_NESTING else self.rng.randint(1, 3)
+        length = min(
+            max(min_items, count, 0 if self.plain else len(first)), max(max_items, min_items)
+        )
+        items: list[Json] = []
         for i in range(length * 20 if schema.get("uniqueItems") else length):
-            if len(made) == length:
+            if len(items) == length:
                 break
-            part = first[len(made)] if len(made) < len(first) else rest
+            part = first[len(items)] if len(items) < len(first) else others
             if "contains" in schema and i < schema.get("minContains", 1):
                 part = _merge(part if isinstance(part, dict) else {}, schema["contains"])
             item = self.value(part, depth + 1)
-            if not schema.get("uniqueItems") or item not in made:
-                made.append(item)
-        return made
+            if not schema.get("uniqueItems") or item not in items:
+                items.append(item)
+        return items
 
     def _string(self, schema: dict[str, Any]) -> str:
-        least = int(schema.get("minLength", 0))
-        most = schema.get("maxLength")
+        min_length = int(schema.get("minLength", 0))
+        max_length = schema.get("maxLength")
         if isinstance(schema.get("pattern"), str):
-            return matching_text(self.rng, schema["pattern"], least, most)
+            return matching_text(self.rng, schema["pattern"], min_length, max_length)
         if isinstance(schema.get("format"), str):
-            made = formatted_text(self.rng, schema["format"])
-            if made is not None:
-                return made
-        text = some_words(self.rng, self.rng.randint(2, 6))
-        while len(text) < least:
-            text += " " + some_words(self.rng, 4)
-        if most is not None:
-            text = text[: max(int(most), least)]
-        return text if len(text.strip()) < least else text.strip()
+            formatted = formatted_text(self.rng, schema["format"])
+            if formatted is not None:
+                return formatted
+        text = random_words(self.rng, self.rng.randint(2, 6))
+        while len(text) < min_length:
+            text += " " + random_words(self.rng, 4)
+        if max_length is not None:
+            text = text[: max(int(max_length), min_length)]
+        return text if len(text.strip()) < min_length else text.strip()
 
-    def _number(self, schema: dict[str, Any], *, whole: bool) -> int | float:
-        low, high = _bounds(schema, whole=whole)
+    def _number(self, schema: dict[str, Any], *, integer: bool) -> int | float:
+        low, high = _bounds(schema, integer=integer)
         step = schema.get("multipleOf")
         if step:
             first, last = math.ceil(low / step), math.floor(high / step)
             if last < first:
                 raise _DeadEnd("no multiple lies between the bounds")
             return self._multiple(step, first, last)
-        if whole:
+        if integer:
             if math.floor(high) < math.ceil(low):
                 raise _DeadEnd("no whole number lies between the bounds")
             return self.rng.randint(math.ceil(low), math.floor(high))
@@ -271,12 +275,12 @@ class _Drawing:
         return rounded if low <= rounded <= high else value
 
     def _multiple(self, step: float, first: int, last: int) -> int | float:
-        """``step`` times a number from ``first`` to ``last``.
+        """Return ``step`` times a number from ``first`` to ``last``.
 
         In binary fractions 1.2 is no multiple of 0.1, so a product that divides evenly is sought.
         """
         value: int | float = 0
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             value = self.rng.randint(first, last) * step
             if isinstance(step, int) or float(value).is_integer():
                 return int(value)
@@ -287,34 +291,38 @@ class _Drawing:
 
 
 def _nests(schema: Json) -> bool:
-    """Whether a branch may lead deeper: a reference, an object or an array."""
+    """Return whether a branch may lead deeper: a reference, an object or an array."""
     if not isinstance(schema, dict):
         return False
-    words = ("$ref", "$dynamicRef", "properties", "items", "allOf", "anyOf", "oneOf")
-    return any(word in schema for word in words) or schema.get("type") in ("object", "array")
+    keywords = ("$ref", "$dynamicRef", "properties", "items", "allOf", "anyOf", "oneOf")
+    return any(keyword in schema for keyword in keywords) or schema.get("type") in (
+        "object",
+        "array",
+    )
 
 
 def _items(schema: dict[str, Any]) -> tuple[list[Json], Json]:
-    """The schemas of the first items and of the rest; ``items`` as a list is the older spelling."""
+    """Return the schemas of the first items and of the others; a list as ``items`` is the older
+    syntax."""
     if isinstance(schema.get("items"), list):
         return schema["items"], schema.get("additionalItems", True)
     return list(schema.get("prefixItems") or ()), schema.get("items", True)
 
 
-def _bounds(schema: dict[str, Any], *, whole: bool) -> tuple[float, float]:
-    """The inclusive range to draw from; 0 to 100 where nothing bounds it."""
-    gap = 1 if whole else 1e-6
+def _bounds(schema: dict[str, Any], *, integer: bool) -> tuple[float, float]:
+    """Return the inclusive range to draw from; 0 to 100 where nothing bounds it."""
+    gap = 1 if integer else 1e-6
     lows = [schema["minimum"]] if "minimum" in schema else []
     highs = [schema["maximum"]] if "maximum" in schema else []
-    under, over = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if isinstance(under, bool):
-        lows = [n + gap for n in lows] if under else lows
-    elif under is not None:
-        lows.append(math.floor(under) + 1 if whole else under + gap)
-    if isinstance(over, bool):
-        highs = [n - gap for n in highs] if over else highs
-    elif over is not None:
-        highs.append(math.ceil(over) - 1 if whole else over - gap)
+    below, above = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if isinstance(below, bool):
+        lows = [n + gap for n in lows] if below else lows
+    elif below is not None:
+        lows.append(math.floor(below) + 1 if integer else below + gap)
+    if isinstance(above, bool):
+        highs = [n - gap for n in highs] if above else highs
+    elif above is not None:
+        highs.append(math.ceil(above) - 1 if integer else above - gap)
     low = max(lows) if lows else None
     high = min(highs) if highs else None
     if low is None:
@@ -322,21 +330,21 @@ def _bounds(schema: dict[str, Any], *, whole: bool) -> tuple[float, float]:
     return low, low + 100 if high is None else high
 
 
-def _merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Both schemas at once, as far as that can be said keyword by keyword."""
-    merged = dict(one)
-    for word, value in two.items():
-        if word not in merged:
-            merged[word] = value
+def _merge(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Merge two schemas keyword by keyword, as far as that is possible."""
+    merged = dict(left)
+    for keyword, value in right.items():
+        if keyword not in merged:
+            merged[keyword] = value
             continue
-        merger = _MERGERS.get(word)
-        merged[word] = merger(merged[word], value) if merger else value
+        merger = _MERGERS.get(keyword)
+        merged[keyword] = merger(merged[keyword], value) if merger else value
     return merged
 
 
-def _merge_properties(one: dict[str, Json], two: dict[str, Json]) -> dict[str, Json]:
-    merged = dict(one)
-    for name, part in two.items():
+def _merge_properties(left: dict[str, Json], right: dict[str, Json]) -> dict[str, Json]:
+    merged = dict(left)
+    for name, part in right.items():
         both = merged.get(name)
         if isinstance(both, dict) and isinstance(part, dict):
             merged[name] = {"allOf": [both, part]}
@@ -345,11 +353,11 @@ def _merge_properties(one: dict[str, Json], two: dict[str, Json]) -> dict[str, J
     return merged
 
 
-def _merge_types(one: Json, two: Json) -> Json:
-    first = one if isinstance(one, list) else [one]
-    second = two if isinstance(two, list) else [two]
-    both = [t for t in _TYPES if _allows(first, t) and _allows(second, t)]
-    return both if len(both) > 1 else (both[0] if both else two)
+def _merge_types(left: Json, right: Json) -> Json:
+    left_types = left if isinstance(left, list) else [left]
+    right_types = right if isinstance(right, list) else [right]
+    both = [t for t in _TYPES if _allows(left_types, t) and _allows(right_types, t)]
+    return both if len(both) > 1 else (both[0] if both else right)
 
 
 def _allows(kinds: list[str], kind: str) -> bool:
@@ -359,13 +367,13 @@ def _allows(kinds: list[str], kind: str) -> bool:
 _MERGERS: dict[str, Callable[[Any, Any], Any]] = {
     "properties": _merge_properties,
     "patternProperties": _merge_properties,
-    "required": lambda one, two: list(dict.fromkeys([*one, *two])),
+    "required": lambda left, right: list(dict.fromkeys([*left, *right])),
     "type": _merge_types,
-    "enum": lambda one, two: [v for v in one if v in two],
-    "items": lambda one, two: (
-        _merge(one, two) if isinstance(one, dict) and isinstance(two, dict) else two
+    "enum": lambda left, right: [v for v in left if v in right],
+    "items": lambda left, right: (
+        _merge(left, right) if isinstance(left, dict) and isinstance(right, dict) else right
     ),
-    "additionalProperties": lambda one, two: False if one is False or two is False else two,
+    "additionalProperties": lambda left, right: False if left is False or right is False else right,
     **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), max),
     **dict.fromkeys(("exclusiveMinimum",), max),
     **dict.fromkeys(("maximum", "maxLength", "maxItems", "maxProperties"), min),

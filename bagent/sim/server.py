@@ -1,4 +1,4 @@
-"""One simulated endpoint: the routes of an OpenAI-compatible vLLM server over one engine."""
+"""The HTTP server of simulated endpoints: the routes of a vLLM server over one engine each."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from bagent.sim.other_protocols import (
     Messages,
     Protocol,
     Responses,
-    chat_of_messages,
-    chat_of_responses,
+    messages_to_chat,
+    responses_to_chat,
 )
-from bagent.sim.replies import ChunkMaker, ReplyHead, ReplySample, encode, reply_body
+from bagent.sim.replies import ChunkWriter, ReplyHead, ReplySample, encode, reply_body
 from bagent.sim.requests import ApiError
 from bagent.sim.text import seeded, unit_vector
 
 VERSION = "0.33.0+bagent.sim"
-"""What ``/version`` says: the vLLM release whose protocol is simulated, and that it is."""
+"""The simulated vLLM release for ``/version``."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -44,7 +44,7 @@ _BROKEN_EVENT = b'data: {"id": "broken", "choices": [{"ind\n\n'
 
 
 def scaled_engine(config: SimConfig, faults: FaultConfig) -> EngineConfig:
-    """The engine as fast as ``speedup`` and ``slow`` make it."""
+    """Return the engine's config at the speed that ``speedup`` and ``slow`` give."""
     factor = config.speedup / faults.slow
     engine = config.engine
     return replace(engine, prefill=engine.prefill * factor, decode=engine.decode * factor)
@@ -55,13 +55,13 @@ class Replica:
 
     Args:
         config: the fleet's config.
-        number: its number in the fleet, from 0.
-        die: called when it has to close its socket and all connections.
+        number: number in the fleet, from 0.
+        die: closes the replica's socket and all connections.
     """
 
     def __init__(self, config: SimConfig, number: int, die: Callable[[], None]) -> None:
-        last = config.replicas if config.faults.faulty is None else config.faults.faulty
-        faults = config.faults if number >= config.replicas - last else FaultConfig()
+        faulty = config.replicas if config.faults.faulty is None else config.faults.faulty
+        faults = config.faults if number >= config.replicas - faulty else FaultConfig()
         self.config = config
         self.engine = SimEngine(scaled_engine(config, faults))
         self.faults = Faults(faults, config.seed, number)
@@ -69,7 +69,7 @@ class Replica:
         self._die = die
         self._ids = itertools.count()
         self._name = f"sim{number}"
-        self._desk = RequestParser(config, self._new_id)
+        self._parser = RequestParser(config, self._new_id)
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._ok,
             ("GET", "/ping"): self._ok,
@@ -144,23 +144,23 @@ class Replica:
         return _json({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(request, self._desk.chat)
+        return await self._generate(request, self._parser.chat)
 
     async def _chat_batch(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(request, self._desk.chat_batch)
+        return await self._generate(request, self._parser.chat_batch)
 
     async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(request, self._desk.completion)
+        return await self._generate(request, self._parser.completion)
 
     async def _responses(self, request: web.BaseRequest) -> web.StreamResponse:
         def read(body: bytes, name: str | None) -> GenerationCall:
-            return self._desk.chat(chat_of_responses(body), name)
+            return self._parser.chat(responses_to_chat(body), name)
 
         return await self._generate(request, read, Responses)
 
     async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
         def read(body: bytes, name: str | None) -> GenerationCall:
-            return self._desk.chat(chat_of_messages(body), name)
+            return self._parser.chat(messages_to_chat(body), name)
 
         return await self._generate(request, read, Messages)
 
@@ -168,7 +168,7 @@ class Replica:
         self,
         request: web.BaseRequest,
         read: Callable[[bytes, str | None], GenerationCall],
-        protocol_of: Callable[[ReplyHead, ReplySample], Protocol] | None = None,
+        make_protocol: Callable[[ReplyHead, ReplySample], Protocol] | None = None,
     ) -> web.StreamResponse:
         fault = self.faults.next()
         body = await request.content.read()
@@ -176,34 +176,34 @@ class Replica:
             return self._dead(request)
         if fault.limited:
             return self._limited()
-        order = read(body, request.headers.get("X-Request-Id"))
+        call = read(body, request.headers.get("X-Request-Id"))
         if fault.stall:
-            self.faults.shown("stall")
+            self.faults.count("stall")
             await asyncio.sleep(self.faults.config.stall / self.config.speedup)
-        self._check_queue(len(order.samples))
-        flight = PendingCall(stream=order.stream)
+        self._check_queue(len(call.samples))
+        pending = PendingCall(stream=call.stream)
         try:
-            self.driver.start(flight, order.engine_requests(flight))
-            for sample, sequence in zip(order.samples, flight.sequences, strict=True):
+            self.driver.start(pending, call.engine_requests(pending))
+            for sample, sequence in zip(call.samples, pending.sequences, strict=True):
                 sample.sequence = sequence
-            form = protocol_of(order.head, order.samples[0]) if protocol_of is not None else None
-            if order.stream:
-                return await self._stream(request, order, flight, fault, form)
-            await flight.news()
+            reply = make_protocol(call.head, call.samples[0]) if make_protocol is not None else None
+            if call.stream:
+                return await self._stream(request, call, pending, fault, reply)
+            await pending.wait()
         finally:
-            if flight.left:
-                self.driver.drop(flight)
-        return await self._whole(request, order, fault, form)
+            if pending.remaining:
+                self.driver.drop(pending)
+        return await self._reply(request, call, fault, reply)
 
     def _dead(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.faults.shown("dead")
+        self.faults.count("dead")
         if request.transport is not None:
             request.transport.abort()
         self._die()
         return web.Response(status=503)
 
     def _limited(self) -> web.StreamResponse:
-        self.faults.shown("rate_429")
+        self.faults.count("rate_429")
         wait = self.faults.config.retry_after
         headers: dict[str, str] = dict(_JSON)
         if wait is not None:
@@ -211,90 +211,92 @@ class Replica:
         error = ApiError(429, "Simulated rate limit: try again later.", "rate_limit_exceeded")
         return web.Response(body=error.body(), status=429, headers=headers)
 
-    def _check_queue(self, more: int) -> None:
-        """Refuse with 503, as vLLM with ``--max-num-queued-reqs``, when too many wait already."""
-        most = self.faults.config.max_queue
+    def _check_queue(self, count: int) -> None:
+        """Refuse with 503 when too many wait, as vLLM with ``--max-num-queued-reqs``."""
+        limit = self.faults.config.max_queue
         room = max(0, self.config.engine.max_num_seqs - self.engine.running)
-        if most is not None and self.engine.waiting + max(0, more - room) > most:
-            self.faults.shown("overload")
-            self.engine.stats.rejected += more
+        if limit is not None and self.engine.waiting + max(0, count - room) > limit:
+            self.faults.count("overload")
+            self.engine.stats.rejected += count
             message = "The engine is currently busy: its queue is full. Try again later."
             raise ApiError(503, message, "Service Unavailable")
 
-    async def _whole(
+    async def _reply(
         self,
         request: web.BaseRequest,
-        order: GenerationCall,
+        call: GenerationCall,
         fault: InjectedFault,
-        form: Protocol | None,
+        reply: Protocol | None,
     ) -> web.StreamResponse:
-        disorder = fault.disorder and len(order.samples) > 1
+        disorder = fault.disorder and len(call.samples) > 1
         if disorder:
-            self.faults.shown("disorder")
-        if form is not None:
-            body = encode(form.whole())
+            self.faults.count("disorder")
+        if reply is not None:
+            body = encode(reply.body())
         else:
-            body = reply_body(order.head, order.samples, order.prompts, disorder=disorder)
+            body = reply_body(call.head, call.samples, call.prompts, disorder=disorder)
         if fault.cut:
             return await self._cut_body(request, body)
         if fault.malformed:
-            self.faults.shown("malformed")
+            self.faults.count("malformed")
             body = body[: len(body) // 2]
         return web.Response(body=body, headers=_headers(request))
 
     async def _cut_body(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
-        self.faults.shown("cut")
+        self.faults.count("cut")
         response = web.StreamResponse(headers={**_JSON, "Content-Length": str(len(body))})
         await response.prepare(request)
         await response.write(body[: len(body) // 2])
-        _hang_up(request)
+        _close_connection(request)
         return response
 
     async def _stream(
         self,
         request: web.BaseRequest,
-        order: GenerationCall,
-        flight: PendingCall,
+        call: GenerationCall,
+        pending: PendingCall,
         fault: InjectedFault,
-        form: Protocol | None,
+        reply: Protocol | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**_headers(request), **_STREAM})
         await response.prepare(request)
-        maker = form or ChunkMaker(
-            order.head, order.samples, order.prompts, continuous=order.continuous
+        writer = reply or ChunkWriter(
+            call.head, call.samples, call.prompts, continuous=call.continuous
         )
-        samples = {sample.sequence: sample for sample in order.samples}
+        samples = {sample.sequence: sample for sample in call.samples}
         malformed = fault.malformed
-        await response.write(b"".join(maker.opening()))
-        while not flight.over:
+        await response.write(b"".join(writer.opening()))
+        while not pending.done:
             chunks: list[bytes] = []
-            half_way = False
-            for sequence in await flight.news():
+            reached_half = False
+            for sequence in await pending.wait():
                 sample = samples[sequence]
                 upto = self.engine.generated(sequence)
                 half = tokens.count(sample.answer.packed) // 2
-                half_way = half_way or upto >= half
-                chunks.append(maker.tokens_until(sample, min(upto, half) if fault.cut else upto))
-            if half_way and fault.cut:
-                self.faults.shown("cut")
+                reached_half = reached_half or upto >= half
+                chunks.append(writer.tokens_until(sample, min(upto, half) if fault.cut else upto))
+            if reached_half and fault.cut:
+                self.faults.count("cut")
                 await response.write(b"".join(chunks) + _BROKEN_EVENT[:12])
-                _hang_up(request)
+                _close_connection(request)
                 return response
-            if half_way and malformed:
+            if reached_half and malformed:
                 malformed = False
-                self.faults.shown("malformed")
+                self.faults.count("malformed")
                 chunks.append(_BROKEN_EVENT)
             await response.write(b"".join(chunks))
-        await response.write(maker.closing(usage=order.include_usage))
+        await response.write(writer.closing(usage=call.include_usage))
         await response.write_eof()
         return response
 
     async def _embeddings(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = protocol.decode(await request.content.read(), protocol.EmbeddingRequest)
-        protocol.check_model(asked.model, self.config.model)
-        prompts = protocol.pack_prompts(asked.input, "input")
-        size = asked.dimensions or self.config.answers.embedding_size
-        if size < 1 or asked.encoding_format not in ("float", "base64"):
+        parameters = protocol.decode_request(
+            await request.content.read(), protocol.EmbeddingRequest
+        )
+        protocol.check_model(parameters.model, self.config.model)
+        prompts = protocol.pack_prompts(parameters.input, "input")
+        size = parameters.dimensions or self.config.answers.embedding_size
+        if size < 1 or parameters.encoding_format not in ("float", "base64"):
             raise ApiError(400, "dimensions must be positive, encoding_format float or base64.")
         for prompt in prompts:
             if tokens.count(prompt) > self.config.engine.max_model_len:
@@ -304,18 +306,18 @@ class Replica:
                     f"tokens. However, you requested {tokens.count(prompt)} tokens in the input "
                     "for embedding generation. Please reduce the length of the input.",
                 )
-        flight = PendingCall(stream=False)
+        pending = PendingCall(stream=False)
         try:
-            wanted = [SimRequest(tokens.count(p), 0, tag=flight) for p in prompts]
-            self.driver.start(flight, wanted)
-            await flight.news()
+            requests = [SimRequest(tokens.count(p), 0, tag=pending) for p in prompts]
+            self.driver.start(pending, requests)
+            await pending.wait()
         finally:
-            if flight.left:
-                self.driver.drop(flight)
+            if pending.remaining:
+                self.driver.drop(pending)
         vectors = [unit_vector(seeded(p, self.config.seed, "embedding"), size) for p in prompts]
-        form = asked.encoding_format
+        encoding = parameters.encoding_format
         data = [
-            {"index": i, "object": "embedding", "embedding": _encoded(vector, form)}
+            {"index": i, "object": "embedding", "embedding": _encoded(vector, encoding)}
             for i, vector in enumerate(vectors)
         ]
         used = sum(tokens.count(prompt) for prompt in prompts)
@@ -332,28 +334,30 @@ class Replica:
         )
 
     async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = protocol.decode(await request.content.read(), protocol.TokenizeRequest)
-        protocol.check_model(asked.model, self.config.model)
-        if (asked.prompt is None) == (asked.messages is None):
+        parameters = protocol.decode_request(await request.content.read(), protocol.TokenizeRequest)
+        protocol.check_model(parameters.model, self.config.model)
+        if (parameters.prompt is None) == (parameters.messages is None):
             raise ApiError(400, "Either prompt or messages must be given.")
-        text = asked.prompt
+        text = parameters.prompt
         if text is None:
-            text = protocol.render_chat(asked, asked.messages)
+            text = protocol.render_chat(parameters, parameters.messages)
         packed = tokens.pack(text)
         return _json(
             {
                 "count": tokens.count(packed),
                 "max_model_len": self.config.engine.max_model_len,
                 "tokens": tokens.ids_of(packed),
-                "token_strs": tokens.token_texts(packed) if asked.return_token_strs else None,
+                "token_strs": tokens.token_texts(packed) if parameters.return_token_strs else None,
             }
         )
 
     async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = protocol.decode(await request.content.read(), protocol.DetokenizeRequest)
-        protocol.check_model(asked.model, self.config.model)
+        parameters = protocol.decode_request(
+            await request.content.read(), protocol.DetokenizeRequest
+        )
+        protocol.check_model(parameters.model, self.config.model)
         try:
-            return _json({"prompt": tokens.text_of(tokens.pack_ids(asked.tokens))})
+            return _json({"prompt": tokens.text_of(tokens.pack_ids(parameters.tokens))})
         except ValueError as error:
             raise ApiError(400, str(error), param="tokens") from None
 
@@ -363,12 +367,12 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 
 def _headers(request: web.BaseRequest) -> dict[str, str]:
-    """JSON headers that give the client's request id back."""
+    """Return JSON headers with the client's request id."""
     name = request.headers.get("X-Request-Id")
     return {**_JSON, "X-Request-Id": name} if name else _JSON
 
 
-def _hang_up(request: web.BaseRequest) -> None:
+def _close_connection(request: web.BaseRequest) -> None:
     """Send what is written, then close the connection without an end mark."""
     if request.transport is not None:
         request.transport.close()
@@ -384,11 +388,11 @@ _BACKLOG = 4096
 """Connections that may wait to be accepted; a load test opens thousands at once."""
 
 _GRACE = 0.1
-"""Seconds that requests in flight get when the fleet is closed."""
+"""Seconds for requests in flight when the fleet is closed."""
 
 
 class _Listener:
-    """One replica, its HTTP server and its socket."""
+    """One replica with its HTTP server and socket."""
 
     def __init__(self, config: SimConfig, number: int) -> None:
         self.replica = Replica(config, number, self.die)
@@ -407,7 +411,7 @@ class _Listener:
         self.port = self._socket.sockets[0].getsockname()[1]
 
     def die(self) -> None:
-        """Close the socket and cut every connection, at once."""
+        """Close the socket and abort every connection."""
         if self._socket is not None:
             self._socket.close()
         self.replica.driver.close()
@@ -429,7 +433,7 @@ class RunningSim:
     """A fleet of simulated endpoints on this event loop; use it with ``async with``.
 
     Attributes:
-        config: what it was told.
+        config: its settings.
         urls: base addresses (``http://host:port``), one for each replica, once started.
         replicas: the endpoints, with their ``engine`` and ``faults``, once started.
     """
@@ -477,7 +481,7 @@ class RunningSim:
 
 
 def start_sim(config: SimConfig) -> RunningSim:
-    """Simulated endpoints for the time of an ``async with``.
+    """Return simulated endpoints, which run during an ``async with``.
 
     ::
 

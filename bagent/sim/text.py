@@ -1,4 +1,4 @@
-"""Seeded draws and free text: what a simulated model says when no schema binds it."""
+"""Seeded draws and free text: the simulated model's unconstrained answers."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _POOL_SEED = 20_261_127
 
 @functools.cache
 def sentences() -> tuple[str, ...]:
-    """The fixed pool of sentences (ASCII, each ended by a full stop) that texts are made of."""
+    """Return the fixed pool of ASCII sentences that texts are made of."""
     rng = random.Random(_POOL_SEED)
-    made: list[str] = []
+    pool: list[str] = []
     for _ in range(_POOL):
         words = rng.choices(_WORDS, k=rng.randint(5, 14))
-        made.append(" ".join(words).capitalize() + ".")
-    return tuple(made)
+        pool.append(" ".join(words).capitalize() + ".")
+    return tuple(pool)
 
 
 def seeded(prompt: bytes, *parts: object) -> random.Random:
-    """A random source that depends on nothing but its arguments, the same in every process."""
+    """Return a random source that depends on its arguments alone, in every process."""
     digest = blake2b(prompt, digest_size=8, person=b"bagent-sim")
     digest.update(repr(parts).encode("utf-8", "backslashreplace"))
     return random.Random(int.from_bytes(digest.digest(), "little"))
 
 
-def drawn_length(rng: random.Random, config: AnswerConfig) -> int:
-    """The length in tokens, at least 1, of one free answer.
+def draw_length(rng: random.Random, config: AnswerConfig) -> int:
+    """Return the length of one free answer in tokens, at least 1.
 
     ``geometric``: a chance of 1/mean at each token to end there. ``normal``: a deviation of a
     quarter of the mean. ``fixed``: the mean.
@@ -62,9 +62,9 @@ def drawn_length(rng: random.Random, config: AnswerConfig) -> int:
 
 
 def free_text(rng: random.Random, size: int, *, ended: bool) -> str:
-    """ASCII text of sentences, of ``size`` characters.
+    """Return ASCII sentences of ``size`` characters.
 
-    Where it is ``ended`` it closes with a full stop and may be one character shorter.
+    An ``ended`` text closes with a full stop and may be one character shorter.
     """
     pool = sentences()
     parts: list[str] = []
@@ -78,13 +78,13 @@ def free_text(rng: random.Random, size: int, *, ended: bool) -> str:
     return text
 
 
-def some_words(rng: random.Random, number: int) -> str:
-    """``number`` words parted by blanks."""
+def random_words(rng: random.Random, number: int) -> str:
+    """Return ``number`` words, separated by blanks."""
     return " ".join(rng.choices(_WORDS, k=number))
 
 
 def unit_vector(rng: random.Random, size: int) -> list[float]:
-    """A random direction: ``size`` numbers whose squares add up to 1."""
+    """Return a random direction: ``size`` numbers whose squares add up to 1."""
     values = [rng.gauss(0.0, 1.0) for _ in range(size)]
     norm = math.sqrt(sum(v * v for v in values))
     return [v / norm for v in values]

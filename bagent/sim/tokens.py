@@ -1,13 +1,13 @@
 """The simulated tokenizer and chat template.
 
 A token is up to four bytes of UTF-8: the text is cut every four bytes, so English has four
-characters a token, and texts that begin alike have token ids that begin alike. ``<|im_start|>``,
-``<|im_end|>``, ``<|endoftext|>`` and the NUL character are one token each, and cutting starts anew
-after them. A token's id is its four bytes (padded with zeros) read as a little-endian 32-bit
-number; the four special tokens have ids from 0xFF000000, which no UTF-8 text can have. So nothing
-is stored, and :func:`text_of` gives back exactly the text that :func:`pack` took.
+characters per token, and texts with equal beginnings have token ids with equal beginnings.
+``<|im_start|>``, ``<|im_end|>``, ``<|endoftext|>`` and the NUL character are one token each, and
+cutting restarts after them. A token's id is its four bytes (padded with zeros) as a little-endian
+32-bit number; the special tokens have ids from 0xFF000000, which no UTF-8 text can have. So
+nothing is stored, and :func:`text_of` returns exactly the text that :func:`pack` took.
 
-Token sequences are kept *packed*: ``bytes`` with four bytes a token.
+Token sequences are *packed*: ``bytes`` with four bytes per token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def pack(text: str) -> bytes:
-    """Tokenize: four bytes a token. Lone surrogates become ``?``, as UTF-8 cannot hold them."""
+    """Tokenize a text to four bytes per token; lone surrogates become ``?``."""
     if "<|" not in text and "\0" not in text:
         return _padded(text.encode("utf-8", "replace"))
     parts: list[bytes] = []
@@ -43,17 +43,17 @@ def pack(text: str) -> bytes:
 
 
 def count(packed: bytes) -> int:
-    """Number of tokens."""
+    """Return the number of tokens."""
     return len(packed) // 4
 
 
 def ids_of(packed: bytes) -> list[int]:
-    """The token ids, each from 0 to 2**32 - 1."""
+    """Return the token ids, each from 0 to 2**32 - 1."""
     return list(struct.unpack(f"<{len(packed) // 4}I", packed))
 
 
 def pack_ids(ids: list[int]) -> bytes:
-    """The packed form of token ids.
+    """Return the packed form of token ids.
 
     Raises:
         ValueError: an id is no number from 0 to 2**32 - 1.
@@ -65,7 +65,7 @@ def pack_ids(ids: list[int]) -> bytes:
 
 
 def bytes_of(packed: bytes) -> bytes:
-    """The UTF-8 bytes of tokens; may begin or end inside a character."""
+    """Return the UTF-8 bytes of tokens; they may begin or end inside a character."""
     if b"\xff" not in packed:
         return packed.replace(b"\0", b"")
     cut = (packed[i : i + 4] for i in range(0, len(packed), 4))
@@ -73,19 +73,20 @@ def bytes_of(packed: bytes) -> bytes:
 
 
 def text_of(packed: bytes) -> str:
-    """Detokenize; bytes that are no UTF-8 become U+FFFD."""
+    """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
     return bytes_of(packed).decode("utf-8", "replace")
 
 
 def token_texts(packed: bytes) -> list[str]:
-    """Each token's own text."""
+    """Return each token's own text."""
     return [text_of(packed[i : i + 4]) for i in range(0, len(packed), 4)]
 
 
 def block_hashes(packed: bytes, block: int, salt: str | None) -> list[int]:
-    """One number for each full block of ``block`` tokens: it stands for all tokens up to its end.
+    """Return one number per full block of ``block`` tokens, which stands for all tokens up to its
+    end.
 
-    Equal numbers mean equal beginnings under the same ``salt`` (within one process).
+    Equal numbers mean equal beginnings under the same ``salt``, within one process.
     """
     size = 4 * block
     last = hash(salt)
@@ -97,7 +98,8 @@ def block_hashes(packed: bytes, block: int, salt: str | None) -> list[int]:
 
 
 def content_text(content: Json) -> str:
-    """The text of a message's content: parts are joined by line ends, an image leaves a mark."""
+    """Return the text of a message's content: parts are joined by line ends, an image leaves a
+    mark."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -125,10 +127,10 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> str:
-    """The conversation in ChatML, tools as a system message of their own.
+    """Return the conversation in ChatML, with tools as a system message.
 
     Raises:
-        ValueError: a message has no role or a content of the wrong kind.
+        ValueError: a message has no role or invalid content.
     """
     parts: list[str] = []
     if tools:
@@ -153,5 +155,5 @@ def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise ValueError("a tool call needs a function")
-    known = {"name": function.get("name"), "arguments": function.get("arguments")}
-    return msgspec.json.encode(known).decode()
+    fields = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return msgspec.json.encode(fields).decode()

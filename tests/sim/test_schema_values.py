@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
-from bagent.sim.schema_values import InstanceMaker, NoInstance
+from bagent.sim.schema_values import SchemaSampler, UnsatisfiableSchema
 
 PERSON = {
     "type": "object",
@@ -107,7 +107,7 @@ def test_instances_are_valid(name: str) -> None:
     import jsonschema
 
     schema = SCHEMAS[name]
-    maker = InstanceMaker(schema)
+    maker = SchemaSampler(schema)
     kind = jsonschema.validators.validator_for(schema)
     checker = kind(schema, format_checker=kind.FORMAT_CHECKER)
     for seed in range(15):
@@ -115,14 +115,14 @@ def test_instances_are_valid(name: str) -> None:
 
 
 def test_same_seed_same_instance_and_seeds_differ() -> None:
-    maker = InstanceMaker(SCHEMAS["nested"])
+    maker = SchemaSampler(SCHEMAS["nested"])
     made = [maker.make(random.Random(seed)) for seed in range(20)]
     assert made == [maker.make(random.Random(seed)) for seed in range(20)]
     assert len({str(value) for value in made}) > 10
 
 
 def test_every_branch_is_taken_sometimes() -> None:
-    maker = InstanceMaker(SCHEMAS["any of"])
+    maker = SchemaSampler(SCHEMAS["any of"])
     kinds = {type(maker.make(random.Random(seed))) for seed in range(60)}
     assert kinds == {int, type(None), dict}
 
@@ -138,8 +138,8 @@ def test_every_branch_is_taken_sometimes() -> None:
     ],
 )
 def test_broken_schemas_are_refused(schema: Any, words: str) -> None:
-    with pytest.raises(NoInstance, match=words):
-        InstanceMaker(schema)
+    with pytest.raises(UnsatisfiableSchema, match=words):
+        SchemaSampler(schema)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_broken_schemas_are_refused(schema: Any, words: str) -> None:
     ],
 )
 def test_schemas_without_an_instance_end_in_a_clear_failure(schema: Any) -> None:
-    with pytest.raises(NoInstance, match="no valid instance"):
-        InstanceMaker(schema).make(random.Random(0))
+    with pytest.raises(UnsatisfiableSchema, match="no valid instance"):
+        SchemaSampler(schema).make(random.Random(0))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from bagent.sim import tokens
 from bagent.sim.config import AnswerConfig
-from bagent.sim.text import drawn_length, free_text, seeded
+from bagent.sim.text import draw_length, free_text, seeded
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_texts_have_the_size_asked(size: int) -> None:
 def test_lengths_spread_as_said(spread: str, deviation: float) -> None:
     rng = random.Random(1)
     config = AnswerConfig(output_tokens=100, output_spread=spread)
-    lengths = [drawn_length(rng, config) for _ in range(4000)]
+    lengths = [draw_length(rng, config) for _ in range(4000)]
     assert min(lengths) >= 1
     assert statistics.mean(lengths) == pytest.approx(100, rel=0.06)
     assert statistics.pstdev(lengths) == pytest.approx(deviation, rel=0.1)

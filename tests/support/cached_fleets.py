@@ -103,8 +103,8 @@ class EngineBackend:
                 )
             )
         self._drivers[endpoint.name].start(flight, asked)
-        while not flight.over:
-            for one in await flight.news():
+        while not flight.done:
+            for one in await flight.wait():
                 if one.first_token_at is not None and group[0].began is not None:
                     group[0].began()
         reply = Reply(text="yes", finish_reason="stop")
