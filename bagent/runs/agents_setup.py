@@ -1,4 +1,4 @@
-"""Gives the rows of a job what its ``agent:`` says: tools, turns, compaction."""
+"""Setup of a job's ``agent:``: tools, turns, compaction, agent programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,18 +36,18 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
     from bagent.tools import ToolExecutor
 
-COMBINE = frozenset({"openai", "anthropic", "bedrock"})
-"""Backends of providers that say of themselves that they enforce a schema on the answer while tools
-may be called. Other endpoints are tried, each once: see :mod:`bagent.backends.profile`."""
+NATIVE_SCHEMA_WITH_TOOLS = frozenset({"openai", "anthropic", "bedrock"})
+"""Providers that document that they enforce an answer schema while tools may be called. Each other
+endpoint is tried once, see :mod:`bagent.backends.profile`."""
 
 
 class AgentSetup:
     """Opens tools and reads earlier turns, once for a run.
 
     Args:
-        stack: what is opened stays open until it is closed.
+        stack: closes what is opened.
         env: the environment of the run.
-        asked: gets the stop where programs can no longer be served.
+        stop: gets the stop of the run where agent programs can no longer be served.
     """
 
     def __init__(
@@ -56,16 +55,16 @@ class AgentSetup:
         store: RunStore,
         stack: AsyncExitStack,
         env: Mapping[str, str],
-        asked: asyncio.Future[Stop],
+        stop: asyncio.Future[Stop],
     ) -> None:
         self._store = store
         self._stack = stack
         self._env = env
-        self._asked = asked
+        self._stop = stop
         self._turns: TurnIndex | None = None
 
     async def open(self, job: Job) -> ToolExecutor | None:
-        """The tools of ``job``; None where it has none.
+        """Open the tools of ``job``; return None where it has none.
 
         Raises:
             UsageError: a tool cannot be opened.
@@ -73,50 +72,103 @@ class AgentSetup:
         return await self._stack.enter_async_context(open_job_tools(job, self._env))
 
     async def equip(
-        self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor | None
+        self, plan: StagePlan, job: Job, servers: Servers, tools: ToolExecutor | None
     ) -> None:
-        """Make the rows of ``plan`` agents, with the tools of ``pool`` or by a program.
+        """Make the rows of ``plan`` agents, with ``tools`` or by an agent program.
 
         Raises:
             UsageError: the program cannot be found.
         """
         spec = job.agent
         if spec is not None and spec.command:
-            store = self._store
-
-            place = (store.path, store.part, self._env)
             try:
-                opened = open_program(job, plan, servers, place, (self._stack, self._asked))
-                plan.program = await opened
+                plan.program = await self._open_program(plan, job, servers)
             except UsageError as error:
                 if error.at is None:
                     error.at = job.source.position((*agent_path(job), "command"))
                 raise
-        elif spec is not None and pool is not None:
-            self._give_tools(plan, job, servers, pool)
+        elif spec is not None and tools is not None:
+            self._set_agent_plan(plan, job, servers, tools)
 
-    def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> None:
+    def _set_agent_plan(
+        self, plan: StagePlan, job: Job, servers: Servers, tools: ToolExecutor
+    ) -> None:
         spec = job.agent
         assert spec is not None
-        add_tools(plan, job, servers, pool)
-        self._store.tool_names.update(pool.names)
+        add_tools(plan, job, servers, tools)
+        self._store.tool_names.update(tools.names)
         plan.agent = AgentPlan(
-            pool,
+            tools,
             self._store.journal,
-            self._earlier().pop,
+            self._earlier_turns().pop,
             max_turns=spec.max_turns,
-            first_choice=first_tool_choice(job, pool),
+            first_choice=first_tool_choice(job, tools),
             compact_at=spec.compact.at,
             summary_settings=CallSettings(spec.compact.model, {}, {})
             if spec.compact.model
             else None,
-            shares=not any(pool.has_side_effects(name) for name in pool.names),
+            shares=not any(tools.has_side_effects(name) for name in tools.names),
             log_text=self._store.log,
             fail_on_tool=spec.on_tool_failure == "fail",
             streaming=StreamPolicy() if job.stream == "auto" else None,
         )
 
-    def _earlier(self) -> TurnIndex:
+    async def _open_program(self, plan: StagePlan, job: Job, servers: Servers) -> ProgramPlan:
+        """Return the agent program of ``job``, with a proxy in front of its servers.
+
+        The proxy serves until the stack closes; where it can no longer meter, the run stops.
+        """
+        spec, env = job.agent, self._env
+        assert spec is not None
+        environment = tool_environment(env, {})
+        environment.pop("HOME", None)  # each row has its own
+        program = find_program(spec.command[0], job.source.folder, environment)
+        usage = UsageByRow()
+        token = new_token()
+        config = ProxyConfig(
+            port=0, token=token, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN
+        )
+        states = plain_states(servers.endpoints, PER_ENDPOINT)
+        run = self._store.path
+        folder = run / "proxy" / f"{plan.name}-{self._store.part}"
+        proxy = await self._stack.enter_async_context(
+            start_proxy(states, config, folder, _ignore, usage.add)
+        )
+        proxy.fault.add_done_callback(self._stop_for_proxy)
+        if job.hostfile is not None:
+            # The fleet of the run follows the hostfile too, and reports its changes.
+            follower = HostfileFollower(
+                job.hostfile.path, job.backend, env, _ignore, servers.endpoints, servers.select
+            )
+            following = asyncio.create_task(
+                follower.follow(proxy.lessor, partial(plain_states, limit=PER_ENDPOINT))
+            )
+            self._stack.callback(following.cancel)
+        model = plan.settings.model or ""
+        target = ProxyTarget(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
+        environment |= {**environment_for(target), **spec.env}
+        concurrency = job.limits.concurrency
+        return ProgramPlan(
+            argv=(program, *spec.command[1:]),
+            env=environment,
+            keys=KEYS,
+            row_key=partial(client_key, token),
+            folder=run / "work",
+            homes=run / "home",
+            job_folder=job.source.folder,
+            most=2 * (os.cpu_count() or 1) if concurrency == "auto" else int(concurrency),
+            seconds=job.limits.row or job.limits.timeout.total,
+            model=model,
+            base_url=proxy.url,
+            usage=usage.take,
+        )
+
+    def _stop_for_proxy(self, fault: asyncio.Future[BaseException]) -> None:
+        """Stop the run for a fault of its proxy, unless it stops already."""
+        if not fault.cancelled() and not self._stop.done():
+            self._stop.set_result(stop_for_error(fault.result()))
+
+    def _earlier_turns(self) -> TurnIndex:
         if self._turns is None:
             store = self._store
             self._turns = TurnIndex.load(store.path, store.done.has, report=store.notes.append)
@@ -124,9 +176,9 @@ class AgentSetup:
 
 
 def has_no_side_effect_on_open(tool: ToolSpec) -> bool:
-    """Return whether opening ``tool`` executes nothing that the job brings and reads no database.
+    """Return whether opening ``tool`` runs no code of the job and reads no database.
 
-    A Python file is imported and an MCP server started; a program runs only once it is called.
+    Opening imports Python files and starts MCP servers; a command runs only once it is called.
     """
     return bool(tool.command) or tool.builtin not in (None, "sql")
 
@@ -135,7 +187,7 @@ def has_no_side_effect_on_open(tool: ToolSpec) -> bool:
 async def open_job_tools(
     job: Job, env: Mapping[str, str], only: Callable[[ToolSpec], bool] = lambda _: True
 ) -> AsyncIterator[ToolExecutor | None]:
-    """The tools of ``job`` that ``only`` lets pass, closed at the end; None where it has none.
+    """Open the tools of ``job`` that ``only`` accepts until the block ends; yield None without any.
 
     Raises:
         UsageError: a tool cannot be opened.
@@ -144,39 +196,38 @@ async def open_job_tools(
     if spec is None or spec.command:
         yield None
         return
-    from bagent.tools import open_tools  # only jobs with tools load what they need
+    from bagent.tools import open_tools  # only jobs with tools need this import
 
     path = agent_path(job)
-    chosen = [(number, tool) for number, tool in enumerate(spec.tools) if only(tool)]
-    places = [job.source.position((*path, "tools", number)) for number, _ in chosen]
-    tools = [tool for _, tool in chosen]
+    selected = [(index, tool) for index, tool in enumerate(spec.tools) if only(tool)]
     async with open_tools(
-        tools, job.source.folder, env, allow_code=spec.allow_code, places=places
-    ) as pool:
-        pool.redact = Redactor(job.source.secrets)
-        yield pool
+        [tool for _, tool in selected],
+        job.source.folder,
+        env,
+        allow_code=spec.allow_code,
+        places=[job.source.position((*path, "tools", index)) for index, _ in selected],
+    ) as tools:
+        tools.redact = Redactor(job.source.secrets)
+        yield tools
 
 
 def agent_path(job: Job) -> KeyPath:
-    """Where the agent of ``job`` stands in the file: the job's own, or the one of a stage."""
+    """Return the path of the agent of ``job`` in its file: the job's own, or that of a stage."""
     for path, part in stage_parts(job):
         if part.agent is not None and part.agent is job.agent:
             return (*path, "agent")
     return ("agent",)
 
 
-def add_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> CallSettings:
-    """Put the tools into the settings of ``plan``, which are also given back.
+def add_tools(plan: StagePlan, job: Job, servers: Servers, tools: ToolExecutor) -> CallSettings:
+    """Add the tools to the settings of ``plan`` and return these.
 
-    Where the server may not be able to enforce the schema while tools may be called, it is also in
-    the prompt, and each endpoint is tried.
+    Where the server may be unable to enforce the schema while tools may be called, the prompt
+    describes the schema too, and each endpoint is tried.
     """
-    asked = plan.settings
-    apart = asked.output is not None and not enforces_schema_with_tools(job, servers)
+    apart = plan.settings.output is not None and not enforces_schema_with_tools(job, servers)
     plan.settings = msgspec.structs.replace(
-        asked,
-        tools=tuple(tool_definitions(pool, servers)),
-        apart=apart,
+        plan.settings, tools=tuple(tool_definitions(tools, servers)), apart=apart
     )
     plan.budget.fixed = len(encode_payload(plan.settings.tools))
     plan.describe |= apart and job.output.describe != "never"
@@ -185,63 +236,63 @@ def add_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -
     return plan.settings
 
 
-def tool_definitions(pool: ToolExecutor, servers: Servers) -> list[Json]:
-    """The tools as requests have them; strict where a schema allows it.
+def tool_definitions(tools: ToolExecutor, servers: Servers) -> list[Json]:
+    """Return the tools as requests hold them; strict where a schema allows it.
 
-    Own engines bind the arguments of a call to the tool's schema only then, and so does OpenAI.
+    Only then OpenAI and the user's own engines enforce the schema of a call's arguments.
     """
     if servers.kind in ("anthropic", "bedrock"):
-        return pool.definitions
-    found: list[Json] = []
-    for name, definition in zip(pool.names, pool.definitions, strict=True):
-        tool = pool.tool(name)
+        return tools.definitions
+    definitions: list[Json] = []
+    for name, definition in zip(tools.names, tools.definitions, strict=True):
+        tool = tools.tool(name)
         if tool is not None and tool.schema.strict:
             definition = {**definition, "function": {**definition["function"], "strict": True}}
-        found.append(definition)
-    return found
+        definitions.append(definition)
+    return definitions
 
 
-def first_tool_choice(job: Job, pool: ToolExecutor) -> Json:
-    """The ``tool_choice`` of the first turn; None leaves it to the model.
+def first_tool_choice(job: Job, tools: ToolExecutor) -> Json:
+    """Return the ``tool_choice`` of the first turn; None leaves it to the model.
 
     Raises:
         JobError: it names no tool of the job.
     """
-    word = job.agent.tool_choice if job.agent is not None else "auto"
-    if word == "auto":
+    choice = job.agent.tool_choice if job.agent is not None else "auto"
+    if choice == "auto":
         return None
-    if word == "required":
-        return word
-    if word not in pool:
+    if choice == "required":
+        return choice
+    if choice not in tools:
         raise JobError(
-            f"agent.tool_choice: there is no tool {word}",
-            hint=f"write auto, required, or one of {' '.join(pool.names)}",
+            f"agent.tool_choice: there is no tool {choice}",
+            hint=f"write auto, required, or one of {' '.join(tools.names)}",
             at=job.source.position((*agent_path(job), "tool_choice")),
         )
-    return {"type": "function", "function": {"name": word}}
+    return {"type": "function", "function": {"name": choice}}
 
 
 def enforces_schema_with_tools(job: Job, servers: Servers) -> bool:
-    """Whether the schema is asked for by the API, untried, in turns that may call tools."""
-    return job.output.enforce == "native" or servers.kind in COMBINE
+    """Return whether turns that may call tools use the API's schema option without a trial."""
+    return job.output.enforce == "native" or servers.kind in NATIVE_SCHEMA_WITH_TOOLS
 
 
 PER_ENDPOINT = 256
-"""Requests in flight per endpoint: programs ask one after the other, so rows are the limit."""
+"""Requests in flight per endpoint; programs ask one at a time, so rows are the real limit."""
 
 DRAIN = 1.0
-"""Seconds that the proxy waits at the end: the programs that asked are gone by then."""
+"""Seconds that the proxy waits at the end; its clients have ended by then."""
 
 
 class UsageByRow:
-    """Counts requests and adds up what they took, by who asked."""
+    """Counts the requests of each row and sums their tokens."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Usage] = {}
         self._requests: Counter[str] = Counter()
 
     def add(self, name: str, usage: Usage) -> None:
-        """Take what one request took."""
+        """Add the tokens of one request."""
         self._requests[name] += 1
         old = self._sums.get(name, Usage())
         self._sums[name] = Usage(
@@ -252,7 +303,7 @@ class UsageByRow:
         )
 
     def take(self, name: str) -> tuple[Usage, int]:
-        """The sums and the number of requests of one name, which are then forgotten."""
+        """Return and forget the sums and the number of requests of one row."""
         return self._sums.pop(name, Usage()), self._requests.pop(name, 0)
 
 
@@ -260,79 +311,5 @@ def _sum(old: int | None, new: int | None) -> int | None:
     return old if new is None else new + (old or 0)
 
 
-async def open_program(
-    job: Job,
-    plan: StagePlan,
-    servers: Servers,
-    place: tuple[Path, str, Mapping[str, str]],
-    life: tuple[AsyncExitStack, asyncio.Future[Stop]],
-) -> ProgramPlan:
-    """The program of a job, with a proxy in front of its servers.
-
-    Args:
-        plan: its model is what the program is told.
-        place: the run directory, the part of the rows, and the environment of the run.
-        life: the proxy serves until the stack is closed; the future gets the stop of the run where
-            the proxy can no longer meter.
-
-    Raises:
-        UsageError: there is no such program.
-    """
-    run, part, env = place
-    stack, asked = life
-    spec = job.agent
-    assert spec is not None
-    environment = tool_environment(env, {})
-    environment.pop("HOME", None)  # each row has its own
-    program = find_program(spec.command[0], job.source.folder, environment)
-    usage = UsageByRow()
-    token = new_token()
-    config = _proxy_config(job, token)
-    states = plain_states(servers.endpoints, PER_ENDPOINT)
-    proxy = await stack.enter_async_context(
-        start_proxy(states, config, run / "proxy" / f"{plan.name}-{part}", _say_nothing, usage.add)
-    )
-    proxy.fault.add_done_callback(lambda fault: _stop(asked, fault))
-    if job.hostfile is not None:
-        # The fleet of the run follows it too, and says so.
-        follower = HostfileFollower(
-            job.hostfile.path, job.backend, env, _say_nothing, servers.endpoints, servers.select
-        )
-        following = asyncio.create_task(
-            follower.follow(proxy.lessor, partial(plain_states, limit=PER_ENDPOINT))
-        )
-        stack.callback(following.cancel)
-    model = plan.settings.model or ""
-    service = ProxyTarget(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
-    environment |= {**environment_for(service), **spec.env}
-    wanted = job.limits.concurrency
-    return ProgramPlan(
-        argv=(program, *spec.command[1:]),
-        env=environment,
-        keys=KEYS,
-        row_key=partial(client_key, token),
-        folder=run / "work",
-        homes=run / "home",
-        job_folder=job.source.folder,
-        most=2 * (os.cpu_count() or 1) if wanted == "auto" else int(wanted),
-        seconds=job.limits.row or job.limits.timeout.total,
-        model=model,
-        base_url=proxy.url,
-        usage=usage.take,
-    )
-
-
-def _proxy_config(job: Job, token: str) -> ProxyConfig:
-    return ProxyConfig(
-        port=0, token=token, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN
-    )
-
-
-def _say_nothing(text: str) -> None:
-    """What the proxy has to say is of no use to who runs a job."""
-
-
-def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BaseException]) -> None:
-    """Have the run stop for a fault of its proxy, unless it stops already."""
-    if not fault.cancelled() and not asked.done():
-        asked.set_result(stop_for_error(fault.result()))
+def _ignore(*_: object) -> None:
+    """Drop messages of the proxy, which are of no use to the person who runs a job."""

@@ -1,4 +1,4 @@
-"""The lines of a batch file, held against what can be sent before anything is."""
+"""Checks of the lines of a batch file before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 MOST_LINES = 50_000
-"""Lines of a batch, at most, by OpenAI's API: so many are looked through before a run."""
+"""Most lines of a batch by OpenAI's API, and so the most that are checked before a run."""
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _NUMBERS = 5
 
 
 def is_batch_file_path(path: Path, typed: Path) -> bool:
-    """Whether what stands in the place of a job file is a batch file.
+    """Return whether ``path``, given as a job file, is a batch file.
 
     Raises:
         JobError: it is a file of rows.
@@ -50,15 +50,15 @@ def is_batch_file_path(path: Path, typed: Path) -> bool:
 
 
 def check_lines(job: Job, piped: Iterable[dict[str, Json]]) -> None:
-    """Refuse lines for routes that no request can be sent to, all of them in one message.
+    """Refuse lines for routes that no request can be sent to, all in one message.
 
     Args:
-        job: its input are batch files.
-        piped: the first of piped lines; there is no looking at the others.
+        job: the job, whose input is batch files.
+        piped: the first piped lines; the others cannot be checked.
 
     Raises:
         InputError: some lines cannot be sent.
-        JobError: what is piped is no batch file.
+        JobError: the piped lines are no batch file.
     """
     for data in piped:
         if len(KEYS & data.keys()) < len(KEYS) - 1:
@@ -97,9 +97,9 @@ class _Line(msgspec.Struct):
 
 
 def _refused_routes(path: Path) -> dict[str, list[int]]:
-    """The numbers of lines that no request can be made of, by their url.
+    """Return the numbers of lines with a route that no request can be sent to, by url.
 
-    Lines that cannot be read, or have no url, are left to the run, which reports each of them.
+    Lines that cannot be read, or have no url, fail in the run, each by itself.
     """
     refused: dict[str, list[int]] = {}
     decode = msgspec.json.Decoder(_Line).decode
@@ -112,5 +112,5 @@ def _refused_routes(path: Path) -> dict[str, list[int]]:
             if url is not None and route_of(url) is None:
                 refused.setdefault(url, []).append(number)
     except unreadable(path):
-        pass  # the run says what is wrong with it
+        pass  # the run reports the error
     return refused

@@ -1,4 +1,4 @@
-"""From options and job file to everything a run needs that can be checked without a request."""
+"""Preparation of a run: everything that can be checked without a request."""
 
 from __future__ import annotations
 
@@ -38,21 +38,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of ``bagent run``; each field is the option of that name.
-
-    ``job`` is None where rows come as an OpenAI batch file and there is no job file. ``inputs``
-    are paths as typed (``-`` is stdin). ``tables`` is off where another process makes them at
-    the end, ``command`` is the whole command with its secrets masked, ``notes`` is the file in
-    which that one notes what stands where in the input. ``overrides`` maps dotted job keys to
-    values that options gave, ``sets`` are ``--set`` texts. ``env`` and ``cwd`` stand for the
-    process's own.
-    """
+    """Options of ``bagent run``; each field is the option of that name."""
 
     job: Path | None
+    """None where rows come as an OpenAI batch file and there is no job file."""
     inputs: tuple[str, ...] = ()
+    """Paths as typed; ``-`` is stdin."""
     output: str | None = None
     sets: tuple[str, ...] = ()
+    """The ``--set`` texts."""
     overrides: Mapping[str, object] = field(default_factory=dict)
+    """Dotted job keys and the values that options set."""
     limit: int | None = None
     sample: int | None = None
     shard: str | None = None
@@ -71,8 +67,11 @@ class RunOptions:
     metrics_port: str | None = None
     debug: bool = False
     tables: bool = True
+    """Off where another process makes the tables at the end."""
     command: list[str] = field(default_factory=list)
+    """The whole command with its secrets masked."""
     notes: str | None = None
+    """The file in which another process indexes the input."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
 
@@ -83,10 +82,7 @@ STAGE = "main"
 
 @dataclass
 class RunContext:
-    """A checked job; nothing has been sent or written.
-
-    ``rows`` is set by :func:`open_input`, for piped rows only once the run directory is owned.
-    """
+    """A checked job; nothing has been sent or written."""
 
     job: Job
     options: RunOptions
@@ -96,9 +92,11 @@ class RunContext:
     schema: OutputSchema | None
     rows_config: RowsConfig
     own_bodies: bool
+    """Rows are request bodies, from an OpenAI batch file."""
     warnings: list[str]
     stages: tuple[PreparedStage, ...] = ()
     rows: RowReader | None = None
+    """Set by :func:`open_input`; for piped rows after the run directory is locked."""
 
     @property
     def piped(self) -> bool:
@@ -110,10 +108,10 @@ def prepare(options: RunOptions) -> RunContext:
     """Load and check everything but the rows.
 
     Raises:
-        UsageError: by its subclasses; the first thing that is wrong, with its place.
+        UsageError: the first error, with its position.
     """
-    told: list[str] = []
-    presets = read_environment(options.env, told.append)
+    warnings: list[str] = []
+    presets = read_environment(options.env, warnings.append)
     job, batch = read_job(options)
     job = apply_presets(job, presets)
     stages = prepare_stages(job)
@@ -127,7 +125,7 @@ def prepare(options: RunOptions) -> RunContext:
         )
     if job.batching.mode == "provider":
         check_batches(job, staged=bool(stages))
-    check_deadline(options, told.append)
+    check_deadline(options, warnings.append)
     ResumePolicy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
         read_hostfile(job.hostfile.path)
@@ -139,15 +137,15 @@ def prepare(options: RunOptions) -> RunContext:
         _refuse_parts(stages, config)
         config = replace(config, fields=used_fields(stages))
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
-    warnings = told + (list(schema.warnings) if schema is not None else [])
+    warnings += schema.warnings if schema is not None else ()
     return RunContext(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
 
 
 def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
-    """Refuse a deadline that was typed and is over; a part of a run may be late for its own.
+    """Refuse a typed deadline that has passed; a worker may be late for its own.
 
     Raises:
-        UsageError: it is over, or no deadline.
+        UsageError: it has passed, or is no deadline.
     """
     now = time.time()
     deadline = read_deadline(options.deadline, options.env, now, warn=warn)
@@ -160,15 +158,14 @@ def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
 
 
 def _refuse_parts(stages: tuple[PreparedStage, ...], config: RowsConfig) -> None:
-    """Refuse to divide the rows where a stage brings all of them together: each part would have an
-    end of its own, and none of them would be of all rows."""
+    """Refuse to divide the rows where a stage combines all of them."""
     if config.shard is None:
         return
     for stage in stages:
-        whole = stage.spec.kind == "sql" or (
+        combines_all = stage.spec.kind == "sql" or (
             stage.spec.kind == "reduce" and stage.spec.by[:1] != ("id",)
         )
-        if whole:
+        if combines_all:
             raise UsageError(
                 f"stage {stage.name} brings all rows together, so they cannot be divided",
                 hint="leave --shard and --workers out, or run the stages before it as a job",
@@ -176,12 +173,12 @@ def _refuse_parts(stages: tuple[PreparedStage, ...], config: RowsConfig) -> None
 
 
 def prompt_is_raw(job: Job) -> bool:
-    """Whether prompts are text without a chat template."""
+    """Return whether prompts are text without a chat template."""
     return job.prompt is not None and job.prompt.raw is not None
 
 
 def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowReader:
-    """Open the rows and hold the prompt against the first of them.
+    """Open the rows and check the prompt against the first of them.
 
     Raises:
         InputError: the input cannot be read as rows.
@@ -200,28 +197,28 @@ def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowRea
     if prepared.options.notes is not None:
         rows.share(Path(prepared.options.notes))
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
-    good = [row for row in first if row.error is None]
+    readable = [row for row in first if row.error is None]
     if prepared.own_bodies:
-        check_lines(prepared.job, [row.data for row in good] if prepared.piped else [])
-    sample = [row.data for row in good]
+        check_lines(prepared.job, [row.data for row in readable] if prepared.piped else [])
+    sample = [row.data for row in readable]
     if sample:
         _check_id(prepared.job, sample)
     if sample and prepared.prompt is not None:
         prepared.warnings.extend(prepared.prompt.check(sample))
     if prepared.stages:
-        prepared.warnings.extend(check_stages(prepared.stages, good, prepared.job.source))
-        check_boards(prepared.stages, good, prepared.job.source)
+        prepared.warnings.extend(check_stages(prepared.stages, readable, prepared.job.source))
+        check_boards(prepared.stages, readable, prepared.job.source)
     if first and not sample:
-        found = first[0]
+        row = first[0]
         prepared.warnings.append(
-            f"none of the first {len(first)} rows can be read: {found.source}:{found.line}:"
-            f" {found.error}{_other_form(found)}"
+            f"none of the first {len(first)} rows can be read: {row.source}:{row.line}:"
+            f" {row.error}{_guess_format(row)}"
         )
     return rows
 
 
-def _other_form(row: Row) -> str:
-    """What the first line looks like, where it is no line of JSON objects."""
+def _guess_format(row: Row) -> str:
+    """Return what the first line looks like, where it is no line of JSON objects."""
     text = (row.raw or b"").strip()
     if text[:1] == b"[" or text == b"{":
         return " (is it one JSON document over several lines? its name ends in .json then)"
@@ -231,20 +228,20 @@ def _other_form(row: Row) -> str:
 
 
 def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
-    """Refuse an ``id`` that no row of the sample has; rows that lack it are named by content."""
+    """Refuse an ``id`` that no row of the sample has; a few rows may lack it."""
     if job.id is None or any(job.id in data for data in sample):
         return
     names = list(dict.fromkeys(name for data in sample for name in data))
-    near = did_you_mean(job.id, names)
+    suggestion = did_you_mean(job.id, names)
     raise JobError(
         f"id: no field {job.id!r} in the first {len(sample)} rows",
-        hint=f"{near} " * bool(near) + f"there are {', '.join(names[:12])}",
+        hint=f"{suggestion} " * bool(suggestion) + f"there are {', '.join(names[:12])}",
         at=job.source.spot(("id",)).key_at,
     )
 
 
 def read_job(options: RunOptions) -> tuple[Job, bool]:
-    """The job, and whether its rows are request bodies (an OpenAI batch file)."""
+    """Return the job, and whether its rows are request bodies (an OpenAI batch file)."""
     if options.job is None:
         raise JobError("no job file", hint="bagent run job.yaml; bagent init writes one")
     path = options.cwd / options.job
@@ -272,14 +269,14 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
 
 
 def load_schema(job: Job) -> OutputSchema | None:
-    """The output schema of ``job``, if it has one."""
-    found = job.output.schema_
-    if found is None:
+    """Return the output schema of ``job``, if it has one."""
+    schema = job.output.schema_
+    if schema is None:
         return None
     try:
-        if isinstance(found, dict):
-            return OutputSchema.load(found, base=job.source.folder)
-        return OutputSchema.load(found.path, base=found.path.parent)
+        if isinstance(schema, dict):
+            return OutputSchema.load(schema, base=job.source.folder)
+        return OutputSchema.load(schema.path, base=schema.path.parent)
     except SchemaError as error:
         if error.at is None:
             error.at = job.source.position(("output", "schema"))
@@ -287,7 +284,7 @@ def load_schema(job: Job) -> OutputSchema | None:
 
 
 def run_directory(job: Job, options: RunOptions) -> Path:
-    """Where the run lives: ``-o DIR`` itself, else the name under the results folder."""
+    """Return the run directory: ``-o DIR``, else the job's name under the results folder."""
     if options.output == "":
         raise UsageError("--output: the name is empty", hint="name the folder of the run")
     if options.output not in (None, "-"):
@@ -305,7 +302,7 @@ def run_directory(job: Job, options: RunOptions) -> Path:
 def make_rows_config(
     job: Job, options: RunOptions, prompt: Prompt | None, run_dir: Path
 ) -> RowsConfig:
-    """How to read the rows, in this process and again when tables are made."""
+    """Return how to read the rows, in this process and again when tables are made."""
     source = job.input
     if source is None:
         raise InputError("no input")
@@ -329,7 +326,7 @@ def make_rows_config(
 
 
 def read_shard(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | None:
-    """``I/N`` as numbers, I from 1 to N; ``auto`` is this process's part among its launch."""
+    """Return ``I/N`` as numbers, I from 1 to N; ``auto`` is this process's rank in its launch."""
     if text is None:
         return None
     if text.strip().lower() == "auto":
@@ -345,15 +342,15 @@ def read_shard(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | No
 
 
 def make_redactor(job: Job, env: Mapping[str, str]) -> Redactor:
-    """Return what masks the secrets of ``job``: its variables, and the keys that it names.
+    """Return the redactor of the secrets of ``job``: its variables and the keys that it names.
 
-    Keys that an ``api_key_command`` prints are masked by the endpoint that they are sent to.
+    The endpoint masks keys that an ``api_key_command`` prints.
     """
-    values = {env[name].strip() for name in _named_variables(job, env) if env.get(name)}
+    values = {env[name].strip() for name in _key_variables(job, env) if env.get(name)}
     return Redactor(values | job.source.secrets)
 
 
-def _named_variables(job: Job, env: Mapping[str, str]) -> Iterator[str]:
+def _key_variables(job: Job, env: Mapping[str, str]) -> Iterator[str]:
     for part in (job, *(job.for_stage(part) for _, part in stage_parts(job))):
         yield from key_variables(part.backend, env)
         if part.hostfile is not None:

@@ -1,4 +1,4 @@
-"""When a run must have ended, and what ``--deadline`` may say."""
+"""The deadline of a run, and the values of ``--deadline``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from bagent.hpc.allocation import END_VARIABLE, Allocation, read_allocation
 from bagent.text.durations import parse_duration
 
 MARGIN, SHARE = 60.0, 0.25
-"""Seconds before the deadline at which a run stops feeding, at most that share of what is left."""
+"""A run stops feeding 60 s before the deadline, or at a quarter of the remaining time."""
 
 VARIABLE = "BAGENT_DEADLINE"
 
 LONGEST = 90 * 86400.0
-"""A longer duration, in seconds, is surely a date or Unix time without its ``@``."""
+"""Longest duration in seconds; a longer one is a date or a Unix time without its ``@``."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """``at``: Unix seconds at which the process will be killed; ``margin``: seconds before it.
-
-    ``source`` is the option or variable that names it, or who told it.
-    """
+    """The time at which the process will be killed."""
 
     at: float
+    """Unix seconds."""
     margin: float = MARGIN
+    """Seconds before the deadline at which the run stops feeding."""
     source: str = "--deadline"
+    """The option, variable or scheduler that set it."""
 
     @property
     def stop_feeding_at(self) -> float:
@@ -39,9 +39,9 @@ class Deadline(msgspec.Struct, frozen=True):
         return self.at - self.margin
 
 
-def end_from_environment(here: Allocation) -> float | None:
-    """The end of the job as far as the environment tells it, in Unix seconds."""
-    return here.end
+def end_from_environment(allocation: Allocation) -> float | None:
+    """Return the end of the batch job by its environment variables, in Unix seconds."""
+    return allocation.end
 
 
 def read_deadline(
@@ -53,13 +53,16 @@ def read_deadline(
     job_end: Callable[[Allocation], float | None] = end_from_environment,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Deadline | None:
-    """The deadline that ``text`` names: ``auto``, ``none``, ``55m``, an ISO time or ``@EPOCH``.
+    """Parse a deadline: ``auto``, ``none``, ``55m``, an ISO time or ``@EPOCH``.
 
     ``auto`` is BAGENT_DEADLINE (any of the other forms), else the end of the batch job around
-    this process as ``job_end`` finds it, else none. ``now`` is Unix seconds; an ISO time without
-    offset is local time. ``margin`` None is the usual one; it shrinks where little time is left.
-    A session outlives the batch job that it was begun in, with its variables: an end that is over
-    there is disregarded, and ``warn`` told.
+    this process, else none. An ISO time without offset is local time.
+
+    Args:
+        now: Unix seconds.
+        margin: None is the default margin, which shrinks where little time remains.
+        job_end: finds the end of the batch job.
+        warn: called where the variables of a batch job outlived it; their end is ignored.
 
     Raises:
         UsageError: it is none of these forms.
@@ -72,45 +75,47 @@ def read_deadline(
     if text.lower() in ("none", ""):
         return None
     if text.lower() == "auto":
-        named = env.get(VARIABLE, "").strip()
-        if named and named.lower() != "auto":
-            found = _named(named, env, now, margin)
-            return found and msgspec.structs.replace(found, source=VARIABLE)
-        here = read_allocation(env)
-        if here.end is not None and here.end <= now:
+        value = env.get(VARIABLE, "").strip()
+        if value and value.lower() != "auto":
+            deadline = _from_variable(value, env, now, margin)
+            return deadline and msgspec.structs.replace(deadline, source=VARIABLE)
+        allocation = read_allocation(env)
+        if allocation.end is not None and allocation.end <= now:
             warn(
                 f"{END_VARIABLE} names a time that is over: its job has ended, and it is"
                 " disregarded (unset it, or write --deadline none)"
             )
             return None
-        end = job_end(here)
+        end = job_end(allocation)
         return None if end is None else until(end, "the scheduler")
     if text.startswith("@"):
         at = _seconds(text[1:])
         if at is None:
-            raise _bad(text)
+            raise _error(text)
         return until(at)
     seconds = _duration(text.removeprefix("+"))
     if seconds is not None:
         if seconds > LONGEST:
-            raise _bad(text)
+            raise _error(text)
         return until(now + seconds)
     try:
         # An aware time, or one without offset: both become Unix seconds, the latter as local time.
         return until(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
-        raise _bad(text) from None
+        raise _error(text) from None
 
 
-def _margin(wanted: float | None, left: float) -> float:
-    """Return the margin of a deadline that is ``left`` seconds away: time to send rows remains."""
-    share = SHARE * left if left > 0 else MARGIN
-    if wanted is None:
+def _margin(margin: float | None, remaining: float) -> float:
+    """Return the margin of a deadline that is ``remaining`` seconds away."""
+    share = SHARE * remaining if remaining > 0 else MARGIN
+    if margin is None:
         return min(MARGIN, share)
-    return wanted if wanted < left or left <= 0 else share
+    return margin if margin < remaining or remaining <= 0 else share
 
 
-def _named(text: str, env: Mapping[str, str], now: float, margin: float | None) -> Deadline | None:
+def _from_variable(
+    text: str, env: Mapping[str, str], now: float, margin: float | None
+) -> Deadline | None:
     try:
         return read_deadline(text, env, now, margin=margin)
     except UsageError as error:
@@ -128,7 +133,7 @@ def _duration(text: str) -> float | None:
         return None
 
 
-def _bad(text: str) -> UsageError:
+def _error(text: str) -> UsageError:
     return UsageError(
         f"not a deadline: {text!r}",
         hint="write auto, none, 55m, 1h30m, 2026-01-31T18:00 or @UNIX_SECONDS",

@@ -1,7 +1,7 @@
-"""What the environment says about every run, in one place: the ``BAGENT_*`` variables.
+"""Settings of every run in the ``BAGENT_*`` environment variables.
 
-The same settings are read under the names of Aurora-Swarm, ``AURORA_SWARM_*``, with a notice; the
-new name goes before the old one. A variable that is set to 0 is set; an empty one is not.
+The Aurora-Swarm names, ``AURORA_SWARM_*``, are read too, with a notice; the new name takes
+precedence. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ OLD_PREFIX = "AURORA_SWARM_"
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """Presets from the environment; None where nothing is said. A job or an option goes before.
-
-    ``hostfile`` is the default path of the endpoints. ``max_tokens`` bounds an answer and
-    ``model_max_context`` prompt and answer together, in tokens. ``timeout_per_sequence`` is in
-    seconds, for each row of a request. ``proxy_url`` is the address in front of the endpoints.
-    """
+    """Presets from the environment; jobs and options take precedence."""
 
     hostfile: str | None = None
     max_tokens: int | None = None
+    """Most tokens of an answer."""
     model_max_context: int | None = None
+    """Most tokens of prompt and answer together."""
     timeout_per_sequence: float | None = None
+    """Seconds for each row that a request carries."""
     proxy_url: str | None = None
+    """Address in front of the endpoints."""
 
 
 def read_environment(
     env: Mapping[str, str], notice: Callable[[str], None] = lambda _: None
 ) -> Environment:
-    """What ``env`` says.
+    """Read the presets from ``env``.
 
     Args:
-        notice: called with a line for people for each old name that was read.
+        notice: called with a message for each old name that was read.
 
     Raises:
-        UsageError: a value is not what its variable wants; the variable is named.
+        UsageError: a value has the wrong type.
     """
 
     def text(name: str) -> tuple[str, str] | None:
@@ -62,26 +61,26 @@ def read_environment(
     hostfile = text("HOSTFILE")
     return Environment(
         hostfile=hostfile[1] if hostfile else None,
-        max_tokens=_whole(text("MAX_TOKENS")),
-        model_max_context=_whole(text("MODEL_MAX_CONTEXT")),
+        max_tokens=_integer(text("MAX_TOKENS")),
+        model_max_context=_integer(text("MODEL_MAX_CONTEXT")),
         timeout_per_sequence=_seconds(text("TIMEOUT_PER_SEQUENCE")),
         proxy_url=_address(text("PROXY_URL")),
     )
 
 
-def _whole(given: tuple[str, str] | None) -> int | None:
-    if given is None:
+def _integer(setting: tuple[str, str] | None) -> int | None:
+    if setting is None:
         return None
-    variable, value = given
+    variable, value = setting
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise UsageError(f"{variable}: expected a whole number, got {value!r}")
     return int(value)
 
 
-def _seconds(given: tuple[str, str] | None) -> float | None:
-    if given is None:
+def _seconds(setting: tuple[str, str] | None) -> float | None:
+    if setting is None:
         return None
-    variable, value = given
+    variable, value = setting
     try:
         seconds = float(value)
     except ValueError:
@@ -91,35 +90,32 @@ def _seconds(given: tuple[str, str] | None) -> float | None:
     return seconds
 
 
-def _address(given: tuple[str, str] | None) -> str | None:
-    if given is None:
+def _address(setting: tuple[str, str] | None) -> str | None:
+    if setting is None:
         return None
-    variable, value = given
+    variable, value = setting
     try:
         parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good:  # the value is not repeated: it may hold a login
+        valid = False
+    if not valid:  # the value is not repeated: it may hold a login
         raise UsageError(f"{variable}: not an address", hint="http://HOST:PORT")
     return value.rstrip("/")
 
 
 def rename_old_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` with the old names' values under the new names, where those are not set."""
-    found = dict(env)
+    """Return ``env`` with old variables copied to their new names, where those are not set."""
+    renamed = dict(env)
     for name, value in env.items():
         new = PREFIX + name.removeprefix(OLD_PREFIX)
-        if name.startswith(OLD_PREFIX) and not found.get(new, "").strip():
-            found[new] = value
-    return found
+        if name.startswith(OLD_PREFIX) and not renamed.get(new, "").strip():
+            renamed[new] = value
+    return renamed
 
 
 def apply_presets(job: Job, presets: Environment) -> Job:
-    """``job`` with what the environment presets where it says nothing itself.
-
-    0 tokens, or 0 seconds, is no preset of their own.
-    """
+    """Return ``job`` with the presets for what it does not set; a preset of 0 is none."""
     changes: dict[str, object] = {}
     if presets.max_tokens and job.sampling.max_tokens is None:
         changes["sampling"] = job.sampling.model_copy(update={"max_tokens": presets.max_tokens})

@@ -1,4 +1,4 @@
-"""``bagent run`` from its options to its exit code."""
+"""``bagent run``, from its options to its exit code."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WORKER = "worker"
-"""The display of a process that does one part of a run for another that shows it."""
+"""The display of a worker process, whose parent shows the run."""
 
 
 def run_job(options: RunOptions) -> int:
-    """Run a job to its end, or as far as it goes; returns the exit code.
+    """Run a job to its end or to an early stop, and return the exit code.
 
     Raises:
         UsageError: something the user wrote is wrong; nothing was sent.
@@ -52,15 +52,16 @@ def run_job(options: RunOptions) -> int:
 
 def _run_prepared(prepared: RunContext) -> int:
     results = prepared.job.results
-    wanted = prepared.options.tables and (results.parquet or results.duckdb)
-    tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json()) if wanted else None
+    tables: TablesChild | None = None
+    if prepared.options.tables and (results.parquet or results.duckdb):
+        tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
     store: RunStore | None = None
     try:
         if not prepared.piped:
             rows = open_input(prepared)
             if tables is not None and len(rows.peek(SAMPLE_ROWS)) < SAMPLE_ROWS:
                 tables.start()
-        # Only now: the child starts while this process loads the rest.
+        # Imported late: the child starts while this process loads the rest.
         from bagent.runs.run_store import open_run
 
         with defer_signals():
@@ -113,13 +114,13 @@ def _run_open(prepared: RunContext, store: RunStore) -> int:
             with ExitStack() as stack:
                 if lines is not None:
                     lines.descriptor = stack.enter_context(redirect_stdout())
-                ended = _run(session())
-            progress.update(ended.snapshot)
+                session_result = _run(session())
+            progress.update(session_result.snapshot)
         finally:
             progress.stop()
         for warning in prepared.rows.warnings if prepared.rows else ():
             notice(warning)
-        return _finish(prepared, store, ended, lines, notice)
+        return _finish(prepared, store, session_result, lines, notice)
     except BagentError as error:
         error.message = redact(error.message)
         log.error(str(error))
@@ -129,7 +130,7 @@ def _run_open(prepared: RunContext, store: RunStore) -> int:
 
 
 def make_display(options: RunOptions) -> Progress:
-    """The display of a run on standard error."""
+    """Make the display of a run on standard error."""
     if options.progress == WORKER:
         from bagent.runs.parallel.worker import WorkerProgress
 
@@ -147,10 +148,10 @@ def make_display(options: RunOptions) -> Progress:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop where it is installed: it takes a quarter of the CPU off each request.
+    """Run on uvloop where it is installed, which saves a quarter of the CPU per request.
 
-    What start-up made lives to the end, so the collector need not look at it again: a run spends
-    a third less CPU a row for it. What it left as waste is too little to spend 0.1 s on.
+    Objects of the start-up live to the end, so they are frozen: the garbage collector then costs a
+    third less CPU per row.
     """
     thresholds = gc.get_threshold()
     gc.freeze()
@@ -179,17 +180,17 @@ def _header(prepared: RunContext, store: RunStore) -> str:
 def _finish(
     prepared: RunContext,
     store: RunStore,
-    ended: SessionResult,
+    result: SessionResult,
     lines: ResultLines | None,
     notice: Callable[[str], None],
 ) -> int:
-    """Close the journal, make the tables where the run is whole, say what comes next."""
-    options, snapshot = prepared.options, ended.snapshot
+    """Close the journal, make the tables of a finished run, print the summary."""
+    options, snapshot = prepared.options, result.snapshot
     reason = action = ""
-    if ended.stop is not None:
-        code, reason, action = ended.stop.code, ended.stop.reason, ended.stop.hint
-        if options.debug and ended.stop.error is not None:
-            raise ended.stop.error
+    if result.stop is not None:
+        code, reason, action = result.stop.code, result.stop.reason, result.stop.hint
+        if options.debug and result.stop.error is not None:
+            raise result.stop.error
     else:
         code = rows_exit_code(prepared, snapshot, notice)
     redact = store.journal.redact
@@ -208,7 +209,7 @@ def _finish(
 
 
 def rows_exit_code(prepared: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
-    """The exit code of a run that came to its end, by the totals of the whole run."""
+    """Return the exit code of a run that reached its end, by the totals of all starts."""
     dropped = sum(snapshot.dropped.values())
     failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
     if rows == 0:
@@ -219,16 +220,11 @@ def rows_exit_code(prepared: RunContext, snapshot: Snapshot, notice: Callable[[s
 
 
 MAKE_AGAIN = "mend that; the rows are safe in the journal, and bagent query makes the tables"
-"""What to do where the tables could not be made."""
+"""The action where the tables could not be made."""
 
 
 def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
-    """Make the tables; return why they could not be made, empty where they were.
-
-    Args:
-        child: makes them.
-        notice: told what people should know about them.
-    """
+    """Make the tables; return why they could not be made, or an empty text."""
     code, output = child.make()
     if code:
         last = output.splitlines()[-1] if output else f"exit code {code}"
@@ -246,12 +242,9 @@ def print_summary(
     reason: str = "",
     action: str = "",
 ) -> None:
-    """Print the closing lines of a run on standard error; as a JSON event where those are wanted.
+    """Print the closing lines of a run on standard error, or as a JSON event.
 
     Args:
-        prepared: the job.
-        snapshot: the last state.
-        code: the exit code.
         reason: why the run stopped early.
         action: what a person must do first.
     """
@@ -286,7 +279,7 @@ def print_summary(
 
 
 def display_path(path: Path, cwd: Path) -> str:
-    """``path`` as people type it: relative to the current folder where it is below it."""
+    """Return ``path`` relative to ``cwd`` where it is below it."""
     try:
         return str(path.relative_to(cwd))
     except ValueError:

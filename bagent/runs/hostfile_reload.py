@@ -1,4 +1,4 @@
-"""What goes on beside a run: looks at the engines' load, and at a hostfile that may change."""
+"""Background work of a run: polling of the engines' load, and reloads of the hostfile."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ from bagent.types import Json
 if TYPE_CHECKING:
     from bagent.job.spec.backend import BackendRef
 
-LOOKS_PER_SECOND = 100.0
-"""Looks at engines, over all of them: a large fleet is looked at less often."""
+POLLS_PER_SECOND = 100.0
+"""Over all engines, so each engine of a large fleet is polled less often."""
 
-LOOKS_AT_ONCE = 32
+POLLS_AT_ONCE = 32
 
-HASTE_SECONDS = 4.0
-HASTY_LOOKS = 0.25
-HASTY_FLEET = 64
-"""At the beginning a fleet of up to so many engines is looked at so often, in seconds: short runs
-are over before limits that double every few seconds have grown. Nothing is held or cut that early:
-a queue may be the first burst."""
-LOOK_SECONDS = 5.0
+FAST_SECONDS = 4.0
+FAST_POLL_SECONDS = 0.25
+FAST_FLEET = 64
+"""In its first 4 s a fleet of up to 64 engines is polled every 0.25 s, since short runs end before
+limits that double every few seconds have grown. Limits are only raised then: a queue may be the
+first burst."""
+READ_SECONDS = 5.0
 
-TOGETHER_SECONDS = 0.25
-"""So long at most what engines told waits for what others of the same round tell."""
+ROUND_SECONDS = 0.25
+"""Longest wait of one engine's load for those of the same round."""
 
-COUNTED = 256
-"""Of so many engines of one's own the cache counters are read before and after a run."""
+MOST_COUNTED = 256
+"""Largest fleet whose cache counters are read before and after a run."""
 
 LAST_SECONDS = 1.0
 """How long the last reading may take."""
+
 HOSTFILE_SECONDS = 1.0
 
 
-Look = tuple[EndpointState, EngineLoad | None, LoadVerdict]
-"""What a look showed of an endpoint, and what that says of its limit."""
+LoadSample = tuple[EndpointState, EngineLoad | None, LoadVerdict]
+"""An endpoint, its load, and the consequence for its limit."""
 
 
 async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> None:
-    """Look at each busy engine in turn and let its limit follow; goes on until cancelled.
+    """Poll the load of each busy engine and adapt its limit, until cancelled.
 
-    ``model`` is the one that is asked for: a server of several tells the load of each.
+    Args:
+        model: the requested model; a server of several reports the load of each.
     """
-    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    gate = asyncio.Semaphore(POLLS_AT_ONCE)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def look(state: EndpointState) -> Look | None:
+    async def poll(state: EndpointState) -> LoadSample | None:
         async with gate:
             load = None
             if reader.due(state.endpoint):
-                load = await reader.read(state.endpoint, LOOK_SECONDS, model)
+                load = await reader.read(state.endpoint, READ_SECONDS, model)
         signal = state.feedback
         if signal is None or state.leaving:
             return None
@@ -70,30 +72,30 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
 
     while True:
         busy = [state for state in fleet.states if state.feedback is not None and state.in_flight]
-        hasty = loop.time() - began < HASTE_SECONDS and len(busy) <= HASTY_FLEET
-        left = {loop.create_task(look(state)) for state in busy}
-        # Engines that begin together grow together: else the first to grow takes what the others
-        # hold the beginning of and have no room for yet.
+        fast = loop.time() - began < FAST_SECONDS and len(busy) <= FAST_FLEET
+        polls = {loop.create_task(poll(state)) for state in busy}
+        # Engines that begin together must grow together, or the first to grow takes rows whose
+        # prefixes the others have cached but have no room for yet.
         try:
-            while left:
-                done, left = await asyncio.wait(left, timeout=TOGETHER_SECONDS)
-                _take(fleet, done, loop.time(), hasty=hasty)
+            while polls:
+                done, polls = await asyncio.wait(polls, timeout=ROUND_SECONDS)
+                _apply(fleet, done, loop.time(), fast=fast)
         finally:
-            for one in left:
-                one.cancel()
-        pause = HASTY_LOOKS if hasty else POLL_SECONDS
-        await asyncio.sleep(max(pause, len(busy) / LOOKS_PER_SECOND))
+            for task in polls:
+                task.cancel()
+        pause = FAST_POLL_SECONDS if fast else POLL_SECONDS
+        await asyncio.sleep(max(pause, len(busy) / POLLS_PER_SECOND))
 
 
-def _take(
-    fleet: Fleet, looks: Iterable[asyncio.Task[Look | None]], now: float, *, hasty: bool
+def _apply(
+    fleet: Fleet, polls: Iterable[asyncio.Task[LoadSample | None]], now: float, *, fast: bool
 ) -> None:
-    """Let all limits follow, then tell the fleet."""
-    found = [one for look in looks if (one := look.result()) is not None]
-    for state, _, verdict in found:
-        if not hasty or verdict.action == "grow":
+    """Adapt all limits, then update the fleet."""
+    samples = [sample for poll in polls if (sample := poll.result()) is not None]
+    for state, _, verdict in samples:
+        if not fast or verdict.action == "grow":
             apply_verdict(state.limit, verdict, now)
-    for state, load, verdict in found:
+    for state, load, verdict in samples:
         if load is not None or verdict.action != "grow":
             fleet.on_load_sample(state, load, verdict.reason)
         else:
@@ -101,25 +103,25 @@ def _take(
 
 
 async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, reason: str) -> None:
-    """Note the counters of the engines that tell any, so that their growth is that of the run."""
-    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    """Record the engines' counters, so that their growth over the run is known."""
+    gate = asyncio.Semaphore(POLLS_AT_ONCE)
 
     async def read(state: EndpointState) -> None:
         async with gate:
-            load = await reader.read(state.endpoint, LOOK_SECONDS, model)
+            load = await reader.read(state.endpoint, READ_SECONDS, model)
         if load is not None and not state.leaving:
             fleet.on_load_sample(state, load, reason)
 
     own = [state for state in fleet.states if state.endpoint.own and reader.due(state.endpoint)]
-    if len(own) <= COUNTED:
+    if len(own) <= MOST_COUNTED:
         await asyncio.gather(*(read(state) for state in own))
 
 
 class EndpointGroup(Protocol):
-    """What endpoints join and leave: the fleet of a run, or that of a proxy."""
+    """What endpoints join and leave: the fleet of a run or of a proxy."""
 
     def join(self, states: Sequence[EndpointState]) -> None:
-        """Take in endpoints."""
+        """Add endpoints."""
         ...
 
     def leave(self, names: Sequence[str]) -> None:
@@ -128,11 +130,11 @@ class EndpointGroup(Protocol):
 
 
 class HostfileFollower:
-    """Lets endpoints join and leave while there is work, as their hostfile changes.
+    """Lets endpoints join and leave as their hostfile changes.
 
     Args:
-        endpoints: those in use, as read at the start; the file may have changed since.
-        select: which endpoints of the file may be used; None: all.
+        endpoints: those in use since the start; the file may have changed since.
+        select: which endpoints of the file may be used; None for all.
     """
 
     def __init__(
@@ -149,36 +151,36 @@ class HostfileFollower:
         self._env = env
         self._notice = notice
         self._select = select
-        self._found: dict[str, Endpoint] = {}
-        used = [HostEntry(one.name, one.url, one.tags, 0) for one in endpoints]
-        self._watch = HostfileWatch(path, used, time.monotonic, notice, self._usable)
+        self._by_url: dict[str, Endpoint] = {}
+        hosts = [HostEntry(item.name, item.url, item.tags, 0) for item in endpoints]
+        self._watch = HostfileWatch(path, hosts, time.monotonic, notice, self._usable)
 
     async def follow(
         self, fleet: EndpointGroup, states: Callable[[Sequence[Endpoint]], list[EndpointState]]
     ) -> None:
-        """Look at the file every second until cancelled; ``states`` makes those that join."""
+        """Check the file every second until cancelled; ``states`` makes states of new endpoints."""
         while True:
             await asyncio.sleep(HOSTFILE_SECONDS)
             content = await asyncio.to_thread(read_content, self._path)
             changes = None if content is None else self._watch.saw(content)
             if changes is not None:
                 fleet.leave([host.name for host in (*changes.left, *changes.changed)])
-                fresh = (*changes.joined, *changes.changed)
-                fleet.join(states([self._found[host.url] for host in fresh]))
-                self._notice(f"{self._path.name} changed: {_words(changes)}")
+                joining = (*changes.joined, *changes.changed)
+                fleet.join(states([self._by_url[host.url] for host in joining]))
+                self._notice(f"{self._path.name} changed: {_describe(changes)}")
 
     def _usable(self, hosts: Sequence[HostEntry]) -> list[HostEntry]:
-        """Those that are selected; raises where one of them lacks its key."""
-        chosen = select_hosts(hosts, selection=self._select)
-        found = host_endpoints(chosen, self._path, self._ref, self._env)
-        self._found = {endpoint.url: endpoint for endpoint in found}
-        return chosen
+        """Return the selected hosts; raise where one of them lacks its key."""
+        selected = select_hosts(hosts, selection=self._select)
+        endpoints = host_endpoints(selected, self._path, self._ref, self._env)
+        self._by_url = {endpoint.url: endpoint for endpoint in endpoints}
+        return selected
 
 
-def _words(changes: HostChanges) -> str:
-    told = (
+def _describe(changes: HostChanges) -> str:
+    groups = (
         (changes.joined, "joined"),
         (changes.left, "left"),
         (changes.changed, "changed their tags"),
     )
-    return ", ".join(f"{len(hosts)} {what}" for hosts, what in told if hosts)
+    return ", ".join(f"{len(hosts)} {what}" for hosts, what in groups if hosts)

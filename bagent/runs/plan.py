@@ -1,4 +1,4 @@
-"""From a checked job and the servers found to what the engine and the fleet are given."""
+"""Plans of stages: what a checked job requests from the servers that were found."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 
 class NoTemplate:
-    """Stands for the prompt where rows are request bodies themselves."""
+    """The prompt of rows that are request bodies themselves."""
 
     raw = False
 
     def render(
         self, data: Mapping[str, object], extra: Mapping[str, object] | None = None
     ) -> list[dict[str, object]]:
-        """Never called: such rows are sent as they are."""
+        """Raise: such rows are sent as they are."""
         raise TypeError("request bodies have no template")
 
     def render_raw(
         self, data: Mapping[str, object], extra: Mapping[str, object] | None = None
     ) -> str:
-        """Never called either."""
+        """Raise: such rows are sent as they are."""
         raise TypeError("request bodies have no template")
 
 
-def resolve_model(job: Job, known: Mapping[str, Capabilities]) -> str:
-    """The model to ask for: the job's, or for ``auto`` what all endpoints serve.
+def resolve_model(job: Job, capabilities: Mapping[str, Capabilities]) -> str:
+    """Return the job's model, or for ``auto`` the one that all endpoints serve.
 
     Raises:
-        JobError: ``auto``, and the endpoints do not tell or do not agree.
+        JobError: the model is ``auto`` and the endpoints list no model or differ.
     """
     if job.model != "auto":
         return job.model
-    served = {found.models[0]: name for name, found in known.items() if found.models}
+    served = {item.models[0]: name for name, item in capabilities.items() if item.models}
     if not served:
         raise JobError(
             "model: auto, but no endpoint tells what it serves (/v1/models)",
@@ -71,24 +71,24 @@ def requested_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> lis
     """Return the models that a job without stages, its batch file and its hostfile name."""
     job, config = prepared.job, prepared.rows_config
     if not prepared.own_bodies or job.model != "auto":
-        named = job_models(job, stage_path("map", prepared.prompt))
+        models = job_models(job, stage_path("map", prepared.prompt))
     elif config.sample is None and config.where is None and job.input:
         paths = [Path(item.path) for item in job.input.path if not item.is_glob]
-        named = batch_models(paths, config.limit)
+        models = batch_models(paths, config.limit)
     else:
-        named = []
-    return named + hostfile_models(endpoints, job, stage_path("map", prepared.prompt))
+        models = []
+    return models + hostfile_models(endpoints, job, stage_path("map", prepared.prompt))
 
 
 def make_plan(
     prepared: RunContext,
     servers: Servers,
     model: str | None,
-    known: Mapping[str, Capabilities],
+    capabilities: Mapping[str, Capabilities],
     *,
     name: str = STAGE,
 ) -> StagePlan:
-    """The plan of a stage that asks; ``prepared`` is the job as that stage sees it."""
+    """Make the plan of a stage with requests; ``prepared`` is the job as that stage sees it."""
     job, schema = prepared.job, prepared.schema
     fields = job.sampling.request_fields()
     max_tokens = fields.pop("max_tokens", None)
@@ -97,7 +97,7 @@ def make_plan(
     output = None
     if schema is not None and job.output.enforce != "prompt":
         output = OutputFormat("answer", schema.text, schema.strict)
-    contexts = [found.context for found in known.values() if found.context]
+    contexts = [item.context for item in capabilities.values() if item.context]
     preset = read_environment(prepared.options.env).model_max_context
     contexts += [preset] if preset else []
     context = servers.context or min(contexts, default=None)
@@ -113,7 +113,7 @@ def make_plan(
         reasks=job.output.retries,
         grow=job.output.grow,
         truncated=job.output.truncated,
-        stream=_streamed(job, servers),
+        stream=_stream_mode(job, servers),
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
@@ -122,7 +122,7 @@ def make_plan(
 
 
 def tier_fields(job: Job, kind: str) -> dict[str, Json]:
-    """The field that asks for the job's ``batching.service_tier``, in the words of each API.
+    """Return the request field for the job's ``batching.service_tier`` in each API's form.
 
     Raises:
         JobError: servers of this kind have no tiers.
@@ -141,9 +141,11 @@ def tier_fields(job: Job, kind: str) -> dict[str, Json]:
     )
 
 
-def _streamed(job: Job, servers: Servers) -> bool | None:
-    """Whether calls are streamed; None for a sample. Where calls may share requests the fleet
-    takes the sample, of those that go alone."""
+def _stream_mode(job: Job, servers: Servers) -> bool | None:
+    """Return whether calls are streamed; None streams a sample.
+
+    Where calls may share requests, the fleet picks the sample among those that do not.
+    """
     if job.batching.mode == "provider":
         return False
     if job.stream != "auto":
@@ -152,22 +154,21 @@ def _streamed(job: Job, servers: Servers) -> bool | None:
 
 
 def is_deduplicated(job: Job) -> bool:
-    """Whether equal requests are sent once: by default where answers can not differ."""
+    """Return whether equal requests are sent once; by default where answers cannot differ."""
     if job.dedupe == "auto":
         return job.sampling.temperature == 0
     return bool(job.dedupe)
 
 
 def endpoint_summary(
-    endpoints: Sequence[Endpoint], known: Mapping[str, Capabilities]
+    endpoints: Sequence[Endpoint], capabilities: Mapping[str, Capabilities]
 ) -> list[dict[str, object]]:
-    """The endpoints for run.json: never headers or keys."""
-    return [
-        {
-            "name": endpoint.name,
-            "url": endpoint.url,
-            "models": list(known[endpoint.name].models) if endpoint.name in known else None,
-            "context": known[endpoint.name].context if endpoint.name in known else None,
-        }
-        for endpoint in endpoints
-    ]
+    """Return the endpoints for run.json, without headers and keys."""
+    summary: list[dict[str, object]] = []
+    for endpoint in endpoints:
+        item = capabilities.get(endpoint.name)
+        models, context = (None, None) if item is None else (list(item.models), item.context)
+        summary.append(
+            {"name": endpoint.name, "url": endpoint.url, "models": models, "context": context}
+        )
+    return summary

@@ -1,4 +1,4 @@
-"""A run through a provider's batches: the one place where they meet the rest of a run."""
+"""Runs through a provider's batch API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_provider_batches(
     services: RunServices,
     note: Callable[[str], None],
 ) -> RunPlan:
-    """What a session drives where rows go in batches; the pool's fleet asks rows that are too few.
+    """Plan a run whose rows go in batches; too few rows for a batch go through the pool's fleet.
 
     Raises:
         JobError: a budget, and no price of batches is known.
@@ -49,19 +49,17 @@ def plan_provider_batches(
     job, store = pool.resolved.job, services.store
     price = _price(job, pool.resolved.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
-    service, desk = (
-        make_service(pool.resolved, services),
-        ProviderBatchScheduler(job.limits.budget_usd),
-    )
-    size = job.batching.size
-    budget = job.limits.budget_usd
-    bounds = BatchLimits(
+    size, budget = job.batching.size, job.limits.budget_usd
+    service, scheduler = make_service(pool.resolved, services), ProviderBatchScheduler(budget)
+    batch_limits = BatchLimits(
         rows=None if size == "auto" else int(size),
-        tokens=lambda group: desk.quota(group).cap,
-        usd=lambda: None if budget is None else max(0.0, budget - spool.spent),
+        tokens=lambda group: scheduler.quota(group).cap,
+        usd=lambda: None if budget is None else max(0.0, budget - builder.spent),
     )
-    spool = BatchBuilder(store.path, store.part, _prefix(services), plan.name, service, bounds)
-    spool.load(services.notice)
+    builder = BatchBuilder(
+        store.path, store.part, _prefix(services), plan.name, service, batch_limits
+    )
+    builder.load(services.notice)
     sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=is_deduplicated(job))
     guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
@@ -70,15 +68,15 @@ def plan_provider_batches(
         single_price=job_price(job, pool.resolved.servers.kind, model),
         dedupe=is_deduplicated(job),
     )
-    rows = BatchRows(tools, spool)
+    rows = BatchRows(tools, builder)
     engine = BatchEngine(
         service,
-        spool,
+        builder,
         rows,
-        desk,
+        scheduler,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
-            post=SubmitterTools(_shelter(pool.fleet), note, services.notice),
+            post=SubmitterTools(_run_in_fleet(pool.fleet), note, services.notice),
             on_attempt=services.on_attempt,
             gate=services.gate,
             budget=budget,
@@ -95,18 +93,18 @@ def plan_provider_batches(
     return RunPlan(fleets, [(pool, model)], run, rows.advice)
 
 
-def make_service(found: ResolvedServers, services: RunServices) -> BatchService:
-    """The batch service of the servers that were found."""
-    job, servers = found.job, found.servers
+def make_service(resolved: ResolvedServers, services: RunServices) -> BatchService:
+    """Return the batch service of the servers."""
+    job, servers = resolved.job, resolved.servers
     endpoint, enforce = servers.endpoints[0], job.output.enforce
     if servers.kind == "bedrock":
         from bagent.batches.bedrock import BedrockBatches, S3Location
 
         batching = job.batching
         assert servers.bedrock is not None
-        place = S3Location(batching.s3_uri or "", batching.role_arn or "")
+        location = S3Location(batching.s3_uri or "", batching.role_arn or "")
         return BedrockBatches(
-            endpoint, servers.bedrock, place, enforce=enforce, notice=services.notice
+            endpoint, servers.bedrock, location, enforce=enforce, notice=services.notice
         )
     if servers.kind == "anthropic":
         from bagent.batches.anthropic import AnthropicBatches
@@ -119,7 +117,7 @@ def make_service(found: ResolvedServers, services: RunServices) -> BatchService:
 
 
 def _price(job: Job, kind: str, model: str | None) -> Price | None:
-    """The price of a token in a batch; None where a page does not tell by how much it is less.
+    """Return the price of a token in a batch; None where the discount is not known.
 
     Raises:
         JobError: the job has a budget, and no price is known.
@@ -137,46 +135,46 @@ def _price(job: Job, kind: str, model: str | None) -> Price | None:
 
 
 def _prefix(services: RunServices) -> str:
-    """Begins the names of this run's batches; a run of the same name made anew has another."""
+    """Return the prefix of the names of this run's batches, unique to this run directory."""
     info = services.store.info
-    made_of = f"{services.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
-    return "b" + hashlib.sha256(made_of.encode("utf-8", "replace")).hexdigest()[:12]
+    identity = f"{services.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
+    return "b" + hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:12]
 
 
-def _shelter(
+def _run_in_fleet(
     fleet: Fleet,
 ) -> Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]:
-    """Runs a request as a task of the fleet: the end of a run waits for it a little."""
+    """Return a function that runs a request as a task of the fleet; draining waits for it."""
 
     async def run(work: Coroutine[None, None, str | Failure]) -> str | Failure:
-        told: asyncio.Future[str | Failure] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[str | Failure] = asyncio.get_running_loop().create_future()
 
-        async def go() -> None:
-            found = await work
-            if not told.done():
-                told.set_result(found)
+        async def finish() -> None:
+            answer = await work
+            if not result.done():
+                result.set_result(answer)
 
-        task = fleet.spawn(go())
-        both: set[asyncio.Future[Any]] = {told, task}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        task = fleet.spawn(finish())
+        futures: set[asyncio.Future[Any]] = {result, task}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-        return await told
+        return await result
 
     return run
 
 
 class BatchFleets(FleetSet):
-    """The fleet of a run through batches: in flight is what is with the provider."""
+    """The fleet of a run through batches; calls at the provider count as in flight."""
 
     def __init__(self, fleet: Fleet, engine: BatchEngine) -> None:
         super().__init__([fleet])
         self._engine = engine
 
     def stats(self) -> FleetStats:
-        """As displays show a fleet."""
-        out, here = self._engine.out
-        found = super().stats()
+        """Return the fleet's numbers with the calls of open batches."""
+        submitted, collected = self._engine.out
+        stats = super().stats()
         return msgspec.structs.replace(
-            found, in_flight=found.in_flight + out, ready=found.ready + here
+            stats, in_flight=stats.in_flight + submitted, ready=stats.ready + collected
         )

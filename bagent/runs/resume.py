@@ -1,4 +1,4 @@
-"""Which rows of earlier starts a start sends again."""
+"""Resuming: which rows of earlier starts are sent again."""
 
 from __future__ import annotations
 
@@ -20,77 +20,78 @@ if TYPE_CHECKING:
 
 
 def make_retry_policy(prepared: RunContext, info: RunInfo | None, *, changed: bool) -> ResumePolicy:
-    """Return which outcomes of earlier starts are left as they are.
+    """Return which outcomes of earlier starts stay as they are.
 
     Args:
         prepared: the job.
-        info: what ``run.json`` says of the earlier starts.
-        changed: the job is another one than they had: whatever failed may come out otherwise.
+        info: the content of ``run.json``, with the earlier starts.
+        changed: the job has changed since, so any failed row may succeed now.
     """
     options = prepared.options
     retry = options.retry
     if retry is None and not options.skip_failed:
-        retry = "all" if changed else _mended(info)
+        retry = "all" if changed else _kinds_after_repair(info)
     return ResumePolicy.parse(
         retry,
         skip_failed=options.skip_failed,
-        ended=_ended_once(info),
+        ended=_has_ended(info),
         again=resent_kinds(prepared) - PASSING_KINDS,
         accept_truncated=prepared.job.output.truncated == "accept",
     )
 
 
 def resent_kinds(prepared: RunContext) -> frozenset[str]:
-    """Return the kinds of failure that the same command sends again once the run has ended.
+    """Return the kinds of failure that the same command sends again after the end of a run.
 
-    An invalid answer is among them where another one may come: not at temperature 0.
+    Invalid answers are among them, except at temperature 0, where no other answer can come.
     """
     jobs = [asking.job for stage in prepared.stages for asking in stage.asking] or [prepared.job]
     varied = any(job.sampling.temperature != 0 for job in jobs)
     return PASSING_KINDS | EXTERNAL_KINDS | (frozenset({"schema"}) if varied else frozenset())
 
 
-def _ended_once(info: RunInfo | None) -> bool:
-    """Whether some start got to its end."""
+def _has_ended(info: RunInfo | None) -> bool:
+    """Return whether some start reached its end."""
     return info is not None and any(
         start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
     )
 
 
-def _mended(info: RunInfo | None) -> str | None:
-    """The kinds to send again, as ``--retry`` has them, after a stop that asked for a person.
+def _kinds_after_repair(info: RunInfo | None) -> str | None:
+    """Return the kinds to send again, in the form of ``--retry``, after a stop that needs a person.
 
-    A person has acted since: what a key or an account refused then may go through now.
+    What a key or an account refused then may succeed now.
     """
-    if info is None or _ended_once(info):
+    if info is None or _has_ended(info):
         return None
     if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
         return None
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
-def find_unseen_failures(prepared: RunContext, taken_up: Iterable[int]) -> UnseenRows | None:
-    """What failed earlier and must be in the input still, or count no more once it was read.
+def find_unseen_failures(prepared: RunContext, failed: Iterable[int]) -> UnseenRows | None:
+    """Return the failed units of earlier starts, to drop those that the input no longer holds.
 
-    None where that cannot be told: not all rows are read, they come of other stages, or nothing
-    had failed. A part of the rows knows its own by their keys; with several answers a row units
-    do not tell the key.
+    Return None where that cannot be decided: not all rows are read, they come from other stages,
+    or nothing had failed. A shard knows its own units by the row key, which units do not hold
+    where rows have several answers.
     """
-    picked = prepared.rows_config
-    if prepared.stages or any(pick is not None for pick in (picked.where, picked.limit)):
+    config = prepared.rows_config
+    selections = (config.where, config.limit, config.sample)
+    if prepared.stages or any(selection is not None for selection in selections):
         return None
-    if picked.sample is not None or (picked.shard and prepared.job.answers > 1):
+    if config.shard and prepared.job.answers > 1:
         return None
-    if picked.shard:
-        part, parts = picked.shard
+    if config.shard:
+        part, parts = config.shard
         salt = salt_of(STAGE, 0)
-        taken_up = [unit for unit in taken_up if (unit ^ salt) % parts == part - 1]
-    units = list(taken_up)
+        failed = [unit for unit in failed if (unit ^ salt) % parts == part - 1]
+    units = list(failed)
     return UnseenRows(units) if units else None
 
 
 def last_stage(stages: Sequence[PreparedStage]) -> LastStage | None:
-    """The last of ``stages``; None where there are none: then all outcomes count."""
+    """Return the last of ``stages``; None where there are none and all outcomes count."""
     if not stages:
         return None
     last = stages[-1]
@@ -98,10 +99,10 @@ def last_stage(stages: Sequence[PreparedStage]) -> LastStage | None:
 
 
 def stage_names(stages: Sequence[PreparedStage]) -> list[str]:
-    """The names of all stages in results, in order; sections of a loop before the loop."""
+    """Return the names of all stages in results; sections of a loop come before the loop."""
     names = []
     for stage in stages:
         if stage.spec.kind == "loop":
-            names += [section_stage(stage.name, asking.name) for asking in stage.asking]
+            names += [section_stage(stage.name, request.name) for request in stage.asking]
         names.append(stage.name)
     return names

@@ -1,4 +1,4 @@
-"""The run directory of a run that goes on: owned, its journal open, its finished rows known."""
+"""The open run directory of a running session: lock, journal, finished rows, totals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, cast
 import msgspec
 
 from bagent import __version__
-from bagent.answers.schema.schema import OutputSchema
 from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.files import link_error
@@ -48,16 +47,14 @@ from bagent.types import Json, Outcome, Row
 
 
 class LiveTotals:
-    """The current outcomes of all starts: those that were there before, and those of this start.
+    """Counts of the current outcomes of all starts, by ``code_of``.
 
-    ``codes`` counts them by ``code_of``; ``changes`` is the part of this
-    start: its outcomes, less those that they replaced.
+    ``changes`` is this start's part: its outcomes, less those that they replaced. Needs 10 bytes
+    for each row that failed earlier.
 
     Args:
         done: the outcomes of earlier starts.
         accept: the job accepts truncated answers.
-
-    Memory: 10 bytes for each row that failed earlier.
     """
 
     def __init__(self, done: DoneIndex, *, accept: bool = False) -> None:
@@ -82,11 +79,11 @@ class LiveTotals:
 
     @property
     def repeats_pending(self) -> int:
-        """Rows read so far that failed earlier, are sent again, and have no new outcome yet."""
+        """Rows read so far that failed earlier and have no new outcome yet."""
         return max(0, self._repeats - self._repeated)
 
     def read(self, unit: int) -> None:
-        """Note that this start is to do a unit (called in the reader's thread)."""
+        """Note that this start has to do a unit. Runs in the reader's thread."""
         if self._units and self._find(unit) is not None:
             self._repeats += 1
 
@@ -98,7 +95,7 @@ class LiveTotals:
             self._repeated += self._replace(unit)
 
     def take_back_unit(self, unit: int) -> None:
-        """Count a unit no more: its row was edited, or is not in the input any more."""
+        """Stop counting a unit, whose row was edited or has left the input."""
         if not self._replace(unit) and self._has(unit) and unit not in self._ok_replaced:
             if self._units and self._find(unit) is not None:
                 return
@@ -106,32 +103,22 @@ class LiveTotals:
             self.changes[OK_CODE] -= 1
 
     def _replace(self, unit: int) -> bool:
-        """Take a failure of an earlier start out of the counts; False: there is none."""
-        at = self._find(unit)
-        if at is None or self._replaced[at]:
+        """Remove a failure of an earlier start from the counts; return whether there was one."""
+        index = self._find(unit)
+        if index is None or self._replaced[index]:
             return False
-        self._replaced[at] = 1
-        self.changes[self._failed_codes[at]] -= 1
+        self._replaced[index] = 1
+        self.changes[self._failed_codes[index]] -= 1
         return True
 
     def _find(self, unit: int) -> int | None:
-        at = bisect_left(self._units, unit)
-        return at if at < len(self._units) and self._units[at] == unit else None
-
-
-def _ignore(_: str) -> None:
-    return
+        index = bisect_left(self._units, unit)
+        return index if index < len(self._units) and self._units[index] == unit else None
 
 
 @dataclass
 class RunStore:
-    """What a running session needs of its run directory; made by :func:`open_run`.
-
-    ``rows`` is how the input is read, as JSON; in ``info`` its SQL may be masked. ``recorded``
-    counts outcomes that were there before, ``finished`` those that are left as they are. ``notes``
-    are words for people about what was found. ``tables`` makes the tables at the end; None where
-    the job wants none.
-    """
+    """The run directory of a running session; made by :func:`open_run`."""
 
     directory: RunDir
     part: str
@@ -141,16 +128,20 @@ class RunStore:
     renewer: LockRenewer
     done: DoneIndex
     info: RunInfo
+    """The content of ``run.json``; its SQL may be masked."""
     rows: str
+    """How the input is read, as JSON."""
     live_totals: LiveTotals
     keep_input: bool
     on_change: OnChange
     earlier: AnswerStore | None = None
     tables: TablesChild | None = None
+    """Makes the tables at the end; None where the job wants none."""
     notes: list[str] = field(default_factory=list)
+    """Messages for people about earlier starts."""
     last: LastStage | None = None
     progress: ProgressFile = field(init=False)
-    log: Callable[[str], None] = _ignore
+    log: Callable[[str], None] = lambda _: None
     """Takes text for ``run.log``."""
     tool_names: set[str] = field(default_factory=set)
     missing: UnseenRows | None = None
@@ -166,48 +157,44 @@ class RunStore:
 
     @property
     def pieces(self) -> Path:
-        """Where is kept which rows stand in which piece of the input."""
+        """The index of the input: which rows are in which piece of it."""
         return self.directory.journal / f"input-{self.part}.pieces"
 
     @property
     def finished(self) -> int:
-        """Units that are left as they are."""
+        """Units that stay as they are."""
         return len(self.done)
 
     @property
     def recorded(self) -> int:
-        """Units of which an earlier start left an outcome, good or bad."""
+        """Units with an outcome of an earlier start, good or bad."""
         return sum(self.done.codes.values())
 
     @property
     def reuse(self) -> Callable[[int], Outcome | None] | None:
-        """Finds the ok outcome of an equal request in the run that is reused."""
+        """Finds the ok outcome of an equal request in the reused run."""
         return self.earlier.find if self.earlier is not None else None
 
     def pending(self, row: Row, answers: int) -> list[int]:
-        """The answers of ``row`` that are still to do."""
+        """Return the answers of ``row`` that are still to do."""
         has = self.done.has
         units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
-        found = [answer for answer, unit in enumerate(units) if not has(unit)]
-        for answer in found:
+        pending = [answer for answer, unit in enumerate(units) if not has(unit)]
+        for answer in pending:
             self.live_totals.read(units[answer])
         if self.missing is not None:
             for unit in units:
                 self.missing.mark_seen(unit)
-        return found
+        return pending
 
     def forget_missing(self) -> None:
-        """Take back what failed of rows that the input, read whole, holds no more.
-
-        Raises:
-            WriteError: the disk refuses.
-        """
+        """Take back the failures of rows that the completely read input no longer holds."""
         if self.missing is not None:
             for unit in self.missing.unseen():
                 self.journal.write_tombstone(unit, STAGE)
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
-        """Whether nothing is still to do for any of these rows."""
+        """Return whether all of these rows are finished."""
         for answer in range(answers):
             if not self.done.has_all(units_of(keys, STAGE, answer)):
                 return False
@@ -224,18 +211,16 @@ class RunStore:
         simulated: bool,
         prices: Sequence[Json] = (),
     ) -> None:
-        """Note what the session found before it sends: model, endpoints, prices of each stage.
+        """Write the model, the endpoints and the prices of each stage before anything is sent.
 
         Raises:
-            ChangedError: the model is another one than the run began with.
+            ChangedError: the run began with another model.
         """
-        before = self.info.fingerprints.get("model")
-        if before is not None and model is not None and before != model:
-            self.directory.check_fingerprint(
-                {**self.info.fingerprints, "model": model}, self.on_change
-            )
+        fingerprints = self.info.fingerprints
         if model is not None:
-            self.info.fingerprints["model"] = model
+            if fingerprints.get("model", model) != model:
+                self.directory.check_fingerprint({**fingerprints, "model": model}, self.on_change)
+            fingerprints["model"] = model
         self.info.endpoints = self.journal.redact.values(endpoints)
         self.info.prices = list(prices)
         if simulated:
@@ -243,10 +228,10 @@ class RunStore:
         self.directory.save(self.info, self.part)
 
     def tick(self) -> None:
-        """Do what is due: buffered records, the owner's time. Call it a few times a second.
+        """Write buffered records and check the lock. Call it a few times a second.
 
         Raises:
-            StoppedEarly: another process has taken the run over.
+            StoppedEarly: another process has taken over the run.
             WriteError: the disk refuses.
         """
         self.journal.tick()
@@ -254,22 +239,22 @@ class RunStore:
             raise self.renewer.lost
 
     def input_ended(self) -> None:
-        """All rows are read: what is done at the end may be got ready while they are answered."""
+        """Start the tables process once all rows are read."""
         if self.tables is not None:
             self.tables.start()
 
     def stop_requested(self) -> bool:
-        """Whether somebody asked the run to stop by the file ``stop``."""
+        """Return whether the file ``stop`` exists."""
         return self.directory.stop_requested()
 
     def codes(self) -> Counter[int]:
-        """Count the rows of this part over all its starts by the codes of their outcomes."""
+        """Count the rows of this part over all its starts by outcome code."""
         self.journal.save_index()
         part = None if self.part == "all" else self.part
         return run_codes(self.path, part, self.last, accept=self.live_totals.accept)
 
     def tools(self) -> dict[str, ToolCount]:
-        """Count the calls of each tool of the job, over all starts of this part."""
+        """Count the calls of each tool over all starts of this part."""
         if not self.tool_names:
             return {}
         with suppress(WriteError):
@@ -282,25 +267,21 @@ class RunStore:
         return stage_causes(self.path, None if self.part == "all" else self.part)
 
     def earlier_lines(self) -> Iterator[bytes]:
-        """Result lines of the rows that are left as they are, in the order of writing."""
+        """Yield the result lines of finished rows, in the order of writing."""
         return self._lines(ResultQuery(done=self.done))
 
     def ordered_lines(self) -> Iterator[bytes]:
-        """Result lines of every row, in input order."""
+        """Yield the result lines of every row, in input order."""
         return self._lines(ResultQuery(ordered=True))
 
-    def _lines(self, wanted: ResultQuery) -> Iterator[bytes]:
+    def _lines(self, query: ResultQuery) -> Iterator[bytes]:
         read = input_reader(self.rows.encode())
         find = partial(InputRows, read) if self.keep_input else None
-        for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
+        for result in iter_results(self.path, query, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
     def record_end(self, code: int, reason: str, action: str) -> None:
-        """Write into run.json how this start ended; the arguments are those of :meth:`close`.
-
-        Raises:
-            WriteError: it cannot be written.
-        """
+        """Write into run.json how this start ended; for the arguments see :meth:`close`."""
         start = self.info.starts[-1]
         start.ended_at, start.exit_code = unix(), code
         start.reason, start.action = reason, action
@@ -313,7 +294,7 @@ class RunStore:
         action: str = "",
         dropped: Mapping[str, int] | None = None,
     ) -> None:
-        """Sync and close the journal, write the end into run.json, give the run back.
+        """Sync and close the journal, write the end into run.json, release the lock.
 
         Args:
             code: the exit code.
@@ -340,11 +321,10 @@ class RunStore:
 
 
 def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStore:
-    """Own the run directory, check that the job is still the same, open the journal.
+    """Lock the run directory, check that the job is unchanged, open the journal.
 
     Args:
-        prepared: the checked job.
-        tables: makes the tables at the end; None: none are wanted.
+        tables: makes the tables at the end, if they are wanted.
 
     Raises:
         OwnedError: another live process works on this part.
@@ -403,10 +383,10 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
 def _check_unchanged(
     directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, notes: list[str]
 ) -> list[str]:
-    """Return what changed of the job, where the options let the run go on all the same.
+    """Return what changed of the job, where the options allow it.
 
     Raises:
-        ChangedError: something changed, and they do not.
+        ChangedError: something changed and the options do not allow it.
     """
     changed = directory.check_fingerprint(
         _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
@@ -419,8 +399,8 @@ def _check_unchanged(
 def _finished(
     directory: RunDir, journal: Journal, policy: ResumePolicy, part: str, notes: list[str]
 ) -> tuple[DoneIndex, LiveTotals]:
-    """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
-    # Rows that another division finished are finished too, whichever part now has them.
+    """Return what earlier starts finished; give ``journal`` the index of their outcomes."""
+    # Rows that another division into parts finished count too.
     done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
     if done.codes:
         journal.edited = EditedRows(done.indexes)
@@ -430,15 +410,15 @@ def _finished(
 
 
 def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
-    """Make the run directory; an old run is moved aside where the options say so.
+    """Make the run directory; move an old run aside where the options say so.
 
     Raises:
-        OwnedError: a live process works on it by another division.
+        OwnedError: a live process works on it by another division into parts.
         WriteError: it cannot be made.
         UsageError: a file of it is a link.
     """
     directory = RunDir(prepared.run_dir)
-    if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
+    if directory.is_run() and _is_started_fresh(directory, prepared, fingerprints):
         from bagent.batches.record import outstanding_warning
 
         aside = directory.move_aside()
@@ -446,14 +426,14 @@ def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list
         notes += filter(None, [outstanding_warning(aside)])
     RunDir.create(prepared.run_dir, prepared.job.results.mode)
     for path in (*directory.path.glob("*.log"), directory.path / "input.jsonl"):
-        if path.is_symlink():  # it would be written to, wherever it leads
+        if path.is_symlink():  # writing would follow it
             raise link_error(path)
     _refuse_other_division(directory, prepared.part)
     return directory
 
 
 def _refuse_other_division(directory: RunDir, part: str) -> None:
-    """Refuse while a live process works on the rows by another division (all, or another N)."""
+    """Refuse while a live process works on the run as another number of parts."""
     for other, record in owners(directory.path).items():
         if part_order(other)[0] != part_order(part)[0] and is_live(record, time.time()):
             raise OwnedError(
@@ -462,8 +442,10 @@ def _refuse_other_division(directory: RunDir, part: str) -> None:
             )
 
 
-def _begin_anew(directory: RunDir, prepared: RunContext, fingerprints: dict[str, str]) -> bool:
-    """Whether the old run is to be moved aside: by --fresh, or a change with --on-change fresh."""
+def _is_started_fresh(
+    directory: RunDir, prepared: RunContext, fingerprints: dict[str, str]
+) -> bool:
+    """Return whether to move the old run aside: --fresh, or a change with --on-change fresh."""
     options = prepared.options
     if options.fresh:
         return True
@@ -473,7 +455,7 @@ def _begin_anew(directory: RunDir, prepared: RunContext, fingerprints: dict[str,
 
 
 def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, str]:
-    """The fingerprints with the model of the earlier start: the real one is known later."""
+    """Return the fingerprints with the earlier start's model; this start's is not known yet."""
     info = directory.load()
     model = info.fingerprints.get("model") if info else None
     return fingerprints if model is None else {**fingerprints, "model": model}
@@ -483,11 +465,10 @@ def _new_info(
     prepared: RunContext, before: RunInfo | None, fingerprints: dict[str, str]
 ) -> RunInfo:
     job = prepared.job
-    rows = _without_secrets(prepared)
-    kept = dict(fingerprints)
+    fingerprints = dict(fingerprints)
     if before is not None and "model" in before.fingerprints:
-        kept["model"] = before.fingerprints["model"]
-    process = Start(
+        fingerprints["model"] = before.fingerprints["model"]
+    start = Start(
         at=unix(),
         part=prepared.part,
         host=platform.node(),
@@ -499,54 +480,45 @@ def _new_info(
     return RunInfo(
         name=job.name,
         job=job.masked(),
-        fingerprints=kept,
+        fingerprints=fingerprints,
         versions={"bagent": __version__, "python": platform.python_version()},
         endpoints=before.endpoints if before else [],
-        rows=rows,
+        rows=_mask_input_sql(prepared),
         stages=stage_names(prepared.stages) or [STAGE],
         query_last=bool(prepared.stages) and prepared.stages[-1].spec.kind == "sql",
         answer_columns=_all_columns(prepared),
         keep_input=job.results.keep_input,
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
-        created_at=before.created_at if before else process.at,
-        starts=[*(before.starts if before else []), process],
+        created_at=before.created_at if before else start.at,
+        starts=[*(before.starts if before else []), start],
     )
 
 
-def _without_secrets(prepared: RunContext) -> Json:
-    """How the input is read, without what variables put into its SQL."""
+def _mask_input_sql(prepared: RunContext) -> Json:
+    """Return the rows configuration with the secrets in its SQL masked."""
     rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
     redact = Redactor(prepared.job.source.secrets)
     rows["where"] = redact.values(rows["where"])
-    rows["inputs"] = [redact.values(one) if _is_sql(one) else one for one in rows["inputs"]]
+    rows["inputs"] = [
+        redact.values(item) if isinstance(item, dict) and "sql" in item else item
+        for item in rows["inputs"]
+    ]
     return rows
 
 
-def _is_sql(item: Json) -> bool:
-    return isinstance(item, dict) and "sql" in item
-
-
 def _all_columns(prepared: RunContext) -> list[tuple[str | None, str]]:
-    """The typed columns of all stages; of those with one name the first one's type counts."""
-    found: dict[str | None, str] = {}
-    for schema in _schemas(prepared):
-        for name, kind in _answer_columns(schema):
-            found.setdefault(name, kind)
+    """Return the typed columns of all stages; the first type of a name counts."""
+    schemas = [prepared.schema]
+    schemas += [request.schema for stage in prepared.stages for request in stage.asking]
+    types: dict[str | None, str] = {}
+    for schema in schemas:
+        if schema is not None:
+            for name, (_, kind) in zip(schema.column_properties, schema.columns, strict=True):
+                types.setdefault(name, kind)
     if any(stage.spec.kind == "embed" for stage in prepared.stages):
-        found.setdefault(None, "FLOAT[]")
-    return list(found.items())
-
-
-def _schemas(prepared: RunContext) -> list[OutputSchema]:
-    found = [prepared.schema]
-    found += [asking.schema for stage in prepared.stages for asking in stage.asking]
-    return [schema for schema in found if schema is not None]
-
-
-def _answer_columns(schema: OutputSchema) -> list[tuple[str | None, str]]:
-    kinds = [kind for _, kind in schema.columns]
-    return list(zip(schema.column_properties, kinds, strict=True))
+        types.setdefault(None, "FLOAT[]")
+    return list(types.items())
 
 
 def _earlier(prepared: RunContext) -> AnswerStore | None:
@@ -554,7 +526,7 @@ def _earlier(prepared: RunContext) -> AnswerStore | None:
     if options.reuse is None:
         return None
     folder = prepared.job.results.dir.path if prepared.job.results.dir else options.cwd / "runs"
-    found = find_run(options.reuse, folder)
-    if found.path.resolve() == prepared.run_dir.resolve():
+    directory = find_run(options.reuse, folder)
+    if directory.path.resolve() == prepared.run_dir.resolve():
         raise UsageError("--reuse names this run itself", hint="name another run")
-    return AnswerStore(found.path, lambda _: None, by_request=True)
+    return AnswerStore(directory.path, lambda _: None, by_request=True)

@@ -1,4 +1,4 @@
-"""What a session drives: fleets, what feeds them, and what may end it early."""
+"""What a session runs, and the services that it hands to the parts of a run."""
 
 from __future__ import annotations
 
@@ -29,53 +29,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run's work. ``pools`` are servers with the model asked for there; ``run`` takes all rows
-    and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
-    ``codes`` counts the rows of the last of several stages by outcome code, ``dropped`` the failed
-    rows that each stage left out."""
+    """The work of one run."""
 
     fleets: FleetSet
     pools: Sequence[tuple[ServerPool, str | None]]
+    """Each set of servers with a model that is requested there."""
     run: Callable[[Feeder], Awaitable[None]]
+    """Takes all rows and returns when each has ended."""
     advice: asyncio.Future[StopReason]
+    """Done once there is a reason to stop early."""
     codes: Callable[[], Counter[int]] = Counter
+    """Counts the rows of the last of several stages by outcome code."""
     dropped: Callable[[], dict[str, int]] = dict
+    """Counts the failed rows that each stage left out."""
 
 
 @dataclass(frozen=True)
 class RunServices:
-    """What a session hands to those who work for it.
-
-    ``on_attempt`` takes requests, ``on_sample`` states of endpoints, ``emit`` outcomes, ``notice``
-    lines for people; ``gate`` waits for whoever reads the outcomes. ``accounts`` are shared by all
-    pools.
-    """
+    """Callbacks and stores that a session shares with all parts of its run."""
 
     store: RunStore
     options: RunOptions
     on_attempt: Callable[[Attempt], None]
     on_sample: Callable[[EndpointSample], None]
     emit: Emit
+    """Takes outcomes."""
     notice: Callable[[str], None]
+    """Takes messages for people."""
     gate: Callable[[], Awaitable[None]]
+    """Waits for the reader of the outcomes."""
     accounts: dict[str, Account] = field(default_factory=dict)
+    """Accounts by name, shared by all pools."""
 
-    def open_pool(self, found: ResolvedServers) -> ServerPool:
-        """Put found servers to work; those that have not answered yet are probed first."""
+    def open_pool(self, resolved: ResolvedServers) -> ServerPool:
+        """Make the fleet over resolved servers; it probes those that have not answered yet."""
         fleet, state_factory = make_fleet(
-            found.job,
-            found.servers,
-            found.backend,
-            handles=raise_file_limit(found.job.limits.concurrency),
+            resolved.job,
+            resolved.servers,
+            resolved.backend,
+            handles=raise_file_limit(resolved.job.limits.concurrency),
             on_attempt=self.on_attempt,
             on_sample=self.on_sample,
             notice=self.notice,
             accounts=self.accounts,
             result_context=self.store.journal.together,
         )
-        fleet.set_capabilities(found.known)
-        fleet.probe({one.name for one in found.servers.endpoints if one.name not in found.known})
-        return ServerPool(found, fleet, state_factory)
+        names = {endpoint.name for endpoint in resolved.servers.endpoints}
+        fleet.set_capabilities(resolved.capabilities)
+        fleet.probe(names - resolved.capabilities.keys())
+        return ServerPool(resolved, fleet, state_factory)
 
     def row_runner(
         self,
@@ -87,13 +89,13 @@ class RunServices:
         job: Job | None = None,
         separate: bool = False,
     ) -> RowRunner:
-        """An engine over a pool.
+        """Make a row runner over a pool.
 
         Args:
-            emit: takes its outcomes; with it, it is one of several that share the pool.
+            emit: takes its outcomes; with it, several runners share the pool.
             replace: returns whether other rows take the place of an outcome.
             job: the job as its stage sees it.
-            separate: equal requests are sent all the same, as to different endpoints.
+            separate: send equal requests separately, as to different endpoints.
         """
         job, store = job or pool.resolved.job, self.store
         return RowRunner(
@@ -108,6 +110,6 @@ class RunServices:
             guards=StopRules(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
             emit=emit or self.emit,
             gate=self.gate,
-            replace=replace,
             alone=emit is None,
+            replace=replace,
         )

@@ -1,4 +1,4 @@
-"""One run in one process: the rooms wired together, from the first probe to the last sync."""
+"""One run in one process, from the first probe to the last sync."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ NO_FLEET = FleetStats(0, 0, 0, 0, 0.0, 0, 0)
 
 
 class SessionResult(msgspec.Struct, frozen=True):
-    """How the sending ended: the stop that cut it short (None: all rows ended), and counts."""
+    """How a session ended."""
 
     stop: Stop | None
+    """What cut it short; None where all rows ended."""
     snapshot: Snapshot
 
 
 class RunSession:
-    """Runs the rows of a prepared job; make it inside the event loop.
+    """Runs the rows of a prepared job. Create it inside the event loop.
 
     Args:
         store: the open run directory with its journal and index.
@@ -76,18 +77,18 @@ class RunSession:
         self._progress = progress
         self._notice = notice
         self._lines = lines
-        self._tally = RunCounters(time.monotonic)
+        self._counters = RunCounters(time.monotonic)
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport()
         self._reader = LoadReader(self._transport)
         self._fleet: FleetSet | None = None
         self._feeder: Feeder | None = None
-        self._drive: RunPlan | None = None
-        progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
+        self._plan: RunPlan | None = None
+        progress.attach(Live(self._counters, lambda: self._fleet.states if self._fleet else ()))
 
     async def run(self) -> SessionResult:
-        """Send everything that is still to do; returns how it ended, raises only UsageError."""
+        """Send everything that is still to do and return how it ended; raise only UsageError."""
         options = self._prepared.options
         deadline = read_deadline(
             options.deadline,
@@ -116,21 +117,21 @@ class RunSession:
             self._transport,
             stack,
             self._store.path / "local-server.log",
-            self._switch.asked,
+            self._switch.requested,
             self._progress.note,
             self._notice,
             BudgetGuard(self._switch.budget_exhausted),
         )
         try:
-            drive = await self._drive_of(resolver)
+            plan = await self._make_plan(resolver)
         except StoppedEarly as error:
             return self._ended(stop_for_error(error))
-        if drive is None:
-            return self._ended(self._switch.asked.result())
-        return await self._go(drive)
+        if plan is None:
+            return self._ended(self._switch.requested.result())
+        return await self._execute(plan)
 
-    async def _drive_of(self, resolver: ServerResolver) -> RunPlan | None:
-        """What is to be done, its servers found; None: the run was asked to stop meanwhile."""
+    async def _make_plan(self, resolver: ServerResolver) -> RunPlan | None:
+        """Plan the run and find its servers; return None after a request to stop."""
         prepared, store = self._prepared, self._store
         services = RunServices(
             store,
@@ -139,91 +140,92 @@ class RunSession:
             on_sample=self._on_sample,
             emit=self._emit,
             notice=self._notice,
-            gate=self._reader_ready,
+            gate=self._wait_for_reader,
         )
         if prepared.stages:
             return await plan_stages(prepared, resolver, services)
         job = prepared.job
-        agents = AgentSetup(store, resolver.stack, prepared.options.env, resolver.asked)
+        agents = AgentSetup(store, resolver.stack, prepared.options.env, resolver.stop_requested)
         tools = await agents.open(job)
-        found = await resolver.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
-        await resolver.check_models(found, requested_models(prepared, found.servers.endpoints))
-        if self._switch.asked.done():
+        resolved = await resolver.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
+        await resolver.check_models(
+            resolved, requested_models(prepared, resolved.servers.endpoints)
+        )
+        if self._switch.requested.done():
             return None
-        keeps_model = prepared.own_bodies and job.model == "auto"
-        model = None if keeps_model else resolve_model(job, found.known)
-        endpoints = endpoint_summary(found.servers.endpoints, found.known)
-        prices = [stage_price(STAGE, job, found.servers.kind, model)]
-        store.begin(model, endpoints, found.servers.simulated, prices)
-        pool = services.open_pool(found)
-        plan = make_plan(prepared, found.servers, model, found.known)
-        await agents.equip(plan, job, found.servers, tools)
+        rows_name_models = prepared.own_bodies and job.model == "auto"
+        model = None if rows_name_models else resolve_model(job, resolved.capabilities)
+        endpoints = endpoint_summary(resolved.servers.endpoints, resolved.capabilities)
+        prices = [stage_price(STAGE, job, resolved.servers.kind, model)]
+        store.begin(model, endpoints, resolved.servers.simulated, prices)
+        pool = services.open_pool(resolved)
+        stage_plan = make_plan(prepared, resolved.servers, model, resolved.capabilities)
+        await agents.equip(stage_plan, job, resolved.servers, tools)
         if job.batching.mode == "provider":
             from bagent.runs.provider_batches import plan_provider_batches
 
-            return plan_provider_batches(plan, pool, model, services, self._progress.note)
-        engine = services.row_runner(plan, pool)
-        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], engine.run, engine.advice)
+            return plan_provider_batches(stage_plan, pool, model, services, self._progress.note)
+        runner = services.row_runner(stage_plan, pool)
+        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], runner.run, runner.advice)
 
     # --- the run ------------------------------------------------------------------------------
 
-    async def _go(self, drive: RunPlan) -> SessionResult:
+    async def _execute(self, plan: RunPlan) -> SessionResult:
         rows = self._prepared.rows
         assert rows is not None
-        self._fleet, self._drive = drive.fleets, drive
-        # Where rows are printed, each must be seen to be printed in its place; stages need all.
-        whole = self._lines is not None or bool(self._prepared.stages)
-        rows.remember(self._store.pieces, None if whole else self._all_finished)
+        self._fleet, self._plan = plan.fleets, plan
+        # Finished rows must be read too where rows are printed in order, or stages need them.
+        needs_all = self._lines is not None or bool(self._prepared.stages)
+        rows.remember(self._store.pieces, None if needs_all else self._all_finished)
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
-        beside = self._watch(drive)
-        feeding = asyncio.create_task(self._feed(drive, self._feeder))
-        stop = await self._first_reason(feeding, drive, ticker)
+        background = self._start_background(plan)
+        feeding = asyncio.create_task(self._feed(plan, self._feeder))
+        stop = await self._wait_for_end(feeding, plan, ticker)
         if stop is not None:
             feeding.cancel()
-            await self._drain(drive.fleets, stop)
+            await self._drain(plan.fleets, stop)
         else:
-            await self._last_readings(drive)
+            await self._read_final_counters(plan)
             self._store.forget_missing()
-            drive.fleets.abandon_waiting()  # a probe that is cut off by the end finds nobody dead
+            plan.fleets.abandon_waiting()  # a probe that the end cuts off must not count as failed
         self._feeder.close()
-        for task in (ticker, *beside):
+        for task in (ticker, *background):
             task.cancel()
-        await asyncio.gather(feeding, ticker, *beside, return_exceptions=True)
+        await asyncio.gather(feeding, ticker, *background, return_exceptions=True)
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return self._ended(stop)
 
     def _ended(self, stop: Stop | None) -> SessionResult:
-        """The end of the sending, with the totals counted from the journal."""
+        """Return the result, with the totals counted from the journal."""
         codes = None
-        # In haste, or where the journal cannot be read, what was counted on the way has to do.
+        # In haste, or with an unreadable journal, the live counts are used.
         if stop is None or stop.code not in (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE):
             codes = self._store.codes()
-        snapshot = self._snapshot(codes, whole=stop is None)
+        snapshot = self._snapshot(codes, complete=stop is None)
         if codes is not None and self._prepared.stages:
             snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
         snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools())
-        self._note_progress(snapshot, last=True)
+        self._write_progress(snapshot, last=True)
         return SessionResult(stop, snapshot)
 
-    async def _last_readings(self, drive: RunPlan) -> None:
-        """Read the cache counters at the end of the rows, where that is done at once."""
-        for pool, model in drive.pools:
+    async def _read_final_counters(self, plan: RunPlan) -> None:
+        """Read the engines' cache counters after the last row, if that takes no time."""
+        for pool, model in plan.pools:
             reading = read_counters(pool.fleet, self._reader, model, "end")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(reading, LAST_SECONDS)
 
-    def _watch(self, drive: RunPlan) -> list[asyncio.Task[None]]:
-        """What goes on beside the rows; a fault of it stops nothing that works."""
+    def _start_background(self, plan: RunPlan) -> list[asyncio.Task[None]]:
+        """Start load polling and hostfile reloads; their errors do not stop the run."""
         env = self._prepared.options.env
         reader = self._reader
         tasks = []
-        for pool, model in drive.pools:
-            beginning = read_counters(pool.fleet, reader, model, "begin")
-            tasks.append(asyncio.create_task(beginning))
+        for pool, model in plan.pools:
+            tasks.append(asyncio.create_task(read_counters(pool.fleet, reader, model, "begin")))
             tasks.append(asyncio.create_task(watch_loads(pool.fleet, reader, model)))
             job = pool.resolved.job
             if job.hostfile is not None:
@@ -231,37 +233,37 @@ class RunSession:
                 follower = HostfileFollower(
                     path, job.backend, env, self._notice, servers.endpoints, servers.select
                 )
-                following = follower.follow(pool.fleet, pool.state_factory.states)
-                tasks.append(asyncio.create_task(following))
+                task = follower.follow(pool.fleet, pool.state_factory.states)
+                tasks.append(asyncio.create_task(task))
         return tasks
 
-    async def _feed(self, drive: RunPlan, feeder: Feeder) -> None:
-        """Print what an earlier start finished, then send the rest."""
+    async def _feed(self, plan: RunPlan, feeder: Feeder) -> None:
+        """Print what earlier starts finished, then send the remaining rows."""
         if self._stdout is not None and self._lines is not None:
             for number, line in enumerate(self._lines.earlier()):
                 self._stdout.put(line)
-                await self._stdout.room()
+                await self._stdout.wait_for_room()
                 if number % 64 == 0:
                     await asyncio.sleep(0)
-        await drive.run(feeder)
+        await plan.run(feeder)
 
-    async def _reader_ready(self) -> None:
-        """Wait until whoever reads stdout has caught up."""
+    async def _wait_for_reader(self) -> None:
+        """Wait until the reader of stdout has caught up."""
         if self._stdout is not None and self._lines is not None:
-            await self._stdout.room()
-            await self._lines.room()
+            await self._stdout.wait_for_room()
+            await self._lines.wait_for_room()
 
     async def _finish_stdout(self, stop: Stop | None) -> Stop | None:
-        """Write what is left for stdout; after a stop, or by a signal, no longer than allowed."""
+        """Write the remaining lines to stdout; after a stop only within its grace time."""
         if self._stdout is None or self._lines is None:
             return stop
-        for line in self._lines.rest():
+        for line in self._lines.flush():
             self._stdout.put(line)
         writing = asyncio.create_task(self._stdout.finish())
         hurried = asyncio.create_task(self._switch.hurried.wait())
         reasons: set[asyncio.Future[Any]] = {writing, hurried}
         if stop is None:
-            reasons.add(self._switch.asked)
+            reasons.add(self._switch.requested)
         await asyncio.wait(
             reasons,
             timeout=stop.grace if stop else None,
@@ -269,45 +271,42 @@ class RunSession:
         )
         hurried.cancel()
         if writing.done():
-            # The very last line may be the one that failed, when no reason is heard any more.
+            # The very last line may be the one that failed.
             failure = self._stdout.failure
             return stop or (stop_for_stdout(failure) if failure is not None else None)
         self._stdout.abandon()
         writing.cancel()
-        return stop or self._switch.asked.result()
+        return stop or self._switch.requested.result()
 
-    async def _first_reason(
-        self,
-        feeding: asyncio.Task[None],
-        drive: RunPlan,
-        ticker: asyncio.Task[None],
+    async def _wait_for_end(
+        self, feeding: asyncio.Task[None], plan: RunPlan, ticker: asyncio.Task[None]
     ) -> Stop | None:
-        """Wait for the end of the rows or the first reason to stop before it."""
-        fleets = drive.fleets
+        """Wait for the end of the rows, or for the first reason to stop before it."""
+        fleets = plan.fleets
         reasons: list[asyncio.Future[Any]] = [feeding, ticker]
-        reasons += [self._switch.asked, fleets.stopped, drive.advice]
+        reasons += [self._switch.requested, fleets.stopped, plan.advice]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if fleets.stopped.done():
             return stop_for_error(fleets.stopped.result())
         for task in (feeding, ticker):
             if task.done() and (error := task.exception()) is not None:
                 return stop_for_error(error)
-        if drive.advice.done():
-            advice = drive.advice.result()
+        if plan.advice.done():
+            advice = plan.advice.result()
             return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
-        if self._switch.asked.done() and not feeding.done():
-            return self._switch.asked.result()
+        if self._switch.requested.done() and not feeding.done():
+            return self._switch.requested.result()
         return None
 
     async def _drain(self, fleet: FleetSet, stop: Stop) -> None:
-        """Let what is in flight end within the grace time, or until a second signal."""
+        """Let requests in flight end within the grace time, or until a second signal."""
         fleet.abandon_waiting()
         if stop.grace:
             self._progress.note(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
         draining = asyncio.create_task(fleet.drain(stop.grace))
-        hurry = asyncio.create_task(self._switch.hurried.wait())
-        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        hurried = asyncio.create_task(self._switch.hurried.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
         if not draining.done():
             draining.cancel()
             await fleet.drain(0.0)
@@ -318,47 +317,47 @@ class RunSession:
             self._store.tick()
             snapshot = self._snapshot()
             if self._fleet is not None:
-                # Rows of stages come from other rows, so there nobody knows how many are left.
+                # Rows of stages come from other rows, so how many remain is unknown.
                 self._fleet.tick(None if self._prepared.stages else snapshot.to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
             if self._store.stop_requested():
-                self._switch.ask(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
+                self._switch.request(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
             self._progress.update(snapshot)
-            self._note_progress(snapshot)
+            self._write_progress(snapshot)
 
-    def _note_progress(self, s: Snapshot, *, last: bool = False) -> None:
-        """Tell readers of the run directory how far this start is."""
+    def _write_progress(self, s: Snapshot, *, last: bool = False) -> None:
+        """Write how far this start is, for readers of the run directory."""
         state = RunProgress(unix(), s.total, s.total_is_exact, s.remaining, s.eta_s)
         self._store.progress.write(state, last=last)
 
-    # --- what comes of the rows -----------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------
 
     def _pending(self, row: Row) -> list[int]:
-        """The answers of a row that are still to do (called in the reader's thread)."""
+        """Return the answers of a row that are still to do. Runs in the reader's thread."""
         if self._prepared.stages:
-            return [0]  # what is finished is still needed by later stages
+            return [0]  # later stages need finished rows too
         answers = self._store.pending(row, self._prepared.job.answers)
         if self._lines is not None:
             self._lines.expect(row, answers)
         return answers
 
     def _all_finished(self, keys: Sequence[int]) -> bool:
-        """Whether nothing is to do for any of these rows (called in the reader's thread)."""
+        """Return whether all these rows are finished. Runs in the reader's thread."""
         return self._store.all_finished(keys, self._prepared.job.answers)
 
     def _on_attempt(self, attempt: Attempt) -> None:
         self._store.journal.write_attempt(attempt)
-        self._tally.attempt(attempt)
+        self._counters.attempt(attempt)
 
     def _on_sample(self, sample: EndpointSample) -> None:
         self._store.journal.write_sample(sample)
-        self._tally.sample(sample)
+        self._counters.sample(sample)
 
     def _emit(self, outcome: Outcome, location: int, row: Row) -> None:
         if outcome.endpoint is not None or outcome.copied_from or outcome.status != "ok":
-            # What a stage made without asking is no answer.
-            self._tally.outcome(outcome)
+            # What a stage made without a request is no answer.
+            self._counters.outcome(outcome)
         if not self._prepared.stages:
             self._store.live_totals.outcome(outcome)
         if self._stdout is not None and self._lines is not None:
@@ -366,14 +365,14 @@ class RunSession:
                 self._stdout.put(line)
 
     def _stdout_closed(self, error: OSError) -> None:
-        self._switch.ask(stop_for_stdout(error))
+        self._switch.request(stop_for_stdout(error))
 
-    def _snapshot(self, codes: Counter[int] | None = None, *, whole: bool = False) -> Snapshot:
+    def _snapshot(self, codes: Counter[int] | None = None, *, complete: bool = False) -> Snapshot:
         """Return the state now.
 
         Args:
             codes: the totals by outcome code, once they were counted from the journal.
-            whole: all rows have ended.
+            complete: all rows have ended.
         """
         fleet = self._fleet.stats() if self._fleet else NO_FLEET
         rows, feeder = self._prepared.rows, self._feeder
@@ -387,13 +386,13 @@ class RunSession:
             position=position,
             size=size,
             ended=feeder.exhausted if feeder else False,
-            # Stages read what was finished again, for those behind it: there it tells nothing.
+            # Stages read finished rows again, so their count tells nothing.
             expected=feeder.wanted if feeder and not self._prepared.stages else 0,
             finished=self._finished_rows,
         )
-        if feeder is None and self._whole_input is not None:
-            feed = msgspec.structs.replace(feed, ended=True, expected=self._whole_input)
-        return self._tally.snapshot(fleet, feed, self._run_totals(codes, whole))
+        if feeder is None and self._small_input_answers is not None:
+            feed = msgspec.structs.replace(feed, ended=True, expected=self._small_input_answers)
+        return self._counters.snapshot(fleet, feed, self._run_totals(codes, complete))
 
     @cached_property
     def _finished_rows(self) -> int | None:
@@ -405,20 +404,22 @@ class RunSession:
         return self._store.finished // (prepared.job.answers * shards)
 
     @cached_property
-    def _whole_input(self) -> int | None:
-        """How many rows a small input has, before it is read; None where nobody knows."""
+    def _small_input_answers(self) -> int | None:
+        """The number of answers of an input that fits the sample; None where it does not."""
         prepared, rows = self._prepared, self._prepared.rows
         if rows is None or prepared.piped or prepared.stages or self._store.recorded:
             return None
         first = len(rows.peek(SAMPLE_ROWS))
         return first * prepared.job.answers if first < SAMPLE_ROWS else None
 
-    def _run_totals(self, codes: Counter[int] | None, whole: bool) -> RunTotals:
+    def _run_totals(self, codes: Counter[int] | None, complete: bool) -> RunTotals:
         live = self._store.live_totals
         if not self._prepared.stages:
             totals = Totals.of(live.codes if codes is None else codes)
             return RunTotals(totals, live.repeats_pending, dict(live.changes))
         if codes is None:
-            codes = self._drive.codes() if self._drive is not None else Counter()
-        dropped = self._drive.dropped() if self._drive is not None else {}
-        return RunTotals(Totals.of(codes), changes=dict(codes), staged=not whole, dropped=dropped)
+            codes = self._plan.codes() if self._plan is not None else Counter()
+        dropped = self._plan.dropped() if self._plan is not None else {}
+        return RunTotals(
+            Totals.of(codes), changes=dict(codes), staged=not complete, dropped=dropped
+        )

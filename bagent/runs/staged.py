@@ -1,4 +1,4 @@
-"""A job of several stages, from its definition to a pipeline over its servers."""
+"""Jobs of several stages: from their definition to a pipeline over their servers."""
 
 from __future__ import annotations
 
@@ -42,40 +42,42 @@ if TYPE_CHECKING:
 async def plan_stages(
     prepared: RunContext, resolver: ServerResolver, services: RunServices
 ) -> RunPlan | None:
-    """Find the servers of all stages; None: the run was asked to stop meanwhile.
+    """Find the servers of all stages; return None where the run was asked to stop meanwhile.
 
     Raises:
         UsageError: servers cannot be used as the job says.
         StoppedEarly: too few answer.
     """
-    pools = await _StageServers.find(prepared, resolver)
-    if resolver.asked.done():
+    servers = await _StageServers.find(prepared, resolver)
+    if resolver.stop_requested.done():
         return None
-    models = pools.models(prepared.stages)
+    models = servers.models(prepared.stages)
     summary: dict[str, dict[str, object]] = {}
-    for found in pools.found.values():
-        for one in endpoint_summary(found.servers.endpoints, found.known):
-            summary.setdefault(str(one["name"]), one)
-    named = dict.fromkeys(models.values())
-    together = ", ".join(map(str, named)) if named else None
-    simulated = any(found.servers.simulated for found in pools.found.values())
+    for resolved in servers.resolved.values():
+        for item in endpoint_summary(resolved.servers.endpoints, resolved.capabilities):
+            summary.setdefault(str(item["name"]), item)
+    names = ", ".join(dict.fromkeys(models.values())) or None
+    simulated = any(resolved.servers.simulated for resolved in servers.resolved.values())
     prices = [
         stage_price(
-            _name(stage, asking), asking.job, pools.of(asking).servers.kind, models[id(asking)]
+            _result_stage(stage, request),
+            request.job,
+            servers.of(request).servers.kind,
+            models[id(request)],
         )
         for stage in prepared.stages
-        for asking in stage.asking
+        for request in stage.asking
     ]
-    services.store.begin(together, list(summary.values()), simulated, prices)
-    plans = await _plans(prepared, resolver, services, pools, models)
-    work = _Work(prepared, services, pools, models, plans)
-    return RunPlan(work.fleets, work.watched, work.run, work.advice, work.codes, work.dropped)
+    services.store.begin(names, list(summary.values()), simulated, prices)
+    plans = await _plans(prepared, resolver, services, servers, models)
+    work = _StagedRun(prepared, services, servers, models, plans)
+    return RunPlan(work.fleets, work.pools, work.run, work.advice, work.codes, work.dropped)
 
 
-def _name(stage: PreparedStage, asking: StageRequest) -> str:
-    """What the rows of this asking are called in the tables."""
+def _result_stage(stage: PreparedStage, request: StageRequest) -> str:
+    """Return the stage name of the request's rows in the tables."""
     if stage.spec.kind == "loop":
-        return section_stage(stage.name, asking.name)
+        return section_stage(stage.name, request.name)
     return stage.name
 
 
@@ -83,38 +85,39 @@ class _StageServers:
     """The servers of all stages; stages that name the same ones share them."""
 
     def __init__(self) -> None:
-        self.found: dict[str, ResolvedServers] = {}
+        self.resolved: dict[str, ResolvedServers] = {}
         self.key_of: dict[int, str] = {}
 
     @classmethod
     async def find(cls, prepared: RunContext, resolver: ServerResolver) -> _StageServers:
-        pools = cls()
+        servers = cls()
         for stage in prepared.stages:
-            for asking in stage.asking:
-                key = pool_key(asking.job, asking.part.select)
-                pools.key_of[id(asking)] = key
-                if key not in pools.found:
-                    raw = asking.prompt is not None and asking.prompt.raw
-                    select = asking.part.select
-                    pools.found[key] = await resolver.find(asking.job, raw=raw, select=select)
-                path = stage_path(stage.spec.kind, asking.prompt)
-                await resolver.check_models(pools.found[key], job_models(asking.job, path))
-        return pools
+            for request in stage.asking:
+                key = pool_key(request.job, request.part.select)
+                servers.key_of[id(request)] = key
+                if key not in servers.resolved:
+                    raw = request.prompt is not None and request.prompt.raw
+                    servers.resolved[key] = await resolver.find(
+                        request.job, raw=raw, select=request.part.select
+                    )
+                path = stage_path(stage.spec.kind, request.prompt)
+                await resolver.check_models(servers.resolved[key], job_models(request.job, path))
+        return servers
 
-    def of(self, asking: StageRequest) -> ResolvedServers:
-        return self.found[self.key_of[id(asking)]]
+    def of(self, request: StageRequest) -> ResolvedServers:
+        return self.resolved[self.key_of[id(request)]]
 
     def models(self, stages: tuple[PreparedStage, ...]) -> dict[int, str]:
-        """The model of each asking."""
+        """Return the model of each request by the request's id()."""
         return {
-            id(asking): resolve_model(asking.job, self.of(asking).known)
+            id(request): resolve_model(request.job, self.of(request).capabilities)
             for stage in stages
-            for asking in stage.asking
+            for request in stage.asking
         }
 
 
 def pool_key(job: Job, select: Mapping[str, Json] | None) -> str:
-    """A text that is the same for stages that can share their servers' fleet."""
+    """Return a text that is equal for stages that can share a fleet."""
     parts = {
         "backend": job.backend,
         "hostfile": job.hostfile,
@@ -131,49 +134,55 @@ async def _plans(
     prepared: RunContext,
     resolver: ServerResolver,
     services: RunServices,
-    pools: _StageServers,
+    servers: _StageServers,
     models: dict[int, str],
 ) -> dict[int, StagePlan]:
-    """What each asking asks, with its tools opened."""
-    agents = AgentSetup(services.store, resolver.stack, prepared.options.env, resolver.asked)
+    """Return the plan of each request by the request's id(), with its tools opened."""
+    agents = AgentSetup(
+        services.store, resolver.stack, prepared.options.env, resolver.stop_requested
+    )
     plans: dict[int, StagePlan] = {}
     for stage in prepared.stages:
         kind = stage.spec.kind
-        for asking in stage.asking:
-            found, job = pools.of(asking), asking.job
-            name = _name(stage, asking)
+        for request in stage.asking:
+            resolved, job = servers.of(request), request.job
             view = dataclasses.replace(
-                prepared, job=job, prompt=asking.prompt, schema=asking.schema
+                prepared, job=job, prompt=request.prompt, schema=request.schema
             )
-            plan = make_plan(view, found.servers, models[id(asking)], found.known, name=name)
+            plan = make_plan(
+                view,
+                resolved.servers,
+                models[id(request)],
+                resolved.capabilities,
+                name=_result_stage(stage, request),
+            )
             if kind != "map":
                 plan.answers = 1
             if kind != "embed":
-                tools = await agents.open(job)
-                await agents.equip(plan, job, found.servers, tools)
-            plans[id(asking)] = plan
+                await agents.equip(plan, job, resolved.servers, await agents.open(job))
+            plans[id(request)] = plan
     return plans
 
 
-class _Work:
-    """The pipeline of one run; made of plans, engines and stages."""
+class _StagedRun:
+    """The pipeline of one run, made of plans, row runners and stages."""
 
     def __init__(
         self,
         prepared: RunContext,
         services: RunServices,
-        pools: _StageServers,
+        servers: _StageServers,
         models: dict[int, str],
         plans: dict[int, StagePlan],
     ) -> None:
         self._prepared = prepared
         self._services = services
-        self._sites = pools
+        self._servers = servers
         self._models = models
         self._plans = plans
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._pools: dict[str, ServerPool] = {
-            key: services.open_pool(found) for key, found in pools.found.items()
+            key: services.open_pool(resolved) for key, resolved in servers.resolved.items()
         }
         self.fleets = FleetSet([pool.fleet for pool in self._pools.values()])
         self._gate = Backpressure()
@@ -181,47 +190,46 @@ class _Work:
         earlier = None
         if store.recorded:
             earlier = OutcomeLookup(store.path, store.done, store.notes.append)
-        self._records = StageResults(
+        self._results = StageResults(
             store.journal, earlier, services.emit, whole=store.part == "all"
         )
-        self._world = StageContext(self._records, self._stop, services.notice, time.time)
-        self._entrances: list[FailurePolicy] = []
+        self._context = StageContext(self._results, self._stop, services.notice, time.time)
+        self._policies: list[FailurePolicy] = []
         self._stages = [self._stage(stage) for stage in prepared.stages]
 
     @property
-    def watched(self) -> list[tuple[ServerPool, str | None]]:
-        """Each pool with a model that is asked for there."""
-        found: dict[str, str | None] = {}
+    def pools(self) -> list[tuple[ServerPool, str | None]]:
+        """Each set of servers with a model that is requested there."""
+        models: dict[str, str | None] = {}
         for stage in self._prepared.stages:
-            for asking in stage.asking:
-                found.setdefault(self._sites.key_of[id(asking)], self._models[id(asking)])
-        return [(self._pools[key], model) for key, model in found.items()]
+            for request in stage.asking:
+                models.setdefault(self._servers.key_of[id(request)], self._models[id(request)])
+        return [(self._pools[key], model) for key, model in models.items()]
 
     async def run(self, feeder: Feeder) -> None:
-        """All rows through all stages."""
-        intake = Intake(
-            feeder,
-            self._gate,
-            self._expect,
-            measured=any(_measures(s) for s in self._prepared.stages),
+        """Send all rows through all stages."""
+        measured = any(
+            stage.spec.kind == "reduce" and INPUT in stage.sources
+            for stage in self._prepared.stages
         )
+        intake = Intake(feeder, self._gate, self._expect, measured=measured)
         sources = {stage.name: stage.sources for stage in self._prepared.stages}
         await Pipeline(intake, self._stages, sources).run()
         for pool in self._pools.values():
             await pool.fleet.wait_idle()
         for stage in self._prepared.stages:
-            self._services.notice(f"stage {stage.name}: {self._counted(stage.name)}")
+            self._services.notice(f"stage {stage.name}: {self._count_text(stage.name)}")
 
     def codes(self) -> Counter[int]:
         """Count the rows of the last stage so far by outcome code."""
-        return self._records.counts.get(self._prepared.stages[-1].name, Counter())
+        return self._results.counts.get(self._prepared.stages[-1].name, Counter())
 
     def dropped(self) -> dict[str, int]:
         """Count the failed rows that each stage dropped so far."""
-        return {one.name: one.dropped for one in self._entrances if one.dropped}
+        return {policy.name: policy.dropped for policy in self._policies if policy.dropped}
 
-    def _counted(self, name: str) -> str:
-        counts = Totals.of(self._records.counts.get(name, Counter())).by_status
+    def _count_text(self, name: str) -> str:
+        counts = Totals.of(self._results.counts.get(name, Counter())).by_status
         if not counts:
             return "no rows"
         return ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
@@ -238,88 +246,91 @@ class _Work:
 
     def _stage(self, stage: PreparedStage) -> Stage:
         spec = stage.spec
-        vote = spec.kind == "sql" and not self._prepared.job.stages
-        entrance = FailurePolicy(
-            stage.name, spec.on_failure or "include", self._world, sees_dropped=vote
+        is_vote = spec.kind == "sql" and not self._prepared.job.stages
+        policy = FailurePolicy(
+            stage.name, spec.on_failure or "include", self._context, sees_dropped=is_vote
         )
-        self._entrances.append(entrance)
+        self._policies.append(policy)
         if spec.kind == "expand":
             return ExpandStage(
-                entrance,
+                policy,
                 _recipe(stage),
-                self._names(stage, None),
-                self._world,
+                self._variables(stage, None),
+                self._context,
                 later=keeping_keys(stage, self._prepared.stages),
             )
         if spec.kind == "sql":
             tables = [table_of(self._prepared.stages, name) for name in stage.sources]
-            return QueryStage(stage.name, spec.query or "", tables, entrance, self._world)
+            return QueryStage(stage.name, spec.query or "", tables, policy, self._context)
         if spec.kind == "loop":
             writers = [
-                BoardWriter(asking.name, self._asker(stage, asking), self._names(stage, asking))
-                for asking in stage.asking
+                BoardWriter(
+                    request.name, self._requester(stage, request), self._variables(stage, request)
+                )
+                for request in stage.asking
             ]
-            rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
-            return LoopStage(stage.name, writers, rule, entrance, self._world, self._gate)
-        asking = stage.asking[0]
+            loop_rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
+            return LoopStage(stage.name, writers, loop_rule, policy, self._context, self._gate)
+        request = stage.asking[0]
         if spec.kind == "embed":
-            return self._embedding(stage, asking, entrance)
-        asker, names = self._asker(stage, asking), self._names(stage, asking)
+            return self._embed_stage(stage, request, policy)
+        requester = self._requester(stage, request)
+        variables = self._variables(stage, request)
         if spec.kind == "reduce":
-            reducing = ReduceRule(spec.fanin, stage.goal)
-            reducer = Reducer(asker, reducing, entrance, names, self._world)
-            return ReduceStage(asker, reducer, spec.by, len(stage.sources))
+            rule = ReduceRule(spec.fanin, stage.goal)
+            reducer = Reducer(requester, rule, policy, variables, self._context)
+            return ReduceStage(requester, reducer, spec.by, len(stage.sources))
         if spec.kind == "broadcast":
-            fleet = self._pools[self._sites.key_of[id(asking)]].fleet
+            fleet = self._pools[self._servers.key_of[id(request)]].fleet
             return BroadcastStage(
-                asker, entrance, names, lambda: [state.name for state in fleet.states]
+                requester, policy, variables, lambda: [state.name for state in fleet.states]
             )
-        return MapStage(asker, entrance, names)
+        return MapStage(requester, policy, variables)
 
-    def _embedding(
-        self, stage: PreparedStage, asking: StageRequest, entrance: FailurePolicy
+    def _embed_stage(
+        self, stage: PreparedStage, request: StageRequest, policy: FailurePolicy
     ) -> Stage:
-        pool = self._pools[self._sites.key_of[id(asking)]]
-        options, limits = self._prepared.options, asking.job.limits
+        pool = self._pools[self._servers.key_of[id(request)]]
+        options, limits = self._prepared.options, request.job.limits
         return EmbedStage(
-            self._plans[id(asking)],
+            self._plans[id(request)],
             pool.fleet,
-            entrance,
-            self._names(stage, asking),
-            self._world,
+            policy,
+            self._variables(stage, request),
+            self._context,
             self._gate,
             guards=StopRules(canary=options.canary, stop_after=limits.stop_after_failures),
-            has_prompt=asking.prompt is not None,
+            has_prompt=request.prompt is not None,
         )
 
-    def _names(self, stage: PreparedStage, asking: StageRequest | None) -> PromptVariables:
-        used = None
-        if asking is not None and asking.prompt is not None:
-            used = asking.prompt.fields
-        if stage.until is not None and used is not None:
-            used |= stage.until.names
+    def _variables(self, stage: PreparedStage, request: StageRequest | None) -> PromptVariables:
+        fields = None
+        if request is not None and request.prompt is not None:
+            fields = request.prompt.fields
+        if stage.until is not None and fields is not None:
+            fields |= stage.until.names
         if stage.items is not None:
-            used = stage.items.names | frozenset(stage.sources)
+            fields = stage.items.names | frozenset(stage.sources)
         elif stage.spec.split is not None:
-            used = frozenset({stage.spec.split.field})
-        return PromptVariables(used, self._records)
+            fields = frozenset({stage.spec.split.field})
+        return PromptVariables(fields, self._results)
 
-    def _asker(self, stage: PreparedStage, asking: StageRequest) -> RowRequester:
-        pool = self._pools[self._sites.key_of[id(asking)]]
-        plan = self._plans[id(asking)]
+    def _requester(self, stage: PreparedStage, request: StageRequest) -> RowRequester:
+        pool = self._pools[self._servers.key_of[id(request)]]
+        plan = self._plans[id(request)]
         separate = stage.spec.kind == "broadcast"
-        asker = RowRequester(
+        requester = RowRequester(
             plan,
-            self._records,
+            self._results,
             self._gate,
             lambda emit, replace: self._services.row_runner(
-                plan, pool, emit, replace=replace, job=asking.job, separate=separate
+                plan, pool, emit, replace=replace, job=request.job, separate=separate
             ),
         )
-        asker.engine.advice.add_done_callback(
+        requester.engine.advice.add_done_callback(
             lambda advice: None if advice.cancelled() else self._stop(advice.result())
         )
-        return asker
+        return requester
 
 
 def _recipe(stage: PreparedStage) -> Recipe:
@@ -327,8 +338,3 @@ def _recipe(stage: PreparedStage) -> Recipe:
         return Items(stage.items, stage.sources[0])
     assert stage.spec.split is not None
     return TextSplit(stage.spec.split)
-
-
-def _measures(stage: PreparedStage) -> bool:
-    """Whether the stage has to know how long input rows are."""
-    return stage.spec.kind == "reduce" and INPUT in stage.sources

@@ -1,4 +1,4 @@
-"""From a job's limits and the servers found to a fleet, and to endpoints that join it later."""
+"""Construction of a fleet and of its endpoints' states from a job's limits."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
 AUTO_START = 16
 AUTO_CEILING = 256
-"""In flight per endpoint where the user names no number."""
+"""First and highest automatic limit of requests in flight per endpoint."""
 
 OWN_START = 64
 OWN_CEILING = 1024
-"""The same for engines of the user's own: they queue what is too much and tell so, and vLLM's
-batches end at 256 to 1024 sequences. What is measured of the engine decides in between."""
+"""The same for the user's own engines, which queue and report what is too much. vLLM's batches hold
+256 to 1024 sequences; measurements of the engine decide in between."""
 
 MOST_IN_FLIGHT = 65_536
-"""Rows in flight over a whole fleet where the user names no number: each takes some 15 KB here."""
+"""Most rows in flight over a whole fleet by default; each takes about 15 KB of memory."""
 
 FIRST_EXPECTED = (16, 256)
-"""Bounds of what a row is first thought to answer, half its max_tokens, until some have."""
+"""Bounds of the first estimate of answer tokens per row, which is half of max_tokens."""
 
 NO_CAP = 1e9
-"""Seconds that stand for no cap on a wait that a server asks for."""
+"""Seconds that stand for no cap on a server's retry-after."""
 
 SEED = 20_240_229
-"""Seed of the spread of retries: runs are repeatable, and no two waits are alike anyway."""
+"""Seed of the jitter of retries, so that runs are repeatable."""
 
 LOOKAHEAD = 256
 MOST_AHEAD = 8192
-"""Rows that may stand ready: enough to fill a group for each of a large fleet's endpoints."""
+"""Most rows that stand ready, alone and in batches: enough to fill a batch for every endpoint."""
 
 
 class EndpointStateFactory:
-    """Makes an endpoint's state: its limit, its weight, and the account that it shares.
+    """Makes the states of endpoints: limit, weight and shared account.
 
     Args:
-        most: rows in flight over the whole run.
-        accounts: those that other fleets of the run use too, by name.
+        max_in_flight: rows in flight over the whole run.
+        accounts: accounts by name, shared with the run's other fleets.
     """
 
     def __init__(
@@ -64,60 +64,65 @@ class EndpointStateFactory:
         job: Job,
         servers: Servers,
         rule: BatchSizeRule,
-        most: int,
+        max_in_flight: int,
         accounts: dict[str, Account] | None = None,
     ) -> None:
         self._limits = job.limits
         self._model = job.model
         self._servers = servers
         self._rule = rule
-        self._most = most
+        self._max_in_flight = max_in_flight
         self._accounts: dict[str, Account] = {} if accounts is None else accounts
 
     def states(self, endpoints: Sequence[Endpoint]) -> list[EndpointState]:
-        """The states of endpoints that begin to work now."""
+        """Return the states of endpoints that join now."""
         return [self._state(endpoint) for endpoint in endpoints]
 
     def _state(self, endpoint: Endpoint) -> EndpointState:
         limits = self._limits
-        # Limits a minute that the user set hold over all endpoints of the run.
+        # Limits per minute that the user set apply to all endpoints of the run together.
         name = "" if limits.rpm or limits.tpm else endpoint.account
         if name and not endpoint.own:
             name += f" {self._model}"  # providers count each model by itself
         account = self._accounts.get(name)
         if account is None:
-            longest = limits.retry_after_max or NO_CAP
-            account = Account(limits.rpm, limits.tpm, longest, hosted=not endpoint.own)
+            account = Account(
+                limits.rpm,
+                limits.tpm,
+                limits.retry_after_max or NO_CAP,
+                hosted=not endpoint.own,
+            )
             self._accounts[name] = account
-        limit, growing = self._limit(endpoint)
+        limit, adapts = self._limit(endpoint)
         state = EndpointState(endpoint, limit, account, weight=endpoint.weight)
-        if growing and endpoint.own:
+        if adapts and endpoint.own:
             state.feedback = LoadFeedback()
         return state
 
     def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
-        """The limit of an endpoint, and whether it finds its own height."""
-        given, concurrency = self._limits.per_endpoint, self._limits.concurrency
-        cap = int(endpoint.tags.get("max_concurrency") or self._most)
-        if given != "auto":
-            most = min(cap, int(given))
+        """Return the limit of an endpoint, and whether it adapts."""
+        per_endpoint, concurrency = self._limits.per_endpoint, self._limits.concurrency
+        cap = int(endpoint.tags.get("max_concurrency") or self._max_in_flight)
+        if per_endpoint != "auto":
+            limit = min(cap, int(per_endpoint))
         elif "max_concurrency" in endpoint.tags:
-            most = cap
+            limit = cap
         elif concurrency != "auto":
-            most = min(cap, self._most)
+            limit = min(cap, self._max_in_flight)
         elif self._servers.slots is not None:
-            # More than the slots of an embedded engine would only wait inside it.
-            most = min(cap, self._servers.slots * 2)
+            # More requests than twice the slots would only wait inside an embedded engine.
+            limit = min(cap, self._servers.slots * 2)
         else:
             start, ceiling = auto_limits(self._servers, self._rule)
             weight = endpoint.weight
-            top = max(1, min(cap, round(ceiling * weight)))
-            return InFlightLimit(min(top, max(1, round(start * weight))), top), True
-        return InFlightLimit(most, most, growing=False), False
+            highest = max(1, min(cap, round(ceiling * weight)))
+            first = min(highest, max(1, round(start * weight)))
+            return InFlightLimit(first, highest), True
+        return InFlightLimit(limit, limit, growing=False), False
 
 
 def auto_limits(servers: Servers, rule: BatchSizeRule) -> tuple[int, int]:
-    """The first limit of an endpoint, and the highest, where the user names none."""
+    """Return the first and the highest limit of an endpoint, where the user names none."""
     own = servers.own and servers.kind not in ("local", "compatible")
     start, ceiling = (OWN_START, OWN_CEILING) if own else (AUTO_START, AUTO_CEILING)
     share = MOST_IN_FLIGHT // max(1, len(servers.endpoints))
@@ -127,7 +132,7 @@ def auto_limits(servers: Servers, rule: BatchSizeRule) -> tuple[int, int]:
 
 
 def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
-    """Whether and how rows travel together: on engines of the user's own, unless told otherwise."""
+    """Return whether and how rows share requests; by default on the user's own engines."""
     batching = job.batching
     size = None if batching.size == "auto" else int(batching.size)
     single = batching.mode in ("single", "provider") or size == 1
@@ -137,7 +142,7 @@ def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
 
 
 def make_timeouts(job: Job) -> Timeouts:
-    """The time limits of one request."""
+    """Return the time limits of one request."""
     limits = job.limits.timeout
     return Timeouts(limits.connect, limits.first_token, limits.idle, limits.total)
 
@@ -154,40 +159,41 @@ def make_fleet(
     accounts: dict[str, Account] | None = None,
     result_context: ResultContext = nullcontext,
 ) -> tuple[Fleet, EndpointStateFactory]:
-    """The fleet over the servers, and who takes in more; ``handles`` connections may be open.
+    """Make the fleet over ``servers``, and the factory for endpoints that join later.
 
-    ``accounts`` are shared with the run's other fleets: limits a minute hold over all of them.
-    ``result_context`` surrounds the ends of all calls of one request.
+    Args:
+        handles: how many connections may be open.
+        accounts: shared with the run's other fleets, so that limits per minute apply to all.
+        result_context: context manager around the results of all calls of one request.
     """
     limits = job.limits
     rule = make_batch_size_rule(job, servers)
-    wanted = limits.concurrency
     start, ceiling = auto_limits(servers, rule)
     count = len(servers.endpoints)
-    most = min(ceiling * count, max(MOST_IN_FLIGHT, start * count))
-    if wanted != "auto":
-        most = int(wanted)
-    if most > handles:
-        if wanted != "auto":
+    max_in_flight = min(ceiling * count, max(MOST_IN_FLIGHT, start * count))
+    if limits.concurrency != "auto":
+        max_in_flight = int(limits.concurrency)
+    if max_in_flight > handles:
+        if limits.concurrency != "auto":
             notice(
                 f"only {handles} connections can be open (ulimit -n);"
-                f" as many requests are in flight at once, not {most}"
+                f" as many requests are in flight at once, not {max_in_flight}"
             )
-        # Rows that travel together need fewer.
-        most = handles if rule.single else most
+        # Rows that share requests need fewer connections.
+        max_in_flight = handles if rule.single else max_in_flight
     hedge = limits.hedge
     config = FleetConfig(
-        concurrency=most,
+        concurrency=max_in_flight,
         timeouts=make_timeouts(job),
         retry=RetryPolicy(retries=limits.retries, retry_after_max=limits.retry_after_max or NO_CAP),
-        lookahead=min(MOST_AHEAD, max(16, most)) if not rule.single else _few_ahead(most),
+        lookahead=min(LOOKAHEAD if rule.single else MOST_AHEAD, max(16, max_in_flight)),
         group=rule,
         first_expected=_first_expected(job),
         hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
         connections=handles,
         prefix=PrefixRule(job.batching.prefix),
     )
-    state_factory = EndpointStateFactory(job, servers, rule, most, accounts)
+    state_factory = EndpointStateFactory(job, servers, rule, max_in_flight, accounts)
     fleet = Fleet(
         state_factory.states(servers.endpoints),
         backend,
@@ -202,10 +208,5 @@ def make_fleet(
 
 
 def _first_expected(job: Job) -> float:
-    least, most = FIRST_EXPECTED
-    asked = job.sampling.max_tokens
-    return float(max(least, min(most, (asked or most) // 2)))
-
-
-def _few_ahead(most: int) -> int:
-    return min(LOOKAHEAD, max(16, most))
+    low, high = FIRST_EXPECTED
+    return float(max(low, min(high, (job.sampling.max_tokens or high) // 2)))

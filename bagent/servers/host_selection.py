@@ -1,4 +1,4 @@
-"""Which endpoints of a hostfile a job or a stage may use: ``select: {role: critic}``."""
+"""Selection of a hostfile's endpoints for a job or a stage: ``select: {role: critic}``."""
 
 from __future__ import annotations
 
@@ -10,120 +10,115 @@ from bagent.fleet.hostfile import HostEntry
 from bagent.text.suggest import describe_value, did_you_mean
 from bagent.types import Json
 
-_PLACES = ("index", "slice", "sample", "seed")
+_POSITION_KEYS = ("index", "slice", "sample", "seed")
 
 
 def select_hosts(
     hosts: Sequence[HostEntry], selection: Mapping[str, Json] | None
 ) -> list[HostEntry]:
-    """The endpoints of ``hosts`` that ``selection`` names, in their order.
+    """Return the endpoints of ``hosts`` that ``selection`` names, in their order.
 
-    Tags go first: ``{role: critic}``, or a list of values of which one must fit. Then, over what
-    is left, ``index`` (a place from 0, or a list of them; negative ones count from the end),
-    ``slice`` (``"0:8"``, ``"::2"``, as in Python), and ``sample`` (so many of them). Which ones a
-    sample takes depends on ``seed`` (default 0) and the addresses alone, so it changes little when
-    endpoints join or leave. Nothing selected is an error.
+    Tags apply first: ``{role: critic}``, or a list of accepted values. Then, over what remains,
+    ``index`` (an index from 0, or a list; negative ones count from the end), ``slice`` (``"0:8"``,
+    ``"::2"``, as in Python) and ``sample`` (how many). A sample depends on ``seed`` (default 0) and
+    the addresses alone, so it changes little when endpoints join or leave.
 
     Raises:
-        UsageError: a tag or its value is on no endpoint, a place does not exist, or a value is of
-            the wrong kind.
+        UsageError: a tag or its value is on no endpoint, an index does not exist, a value has the
+            wrong type, or nothing is selected.
     """
-    found = list(hosts)
-    given = dict(selection or {})
-    if "seed" in given and "sample" not in given:
-        raise _wrong("seed stands without sample", "select: {sample: 4, seed: 1}")
-    for tag, value in given.items():
-        if tag not in _PLACES:
-            found = _tagged(found, hosts, tag, value)
-    if "index" in given:
-        found = _indexed(found, given["index"])
-    if "slice" in given:
-        found = found[_slice_of(given["slice"])]
-    if "sample" in given:
-        found = _sampled(found, given["sample"], given.get("seed", 0))
-    if not found:
-        raise _wrong("no endpoint is left", "")
-    return found
+    selected = list(hosts)
+    criteria = dict(selection or {})
+    if "seed" in criteria and "sample" not in criteria:
+        raise _error("seed stands without sample", "select: {sample: 4, seed: 1}")
+    for tag, value in criteria.items():
+        if tag not in _POSITION_KEYS:
+            selected = _by_tag(selected, hosts, tag, value)
+    if "index" in criteria:
+        selected = _by_index(selected, criteria["index"])
+    if "slice" in criteria:
+        selected = selected[_parse_slice(criteria["slice"])]
+    if "sample" in criteria:
+        selected = _sample(selected, criteria["sample"], criteria.get("seed", 0))
+    if not selected:
+        raise _error("no endpoint is left")
+    return selected
 
 
-def _wrong(words: str, hint: str) -> UsageError:
-    return UsageError(f"select: {words}", hint=hint)
+def _error(message: str, hint: str = "") -> UsageError:
+    return UsageError(f"select: {message}", hint=hint)
 
 
-def _tagged(
-    found: list[HostEntry], hosts: Sequence[HostEntry], tag: str, value: Json
+def _by_tag(
+    selected: list[HostEntry], hosts: Sequence[HostEntry], tag: str, value: Json
 ) -> list[HostEntry]:
-    wanted = {_as_tag(tag, one) for one in (value if isinstance(value, list) else [value])}
-    left = [host for host in found if host.tags.get(tag) in wanted]
-    if left:
-        return left
-    there = dict.fromkeys(host.tags[tag] for host in hosts if tag in host.tags)
-    if not there:
+    accepted = {_as_tag(tag, item) for item in (value if isinstance(value, list) else [value])}
+    matching = [host for host in selected if host.tags.get(tag) in accepted]
+    if matching:
+        return matching
+    values = dict.fromkeys(host.tags[tag] for host in hosts if tag in host.tags)
+    if not values:
         tags = dict.fromkeys(name for host in hosts for name in host.tags)
-        hint = did_you_mean(tag, [*tags, *_PLACES]) or f"tags there: {_some(tags)}"
-        raise _wrong(f"no endpoint has the tag {tag}", hint)
-    words = f"no endpoint has {tag}={' or '.join(sorted(wanted))}"
-    if not wanted.isdisjoint(there):
-        raise _wrong(f"{words} and the other tags", "")
-    raise _wrong(words, f"{tag} there: {_some(there)}")
+        hint = did_you_mean(tag, [*tags, *_POSITION_KEYS]) or f"tags there: {_first_names(tags)}"
+        raise _error(f"no endpoint has the tag {tag}", hint)
+    message = f"no endpoint has {tag}={' or '.join(sorted(accepted))}"
+    if not accepted.isdisjoint(values):
+        raise _error(f"{message} and the other tags")
+    raise _error(message, f"{tag} there: {_first_names(values)}")
 
 
 def _as_tag(tag: str, value: Json) -> str:
-    """A tag's value as a hostfile writes it."""
+    """Return a tag's value as a hostfile writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise _wrong(
-        f"{tag}: expected a tag's value or a list of them, got {describe_value(value)}", ""
-    )
+    raise _error(f"{tag}: expected a tag's value or a list of them, got {describe_value(value)}")
 
 
-def _some(names: Mapping[str, object]) -> str:
+def _first_names(names: Mapping[str, object]) -> str:
     listed = list(names)[:8]
     return (", ".join(listed) + (", ..." if len(names) > len(listed) else "")) or "none"
 
 
-def _indexed(found: list[HostEntry], value: Json) -> list[HostEntry]:
-    places: set[int] = set()
-    for place in value if isinstance(value, list) else [value]:
-        if isinstance(place, bool) or not isinstance(place, int):
-            raise _wrong(
-                f"index: expected a whole number, got {describe_value(place)}", "0 is the first"
+def _by_index(selected: list[HostEntry], value: Json) -> list[HostEntry]:
+    indexes: set[int] = set()
+    for index in value if isinstance(value, list) else [value]:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise _error(
+                f"index: expected a whole number, got {describe_value(index)}", "0 is the first"
             )
-        if not -len(found) <= place < len(found):
-            count = "1 endpoint" if len(found) == 1 else f"{len(found)} endpoints"
-            raise _wrong(f"index: there is no endpoint {place} of {count}", "0 is the first")
-        places.add(place % len(found))
-    return [host for number, host in enumerate(found) if number in places]
+        if not -len(selected) <= index < len(selected):
+            count = "1 endpoint" if len(selected) == 1 else f"{len(selected)} endpoints"
+            raise _error(f"index: there is no endpoint {index} of {count}", "0 is the first")
+        indexes.add(index % len(selected))
+    return [selected[index] for index in sorted(indexes)]
 
 
-def _slice_of(value: Json) -> slice:
+def _parse_slice(value: Json) -> slice:
     parts = value.split(":") if isinstance(value, str) else []
     try:
         numbers = [int(part) if part.strip() else None for part in parts]
     except ValueError:
         numbers = []
     if not 2 <= len(numbers) <= 3 or (len(numbers) == 3 and (numbers[2] or 1) < 1):
-        raise _wrong(
+        raise _error(
             f"slice: expected first:last or first:last:step, got {describe_value(value)}",
             'slice: "0:8"',
         )
     return slice(*numbers)
 
 
-def _sampled(found: list[HostEntry], count: Json, seed: Json) -> list[HostEntry]:
+def _sample(selected: list[HostEntry], count: Json, seed: Json) -> list[HostEntry]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise _wrong(
-            f"sample: expected a whole number of at least 1, got {describe_value(count)}", ""
-        )
+        raise _error(f"sample: expected a whole number of at least 1, got {describe_value(count)}")
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise _wrong(f"seed: expected a whole number, got {describe_value(seed)}", "")
-    if count > len(found):
-        raise _wrong(f"sample: {count} wanted, {len(found)} there", "")
+        raise _error(f"seed: expected a whole number, got {describe_value(seed)}")
+    if count > len(selected):
+        raise _error(f"sample: {count} wanted, {len(selected)} there")
 
     def rank(host: HostEntry) -> bytes:
         return blake2b(f"{seed} {host.url}".encode(), digest_size=8).digest()
 
-    chosen = {host.url for host in sorted(found, key=rank)[:count]}
-    return [host for host in found if host.url in chosen]
+    urls = {host.url for host in sorted(selected, key=rank)[:count]}
+    return [host for host in selected if host.url in urls]

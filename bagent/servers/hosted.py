@@ -1,4 +1,4 @@
-"""Addresses and keys of hosted models that do not speak OpenAI's protocol."""
+"""Addresses, keys and settings of Anthropic and Bedrock."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ ANTHROPIC = "https://api.anthropic.com"
 ANTHROPIC_VERSION = "2023-06-01"
 
 AUTO_THREADS = 256
-"""Calls at once to Bedrock where the user names no number; threads start as they are needed."""
+"""Most concurrent calls to Bedrock by default; threads start as they are needed."""
 
 MOST_THREADS = 1024
-"""A thread and a connection for each call: more would only crowd this machine."""
+"""Most threads for Bedrock, one for each call in flight."""
 
 
 def anthropic_base(ref: BackendRef, env: Mapping[str, str]) -> str:
-    """The address below which ``/messages`` is: it ends in ``/v1``, as Anthropic's SDK has it."""
+    """Return the address below which ``/messages`` is; it ends in ``/v1``."""
     base = ref.base or env.get("ANTHROPIC_BASE_URL", "").rstrip("/") or ANTHROPIC
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
 def anthropic_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """The headers of every call, with the key in the form that the address takes.
+    """Return the headers of every call, with the key in the form that the address takes.
 
     Args:
-        key: what the job names, None where it names none.
+        key: the key that the job names, if any.
 
     Raises:
         UsageError: there is no key for Anthropic's own address.
     """
-    given = dict(ref.all_headers)
-    names = {name.lower() for name in given}
+    job_headers = dict(ref.all_headers)
+    names = {name.lower() for name in job_headers}
     headers = {"Content-Type": "application/json", "anthropic-version": ANTHROPIC_VERSION}
     if not names & {"x-api-key", "authorization"}:
         token = key_from_env(env, "ANTHROPIC_AUTH_TOKEN") if key is None else None
-        usual = key_from_env(env, "ANTHROPIC_API_KEY")
-        key = key or usual
-        if token and usual is None:
+        env_key = key_from_env(env, "ANTHROPIC_API_KEY")
+        key = key or env_key
+        if token and env_key is None:
             headers["Authorization"] = f"Bearer {token}"
         elif key:
             headers["x-api-key"] = key
             if anthropic_base(ref, env) != f"{ANTHROPIC}/v1":
-                # vLLM and gateways want the key where OpenAI's clients have it.
+                # vLLM and gateways read the key where OpenAI's clients put it.
                 headers["Authorization"] = f"Bearer {key}"
         elif ref.base is None and not ref.api_key_command:
             raise UsageError(
@@ -61,12 +61,12 @@ def anthropic_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) 
             )
     return {
         **{name: value for name, value in headers.items() if name.lower() not in names},
-        **given,
+        **job_headers,
     }
 
 
 def bedrock_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
-    """Bedrock as an endpoint; its address is for people, boto3 finds it by itself.
+    """Return Bedrock as an endpoint; its address is for messages, boto3 finds its own.
 
     Args:
         key: a Bedrock API key; None signs with AWS credentials.
@@ -76,24 +76,24 @@ def bedrock_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -
     headers = dict(ref.all_headers)
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
-    given = ref.url.options.get("endpoint") if ref.url else None
-    url = given or f"https://bedrock-runtime.{region or 'REGION'}.amazonaws.com"
+    url = ref.url.options.get("endpoint") if ref.url else None
+    url = url or f"https://bedrock-runtime.{region or 'REGION'}.amazonaws.com"
     return Endpoint(name, url, headers=headers, account=name)
 
 
 def bedrock_region(ref: BackendRef, env: Mapping[str, str]) -> str | None:
-    """The region of the job or the environment; None: AWS's own files may tell."""
-    given = ref.url.region if ref.url else None
-    return given or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+    """Return the region of the job or the environment; None leaves it to AWS's own files."""
+    region = ref.url.region if ref.url else None
+    return region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
 
 
 def bedrock_config(job: Job, ref: BackendRef, env: Mapping[str, str]) -> BedrockConfig:
-    """How boto3 is to reach Bedrock, with as many threads as calls may be in flight."""
+    """Return how boto3 reaches Bedrock, with one thread for each call in flight."""
     from bagent.backends.bedrock.backend import BedrockConfig
 
     limits = job.limits
-    wanted = limits.concurrency if limits.per_endpoint == "auto" else limits.per_endpoint
-    threads = AUTO_THREADS if wanted == "auto" else min(int(wanted), MOST_THREADS)
+    limit = limits.concurrency if limits.per_endpoint == "auto" else limits.per_endpoint
+    threads = AUTO_THREADS if limit == "auto" else min(int(limit), MOST_THREADS)
     options = ref.url.options if ref.url else {}
     return BedrockConfig(
         threads=threads,
@@ -106,7 +106,7 @@ def bedrock_config(job: Job, ref: BackendRef, env: Mapping[str, str]) -> Bedrock
 
 
 def check_model(job: Job, ref: BackendRef) -> None:
-    """Refuse ``model: auto`` where an account has many models to choose from.
+    """Refuse ``model: auto`` at providers that serve many models.
 
     Raises:
         JobError: the job names no model.
@@ -117,5 +117,5 @@ def check_model(job: Job, ref: BackendRef) -> None:
 
 
 def host_and_port(base: str) -> str:
-    """``host[:port]`` of an address, without a password."""
+    """Return ``host[:port]`` of an address, without a password."""
     return urlsplit(base).netloc.rpartition("@")[2]

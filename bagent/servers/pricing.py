@@ -1,4 +1,4 @@
-"""What a job's tokens cost, and its budget."""
+"""Prices of a job's tokens and GPU time, and its budget."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 HOSTED = frozenset({"openai", "anthropic", "bedrock"})
-"""Kinds of backends that are never GPUs of the user's own."""
+"""Kinds of backends that never run on the user's own GPUs."""
 
 
 def job_price(job: Job, kind: str, model: str | None) -> Price | None:
-    """The price of the job's tokens: its own, else the known one of a hosted model.
+    """Return the price of the job's tokens: the job's own, else the known one of a hosted model.
 
     Args:
         kind: the backend's kind.
-        model: the model that is asked for.
+        model: the requested model.
     """
     own = job.prices
     if own is not None and own.input is not None and own.output is not None:
@@ -33,40 +33,42 @@ def job_price(job: Job, kind: str, model: str | None) -> Price | None:
         written = own.input if own.cache_write is None else own.cache_write
         prices = (own.input, own.output, cached, written, own.batch)
         return Price(kind, model or "", *prices, source="the job")
-    # A gateway's address may cost anything, whatever it speaks.
+    # Another address, such as a gateway, has prices of its own.
     if model is None or job.backend is None or job.backend.base is not None:
         return None
     price = find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
     if price is None or job.batching.service_tier is None:
         return price
-    # OpenAI takes the price of batches for flex; what other tiers cost no page here says.
+    # OpenAI charges the batch price for flex; the prices of other tiers are not known here.
     return price.in_batches() if job.batching.service_tier == "flex" else None
 
 
 def gpu_hour_price(job: Job, kind: str) -> float | None:
-    """Dollars of a GPU for an hour, where the job's servers may be the user's own; else None."""
+    """Return dollars per GPU hour; None for hosted backends."""
     return None if job.prices is None or kind in HOSTED else job.prices.gpu_hour
 
 
 def job_pricer(
     job: Job, kind: str, model: str | None
 ) -> Callable[[str | None, Usage], float | None] | None:
-    """What a stage is given to tell the cost of a row: by GPU time on GPUs of the user's own that
-    have a price, else by tokens; None where no price is known."""
+    """Return the function that computes the cost of a row; None where no price is known.
+
+    The cost is GPU time where the user's own GPUs have a price, else tokens.
+    """
     hour = gpu_hour_price(job, kind)
     return pricer(job_price(job, kind, model)) if hour is None else gpu_pricer(hour)
 
 
 def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
-    """What run.json keeps of a stage's prices; see :class:`bagent.money.prices.StagePrice`."""
+    """Return a stage's prices for run.json, see :class:`bagent.money.prices.StagePrice`."""
     from bagent.money.prices import StagePrice
 
-    found = StagePrice(stage, job_price(job, kind, model), gpu_hour_price(job, kind))
-    return cast("Json", msgspec.to_builtins(found))
+    stage_prices = StagePrice(stage, job_price(job, kind, model), gpu_hour_price(job, kind))
+    return cast("Json", msgspec.to_builtins(stage_prices))
 
 
 class BudgetGuard:
-    """The budgets of one run: stages with the same budget share it, whatever servers they ask.
+    """Budgets of one run; stages with equal budgets share one, whatever servers they call.
 
     Args:
         on_exhausted: called with a message once a budget is spent.
@@ -74,14 +76,13 @@ class BudgetGuard:
 
     def __init__(self, on_exhausted: Callable[[str], None]) -> None:
         self._on_exhausted = on_exhausted
-        self._spendings: dict[float, BudgetLedger] = {}
+        self._ledgers: dict[float, BudgetLedger] = {}
 
     def wrap(self, backend: Backend, job: Job, kind: str) -> Backend:
-        """The backend, behind the job's budget where it has one, and with the GPUs' time counted
-        where that has a price.
+        """Wrap ``backend`` so that it counts GPU time and respects the job's budget, if any.
 
         Raises:
-            JobError: a budget, and no price of tokens is known for the model.
+            JobError: the job has a budget and no token price is known for the model.
         """
         if gpu_hour_price(job, kind) is not None:
             from bagent.money.gpu_time import GpuTimeBackend
@@ -99,7 +100,7 @@ class BudgetGuard:
             )
         from bagent.money.budget import BudgetedBackend
 
-        spending = self._spendings.get(budget)
-        if spending is None:
-            spending = self._spendings[budget] = BudgetLedger(budget, self._on_exhausted)
-        return BudgetedBackend(backend, price, spending)
+        ledger = self._ledgers.get(budget)
+        if ledger is None:
+            ledger = self._ledgers[budget] = BudgetLedger(budget, self._on_exhausted)
+        return BudgetedBackend(backend, price, ledger)

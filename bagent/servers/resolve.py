@@ -1,4 +1,4 @@
-"""From the job's ``backend`` to addresses that can be sent to, with keys and proxies decided."""
+"""Resolution of a job's ``backend`` or hostfile to endpoints with keys and proxies."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
-"""Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
+"""The user's own engines: no environment proxy, and the prompt describes the schema."""
 
-_USUAL_KEYS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+_KEY_VARIABLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "openai": (("OPENAI_API_KEY",),),
     "anthropic": (("ANTHROPIC_API_KEY",), ("ANTHROPIC_AUTH_TOKEN",)),
     "bedrock": (
@@ -49,30 +49,30 @@ _USUAL_KEYS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "vllm": (("VLLM_API_KEY",),),
 }
-"""The variables that hold the key of a kind of server; the first that are set count."""
+"""The variables that hold the key of each kind of server; the first group that is set counts."""
 
 _OPENAI = "https://api.openai.com/v1"
 
 
 class Servers(msgspec.Struct, frozen=True):
-    """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers.
-
-    ``keys`` is where newer keys come from, None where the key does not change; ``bedrock`` is how
-    Bedrock is reached. ``select`` says which endpoints of a hostfile they are; None: all.
-    """
+    """The endpoints that a run calls, all of one kind."""
 
     endpoints: list[Endpoint]
     kind: str
     simulated: bool = False
     context: int | None = None
+    """Context length of an embedded server."""
     slots: int | None = None
+    """Concurrent requests of an embedded server."""
     keys: KeySource | None = None
+    """Source of newer keys; None where the key does not change."""
     bedrock: BedrockConfig | None = None
     select: Mapping[str, Json] | None = None
+    """Which endpoints of a hostfile these are; None for all."""
 
     @property
     def own(self) -> bool:
-        """Whether these are engines of the user's own, or servers that may be such."""
+        """Whether these are the user's own engines, or may be."""
         return self.kind in OWN_KINDS or self.kind == "compatible"
 
 
@@ -85,12 +85,13 @@ async def open_servers(
     notice: Callable[[str], None],
     run_commands: bool = True,
 ) -> Servers:
-    """The servers that ``job`` names; embedded ones are started, and stop with ``stack``.
+    """Return the servers that ``job`` names; start embedded ones until ``stack`` closes.
 
-    Without ``run_commands`` no ``api_key_command`` is run.
+    Args:
+        run_commands: run the ``api_key_command``, if any.
 
     Raises:
-        UsageError: a key is missing, or the backend is not one that can be spoken to.
+        UsageError: a key is missing, or the backend cannot be called.
         MissingPackage: the embedded server's package is not installed.
         HostfileError: a line of the hostfile is wrong.
     """
@@ -116,28 +117,32 @@ def single_server(
     *,
     run_commands: bool = True,
 ) -> Servers:
-    """The one server at the address of ``ref``, which nothing has to be started for.
+    """Return the one server at the address of ``ref``.
 
     Raises:
-        UsageError: a key or the model is missing, or the address.
+        UsageError: a key, the model or the address is missing.
     """
     check_model(job, ref)
     key = api_key(ref, env, run_commands=run_commands)
     if ref.kind == "bedrock":
-        endpoint, reached = bedrock_endpoint(ref, env, key), bedrock_config(job, ref, env)
-        return Servers([endpoint], ref.kind, keys=_keys(ref, key, notice), bedrock=reached)
+        return Servers(
+            [bedrock_endpoint(ref, env, key)],
+            ref.kind,
+            keys=_key_source(ref, key, notice),
+            bedrock=bedrock_config(job, ref, env),
+        )
     return Servers(
         [make_endpoint(ref, env, key)],
         ref.kind,
         simulated=ref.kind == "sim",
-        keys=_keys(ref, key, notice),
+        keys=_key_source(ref, key, notice),
     )
 
 
-def _keys(
+def _key_source(
     ref: BackendRef | None, key: str | None, notice: Callable[[str], None]
 ) -> KeySource | None:
-    """Where a newer key comes from once this one is refused."""
+    """Return the source of a newer key once this one is refused."""
     if ref is None or not ref.api_key_command or not key:
         return None
     command = ref.api_key_command
@@ -152,14 +157,14 @@ def hostfile_servers(
     *,
     run_commands: bool = True,
 ) -> Servers:
-    """The endpoints of a hostfile: engines of the user's own, reached without any proxy.
+    """Return the endpoints of a hostfile: the user's own engines, called without a proxy.
 
-    Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
+    Headers and key of ``ref`` apply to all; a line's ``api_key_env`` takes precedence.
     """
     key = _fleet_key(ref, env, run_commands=run_commands)
     endpoints = host_endpoints(read_hostfile(path), path, ref, env, key, run_commands=run_commands)
     kind = ref.kind if ref and ref.kind in OWN_KINDS else "vllm"
-    return Servers(endpoints, kind, keys=_keys(ref, key, notice))
+    return Servers(endpoints, kind, keys=_key_source(ref, key, notice))
 
 
 def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
@@ -177,23 +182,23 @@ def host_endpoints(
     *,
     run_commands: bool = True,
 ) -> list[Endpoint]:
-    """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`.
+    """Return the endpoints of ``hosts``, read from ``path``; see :func:`hostfile_servers`.
 
-    ``key`` is the fleet's, where it is known already.
+    Args:
+        key: the fleet's key, where it is known already.
     """
     key = key or _fleet_key(ref, env, run_commands=run_commands)
     endpoints = []
     for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
-        named = host.tags.get("api_key_env")
-        own_key = None if named is None else key_from_env(env, named)
-        if named is not None and own_key is None:
+        variable = host.tags.get("api_key_env")
+        host_key = None if variable is None else key_from_env(env, variable)
+        if variable is not None and host_key is None:
             raise HostfileError(
-                f"the environment variable {named} is not set", at=Position(path, host.line)
+                f"the environment variable {variable} is not set", at=Position(path, host.line)
             )
-        used = own_key or key
-        if used:
-            headers.setdefault("Authorization", f"Bearer {used}")
+        if host_key or key:
+            headers.setdefault("Authorization", f"Bearer {host_key or key}")
         endpoints.append(
             Endpoint(
                 host.name,
@@ -210,7 +215,7 @@ def host_endpoints(
 
 
 def make_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
-    """The one address of ``ref``, with its ``key`` and its proxy decided."""
+    """Return the endpoint of ``ref``, with its ``key`` and its proxy."""
     if ref.kind == "anthropic":
         base, headers = anthropic_base(ref, env), anthropic_headers(ref, env, key)
     else:
@@ -248,14 +253,17 @@ def _base_of(ref: BackendRef, env: Mapping[str, str]) -> str:
 
 
 def key_variables(ref: BackendRef | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables whose values :func:`api_key` and its kin would send to the servers of
-    ``ref``; None stands for a hostfile alone."""
+    """Return the variables that hold the keys for the servers of ``ref``.
+
+    Args:
+        ref: None stands for a hostfile alone.
+    """
     if ref is not None and ref.api_key_env:
         return (ref.api_key_env,)
     if ref is not None and ref.api_key_command:
         return ()
     kind = ref.kind if ref is not None else "vllm"
-    for names in _USUAL_KEYS.get(kind, ()):
+    for names in _KEY_VARIABLES.get(kind, ()):
         if any(env.get(name) for name in names):
             return names
     return ()
@@ -277,10 +285,12 @@ def server_address(ref: BackendRef, env: Mapping[str, str]) -> str:
 
 
 def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = True) -> str | None:
-    """The key that ``ref`` names, or its kind's usual one; None where none is needed.
+    """Return the key that ``ref`` names, or the usual one of its kind; None where none is needed.
 
-    A key is never sent to an address that it was not named for. Without ``run_commands`` the key
-    of an ``api_key_command`` is None too.
+    A key is never sent to an address that it was not named for.
+
+    Args:
+        run_commands: run the ``api_key_command``; else its key is None.
     """
     if ref.api_key_env:
         value = key_from_env(env, ref.api_key_env)
@@ -323,8 +333,8 @@ async def _start_sim(
 ) -> Servers:
     from bagent.sim import parse_sim_url, start_sim
 
-    given = ref.url.text if ref.url else "sim"
-    sim = await stack.enter_async_context(start_sim(parse_sim_url(given)))
+    url = ref.url.text if ref.url else "sim"
+    sim = await stack.enter_async_context(start_sim(parse_sim_url(url)))
     notice(f"simulated engines answer, not a model: {len(sim.urls)} started in this process")
     headers = {"Content-Type": "application/json"}
     endpoints = [
@@ -340,15 +350,15 @@ def resolve_backend(
     env: Mapping[str, str],
     notice: Callable[[str], None] = lambda _: None,
 ) -> Servers:
-    """The server that ``--backend`` names; its key is in the endpoint's headers and nowhere else.
+    """Return the server that ``--backend`` names.
 
     Args:
-        model: what ``--model`` names; hosted models need one.
+        model: the value of ``--model``; hosted backends need one.
         env: the environment, which holds keys.
 
     Raises:
-        UsageError: the name is wrong, a key or the model is missing, or it is a backend that runs
-            inside a command.
+        UsageError: the name is wrong, a key or the model is missing, or the backend runs inside
+            ``bagent run``.
     """
     options = {"backend": backend, "model": model}
     request = JobRequest(
@@ -365,10 +375,10 @@ def resolve_backend(
 
 
 async def check_server(servers: Servers, model: str | None, seconds: float) -> HealthResult:
-    """What is known of the server, proven by a request of one token, within ``seconds``.
+    """Check the one server by a request of one token, within ``seconds``.
 
     Args:
-        model: what to ask for; None: what the server serves.
+        model: the model to request; None takes the one that the server serves.
     """
     (endpoint,) = servers.endpoints
     end = time.monotonic() + seconds
@@ -376,23 +386,24 @@ async def check_server(servers: Servers, model: str | None, seconds: float) -> H
     transport = Transport()
     backend = make_backend(servers.kind, transport, config)
     try:
-        known = await backend.probe(endpoint, seconds)
-        if isinstance(known, Failure):
-            return not_ready(endpoint, known)
+        capabilities = await backend.probe(endpoint, seconds)
+        if isinstance(capabilities, Failure):
+            return not_ready(endpoint, capabilities)
         load = None
-        # Hosted APIs are behind TLS, and tell nothing at other routes.
+        # Hosted APIs are behind TLS, and have no other routes to detect.
         if servers.bedrock is None and (endpoint.own or endpoint.url.startswith("http://")):
-            seconds_left = min(DETECT_SECONDS, end - time.monotonic())
-            more = await detect_capabilities(transport, endpoint, known, seconds_left)
-            known, load = more.capabilities, more.load
-        if not known.engine or known.engine == "unknown":
-            known = msgspec.structs.replace(known, engine=servers.kind)
-        wanted = model or (known.models[0] if len(known.models) == 1 else None)
-        proof = await CompletionProbe(backend).prove(endpoint, wanted, end - time.monotonic())
+            remaining = min(DETECT_SECONDS, end - time.monotonic())
+            detected = await detect_capabilities(transport, endpoint, capabilities, remaining)
+            capabilities, load = detected.capabilities, detected.load
+        if not capabilities.engine or capabilities.engine == "unknown":
+            capabilities = msgspec.structs.replace(capabilities, engine=servers.kind)
+        models = capabilities.models
+        model = model or (models[0] if len(models) == 1 else None)
+        proof = await CompletionProbe(backend).prove(endpoint, model, end - time.monotonic())
         if isinstance(proof, ProbeResult):
             return HealthResult(
-                endpoint, "ready", model=wanted, capabilities=known, load=load, proof=proof
+                endpoint, "ready", model=model, capabilities=capabilities, load=load, proof=proof
             )
-        return msgspec.structs.replace(not_ready(endpoint, proof, known), model=wanted)
+        return msgspec.structs.replace(not_ready(endpoint, proof, capabilities), model=model)
     finally:
         await backend.close()

@@ -1,4 +1,4 @@
-"""The sets of servers that a run asks: one for most jobs, several where stages name their own."""
+"""Sets of servers that a run calls: one for most jobs, several where stages name their own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ from bagent.servers.fleet_factory import EndpointStateFactory
 from bagent.servers.host_selection import select_hosts
 from bagent.servers.pricing import BudgetGuard
 from bagent.servers.resolve import Servers, open_servers
-from bagent.servers.startup_probe import (
-    ModelCheck,
-    RequestedModel,
-    StartupPatience,
-    find_servers,
-)
+from bagent.servers.startup_probe import ModelCheck, RequestedModel, StartupPatience, find_servers
 from bagent.types import FleetStats, Json
 
 if TYPE_CHECKING:
@@ -37,30 +32,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerResolver:
-    """What finding servers needs of the session.
-
-    ``asked`` is done once somebody asks the run to stop; ``note`` tells who waits, ``notice``
-    writes a line for people, ``budgets`` keeps budgets. What is opened stays open until ``stack``
-    is closed.
-    """
+    """Finds the servers of a job and waits until enough of them answer."""
 
     env: Mapping[str, str]
     patience: StartupPatience
     transport: Transport
     stack: AsyncExitStack
+    """Closes what is opened."""
     log_file: Path
-    asked: asyncio.Future[Any]
+    stop_requested: asyncio.Future[Any]
+    """Done once the run should stop."""
     note: Callable[[str], None]
+    """Shows what is waited for."""
     notice: Callable[[str], None]
+    """Takes messages for people."""
     budgets: BudgetGuard
 
     async def find(
         self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None
     ) -> ResolvedServers:
-        """The servers that ``job`` names, once enough of them answer.
+        """Return the servers that ``job`` names, once enough of them answer.
 
         Args:
-            raw: whether a prompt is text without a chat template.
+            raw: whether the prompt is text without a chat template.
             select: which endpoints of the hostfile.
 
         Raises:
@@ -71,41 +65,39 @@ class ServerResolver:
             job, self.env, self.stack, log_file=self.log_file, notice=self.notice
         )
         if select and job.hostfile is not None:
-            chosen = {h.name for h in select_hosts(read_hostfile(job.hostfile.path), select)}
-            kept = [one for one in servers.endpoints if one.name in chosen]
-            servers = msgspec.structs.replace(servers, endpoints=kept, select=select)
-        _check_enough(self.patience.hosts, job, len(servers.endpoints))
+            names = {host.name for host in select_hosts(read_hostfile(job.hostfile.path), select)}
+            endpoints = [endpoint for endpoint in servers.endpoints if endpoint.name in names]
+            servers = msgspec.structs.replace(servers, endpoints=endpoints, select=select)
+        _check_min_hosts(self.patience.hosts, job, len(servers.endpoints))
         backend = self._backend(job, servers, raw)
         self.stack.push_async_callback(backend.close)
-        known = await find_servers(
-            backend,
-            servers.endpoints,
-            self.patience,
-            self.asked,
-            self.note,
+        capabilities = await find_servers(
+            backend, servers.endpoints, self.patience, self.stop_requested, self.note
         )
-        return ResolvedServers(job, servers, backend, known)
+        return ResolvedServers(job, servers, backend, capabilities)
 
-    async def check_models(self, found: ResolvedServers, named: Sequence[RequestedModel]) -> None:
-        """See whether the servers that were found serve the models that the run names.
+    async def check_models(
+        self, resolved: ResolvedServers, models: Sequence[RequestedModel]
+    ) -> None:
+        """Check that the servers serve the models that the run requests.
 
         Raises:
             UsageError: no endpoint serves one of them.
             StoppedEarly: no endpoint lists any model in time.
         """
         check = ModelCheck(
-            found.backend,
-            found.servers.endpoints,
-            found.known,
+            resolved.backend,
+            resolved.servers.endpoints,
+            resolved.capabilities,
             self.patience.seconds,
-            self.asked,
+            self.stop_requested,
             self.note,
         )
-        await check.run(named)
+        await check.run(models)
 
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
-        asked = job.sampling.request_fields()
-        names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
+        sampling = job.sampling.request_fields()
+        names = sampling.keys() - job.sampling.extra.keys() - {"max_tokens"}
         check_supported(servers.kind, names, raw=raw, batching=job.batching.mode)
         config = BackendConfig(
             enforce=job.output.enforce,
@@ -113,37 +105,33 @@ class ServerResolver:
             keys=servers.keys,
             bedrock=servers.bedrock,
         )
-        found = make_backend(servers.kind, self.transport, config, self.notice)
-        return self.budgets.wrap(found, job, servers.kind)
+        backend = make_backend(servers.kind, self.transport, config, self.notice)
+        return self.budgets.wrap(backend, job, servers.kind)
 
 
-def _check_enough(wanted: int, job: Job, count: int) -> None:
-    """Refuse a ``--min-hosts`` that a hostfile of ``count`` endpoints can never reach.
-
-    Raises:
-        UsageError: it asks for more.
-    """
-    if job.hostfile is not None and wanted > count:
-        there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+def _check_min_hosts(min_hosts: int, job: Job, count: int) -> None:
+    """Refuse a ``--min-hosts`` that a hostfile of ``count`` endpoints can never reach."""
+    if job.hostfile is not None and min_hosts > count:
+        endpoints = "1 endpoint is" if count == 1 else f"{count} endpoints are"
         raise UsageError(
-            f"--min-hosts {wanted}: {there} in {job.hostfile.path.name}",
+            f"--min-hosts {min_hosts}: {endpoints} in {job.hostfile.path.name}",
             hint=f"--min-hosts {count} waits for all",
         )
 
 
 @dataclass(frozen=True)
 class ResolvedServers:
-    """Servers that were found, and what they tell of themselves."""
+    """The servers of a job, those that answered with their capabilities by endpoint name."""
 
     job: Job
     servers: Servers
     backend: Backend
-    known: dict[str, Capabilities]
+    capabilities: dict[str, Capabilities]
 
 
 @dataclass(frozen=True)
 class ServerPool:
-    """Servers at work."""
+    """Servers with the fleet that calls them."""
 
     resolved: ResolvedServers
     fleet: Fleet
@@ -151,7 +139,7 @@ class ServerPool:
 
 
 class FleetSet:
-    """The fleets of all sites, for who treats them as one."""
+    """Several fleets that are treated as one."""
 
     def __init__(self, fleets: Sequence[Fleet]) -> None:
         self._fleets = fleets
@@ -165,36 +153,36 @@ class FleetSet:
 
     @property
     def states(self) -> list[EndpointState]:
-        """The endpoints of all, for displays."""
+        """The endpoints of all fleets."""
         return [state for fleet in self._fleets for state in fleet.states]
 
-    def tick(self, left: int | None) -> None:
-        """Look for stalled endpoints and late calls in each; ``left`` rows are still to end."""
+    def tick(self, remaining: int | None) -> None:
+        """Check each fleet for stalled endpoints and late calls; ``remaining`` rows are open."""
         for fleet in self._fleets:
-            fleet.tick(left if len(self._fleets) == 1 else None)
+            fleet.tick(remaining if len(self._fleets) == 1 else None)
 
     def abandon_waiting(self) -> None:
-        """Send nothing more in any of them."""
+        """Send nothing more."""
         for fleet in self._fleets:
             fleet.abandon_waiting()
 
     async def drain(self, seconds: float) -> int:
-        """Drain all at once; returns how many rows were given up."""
+        """Drain all fleets at once; return how many rows were abandoned."""
         return sum(await asyncio.gather(*(fleet.drain(seconds) for fleet in self._fleets)))
 
     def stats(self) -> FleetStats:
-        """All of them, added up."""
-        found = [fleet.stats() for fleet in self._fleets]
-        if len(found) == 1:
-            return found[0]
+        """Return the sums over all fleets."""
+        stats = [fleet.stats() for fleet in self._fleets]
+        if len(stats) == 1:
+            return stats[0]
         return FleetStats(
-            in_flight=sum(one.in_flight for one in found),
-            limit=sum(one.limit for one in found),
-            ready=sum(one.ready for one in found),
-            retrying=sum(one.retrying for one in found),
-            throttled_s=min((one.throttled_s for one in found), default=0.0),
-            endpoints_up=sum(one.endpoints_up for one in found),
-            endpoints=sum(one.endpoints for one in found),
-            throttle_answers=sum(one.throttle_answers for one in found),
-            requests=sum(one.requests for one in found),
+            in_flight=sum(s.in_flight for s in stats),
+            limit=sum(s.limit for s in stats),
+            ready=sum(s.ready for s in stats),
+            retrying=sum(s.retrying for s in stats),
+            throttled_s=min((s.throttled_s for s in stats), default=0.0),
+            endpoints_up=sum(s.endpoints_up for s in stats),
+            endpoints=sum(s.endpoints for s in stats),
+            throttle_answers=sum(s.throttle_answers for s in stats),
+            requests=sum(s.requests for s in stats),
         )

@@ -1,4 +1,4 @@
-"""Which servers answer, before the first call."""
+"""Checks before the first call: which servers answer, and whether they serve the job's models."""
 
 from __future__ import annotations
 
@@ -30,31 +30,35 @@ PROBES_AT_ONCE = 128
 PROBE_SECONDS = 5.0
 
 FIRST_ANSWER_SECONDS = 10.0
-"""How long a run waits for its first endpoint when --wait-hosts does not say."""
+"""How long a run waits for its first endpoint without ``--wait-hosts``."""
 
 GRACE_SECONDS = 0.5
-"""Once enough endpoints answer the others have so long; later ones join while rows run."""
+"""How much longer the others may take once enough endpoints answer; the rest join later."""
 
+MODEL_POLL_SECONDS = 1.0
+"""Between two looks at the model lists of endpoints that serve no model yet."""
+
+SCAN_SECONDS = 1.0
+"""Longest time to look through a batch file for the models that its lines name."""
 
 _UNKNOWN_NAME = re.compile(
     r"name or service not known|nodename nor servname|no address associated", re.IGNORECASE
 )
-"""What the resolver says of a name that there is not; a resolver that does not answer says else."""
+"""The resolver's message for a name that does not exist, unlike that of a silent resolver."""
 
 
 class StartupPatience(msgspec.Struct, frozen=True):
-    """How many endpoints must answer before a run begins, and how many seconds they have.
-
-    ``asked`` says that somebody asked for the wait: then a name may become known meanwhile.
-    """
+    """How long a run waits for its servers before it begins."""
 
     hosts: int = 1
+    """How many endpoints must answer."""
     seconds: float = FIRST_ANSWER_SECONDS
-    asked: bool = False
+    explicit: bool = False
+    """The user asked for the wait, so an unknown name may become known meanwhile."""
 
     def may_recover(self, failure: Failure) -> bool:
-        """Return whether an endpoint that failed so may answer later."""
-        return failure.passing and (self.asked or not _UNKNOWN_NAME.search(failure.message))
+        """Return whether an endpoint with this failure may answer later."""
+        return failure.passing and (self.explicit or not _UNKNOWN_NAME.search(failure.message))
 
 
 async def find_servers(
@@ -64,31 +68,32 @@ async def find_servers(
     stop: asyncio.Future[Any],
     note: Callable[[str], None],
 ) -> dict[str, Capabilities]:
-    """Probe all endpoints in parallel until enough answer; what those are like, by name.
+    """Probe all endpoints in parallel until enough answer; return their capabilities by name.
 
-    Empty where ``stop`` was done first. A run begins on the first that answer: who is not in the
-    result may still be loading.
+    The result is empty where ``stop`` was done first. Endpoints that are not in it may still be
+    loading.
 
     Raises:
-        UsageError: none answers, and no waiting would help: a wrong name, an untrusted certificate.
+        UsageError: none answers, and waiting would not help: a wrong name, an untrusted
+            certificate.
         StoppedEarly: too few answered in time.
     """
-    begun = time.monotonic()
-    wanted = min(patience.hosts, len(endpoints))
-    known: dict[str, Capabilities] = {}
+    start = time.monotonic()
+    required = min(patience.hosts, len(endpoints))
+    capabilities: dict[str, Capabilities] = {}
     while True:
-        missing = [endpoint for endpoint in endpoints if endpoint.name not in known]
-        failures = await _round(backend, missing, known, wanted, stop)
+        silent = [endpoint for endpoint in endpoints if endpoint.name not in capabilities]
+        failures = await _probe_round(backend, silent, capabilities, required, stop)
         if stop.done():
             return {}
-        if len(known) >= wanted:
-            return known
-        waited = time.monotonic() - begun
-        lasting = [one for one in failures if not patience.may_recover(one)]
-        if not known and len(lasting) == len(failures):
-            raise UsageError(lasting[0].message)
+        if len(capabilities) >= required:
+            return capabilities
+        waited = time.monotonic() - start
+        if not capabilities and not any(map(patience.may_recover, failures)):
+            raise UsageError(failures[0].message)
         if waited >= patience.seconds:
-            answer = "no endpoint answers" if not known else f"{len(known)} of {wanted} answer"
+            count = len(capabilities)
+            answer = f"{count} of {required} answer" if count else "no endpoint answers"
             raise StoppedEarly(
                 f"{answer} after {waited:.0f} s: {failures[0].message}",
                 hint="start the server, or wait for it with --wait-hosts 10m",
@@ -97,14 +102,14 @@ async def find_servers(
         await asyncio.wait([stop], timeout=min(1.0, patience.seconds - waited))
 
 
-async def _round(
+async def _probe_round(
     backend: Backend,
     endpoints: Sequence[Endpoint],
-    known: dict[str, Capabilities],
-    wanted: int,
+    capabilities: dict[str, Capabilities],
+    required: int,
     stop: asyncio.Future[Any],
 ) -> list[Failure]:
-    """Probe each of ``endpoints`` once, adding to ``known``; ends early with enough of them."""
+    """Probe each endpoint once, adding to ``capabilities``; end early once enough answered."""
     gate = asyncio.Semaphore(PROBES_AT_ONCE)
     failures: list[Failure] = []
     enough = asyncio.Event()
@@ -113,61 +118,52 @@ async def _round(
         async with gate:
             result = await backend.probe(endpoint, PROBE_SECONDS)
         if isinstance(result, Capabilities):
-            known[endpoint.name] = result
+            capabilities[endpoint.name] = result
         elif result.status is not None:
-            # Somebody is there; what is wrong will be each row's own failure.
-            known[endpoint.name] = Capabilities()
+            # A server answered; what is wrong becomes each row's own failure.
+            capabilities[endpoint.name] = Capabilities()
         else:
             failures.append(result)
-        if len(known) >= wanted:
+        if len(capabilities) >= required:
             enough.set()
 
     tasks = [asyncio.create_task(probe(endpoint)) for endpoint in endpoints]
-    everyone = asyncio.gather(*tasks)
-    full = asyncio.create_task(enough.wait())
-    waits: set[asyncio.Future[Any]] = {everyone, full, stop}
+    all_probes = asyncio.gather(*tasks)
+    enough_answered = asyncio.create_task(enough.wait())
+    events: set[asyncio.Future[Any]] = {all_probes, enough_answered, stop}
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if full.done() and not everyone.done():
-            await asyncio.wait({everyone, stop}, timeout=GRACE_SECONDS)
-        if everyone.done():
-            await everyone  # a fault of ours must not be lost
+        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        if enough_answered.done() and not all_probes.done():
+            await asyncio.wait({all_probes, stop}, timeout=GRACE_SECONDS)
+        if all_probes.done():
+            await all_probes  # raises what a probe raised
     finally:
-        full.cancel()
-        everyone.cancel()
-        await asyncio.gather(everyone, *tasks, full, return_exceptions=True)
+        enough_answered.cancel()
+        all_probes.cancel()
+        await asyncio.gather(all_probes, *tasks, enough_answered, return_exceptions=True)
     return failures
 
 
-SCAN_SECONDS = 1.0
-"""How long the lines of a batch file are looked through for the models that they name."""
-
-ASK_AGAIN = 1.0
-
-Known = dict[str, Capabilities]
-
-
 class RequestedModel(msgspec.Struct, frozen=True):
-    """A model that a run asks for at a route, and where it is named, for people.
-
-    ``endpoint`` is the only one that is asked for it, where a hostfile says so.
-    """
+    """A model that a run requests at a route."""
 
     model: str
     path: str = "/chat/completions"
     where: str = ""
+    """What names the model, as the beginning of a message."""
     at: Position | None = None
     endpoint: str | None = None
+    """The only endpoint that is asked for the model, where a hostfile says so."""
 
 
 class ModelCheck:
-    """Compares the models that are named with those that endpoints list.
+    """Compares the requested models with those that endpoints list.
 
-    A model that is not listed may be an alias: it is asked for with one request of one token.
+    A model that is not listed may be an alias: one request of one token tells.
 
     Args:
-        known: what each endpoint tells, by name.
-        seconds: how long an endpoint is waited for that lists no model at all yet.
+        capabilities: those of each endpoint, by name.
+        seconds: how long to wait for an endpoint that lists no model at all yet.
         stop: done once the run should end.
     """
 
@@ -175,96 +171,97 @@ class ModelCheck:
         self,
         backend: Backend,
         endpoints: Sequence[Endpoint],
-        known: Known,
+        capabilities: dict[str, Capabilities],
         seconds: float,
         stop: asyncio.Future[Any],
         note: Callable[[str], None],
     ) -> None:
         self._backend = backend
-        self._prover = CompletionProbe(backend)
+        self._completion_probe = CompletionProbe(backend)
         self._endpoints = endpoints
-        self._known = known
+        self._capabilities = capabilities
         self._end = time.monotonic() + seconds
         self._stop = stop
         self._note = note
 
-    async def run(self, named: Iterable[RequestedModel]) -> None:
-        """Check each of ``named``.
+    async def run(self, models: Iterable[RequestedModel]) -> None:
+        """Check each of ``models``.
 
         Raises:
             UsageError: no endpoint serves one of them.
             StoppedEarly: no endpoint lists any model in time.
         """
-        for one in named:
+        for model in models:
             while not self._stop.done():
-                failure = await self._refusal(one)
+                failure = await self._refusal(model)
                 if failure is None:
                     break
-                if any(self._listed(endpoint) for endpoint in self._endpoints):
-                    raise self._error(one, failure)
+                if self._listed():
+                    raise self._error(model, failure)
                 await self._wait(failure)
 
-    async def _refusal(self, named: RequestedModel) -> Failure | None:
+    async def _refusal(self, requested: RequestedModel) -> Failure | None:
         """Return why no endpoint serves the model; None where one does, or may."""
         by_list: dict[tuple[str, ...], Endpoint] = {}
         for endpoint in self._endpoints:
-            if named.endpoint not in (None, endpoint.name):
+            if requested.endpoint not in (None, endpoint.name):
                 continue
-            known = self._known.get(endpoint.name)
-            if known is None or not (known.models or known.models_route):
-                return None  # it does not tell
-            if named.model in known.models:
+            capabilities = self._capabilities.get(endpoint.name)
+            if capabilities is None or not (capabilities.models or capabilities.models_route):
+                return None  # it does not list its models
+            if requested.model in capabilities.models:
                 return None
-            by_list.setdefault(known.models, endpoint)
-        settings = CallSettings(model=named.model, sampling={}, extra={})
-        request = Request(settings, b"", path=named.path)
+            by_list.setdefault(capabilities.models, endpoint)
+        settings = CallSettings(model=requested.model, sampling={}, extra={})
+        request = Request(settings, b"", path=requested.path)
         failures = await asyncio.gather(
-            *(self._prover.check(endpoint, request) for endpoint in by_list.values())
+            *(self._completion_probe.check(endpoint, request) for endpoint in by_list.values())
         )
-        refusals = [one for one in failures if one is not None and _refuses(one)]
+        refusals = [failure for failure in failures if failure is not None and _refuses(failure)]
         return refusals[0] if refusals and len(refusals) == len(failures) else None
 
-    def _listed(self, endpoint: Endpoint) -> tuple[str, ...]:
-        known = self._known.get(endpoint.name)
-        return known.models if known is not None else ()
+    def _listed(self) -> list[str]:
+        """Return the models that the endpoints list."""
+        capabilities = (self._capabilities.get(endpoint.name) for endpoint in self._endpoints)
+        return [model for item in capabilities if item is not None for model in item.models]
 
     async def _wait(self, failure: Failure) -> None:
-        """Wait for an endpoint to list a model, and ask all again what they list."""
-        left = self._end - time.monotonic()
-        if left <= 0:
+        """Wait for an endpoint to list a model, then read all lists again."""
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
             raise StoppedEarly(
                 f"no endpoint serves a model yet: {failure.message}",
                 hint="start the model, or wait for it with --wait-hosts 10m",
             )
         self._note(f"waiting for a model: {failure.message}")
-        await asyncio.wait([self._stop], timeout=min(ASK_AGAIN, left))
+        await asyncio.wait([self._stop], timeout=min(MODEL_POLL_SECONDS, remaining))
         probes = (self._backend.probe(endpoint, PROBE_SECONDS) for endpoint in self._endpoints)
-        for endpoint, found in zip(self._endpoints, await asyncio.gather(*probes), strict=True):
-            if isinstance(found, Capabilities):
-                self._known[endpoint.name] = found
+        for endpoint, result in zip(self._endpoints, await asyncio.gather(*probes), strict=True):
+            if isinstance(result, Capabilities):
+                self._capabilities[endpoint.name] = result
 
-    def _error(self, named: RequestedModel, failure: Failure) -> UsageError:
-        listed = [name for one in self._endpoints for name in self._listed(one)]
-        who = named.endpoint or (
-            self._endpoints[0].name if len(self._endpoints) == 1 else "no endpoint"
-        )
-        serves = "serves it" if who == "no endpoint" else "does not serve it"
+    def _error(self, requested: RequestedModel, failure: Failure) -> UsageError:
+        name = requested.endpoint
+        if name is None and len(self._endpoints) == 1:
+            name = self._endpoints[0].name
         if failure.kind == "auth":
-            words, hint = f"{who} refuses the key", "give a key that it takes"
+            message = f"{name or 'no endpoint'} refuses the key"
+            hint = "give a key that it takes"
         else:
-            words = f"{named.where} the model {named.model}, and {who} {serves}"
-            hint = f"--model {listed[0]} asks for what is served"
-        kind = HostfileError if named.endpoint else JobError
-        return kind(f"{words}: {failure.message}", hint=hint, at=named.at)
+            serves = f"{name} does not serve it" if name else "no endpoint serves it"
+            message = f"{requested.where} the model {requested.model}, and {serves}"
+            hint = f"--model {self._listed()[0]} asks for what is served"
+        error_class = HostfileError if requested.endpoint else JobError
+        return error_class(f"{message}: {failure.message}", hint=hint, at=requested.at)
 
 
 def _refuses(failure: Failure) -> bool:
-    """Whether a failure says that the server has no such model, or does not take the key."""
+    """Return whether a server said that it has no such model, or that the key is wrong."""
     return not failure.passing and failure.status is not None and blame_of(failure) is Blame.SERVER
 
 
 def stage_path(kind: str, prompt: Prompt | None) -> str:
-    """Return the route that a stage of ``kind`` asks."""
+    """Return the route of the requests of a stage of ``kind``."""
     if kind == "embed":
         return EMBEDDINGS
     return "/completions" if prompt is not None and prompt.raw else "/chat/completions"
@@ -283,9 +280,9 @@ def hostfile_models(endpoints: Sequence[Endpoint], job: Job, path: str) -> list[
         return []
     at = Position(job.hostfile.path)
     return [
-        RequestedModel(one.tags["model"], path, "the hostfile asks for", at, one.name)
-        for one in endpoints
-        if "model" in one.tags
+        RequestedModel(endpoint.tags["model"], path, "the hostfile asks for", at, endpoint.name)
+        for endpoint in endpoints
+        if "model" in endpoint.tags
     ]
 
 
@@ -304,37 +301,35 @@ _decode = msgspec.json.Decoder(_Line).decode
 def batch_models(paths: Sequence[Path], limit: int | None) -> list[RequestedModel]:
     """Return the models that the lines of batch files name, the most frequent first.
 
-    Lines that cannot be read are passed over, and so is what is not looked at within a second.
+    Skips lines that cannot be read, and what is not reached within a second.
     """
     end = time.monotonic() + SCAN_SECONDS
     counts: Counter[tuple[str, str]] = Counter()
     for path in paths:
         try:
-            _count(lines_of(path), counts, limit, end)
+            _count_models(lines_of(path), counts, limit, end)
         except (OSError, EOFError, ValueError):
             continue
     files = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
     return [
-        RequestedModel(model, route, _lines(count, files))
+        RequestedModel(
+            model,
+            route,
+            f"a line of {files} asks for" if count == 1 else f"{count:,} lines of {files} ask for",
+        )
         for (model, route), count in counts.most_common()
     ]
 
 
-def _lines(count: int, files: str) -> str:
-    if count == 1:
-        return f"a line of {files} asks for"
-    return f"{count:,} lines of {files} ask for"
-
-
-def _count(
+def _count_models(
     lines: Iterable[bytes], counts: Counter[tuple[str, str]], limit: int | None, end: float
 ) -> None:
-    for number, line in enumerate(lines):
+    for number, text in enumerate(lines):
         if number == limit or (number % 256 == 0 and time.monotonic() > end):
             return
         try:
-            found = _decode(line)
+            line = _decode(text)
         except msgspec.DecodeError:
             continue
-        if found.body.model:
-            counts[found.body.model, found.url.removeprefix("/v1")] += 1
+        if line.body.model:
+            counts[line.body.model, line.url.removeprefix("/v1")] += 1

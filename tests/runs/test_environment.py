@@ -37,11 +37,11 @@ OLD = {f"AURORA_SWARM_{name}": value for name, value in ALL.items()}
     ids=["nothing", "blank", "all", "old names", "both names", "zero"],
 )
 def test_settings_are_read_and_old_names_bring_a_notice(env, settings, notices) -> None:
-    said: list[str] = []
-    assert read_environment(env, said.append) == settings
-    assert len(said) == notices
+    messages: list[str] = []
+    assert read_environment(env, messages.append) == settings
+    assert len(messages) == notices
     if env is OLD:
-        assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in said
+        assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in messages
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_slow_reader_of_stdout_gets_every_line_in_order():
         reading = asyncio.create_task(asyncio.to_thread(read))
         for number in range(30_000):
             lines.put(b"%d" % number)
-            await lines.room()
+            await lines.wait_for_room()
         await lines.finish()
         os.close(writer)
         found = await reading

@@ -1,9 +1,8 @@
-"""``bagent run --executor parsl``: the rows in chunks, given to workers that Parsl places.
+"""``bagent run --executor parsl``: the rows in chunks, for workers that Parsl places.
 
-A chunk is a part of the rows (``--shard I/N``) with an owner and a journal of its own in the one
-run directory. Whatever becomes of the worker that has it, what is in its journal is done: a lost
-chunk is given out again and goes on there. So chunks need not be small to lose little; there are a
-few for each worker, that slow ones may have fewer.
+A chunk is a part of the rows (``--shard I/N``) with its own lock and journal in the run directory.
+A lost chunk is submitted again and resumes from its journal, so chunks need not be small. There are
+a few for each worker, so that slow workers get fewer.
 """
 
 from __future__ import annotations
@@ -67,27 +66,28 @@ from bagent.runs.run_store import open_run_dir
 from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, raise_on_signal
 
 PER_SLOT = 4
-"""Chunks for each worker, where there are rows enough."""
+"""Chunks for each worker, where there are enough rows."""
 
 FEW_CHUNKS = 64
-"""More than this only to have one for each worker: every chunk goes through the whole input for its
-part, some 6 microseconds a row where the input cannot be noted (``workers``)."""
+"""Most chunks, unless there are more workers. Each chunk reads the whole input for its part, about
+6 microseconds a row where the input cannot be indexed (``share_input_index``)."""
 
 CHUNK_ROWS = 1000
-"""Rows of a chunk at least, as far as it can be told: starting one takes about a second."""
+"""Fewest rows of a chunk, if their number is known; starting a chunk takes about a second."""
 
 ATTEMPTS = 4
-"""How often in a row a chunk may end without one finished row before it counts as stopped."""
+"""How many times in succession a chunk may end without a finished row before it counts as
+stopped."""
 
 EMPTY_JOBS = 3
-"""Batch jobs that may end without a worker, for each that is wanted."""
+"""Batch jobs that may end without a worker, per requested job."""
 
 TICK_SECONDS = 0.25
 _STOP_SECONDS = 2 * (GRACE_SECONDS + FLUSH_SECONDS)
 
 
 def run_parsl(options: RunOptions, workers: int) -> int:
-    """Run a job in chunks, ``workers`` at once on each node; returns the exit code of the whole.
+    """Run a job in chunks, ``workers`` at once on each node, and return the exit code of the run.
 
     Raises:
         UsageError: something the user wrote is wrong, or cannot be shared; nothing was sent.
@@ -110,13 +110,13 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
         before = count_earlier_codes(prepared)
         at_once = max_concurrent_parts(prepared.job.limits, min(plan.slots, count))
-        parts = [_timed(own, deadline) for own in part_options(prepared, count, at_once)]
+        parts = [_with_deadline(part, deadline) for part in part_options(prepared, count, at_once)]
         progress = make_display(options)
         for text in (*prepared.warnings, *notes):
             progress.note(text)
         run = display_path(prepared.run_dir, options.cwd)
-        words = f"{count} chunks, {at_once} at once {_places(plan)}"
-        progress.start(f"{prepared.job.name}: {words}, results in {run}")
+        summary = f"{count} chunks, {at_once} at once {_location(plan)}"
+        progress.start(f"{prepared.job.name}: {summary}, results in {run}")
         folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
         limits = ParslLimits(at_once, plan, deadline)
         try:
@@ -125,7 +125,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
                 share_input_index(prepared, count) as notes_path,
                 open_pool(plan, run_chunk, folder) as pool,
             ):
-                chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
+                chunks = [Worker(replace(part, notes=notes_path)) for part in parts]
                 ParslCoordinator(prepared, chunks, pool, progress, limits, before).run(signals)
             state = final_state(prepared, chunks, progress, before)
         finally:
@@ -134,7 +134,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
 
 
 def chunk_count(plan: PoolPlan, rows: int | None) -> int:
-    """Into how many chunks to divide ``rows`` (None: nobody knows how many there are)."""
+    """Return into how many chunks to divide ``rows``; None is an unknown number."""
     if plan.chunks is not None:
         return plan.chunks
     most = max(plan.slots, min(plan.slots * PER_SLOT, FEW_CHUNKS))
@@ -142,24 +142,24 @@ def chunk_count(plan: PoolPlan, rows: int | None) -> int:
 
 
 def estimated_rows(rows: RowReader, options: RunOptions) -> int | None:
-    """About how many rows there are, by the size of the input and of the first rows."""
+    """Estimate the number of rows from the size of the input and of the first rows."""
     first = [row.data for row in rows.peek(SAMPLE_ROWS)]
     total = rows.progress()[1]
-    told = [n for n in (options.limit, options.sample) if n is not None]
+    bounds = [n for n in (options.limit, options.sample) if n is not None]
     if total is not None:
         size = sum(len(msgspec.json.encode(data)) for data in first)
-        told.append(int(total * len(first) / size) if size else 0)
-    return min(told) if told else None
+        bounds.append(int(total * len(first) / size) if size else 0)
+    return min(bounds) if bounds else None
 
 
-def _timed(options: RunOptions, deadline: Deadline | None) -> RunOptions:
-    """A chunk follows the batch job it runs in, or the time that the user named."""
+def _with_deadline(options: RunOptions, deadline: Deadline | None) -> RunOptions:
+    """Return the options with the user's deadline; else a chunk follows its own batch job."""
     if deadline is None or options.deadline.strip().lower() == "auto":
         return options
     return replace(options, deadline=f"@{deadline.at:.0f}")
 
 
-def _places(plan: PoolPlan) -> str:
+def _location(plan: PoolPlan) -> str:
     if plan.where == "here":
         return "on this machine"
     nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
@@ -171,19 +171,19 @@ def _places(plan: PoolPlan) -> str:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The signals that come within the block, in a list that grows."""
-    found: list[int] = []
-    before = {n: signal.signal(n, lambda n, _: found.append(n)) for n in STOP_SIGNALS}
+    """Collect the signals of the block in a list, which is yielded first."""
+    received: list[int] = []
+    handlers = {n: signal.signal(n, lambda n, _: received.append(n)) for n in STOP_SIGNALS}
     try:
-        yield found
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True)
 class ParslLimits:
-    """How many chunks may be out at once, where, and until when."""
+    """How many chunks may run at once, where, and until when."""
 
     at_once: int
     plan: PoolPlan
@@ -192,22 +192,22 @@ class ParslLimits:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk on its way: ``worker`` is what is told of it, ``idle`` counts ends without a row."""
+    """A chunk that waits or runs."""
 
     worker: Worker
+    """Its reported state."""
     part: str
     idle: int = 0
+    """Ends in succession without a finished row."""
 
 
 class ParslCoordinator:
-    """Gives chunks to the pool, shows their states as one, stops them; use it once.
+    """Submits chunks to the pool, shows their merged state, stops them. Use it once.
 
     Args:
-        prepared: the job.
-        chunks: what is told of each chunk; filled in.
+        chunks: the state of each chunk, which is updated.
         pool: the workers.
-        progress: where the states are shown.
-        limits: how many at once, where, and until when.
+        progress: shows the state.
         before: the outcomes of earlier starts, by code.
     """
 
@@ -229,72 +229,74 @@ class ParslCoordinator:
         self._folder = pool.folder / "chunks"
         self._env = without_allocation(prepared.options.env)
         self._waiting = deque(_Chunk(c, _part_of(c.options)) for c in chunks)
-        self._flying: dict[Future[Any], _Chunk] = {}
+        self._running: dict[Future[Any], _Chunk] = {}
         self._stopped_at: float | None = None
         self._reason = ""
 
     def run(self, signals: Sequence[int]) -> None:
-        """Until all chunks have ended, or have stopped; ``signals`` grows by those that come."""
+        """Run until all chunks have ended or stopped; ``signals`` grows as they are received."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        passed = 0
-        while self._flying or (self._waiting and self._stopped_at is None):
-            self._send()
-            done, _ = wait(self._flying, TICK_SECONDS, FIRST_COMPLETED)
+        handled = 0
+        while self._running or (self._waiting and self._stopped_at is None):
+            self._submit()
+            done, _ = wait(self._running, TICK_SECONDS, FIRST_COMPLETED)
             for future in done:
-                self._take(self._flying.pop(future), future)
-            for number in signals[passed:]:
-                passed += 1
+                self._handle_end(self._running.pop(future), future)
+            for number in signals[handled:]:
+                handled += 1
                 self._stop(f"got {signal.Signals(number).name}", number)
-            self._look()
-            if self._over():
+            self._poll()
+            if self._is_over():
                 break
-        for chunk in (*self._waiting, *self._flying.values()):
-            self._leave(chunk, signals)
+        for chunk in (*self._waiting, *self._running.values()):
+            self._abandon(chunk, signals)
 
-    def _send(self) -> None:
+    def _submit(self) -> None:
         if self._stopped_at is not None:
             return
-        while self._waiting and len(self._flying) < self._limits.at_once:
+        while self._waiting and len(self._running) < self._limits.at_once:
             chunk = self._waiting.popleft()
-            # What is told of it now is of this time.
+            # Remove the state of an earlier start.
             state_path(self._folder, chunk.part).unlink(missing_ok=True)
-            order = ChunkTask(
+            task = ChunkTask(
                 encode_options(chunk.worker.options),
                 str(self._prepared.run_dir),
                 chunk.part,
                 str(self._folder),
                 self._env,
             )
-            self._flying[self._pool.submit(order)] = chunk
+            self._running[self._pool.submit(task)] = chunk
 
-    def _take(self, chunk: _Chunk, future: Future[Any]) -> None:
-        """A chunk has ended, or its worker has."""
+    def _handle_end(self, chunk: _Chunk, future: Future[Any]) -> None:
+        """Handle the end of a chunk or of its worker."""
         error = future.exception()
         worker = chunk.worker
         if error is None:
-            self._fill(worker, msgspec.json.decode(future.result(), type=ChunkState))
+            self._update(worker, msgspec.json.decode(future.result(), type=ChunkState))
             for text in worker.notes:
                 self._progress.note(text)
             worker.notes.clear()
         elif is_lost(error):
-            self._fill(worker, read_state(self._folder, chunk.part))
+            self._update(worker, read_state(self._folder, chunk.part))
             self._progress.note(f"chunk {chunk.part} was lost: {error}")
             worker.code, worker.reason = EXIT_STOPPED, f"chunk {chunk.part} was lost"
         else:
-            self._fail(worker, f"there are no workers: {_words(error)}")
+            self._fail(worker, f"there are no workers: {_describe(error)}")
         lost = error is not None
         if worker.code is not None and worker.code < 0:
             worker.reason = f"the process of chunk {chunk.part} was killed by {-worker.code}"
             self._progress.note(worker.reason)
             worker.code, lost = EXIT_STOPPED, True
-        if worker.code == EXIT_STOPPED and self._again(chunk, lost=lost):
+        if worker.code == EXIT_STOPPED and self._should_retry(chunk, lost=lost):
             self._waiting.append(chunk)
         elif worker.code in (EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE):
-            self._stop(worker.reason, signal.SIGTERM)  # none can go on from that
+            self._stop(worker.reason, signal.SIGTERM)  # the others would fail in the same way
 
-    def _again(self, chunk: _Chunk, *, lost: bool) -> bool:
-        """Whether a chunk that has stopped is given out again: its node, or its batch job's time,
-        may be what ended and not the run."""
+    def _should_retry(self, chunk: _Chunk, *, lost: bool) -> bool:
+        """Return whether to submit a stopped chunk again.
+
+        Its node, or its batch job's time, may have ended and not the run.
+        """
         if self._stopped_at is not None:
             return False
         state = chunk.worker.state
@@ -302,23 +304,23 @@ class ParslCoordinator:
         own_jobs = self._limits.plan.where in ("slurm", "pbs")
         return (lost or own_jobs) and chunk.idle < ATTEMPTS
 
-    def _fill(self, worker: Worker, told: ChunkState | None) -> None:
-        if told is None:
+    def _update(self, worker: Worker, chunk: ChunkState | None) -> None:
+        if chunk is None:
             return
-        worker.state = told.state or worker.state
-        worker.code, worker.reason, worker.action = told.code, told.reason, told.action
-        worker.notes = list(told.notes)
+        worker.state = chunk.state or worker.state
+        worker.code, worker.reason, worker.action = chunk.code, chunk.reason, chunk.action
+        worker.notes = list(chunk.notes)
 
     def _fail(self, worker: Worker, reason: str) -> None:
         worker.code, worker.reason = EXIT_NEEDS_PERSON, reason
         worker.action = f"look at {display_path(self._pool.folder, self._prepared.options.cwd)}"
 
-    def _look(self) -> None:
-        """Show how far the chunks are, and see whether to stop."""
-        for chunk in self._flying.values():
-            told = read_state(self._folder, chunk.part)
-            if told is not None and told.state is not None:
-                chunk.worker.state = told.state
+    def _poll(self) -> None:
+        """Show the merged state, and check whether to stop."""
+        for chunk in self._running.values():
+            reported = read_state(self._folder, chunk.part)
+            if reported is not None and reported.state is not None:
+                chunk.worker.state = reported.state
         state = merged_state(self._chunks, self._before)
         if state is not None:
             self._progress.update(state)
@@ -329,28 +331,28 @@ class ParslCoordinator:
             self._stop("the deadline is near", signal.SIGUSR1)
         if (self._prepared.run_dir / "stop").exists():
             self._stop(f"{self._prepared.run_dir / 'stop'} is there", signal.SIGUSR1)
-        wanted = EMPTY_JOBS * self._limits.plan.jobs
-        if self._pool.jobs_begun > wanted and not any(self._folder.iterdir()):
-            for chunk in self._flying.values():
-                self._fail(chunk.worker, f"{wanted} batch jobs ended, and no worker came")
+        allowed = EMPTY_JOBS * self._limits.plan.jobs
+        if self._pool.jobs_begun > allowed and not any(self._folder.iterdir()):
+            for chunk in self._running.values():
+                self._fail(chunk.worker, f"{allowed} batch jobs ended, and no worker came")
             self._stop("no worker came", signal.SIGTERM)
 
     def _stop(self, reason: str, number: int) -> None:
-        """Tell all chunks to stop; said again it tells them not to wait for what is sent."""
+        """Tell all chunks to stop; a second call tells them not to wait for requests in flight."""
         if self._stopped_at is None:
             self._stopped_at, self._reason = time.monotonic(), reason
         with signals_path(self._folder).open("a", encoding="ascii") as file:
             file.write(f"{int(number)}\n")
 
-    def _over(self) -> bool:
-        """Whether what is out need not be waited for: it never began, or takes too long to end."""
+    def _is_over(self) -> bool:
+        """Return whether not to wait for running chunks: none began, or they take too long."""
         if self._stopped_at is None:
             return False
-        begun = [c for c in self._flying.values() if read_state(self._folder, c.part) is not None]
+        begun = [c for c in self._running.values() if read_state(self._folder, c.part) is not None]
         return not begun or time.monotonic() - self._stopped_at > _STOP_SECONDS
 
-    def _leave(self, chunk: _Chunk, signals: Sequence[int]) -> None:
-        """A chunk that the end of this run came before."""
+    def _abandon(self, chunk: _Chunk, signals: Sequence[int]) -> None:
+        """Set the end of a chunk that had none when the run ended."""
         worker = chunk.worker
         if worker.code in (None, EXIT_STOPPED):
             hurried = list(signals).count(signal.SIGINT) > 1
@@ -363,6 +365,6 @@ def _part_of(options: RunOptions) -> str:
     return f"{part}-of-{count}"
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join([type(error).__name__, *lines])[:600]

@@ -1,4 +1,4 @@
-"""The states of several processes that share a run, as one."""
+"""Merging of the states of several processes that share a run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MOST_GROUPS = 20
 
 
 def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
-    """Return one state of all ``states``, of which there is at least one.
+    """Merge ``states``, of which there is at least one.
+
+    Counts and speeds are sums. Medians and 99th percentiles are means weighted by the number of
+    rows, since the workers' rows are random parts of the same input and go to the same endpoints.
+    Means and maxima are exact.
 
     Args:
         states: those of the workers.
-        before: the outcomes that were there before any of them began, by code.
-
-    Counts and speeds are sums. The workers' rows are drawn by lot from the same input and go to
-    the same endpoints, so their medians and 99th percentiles are averaged by how many rows stand
-    behind them; means and maxima are exact.
+        before: the outcomes of earlier starts, by code.
     """
     changes = _sum_codes(*(state.changes for state in states))
     totals = Totals.of(_sum_codes(before, changes))
@@ -85,13 +85,13 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
 
 
 def _range(parts: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    known = [part for part in parts if part is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+    ranges = [part for part in parts if part is not None]
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
 
 def _latest(etas: Iterable[float | None]) -> float | None:
-    known = list(etas)
-    return None if None in known else max(eta for eta in known if eta is not None)
+    values = list(etas)
+    return None if None in values else max(eta for eta in values if eta is not None)
 
 
 def _start(parts: Sequence[StartCounts]) -> StartCounts:
@@ -113,7 +113,7 @@ def _sum_codes(*counts: Mapping[int, int]) -> Counter[int]:
 
 
 def _sum_all(values: Iterable[int | None]) -> int | None:
-    """The sum; None where one of the values is not known."""
+    """Return the sum; None where one of the values is unknown."""
     total = 0
     for value in values:
         if value is None:
@@ -123,20 +123,20 @@ def _sum_all(values: Iterable[int | None]) -> int | None:
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for count in counts:
-        found.update(count)
-    return dict(found)
+        total.update(count)
+    return dict(total)
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _count(counts: Sequence[TokenCount]) -> TokenCount:
-    known = [count.total for count in counts if count.total is not None]
-    return TokenCount(sum(known) if known else None, sum(count.unknown for count in counts))
+    totals = [count.total for count in counts if count.total is not None]
+    return TokenCount(sum(totals) if totals else None, sum(count.unknown for count in counts))
 
 
 def _tokens(parts: Sequence[TokenTotals]) -> TokenTotals:
@@ -178,25 +178,23 @@ def _rates(parts: Sequence[Rates]) -> Rates:
 
 
 def _errors(states: Sequence[Snapshot]) -> tuple[tuple[ErrorGroup, ...], int]:
-    """Groups of one pattern become one; the first row is that of the worker named first."""
+    """Merge error groups of equal patterns; the first worker's first row stays."""
     groups: dict[tuple[str, str], ErrorGroup] = {}
     for group in (group for state in states for group in state.errors):
         key = (group.kind, group.pattern)
-        before = groups.get(key)
-        if before is None:
-            groups[key] = group
-        else:
-            groups[key] = _joined(before, group)
+        first = groups.get(key)
+        if first is not None:
+            group = msgspec.structs.replace(
+                first,
+                count=first.count + group.count,
+                endpoints=max(first.endpoints, group.endpoints),
+            )
+        groups[key] = group
     ranked = sorted(groups.values(), key=lambda group: -group.count)
-    rest = sum(group.count for group in ranked[MOST_GROUPS:])
-    other = rest + sum(state.errors_other for state in states)
-    return tuple(ranked[:MOST_GROUPS]), other
-
-
-def _joined(one: ErrorGroup, other: ErrorGroup) -> ErrorGroup:
-    return msgspec.structs.replace(
-        one, count=one.count + other.count, endpoints=max(one.endpoints, other.endpoints)
+    other = sum(group.count for group in ranked[MOST_GROUPS:]) + sum(
+        state.errors_other for state in states
     )
+    return tuple(ranked[:MOST_GROUPS]), other
 
 
 def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
@@ -214,7 +212,7 @@ def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
 
 
 def _feed(parts: Sequence[FeedStats]) -> FeedStats:
-    """Every worker reads the whole input: the slowest one's place is the run's."""
+    """Return the progress of reading; every worker reads the whole input, so the slowest counts."""
     slowest = min(parts, key=lambda part: part.position)
     return FeedStats(
         read=sum(part.read for part in parts),

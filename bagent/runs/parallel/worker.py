@@ -1,4 +1,4 @@
-"""One of several processes that share a run: takes its options on stdin, tells its state."""
+"""A worker process of a run: reads its options from stdin, reports its state on stderr."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bagent.runs.context import RunOptions
 
 
 def encode_options(options: RunOptions) -> bytes:
-    """``options`` as one line, less ``env``: that is inherited."""
+    """Encode ``options`` as one line, without ``env``, which the process inherits."""
     fields = {name: getattr(options, name) for name in options.__dataclass_fields__}
     del fields["env"]
     return msgspec.json.encode(fields, enc_hook=str) + b"\n"
 
 
 def decode_options(line: bytes) -> RunOptions:
-    """What :func:`encode_options` wrote, with the environment of this process."""
+    """Decode the line of :func:`encode_options`, with the environment of this process."""
     fields: dict[str, Any] = msgspec.json.decode(line)
     fields["job"] = None if fields["job"] is None else Path(fields["job"])
     fields |= {name: tuple(fields[name]) for name in ("inputs", "sets")}
@@ -33,10 +33,10 @@ def decode_options(line: bytes) -> RunOptions:
 
 
 class WorkerProgress:
-    """Tells every state as a JSON line: ``{"event": "state", "state": {...}}``.
+    """Reports every state as a JSON line: ``{"event": "state", "state": {...}}``.
 
     Args:
-        out: where lines go; one that is closed ends nothing.
+        out: where lines go; a closed stream is ignored.
     """
 
     interval_s = 0.5
@@ -45,24 +45,24 @@ class WorkerProgress:
         self._out = out
 
     def start(self, header: str) -> None:
-        """Tell what runs."""
-        self._tell({"event": "start", "header": header})
+        """Report the header."""
+        self._write({"event": "start", "header": header})
 
     def update(self, snapshot: Snapshot) -> None:
-        """Tell the newest state."""
-        self._tell({"event": "state", "state": snapshot})
+        """Report the newest state."""
+        self._write({"event": "state", "state": snapshot})
 
     def attach(self, live: Live) -> None:
-        """Do nothing: only states are told."""
+        """Do nothing: only states are reported."""
 
     def note(self, text: str) -> None:
-        """Tell a message for people."""
-        self._tell({"event": "note", "text": text})
+        """Report a message for people."""
+        self._write({"event": "note", "text": text})
 
     def stop(self) -> None:
-        """Do nothing: every line is whole."""
+        """Do nothing: every line is complete."""
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
         if self._out is None:
             return
         try:
@@ -73,14 +73,14 @@ class WorkerProgress:
 
 
 def _end_with_parent() -> None:
-    """Stop in good order once the process that started this one is gone: then stdin ends."""
+    """Stop gracefully when stdin ends, since the parent process has then ended."""
     while sys.stdin.buffer.read(1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
-    """Do the part of a run that the line on stdin names; returns the exit code."""
+    """Run the part that the line on stdin describes; return the exit code."""
     from bagent.runs.execute import run_job
 
     options = decode_options(sys.stdin.buffer.readline())
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     hide_from_children()
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # the thread that waits for stdin would hold the interpreter's end up
+    os._exit(code)  # the thread that reads stdin would block the interpreter's exit

@@ -1,8 +1,8 @@
-"""``bagent run --workers N``: processes of one host that share a run's rows, with one display.
+"""``bagent run --workers N``: processes of one host that share a run's rows and one display.
 
-Each does one part of the rows (``--shard``) and writes journal files of its own in the same run
-directory; tables and the closing words come from the first process, which sends nothing itself.
-Equal requests are known to be equal within one part only.
+Each worker does one part of the rows (``--shard``) and writes its own journal files in the same run
+directory. The parent process sends nothing; it makes the tables and prints the summary. Equal
+requests are deduplicated within one part only.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ from bagent.store.stats import ToolCount, count_tools
 from bagent.store.totals import Totals, run_codes, stage_causes
 
 FEWEST = 3
-"""Parts from which it pays: two read both halves for what the one reading here costs."""
+"""Fewest parts for which a shared index of the input saves time."""
 
 
 @contextmanager
 def share_input_index(prepared: RunContext, parts: int) -> Iterator[str | None]:
-    """Note the input beside the block; gives the file for :attr:`RunOptions.notes`, None if there
-    is nothing to note or nowhere to.
+    """Index the input in a thread during the block; yield the file for :attr:`RunOptions.notes`.
+
+    Yields None where there is nothing to index or the file cannot be written.
 
     Args:
         prepared: the job; its run directory exists.
@@ -88,7 +89,7 @@ def share_input_index(prepared: RunContext, parts: int) -> Iterator[str | None]:
         rows.close()
         yield None
         return
-    thread = threading.Thread(target=_note, args=(rows,), name="input", daemon=True)
+    thread = threading.Thread(target=_index, args=(rows,), name="input", daemon=True)
     thread.start()
     try:
         yield str(path)
@@ -97,29 +98,35 @@ def share_input_index(prepared: RunContext, parts: int) -> Iterator[str | None]:
         thread.join()
 
 
-def _note(rows: RowReader) -> None:
-    # Who reads the rows to send them tells what is wrong with the input.
+def _index(rows: RowReader) -> None:
+    # The workers report errors of the input.
     with contextlib.suppress(BagentError, OSError):
         rows.note_all()
 
 
 STARTS = 3
-"""How often one worker is started: a process that the kernel killed is started again."""
+"""How often a worker is started again after the kernel killed it."""
 
 TICK_SECONDS = 0.25
 _LONGEST_LINE = 16 * 1024 * 1024
-_WORST_FIRST = (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE, EXIT_STOPPED)
+_CODES_WORST_FIRST = (
+    EXIT_INTERRUPTED,
+    EXIT_CANNOT_WRITE,
+    EXIT_NEEDS_PERSON,
+    EXIT_USAGE,
+    EXIT_STOPPED,
+)
 _ERRORS: Mapping[int, type[BagentError]] = {
     EXIT_CANNOT_WRITE: WriteError,
     EXIT_STOPPED: StoppedEarly,
     EXIT_NEEDS_PERSON: NeedsPerson,
 }
-_SHARED = ("concurrency", "per_endpoint", "rpm", "tpm")
+_SHARED_LIMITS = ("concurrency", "per_endpoint", "rpm", "tpm")
 
 
 @dataclass(slots=True)
 class Worker:
-    """One process: its options, what it last told, how it ended."""
+    """One process: its options, its last reported state, how it ended."""
 
     options: RunOptions
     state: Snapshot | None = None
@@ -131,7 +138,7 @@ class Worker:
 
 
 def run_workers(options: RunOptions, count: int) -> int:
-    """Run a job in ``count`` processes; returns the exit code of the whole.
+    """Run a job in ``count`` processes and return the exit code of the run.
 
     Raises:
         UsageError: something the user wrote is wrong, or cannot be shared; nothing was sent.
@@ -151,7 +158,7 @@ def run_workers(options: RunOptions, count: int) -> int:
         progress.start(f"{prepared.job.name}: {len(parts)} processes, results in {run}")
         try:
             with share_input_index(prepared, len(parts)) as notes_path:
-                workers = [Worker(replace(own, notes=notes_path)) for own in parts]
+                workers = [Worker(replace(part, notes=notes_path)) for part in parts]
                 asyncio.run(WorkerPool(workers, progress, before).run())
             state = final_state(prepared, workers, progress, before)
         finally:
@@ -160,33 +167,32 @@ def run_workers(options: RunOptions, count: int) -> int:
 
 
 def max_concurrent_parts(limits: LimitsSpec, count: int) -> int:
-    """How many of ``count`` processes may share these limits: each gets one of each at least."""
+    """Return how many of ``count`` processes can share these limits with at least 1 of each."""
     return min([count, *_shares(limits).values()])
 
 
 def _shares(limits: LimitsSpec) -> dict[str, int]:
-    """The limits that processes share, by job key."""
-    found = {f"limits.{key}": getattr(limits, key) for key in _SHARED}
-    return {key: value for key, value in found.items() if isinstance(value, int)}
+    """Return the limits that processes share, by job key."""
+    values = {f"limits.{key}": getattr(limits, key) for key in _SHARED_LIMITS}
+    return {key: value for key, value in values.items() if isinstance(value, int)}
 
 
 def part_options(prepared: RunContext, count: int, at_once: int | None = None) -> list[RunOptions]:
-    """The options of each part: which rows, and its share of what is limited.
+    """Return the options of each part: its rows and its share of the limits.
 
     Args:
-        prepared: the job.
-        count: how many parts; a limit of less than one for each makes fewer.
-        at_once: how many of them run at the same time; None: all.
+        count: how many parts; fewer where a limit would be less than 1 for each.
+        at_once: how many of them run at the same time; None for all.
     """
     options, limits = prepared.options, prepared.job.limits
     shares = _shares(limits)
-    together = at_once is None
+    all_at_once = at_once is None
     if at_once is None:
         count = at_once = max_concurrent_parts(limits, count)
     budget = limits.budget_usd
-    money = {} if budget is None else {"limits.budget_usd": budget / count}
+    budget_share = {} if budget is None else {"limits.budget_usd": budget / count}
     part, parts = read_shard(options.shard, options.env) or (1, 1)
-    same = replace(
+    common = replace(
         options,
         progress=WORKER,
         tables=False,
@@ -196,15 +202,15 @@ def part_options(prepared: RunContext, count: int, at_once: int | None = None) -
     )
     return [
         replace(
-            same,
-            # Part i of n is, among n times as many, every n-th from i on.
+            common,
+            # Part i of n becomes every n-th of the smaller parts, from i on.
             shard=f"{part + number * parts}/{parts * count}",
             overrides={
                 **options.overrides,
-                **money,
-                # What is over goes to the first ones, where they all run together.
+                **budget_share,
+                # The first parts get the remainder, where all run at once.
                 **{
-                    key: n // at_once + (together and number < n % at_once)
+                    key: n // at_once + (all_at_once and number < n % at_once)
                     for key, n in shares.items()
                 },
             },
@@ -214,29 +220,29 @@ def part_options(prepared: RunContext, count: int, at_once: int | None = None) -
 
 
 def refuse_unshared(prepared: RunContext, option: str = "--workers") -> None:
-    """Refuse what several processes cannot share; ``option`` is what the user typed for them.
+    """Refuse what several processes cannot share; ``option`` is the option that asks for them.
 
     Raises:
-        UsageError: rows from stdin, rows to stdout, or the model of this one process.
+        UsageError: rows from stdin, rows to stdout, or an embedded model.
     """
     backend = prepared.job.backend
     if prepared.piped:
-        words, hint = "rows from stdin cannot be shared", "write them to a file first"
+        reason, hint = "rows from stdin cannot be shared", "write them to a file first"
     elif prepared.options.output == "-":
-        words, hint = "-o - prints one stream", "print them afterwards: bagent results"
+        reason, hint = "-o - prints one stream", "print them afterwards: bagent results"
     elif backend is not None and backend.kind == "local":
-        words, hint = "the local model is one process already", f"leave {option} out"
+        reason, hint = "the local model is one process already", f"leave {option} out"
     else:
         return
-    raise UsageError(f"{option}: {words}", hint=hint)
+    raise UsageError(f"{option}: {reason}", hint=hint)
 
 
 class WorkerPool:
-    """Starts the workers, shows their states as one, passes signals on; use it once.
+    """Starts the workers, shows their merged state, forwards signals. Use it once.
 
     Args:
-        workers: what to start.
-        progress: where the states are shown.
+        workers: the workers to start.
+        progress: shows the state.
         before: the outcomes of earlier starts, by code.
     """
 
@@ -249,26 +255,26 @@ class WorkerPool:
         self._stopping = False
 
     async def run(self) -> None:
-        """Until all workers have ended."""
+        """Run until all workers have ended."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._pass_on, number)
+            loop.add_signal_handler(number, self._forward, number)
         ticker = asyncio.create_task(self._show_forever())
         try:
-            await asyncio.gather(*map(self._keep, self._workers))
+            await asyncio.gather(*map(self._supervise, self._workers))
         finally:
             ticker.cancel()
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
-    async def _keep(self, worker: Worker) -> None:
+    async def _supervise(self, worker: Worker) -> None:
         for _ in range(STARTS):
             await self._run_once(worker)
             if worker.code is None or worker.code >= 0 or self._stopping:
                 break
             self._progress.note(f"a worker was killed by signal {-worker.code}")
         if worker.code in (EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE):
-            self._stop_others()  # what one of them cannot go on from, none can
+            self._stop_others()  # the others would fail in the same way
         if worker.code is not None and worker.code < 0:
             worker.reason = worker.reason or f"a worker was killed by signal {-worker.code}"
             worker.code = EXIT_STOPPED
@@ -281,7 +287,7 @@ class WorkerPool:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+            start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
             limit=_LONGEST_LINE,
         )
         worker.process = process
@@ -295,7 +301,7 @@ class WorkerPool:
         worker.code = await process.wait()
         process.stdin.close()
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         self._stopping = True
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
@@ -303,7 +309,7 @@ class WorkerPool:
 
     def _stop_others(self) -> None:
         if not self._stopping:
-            self._pass_on(STOP_SIGNALS[0])
+            self._forward(STOP_SIGNALS[0])
 
     async def _show_forever(self) -> None:
         while True:
@@ -314,7 +320,7 @@ class WorkerPool:
 
 
 def handle_worker_line(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
-    """Take in a line that a worker wrote on stderr; ``note`` is given words for people."""
+    """Handle a line that a worker wrote to stderr; pass messages for people to ``note``."""
     try:
         event: dict[str, Any] = msgspec.json.decode(line)
         kind = event["event"]
@@ -332,8 +338,10 @@ def handle_worker_line(worker: Worker, line: bytes, note: Callable[[str], None])
 
 
 def count_earlier_codes(prepared: RunContext) -> Counter[int]:
-    """Count the outcomes that earlier starts left, by code; none for a job of several stages,
-    whose workers count them as they meet them."""
+    """Count the outcomes of earlier starts by code.
+
+    Return none for a job of several stages, whose workers count them as they read them.
+    """
     if prepared.stages:
         return Counter()
     return run_codes(prepared.run_dir, None, None, accept=_accepts(prepared))
@@ -344,19 +352,14 @@ def _accepts(prepared: RunContext) -> bool:
 
 
 def merged_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
-    """Return the states that were reported so far as one; None before the first.
-
-    Args:
-        workers: the processes.
-        before: the outcomes of earlier starts, by code.
-    """
+    """Return the merged state of the workers; None before the first report."""
     states = [worker.state for worker in workers if worker.state is not None]
     return merge_snapshots(states, before) if states else None
 
 
 def worst_worker(workers: Sequence[Worker]) -> Worker | None:
-    """The worker whose end stands for the run's; None where all came to their ends."""
-    for code in _WORST_FIRST:
+    """Return the worker whose exit code is the run's; None where all reached their end."""
+    for code in _CODES_WORST_FIRST:
         for worker in workers:
             if worker.code == code:
                 return worker
@@ -366,14 +369,7 @@ def worst_worker(workers: Sequence[Worker]) -> Worker | None:
 def final_state(
     prepared: RunContext, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
 ) -> Snapshot | None:
-    """Show and return the last state, with totals counted from the journal; None: there is none.
-
-    Args:
-        prepared: the job.
-        workers: its processes, which have ended.
-        progress: shows the state.
-        before: the outcomes of earlier starts, by code.
-    """
+    """Show and return the last state, if any, with totals counted from the journal."""
     state = merged_state(workers, before)
     if state is None:
         return None
@@ -399,24 +395,20 @@ def finish(
     progress: Progress,
     state: Snapshot | None,
 ) -> int:
-    """The tables where the run is whole, the closing words; returns the exit code.
+    """Make the tables of a finished run, print the summary, return the exit code.
 
     Args:
-        prepared: the job.
-        workers: its processes, which have ended.
-        progress: takes messages.
-        state: as :func:`final_state` returns it.
+        state: the result of :func:`final_state`.
 
     Raises:
-        BagentError: how a worker ended, where it was for what the user wrote or before any of
-            them had a state to show.
+        BagentError: a worker ended by a usage error, or before any worker reported a state.
     """
-    bad = worst_worker(workers)
-    reason, action = (bad.reason, bad.action) if bad else ("", "")
-    if bad is not None:
-        code = bad.code or EXIT_NEEDS_PERSON
+    worst = worst_worker(workers)
+    reason, action = (worst.reason, worst.action) if worst else ("", "")
+    if worst is not None:
+        code = worst.code or EXIT_NEEDS_PERSON
         if code == EXIT_USAGE:
-            raise UsageError(bad.reason)
+            raise UsageError(worst.reason)
     else:
         code = EXIT_OK if state is None else rows_exit_code(prepared, state, progress.note)
         results = prepared.job.results
@@ -424,8 +416,8 @@ def finish(
             child = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
             if failure := make_tables(child, progress.note):
                 code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
-    if state is None and bad is not None and code in _ERRORS:
-        raise _ERRORS[code](bad.reason, hint=bad.action)
+    if state is None and worst is not None and code in _ERRORS:
+        raise _ERRORS[code](worst.reason, hint=worst.action)
     if state is None:
         return code
     print_summary(prepared, state, code, reason=reason, action=action)
@@ -435,31 +427,30 @@ def finish(
 def _take_back_replaced(
     prepared: RunContext, workers: Sequence[Worker], state: Snapshot, progress: Progress
 ) -> None:
-    """Of the rows that were sent after an earlier start, some may be edited ones of that."""
+    """Take back the earlier outcomes of rows that were edited since."""
     info = RunDir(prepared.run_dir).load()
     if prepared.stages or not state.this_start.done or info is None:
         return
     if len(info.starts) <= len(workers):
         return
-
     take_back_replaced(prepared.run_dir, progress.note)
 
 
 def take_back_replaced(run_dir: Path, report: Report) -> int:
-    """Take back the outcomes of edited rows that are of another part now; returns how many.
+    """Take back the outcomes of edited rows that belong to another part now; return how many.
 
-    A row's part follows from its key, and that changes with its text: the part that has it now
-    does not look into what another one wrote. Each is taken back in the journal it stands in,
-    whose order is sure. Call it once all parts have ended.
+    A row's part follows from its key, which changes with its text, and a part does not read what
+    another part wrote. Each outcome is taken back in its own journal. Call it after all parts
+    have ended.
 
     Raises:
-        OwnedError: a live process has one of the parts.
+        OwnedError: a live process owns one of the parts.
         WriteError: the disk refuses.
     """
-    found: dict[str, list[int]] = defaultdict(list)
+    units_by_part: dict[str, list[int]] = defaultdict(list)
     for line in replaced_lines(open_indexes(run_dir, report), STAGE):
-        found[line.held_by.segment.part].append(line.unit)
-    for part, units in found.items():
+        units_by_part[line.held_by.segment.part].append(line.unit)
+    for part, units in units_by_part.items():
         owner = RunLock.acquire(run_dir, part)
         try:
             journal = Journal.open(
@@ -472,4 +463,4 @@ def take_back_replaced(run_dir: Path, report: Report) -> int:
                 journal.close()
         finally:
             owner.release()
-    return sum(map(len, found.values()))
+    return sum(map(len, units_by_part.values()))
