@@ -1,4 +1,4 @@
-"""Commands that wait for servers, or are servers, and the signals that end them."""
+"""Handling of signals in commands that wait for servers or are servers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def run_interruptible(
     work: Coroutine[Any, Any, T],
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
-    """``asyncio.run``, with a Ctrl-C that is always heard at once.
+    """Run ``work`` as ``asyncio.run`` does, and react to Ctrl-C at once.
 
-    Python's own handler wakes no loop: a signal that comes just before the loop begins to wait is
-    heard when something else happens, which may be the end of a time limit. The handlers of a loop
-    wake it. ``work`` is cancelled by the first Ctrl-C; a second one does not wait for it.
+    Python's own handler does not wake the loop, so a signal just before the loop begins to wait
+    is handled only at the next event. The first Ctrl-C cancels ``work``; a second one does not
+    wait for it.
 
     Raises:
-        KeyboardInterrupt: there was a Ctrl-C.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
-    heard = False
+    interrupted = False
 
-    async def whole() -> T:
+    async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def stop() -> None:
-            nonlocal heard
-            heard = True
+            nonlocal interrupted
+            interrupted = True
             loop.remove_signal_handler(signal.SIGINT)
             if task is not None:
                 task.cancel()
@@ -43,25 +43,24 @@ def run_interruptible(
 
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(whole())
+            return runner.run(main())
     except asyncio.CancelledError:
-        if heard:
+        if interrupted:
             raise KeyboardInterrupt from None
         raise
 
 
 @contextmanager
-def signals_heard(numbers: Sequence[int], heard: Callable[[int], None]) -> Iterator[None]:
-    """Have ``heard`` called in the running loop with each of these signals; main thread only.
+def handle_signals(numbers: Sequence[int], handler: Callable[[int], None]) -> Iterator[None]:
+    """Call ``handler`` in the running loop for each of these signals; main thread only.
 
-    Afterwards they are ignored, for good: what ends is to end with its own exit code. A loop's own
-    handlers would leave a moment in which a signal kills the process. The price: one that comes
-    just before the loop begins to wait is heard when the loop wakes for something else, so it has
-    to have something that it does every second.
+    Afterwards the signals are ignored, so that the process ends with its own exit code; the loop's
+    own handlers would leave a moment in which a signal kills it. A signal just before the loop
+    begins to wait is handled when the loop wakes, so the loop needs an event every second.
     """
     loop = asyncio.get_running_loop()
     for number in numbers:
-        signal.signal(number, lambda which, _: loop.call_soon_threadsafe(heard, which))
+        signal.signal(number, lambda which, _: loop.call_soon_threadsafe(handler, which))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Keeps the keys of this process from the programs that it starts, and from their children.
+"""Protection of this process's keys from the programs that it starts.
 
-A tool or an agent program runs as the same user and knows its parent: on Linux it could read
-``/proc/PPID/environ``, or the parent's memory as a debugger does. Root can read memory in any case.
+A tool or an agent program runs as the same user. On Linux it could read ``/proc/PPID/environ``, or
+the parent's memory as a debugger does. Root can read memory in any case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ORDINARY = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR"}
     | {"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 )
-"""The variables that programs need to run and that hold no secrets, besides ``LC_*``."""
+"""The variables, besides ``LC_*``, that programs need and that hold no secrets."""
 
 _PR_SET_DUMPABLE = 4
 _ENV_START, _ENV_END = 50, 51
@@ -24,11 +24,11 @@ _ENV_START, _ENV_END = 50, 51
 
 
 def hide_from_children() -> None:
-    """Make memory and environment of this process unreadable for others; Linux only.
+    """Make memory and environment of this process unreadable for others, on Linux.
 
-    The process is made undumpable (prctl(2)), so only root may look into it. The values that the
-    kernel shows as its first environment are overwritten, but for harmless variables; the process
-    and what it starts see them as before.
+    The process becomes undumpable (prctl(2)), so only root can read its memory. Values in the
+    kernel's copy of the environment are overwritten, except for harmless variables. The process
+    and its children see them as before.
     """
     with suppress(OSError, AttributeError, ValueError):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -36,7 +36,7 @@ def hide_from_children() -> None:
 
 
 def _overwrite_environment(keep: Callable[[bytes, bytes], None]) -> None:
-    """Overwrite the values at the process's start; ``keep`` gives the C library copies of them."""
+    """Overwrite the initial values; ``keep`` gives the C library copies of them."""
     start, end = _environment_range()
     offset = start
     for entry in ctypes.string_at(start, end - start).split(b"\0"):
@@ -55,10 +55,10 @@ def is_ordinary(name: str) -> bool:
 
 
 def _environment_range() -> tuple[int, int]:
-    """Return where the environment lies, from ``/proc/self/stat``.
+    """Return the address range of the environment, from ``/proc/self/stat``.
 
     Raises:
-        OSError, ValueError: this system does not tell.
+        OSError, ValueError: this system has no such range.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     # The first field after the name, which may hold blanks, is the third.

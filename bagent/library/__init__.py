@@ -1,1 +1,7 @@
-"""How do other programs use bagent? The names that :mod:`bagent` itself offers."""
+"""The Python API, which :mod:`bagent` exports.
+
+run          `run` and `load_job`: run a job from another program
+open_run     `open_run`: read a run during its work or afterwards
+row_values   rows of other programs, pandas, polars and Arrow as JSON lines
+progress     progress in notebooks and on standard error
+"""

@@ -1,4 +1,4 @@
-"""Reading a run from another program, while it goes on or after it."""
+"""Reading of a run from another program, during the run or after it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one (row, stage, answer); a field has the name of its column in ``results``.
+    """The outcome of one (row, stage, answer), with the columns of ``results`` as fields.
 
-    ``output`` is the validated answer as JSON values, ``input`` the input row; both None where
-    there is none. Times are Unix seconds (``*_at``) and milliseconds (``*_ms``); what nobody told
-    is None, never 0.
+    ``output`` is the validated answer as JSON values, ``input`` the input row. Times are Unix
+    seconds (``*_at``) and milliseconds (``*_ms``). An unknown value is None, never 0.
     """
 
     id: Json = None
@@ -66,7 +65,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether there is a valid answer."""
+        """Whether the answer is valid."""
         return self.status == "ok"
 
 
@@ -75,16 +74,16 @@ _TABLES_WITH_ID = ("results", "answers", "attempts", "tool_calls")
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> OpenedRun:
-    """The run that is meant: a directory, else a name under ``./runs``; None: the latest.
+    """Open a run by its directory or its name under ``./runs``; None opens the latest.
 
     Raises:
-        bagent.errors.UsageError: there is none.
+        bagent.errors.UsageError: there is no such run.
     """
     return OpenedRun(find_run(None if run is None else os.fspath(run), Path("runs")))
 
 
 class OpenedRun:
-    """A run to be read; every question is answered from the run as it is then."""
+    """A run that is read; every method reads the current state."""
 
     def __init__(self, directory: RunDir) -> None:
         self._directory = directory
@@ -98,7 +97,7 @@ class OpenedRun:
         return self._directory.path
 
     def summary(self) -> RunSummary:
-        """Return the totals, counts by status and kind, tokens, cost, speed."""
+        """Return totals, counts by status and kind, tokens, cost and speed."""
         from bagent.store.results import summary
 
         return summary(self.path, _warn, self._directory.load_or_report(_warn))
@@ -106,16 +105,16 @@ class OpenedRun:
     def results(
         self, *, statuses: Iterable[str] | None = None, with_input: bool = False
     ) -> Iterator[Result]:
-        """The current results in input order, one at a time, straight from the journal.
+        """Yield the current results in input order, straight from the journal.
 
         Args:
-            statuses: only these.
+            statuses: yield only results of these statuses.
             with_input: read the input again, for :attr:`Result.input`.
         """
         from bagent.store.results import ResultQuery, encode_result, iter_results
         from bagent.store.run_input import find_input
 
-        wanted = ResultQuery(
+        result_query = ResultQuery(
             statuses=None if statuses is None else frozenset(statuses), ordered=True
         )
         info = self._directory.load_or_report(_warn)
@@ -123,14 +122,14 @@ class OpenedRun:
         if with_input and info is not None:
             find = partial(find_input, self._directory, info, report=_warn)
         decoder = msgspec.json.Decoder(Result)
-        for result in iter_results(self.path, wanted, report=_warn, find_input=find):
+        for result in iter_results(self.path, result_query, report=_warn, find_input=find):
             yield decoder.decode(encode_result(result))
 
     def __iter__(self) -> Iterator[Result]:
         return self.results()
 
     def df(self, query: str = "results") -> Any:
-        """A table, a view or what SQL finds, as a pandas DataFrame (needs pandas).
+        """Return a table, a view or the result of SQL as a pandas DataFrame (needs pandas).
 
         Args:
             query: ``results``, ``answers``, ``attempts``, ``tool_calls``, ``endpoints``, a view
@@ -139,27 +138,27 @@ class OpenedRun:
         Raises:
             duckdb.Error: the SQL is wrong.
         """
-        return self._ask(query, "df")
+        return self._query(query, "df")
 
     def pl(self, query: str = "results") -> Any:
-        """As :meth:`df`, as a polars DataFrame (needs polars and pyarrow)."""
-        return self._ask(query, "pl")
+        """Return the same as :meth:`df` as a polars DataFrame (needs polars and pyarrow)."""
+        return self._query(query, "pl")
 
     def arrow(self, query: str = "results") -> Any:
-        """As :meth:`df`, as a pyarrow Table (needs pyarrow)."""
-        return self._ask(query, "to_arrow_table")
+        """Return the same as :meth:`df` as a pyarrow Table (needs pyarrow)."""
+        return self._query(query, "to_arrow_table")
 
     def rows(self, query: str = "results") -> list[dict[str, Any]]:
-        """As :meth:`df`, as dicts; needs no other package."""
+        """Return the same as :meth:`df` as dicts; needs no other package."""
         from bagent.store.query import plain_rows
 
         with self._tables() as connection:
             cursor = connection.execute(_statement(query))
             names = [column[0] for column in cursor.description or []]
-            found = plain_rows(cursor, raw_json=False)
-            return [dict(zip(names, row, strict=True)) for row in found]
+            rows = plain_rows(cursor, raw_json=False)
+            return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _ask(self, query: str, form: str) -> Any:
+    def _query(self, query: str, form: str) -> Any:
         with self._tables() as connection:
             return getattr(connection.sql(_statement(query)), form)()
 
@@ -173,9 +172,9 @@ class OpenedRun:
             yield connection
 
     def _restore_id_type(self, connection: DuckDBPyConnection) -> None:
-        """Make ids numbers again where the rows had numbers: the tables hold them as text.
+        """Turn ids, which tables hold as text, back into numbers where the rows had numbers.
 
-        Then frames join on ``id``. Ids of several kinds stay text.
+        So frames join on ``id``. Ids of several types stay text.
         """
         from bagent.store.results import iter_results
 
@@ -202,5 +201,5 @@ def _statement(query: str) -> str:
     return f"from {query}" if query in TABLES or query in VIEWS else query
 
 
-def _warn(words: str) -> None:
-    warnings.warn(words, stacklevel=3)
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)

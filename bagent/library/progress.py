@@ -1,6 +1,6 @@
-"""What a caller sees of a run that goes on: a line that is renewed in a notebook, else lines.
+"""Progress of a run for its caller: one updated line in a notebook, else lines on stderr.
 
-A notebook is written to through IPython's own display; nothing else need be installed.
+Notebooks are updated by IPython's own display; no other package is needed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from bagent.observe.status_text import one_line
 
 
 class Handle(Protocol):
-    """One output of a cell, as ``IPython.display.display(..., display_id=True)`` gives it."""
+    """The result of ``IPython.display.display(..., display_id=True)``."""
 
     def update(self, obj: Any, **options: Any) -> None:
-        """Show something else in its place."""
+        """Replace the output."""
 
 
 Display = Callable[..., Handle | None]
@@ -28,33 +28,29 @@ Display = Callable[..., Handle | None]
 
 
 def make_progress() -> Callable[[dict[str, Any]], None]:
-    """What shows the states of a run where the caller can see them.
+    """Return the function that shows the states of a run to the caller.
 
-    In a Jupyter notebook one output that is renewed; elsewhere a line on standard error for each.
+    It updates one output in a Jupyter notebook, and prints lines on standard error elsewhere.
     """
     display = notebook_display()
     return _print if display is None else NotebookProgress(display)
 
 
 def notebook_display() -> Display | None:
-    """IPython's ``display`` where a notebook shows what it is given; None: there is no notebook."""
+    """Return IPython's ``display`` in a notebook; None elsewhere."""
     module: Any = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
-    # A terminal's IPython has a shell too, but nothing that could be renewed.
+    # A terminal's IPython has a shell too, but cannot update its output.
     if shell is None or getattr(shell, "kernel", None) is None:
         return None
     from importlib import import_module
 
-    found: Display = import_module("IPython.display").display
-    return found
+    display: Display = import_module("IPython.display").display
+    return display
 
 
 class NotebookProgress:
-    """Shows each state in place of the one before.
-
-    Args:
-        display: as of IPython.
-    """
+    """Shows each state in place of the previous one."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -63,11 +59,11 @@ class NotebookProgress:
     def __call__(self, state: dict[str, Any]) -> None:
         """Show ``state``, the fields of a :class:`bagent.observe.Snapshot`."""
         snapshot = _snapshot(state)
-        words = one_line(snapshot)
+        line = one_line(snapshot)
         share = "" if snapshot.fraction is None else f' value="{snapshot.fraction:.4f}"'
         bundle = {
-            "text/plain": words,
-            "text/html": f'<progress max="1"{share}></progress> {escape(words)}',
+            "text/plain": line,
+            "text/html": f'<progress max="1"{share}></progress> {escape(line)}',
         }
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)

@@ -1,8 +1,7 @@
-"""Rows of another program, also those of pandas, polars and Arrow tables, as lines of JSON.
+"""Rows of other programs, and of pandas, polars and Arrow tables, as JSON lines.
 
-A row is written as a file would hold it: dates and times as ISO 8601, numpy's scalars as plain
-numbers, decimals as the text of their digits, bytes as text. A row that cannot be written becomes a
-line that is read as ``bad_input``, with the name of the column.
+Dates and times become ISO 8601, numpy scalars plain numbers, decimals the text of their digits,
+bytes text. A row that JSON cannot hold becomes a ``bad_input`` row that names the column.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class _BadValue(ValueError):
 
 
 def check_rows(rows: Any) -> None:
-    """Refuse what cannot be rows, before anything is started.
+    """Refuse values that cannot be rows, before the run starts.
 
     Raises:
-        UsageError: it is text, a path or one mapping, or two columns of a table have one name.
+        UsageError: text, a path or a mapping, or a table with two columns of one name.
     """
     if isinstance(rows, str | bytes | Mapping) or hasattr(rows, "__fspath__"):
         hint = 'rows=[{"id": 1, "text": "..."}]; a file: options=["-i", "rows.jsonl"]'
@@ -54,13 +53,13 @@ def check_rows(rows: Any) -> None:
     if not isinstance(rows, Iterable | AsyncIterable) and not _is_table(rows):
         raise UsageError(f"rows are a list of dicts or a table, not {_kind(rows)}")
     names = _columns(rows)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"two columns of the rows have the name {twice[0]!r}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise UsageError(f"two columns of the rows have the name {duplicates[0]!r}")
 
 
 async def row_lines(rows: Rows) -> AsyncIterator[bytes]:
-    """Each row as one line of JSON, without its line end."""
+    """Yield each row as one line of JSON, without a line end."""
     if isinstance(rows, AsyncIterable):
         async for row in rows:
             for line in _lines_of(row):
@@ -72,11 +71,10 @@ async def row_lines(rows: Rows) -> AsyncIterator[bytes]:
 
 
 def encode_row(row: Any, *, drop_null: bool = False) -> bytes:
-    """One row as a line of JSON; what cannot be written becomes a line of bad input.
+    """Encode one row as a line of JSON, or of bad input where JSON cannot hold it.
 
     Args:
-        row: names and values.
-        drop_null: leave out what is None, which in a table says that there is no value.
+        drop_null: leave out fields that are None, which in a table means that there is no value.
     """
     if not isinstance(row, Mapping):
         return unreadable_line(f"a row is a dict, not {_kind(row)}")
@@ -103,7 +101,7 @@ def _encode(data: dict[str, Json]) -> bytes:
 
 
 def _id_of(row: Mapping[Any, Any]) -> Json:
-    """The id of a row that cannot be written, where that itself can."""
+    """Return the id of a row that JSON cannot hold, if JSON can hold the id."""
     for name in ("id", "custom_id"):
         try:
             value = _plain(row.get(name))
@@ -116,8 +114,8 @@ def _id_of(row: Mapping[Any, Any]) -> Json:
 
 def _lines_of(row: Any) -> Iterator[bytes]:
     if _is_table(row):  # such as the record batches of an Arrow reader
-        for one in _table_rows(row):
-            yield encode_row(one, drop_null=True)
+        for table_row in _table_rows(row):
+            yield encode_row(table_row, drop_null=True)
     else:
         yield encode_row(row)
 
@@ -127,7 +125,7 @@ def _each(rows: Any) -> Iterable[Any]:
 
 
 def _is_table(rows: Any) -> bool:
-    """Whether this is a table or a part of one, which none of the packages is imported for."""
+    """Return whether this is a table or a part of one, without importing its package."""
     package = type(rows).__module__.partition(".")[0]
     return any(hasattr(rows, name) for name in _TABLE_METHODS.get(package, ()))
 
@@ -135,7 +133,7 @@ def _is_table(rows: Any) -> bool:
 def _columns(table: Any) -> list[str]:
     if not _is_table(table):
         return []
-    if hasattr(table, "collect"):  # a lazy frame of polars, whose names are its own already
+    if hasattr(table, "collect"):  # a lazy frame of polars has no duplicate names
         return []
     names = table.schema.names if type(table).__module__.startswith("pyarrow") else table.columns
     return [str(name) for name in names]
@@ -148,7 +146,7 @@ def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
         names = [str(name) for name in table.columns]
         for start in range(0, len(table), _TABLE_ROWS):
             part = table.iloc[start : start + _TABLE_ROWS]
-            columns = [part.iloc[:, at].tolist() for at in range(len(names))]
+            columns = [part.iloc[:, index].tolist() for index in range(len(names))]
             values = zip(*columns, strict=True) if columns else repeat((), len(part))
             yield from (dict(zip(names, row, strict=True)) for row in values)
     elif hasattr(table, "iter_rows"):
@@ -162,7 +160,7 @@ def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON; :data:`_MISSING` where there is none.
+    """Convert a value to JSON; :data:`_MISSING` stands for no value.
 
     Raises:
         _BadValue: JSON cannot hold it.
@@ -183,15 +181,15 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ in _NO_VALUE:
         return _MISSING
     if isinstance(value, Mapping):
-        return {str(name): _nested(one) for name, one in value.items()}
+        return {str(name): _nested(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_nested(one) for one in value]
+        return [_nested(item) for item in value]
     return _text(value)
 
 
 def _nested(value: Any) -> Json:
     plain = value if type(value) in _PLAIN else _plain(value)
-    return None if plain is _MISSING else plain  # a list keeps the places of its values
+    return None if plain is _MISSING else plain  # a list keeps the positions of its items
 
 
 def _number(value: float) -> Any:
@@ -202,20 +200,20 @@ def _number(value: float) -> Any:
 
 def _from_numpy(value: Any, kind: str) -> Any:
     if getattr(value, "ndim", 0):
-        return [_nested(one) for one in value]
+        return [_nested(item) for item in value]
     if kind in "mM":
-        if value != value:  # "not a time", as NaN is not a number
+        if value != value:  # NaT
             return _MISSING
         return str(value) if kind == "M" else _text(value.astype("m8[us]").item())
     if kind not in "biufSUO":
         raise _BadValue(f"{_kind(value)} has no form in JSON")
     item = value.item()
-    # An item that is numpy's again (a longdouble) would end nowhere.
+    # The item of a longdouble is a longdouble again.
     return _plain(float(item) if type(item).__module__ == "numpy" else item)
 
 
 def _text(value: Any) -> Any:
-    """What JSON has no type for, as a file would hold it."""
+    """Convert a value of a type that JSON lacks."""
     if isinstance(value, Decimal):
         return decimal_value(value) if not value.is_nan() else _MISSING
     if isinstance(value, datetime):
@@ -231,15 +229,15 @@ def _text(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes_text(bytes(value))
     if isinstance(value, set | frozenset):
-        return sorted((_nested(one) for one in value), key=json.dumps)  # always in one order
+        return sorted((_nested(item) for item in value), key=json.dumps)  # in a stable order
     series = getattr(value, "to_list", None) or getattr(value, "tolist", None)
     if series is not None:
-        return [_nested(one) for one in series()]
+        return [_nested(item) for item in series()]
     if isinstance(value, msgspec.Struct):
         return _nested(msgspec.structs.asdict(value))
     if dataclasses.is_dataclass(value):
-        names = [one.name for one in dataclasses.fields(value)]
-        return {name: _nested(getattr(value, name)) for name in names}
+        fields = dataclasses.fields(value)
+        return {field.name: _nested(getattr(value, field.name)) for field in fields}
     raise _BadValue(f"{_kind(value)} has no form in JSON")
 
 

@@ -1,8 +1,8 @@
-"""Running a job from another program: results come as an iterator, with or without ``async``.
+"""Running of a job from another program; results are an iterator, with or without ``async``.
 
-The work is done by a ``bagent run`` of its own, so that the caller's event loop, signals and memory
-stay the caller's, and a fault of either does not take the other with it. All that holds for
-``bagent run`` holds here: what is finished is in the run directory, and the same call goes on.
+A ``bagent run`` process does the work, which keeps the caller's event loop, signals and memory
+separate from it. As with ``bagent run``, finished rows are in the run directory, and the same call
+resumes the run.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A checked job: its file, the ``dotted.key=value`` texts that were set, and what they say."""
+    """A checked job."""
 
     path: Path
     sets: tuple[str, ...]
+    """The ``dotted.key=value`` texts that were set."""
     spec: Job
 
     def __repr__(self) -> str:
-        # All settings would fill a notebook's screen, and keys may be among them.
+        # All settings would fill the screen, and may hold keys.
         return f"<job {self.spec.name} of {self.path}>"
 
 
@@ -71,10 +72,10 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
 
     Args:
         path: the job file.
-        sets: as of ``--set``: ``limits.concurrency=64``.
+        sets: texts as of ``--set``, such as ``limits.concurrency=64``.
 
     Raises:
-        bagent.errors.JobError: the first fault, with file, line and column.
+        bagent.errors.JobError: the first error, with file, line and column.
     """
     from bagent.job.load import JobRequest
     from bagent.job.load import load_job as load
@@ -88,10 +89,10 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
 
 @contextmanager
 def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Iterator[Path]:
-    """Name the file of a job; a dict gets one in the current folder while the run goes on.
+    """Yield the file of a job; a dict gets a file in the current folder during the run.
 
     Raises:
-        UsageError: the dict holds what a job file cannot, or the folder cannot be written.
+        UsageError: a job file cannot hold the dict, or the folder cannot be written.
     """
     if isinstance(job, LoadedJob):
         yield job.path
@@ -101,10 +102,10 @@ def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Ite
         return
     try:
         text = json.dumps({"name": "job", **job}, indent=1, default=os.fspath, ensure_ascii=False)
-        text.encode()  # refuses what UTF-8 cannot hold
+        text.encode()  # raises where UTF-8 cannot hold it
     except (TypeError, ValueError) as error:
         raise UsageError(f"the job cannot be written as a job file: {error}") from None
-    # In this folder, since the paths of a job start from the folder of its file.
+    # In this folder, since the paths of a job are relative to its file.
     path = Path(f".bagent-{secrets.token_hex(8)}.yaml")
     try:
         write_atomic(path, text, mode=PRIVATE)
@@ -138,25 +139,25 @@ def run(
     options: Sequence[str] = (),
     on_progress: Callable[[dict[str, Any]], None] | Literal["show"] | None = None,
 ) -> Run:
-    """Run a job, or resume it; ``async for``, or a plain ``for``, gives the results.
+    """Run a job, or resume it; iterate the result by ``async for`` or a plain ``for``.
 
-    Nothing happens before the first result is asked for. Use it by ``async with`` (or ``with``)
-    where the loop may be left early: the work stops then, what is in flight is finished and kept.
+    The run starts with the iteration. Use ``async with`` (or ``with``) where the loop may end
+    early: the run then finishes the requests in flight and stops.
 
     Args:
         job: a job file, its keys and values as a dict (paths in it start from the current folder,
             and the run is called ``job`` unless it has a name), or what :func:`bagent.load_job`
             returned.
         rows: the input rows: dicts, or a pandas, polars or Arrow table, whose missing values
-            (NaN, NaT, null) are fields that the row lacks; None takes the job's own input. Dates
-            and times become ISO text, numpy's scalars plain numbers, decimals their digits; a row
+            (NaN, NaT, null) are fields that the row lacks; None reads the job's own input. Dates
+            and times become ISO text, numpy scalars plain numbers, decimals their digits; a row
             with a value that JSON cannot hold becomes ``bad_input`` and names the column.
         name: the run's name under ``./runs``; None takes the job's.
-        ordered: in the order of the input, else as they are finished.
+        ordered: yield results in input order, else as they are finished.
         options: further options of ``bagent run``, such as ``["--limit", "100"]``.
         on_progress: called a few times a minute with the state of the run
-            (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` shows it: in a notebook as a
-            line that is renewed (no widgets needed), elsewhere as lines on standard error.
+            (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` displays it: in a notebook as
+            an updated line (no widgets needed), elsewhere as lines on standard error.
     """
     args = ["-o", "-", "--progress", "json"]
     for text in job.sets if isinstance(job, LoadedJob) else ():
@@ -176,14 +177,14 @@ def run(
 
 
 class Run:
-    """A run that goes on; see :func:`run`.
+    """A run, see :func:`run`.
 
     ``exit_code`` and ``path`` (the run directory) are None until it has ended.
 
     Iterating raises:
-        bagent.errors.BagentError: the run could not be begun, or stopped before its rows ended: the
-            class by the exit code (:class:`UsageError` 2, :class:`WriteError` 74,
-            :class:`StoppedEarly` 75, :class:`NeedsPerson` else). Failed rows are results.
+        bagent.errors.BagentError: the run could not start, or stopped before its rows ended. The
+            class follows from the exit code (:class:`UsageError` 2, :class:`WriteError` 74,
+            :class:`StoppedEarly` 75, else :class:`NeedsPerson`). Failed rows are results.
     """
 
     def __init__(
@@ -199,21 +200,21 @@ class Run:
         self._args = args
         self._rows = rows
         self._on_progress = on_progress
-        self._words: list[str] = []
+        self._messages: list[str] = []
         self._iterator: AsyncIterator[Result] | None = None
         self._blocking: Generator[Result, None, None] | None = None
 
     def __aiter__(self) -> AsyncIterator[Result]:
-        """The results, once; begins the work."""
+        """Start the run and return its results; works once."""
         if self._iterator is not None:
             raise RuntimeError("the results of a run come once; open_run(...) reads them again")
         self._iterator = self._results()
         return self._iterator
 
     def __iter__(self) -> Iterator[Result]:
-        """The results, once, without ``async``; begins the work, in a thread of its own.
+        """Start the run in a thread and return its results; works once.
 
-        So it may be used where an event loop runs already, such as in a notebook.
+        It works where an event loop runs already, such as in a notebook.
         """
         self._blocking = self._in_thread(self.__aiter__())
         return self._blocking
@@ -253,7 +254,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """As :meth:`__aexit__`, for a plain ``for`` loop."""
+        """Do the same as :meth:`__aexit__`, for a plain ``for`` loop."""
         if self._blocking is not None:
             self._blocking.close()
 
@@ -266,7 +267,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the work, if it still goes on, and wait until all is kept."""
+        """Stop the run, if it still runs, and wait for its end."""
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
             await close()
@@ -286,33 +287,33 @@ class Run:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        beside = [asyncio.create_task(self._listen(process))]
+        tasks = [asyncio.create_task(self._listen(process))]
         if self._rows is not None:
-            beside.append(asyncio.create_task(self._feed(process, self._rows)))
+            tasks.append(asyncio.create_task(self._feed(process, self._rows)))
         try:
             assert process.stdout is not None
             decoder = msgspec.json.Decoder(Result)
             async for line in _lines(process.stdout):
                 yield decoder.decode(line)
             await process.wait()
-            await asyncio.gather(*beside)
+            await asyncio.gather(*tasks)
         finally:
-            await self._end(process, beside)
+            await self._end(process, tasks)
 
     async def _end(
-        self, process: asyncio.subprocess.Process, beside: list[asyncio.Task[None]]
+        self, process: asyncio.subprocess.Process, tasks: list[asyncio.Task[None]]
     ) -> None:
-        """Wait for the end, after asking for it where results are left."""
+        """Wait for the end of the process; ask it to stop where it still runs."""
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-            for task in beside[1:]:
+            for task in tasks[1:]:
                 task.cancel()
             assert process.stdout is not None
             while await process.stdout.read(_CHUNK):
-                pass  # a full pipe would keep it from its end
+                pass  # a full pipe would block its end
         self.exit_code = await process.wait()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self, process: asyncio.subprocess.Process, rows: Rows) -> None:
         from bagent.library.row_values import row_lines
@@ -324,9 +325,9 @@ class Run:
                 stdin.write(line + b"\n")
                 await stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
-            return  # it has ended; why is told elsewhere
+            return  # the process has ended; _check raises the reason
         except BaseException:
-            # Rows that break off must not look like rows that end.
+            # Rows that fail must not look like the end of the rows.
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             raise
@@ -334,18 +335,18 @@ class Run:
             stdin.close()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Read what the run says of itself: events as JSON lines, and what went wrong."""
+        """Read the run's stderr: events as JSON lines, and error messages."""
         assert process.stderr is not None
         async for line in _lines(process.stderr):
             try:
                 event = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                self._words.append(line.decode("utf-8", "replace").strip())
+                self._messages.append(line.decode("utf-8", "replace").strip())
                 continue
             kind = event.pop("event", None) if isinstance(event, dict) else None
             if kind == "summary":
                 self.path = Path(event["run"])
-                self._words += [event["ending"]]
+                self._messages += [event["ending"]]
             elif kind in ("progress", "end") and self._on_progress is not None:
                 self._on_progress(event)
 
@@ -353,25 +354,27 @@ class Run:
         code = self.exit_code
         if code in (EXIT_OK, EXIT_ROWS_FAILED):
             return
-        message = self._words[-1] if self._words else f"bagent run ended with exit code {code}"
+        message = (
+            self._messages[-1] if self._messages else f"bagent run ended with exit code {code}"
+        )
         message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
-        if isinstance(self._job, Mapping):  # its file is no more, and nobody named it
+        if isinstance(self._job, Mapping):  # its file was temporary
             message = message.replace(str(job), "job")
         raise _ERRORS.get(code or 0, NeedsPerson)(message)
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length; what is not read yet stays in the pipe."""
-    rest: list[bytes] = []
+    """Yield lines of any length; unread data stays in the pipe."""
+    parts: list[bytes] = []
     while data := await reader.read(_CHUNK):
         head, *others = data.split(b"\n")
-        rest.append(head)
+        parts.append(head)
         if others:
-            yield b"".join(rest)
+            yield b"".join(parts)
             for line in others[:-1]:
                 yield line
-            rest = [others[-1]]
-    if last := b"".join(rest):
+            parts = [others[-1]]
+    if last := b"".join(parts):
         yield last
 
 

@@ -19,7 +19,7 @@ import typer
 
 from bagent.cli import options as opt
 from bagent.errors import EXIT_INTERRUPTED, UsageError
-from bagent.interrupts import signals_heard
+from bagent.interrupts import handle_signals
 
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
@@ -268,7 +268,7 @@ async def _serve(
             hurried.set()
             codes[0] = EXIT_INTERRUPTED if number == signal.SIGINT else 0
 
-    with signals_heard((signal.SIGINT, signal.SIGTERM, *HANG_UP), heard):
+    with handle_signals((signal.SIGINT, signal.SIGTERM, *HANG_UP), heard):
         async with start_proxy(states(endpoints), config, run, _notice, hurried=hurried) as proxy:
             with token_file(run, config, token_env) as file:
                 announce(proxy.url, len(endpoints), config, (token_env, file))
