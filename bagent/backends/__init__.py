@@ -1,1 +1,1 @@
-"""How do I speak to it? One module for each wire protocol, and what they share."""
+"""Wire protocols of model servers: one package for each protocol, and what they share."""

@@ -1,4 +1,4 @@
-"""What the fleet asks of a backend."""
+"""The interface between the fleet and a backend."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
 TOO_LONG = 1 << 40
-"""Stands for the tokens of a prompt that an endpoint does not count because its context is less."""
+"""Token count of a prompt that exceeds the endpoint's context and was not counted."""
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Limits of one request in seconds; None is no limit.
-
-    ``total`` bounds the whole request from its start. ``first_token`` and ``idle`` hold for
-    streamed calls only: until the first piece of an answer, and between two pieces.
-    """
+    """Limits of one request in seconds; None disables a limit."""
 
     connect: float | None = 10.0
     first_token: float | None = 300.0
+    """Until the first token of a streamed call."""
     idle: float | None = 120.0
+    """Between two chunks of a streamed call."""
     total: float | None = 1800.0
+    """The whole request from its start."""
 
 
 class Exchange(msgspec.Struct):
-    """One HTTP request that carried a group of calls, and what came of it.
-
-    ``results`` has one entry per call, in the group's order. ``again`` is True when sending the
-    same calls once more is worth it and costs them no try: a kept-open connection was found
-    closed. ``learned`` is True when the endpoint was seen to want a parameter in another form,
-    and will be asked in that form. ``connected`` is False where no connection could be made,
-    ``cut`` True where the answer broke off.
-    ``limits`` are the account's limits as the answer's headers tell them. Times are Unix seconds.
-    """
+    """One HTTP request that carried a group of calls, and its outcome. Times are Unix seconds."""
 
     results: list[Reply | Failure]
+    """One result per call, in the group's order."""
     sent: float
     first_byte: float | None = None
     first_token: float | None = None
@@ -48,58 +40,63 @@ class Exchange(msgspec.Struct):
     status: int | None = None
     request_id: str | None = None
     again: bool = False
+    """Resend at no cost: a kept-open connection had been closed."""
     learned: bool = False
+    """The endpoint wants another form, which the next request uses."""
     connected: bool = True
+    """False if no connection was made."""
     cut: bool = False
+    """The response was truncated."""
     limits: RateLimits | None = None
+    """The account's limits in the response headers."""
 
 
 class Backend(Protocol):
-    """One provider's wire protocol: requests out, replies in.
+    """A provider's wire protocol: sends requests and parses replies.
 
-    ``send`` never raises for what a server or the network does: that is a
-    :class:`~bagent.types.Failure` in the results. It is cancelled to give a request up.
+    ``send`` does not raise for errors of the server or the network: they are returned as
+    :class:`~bagent.types.Failure`. Cancel it to abandon a request.
     """
 
     def group_key(self, request: Request) -> Hashable | None:
-        """What requests must share to travel in one HTTP request; None goes alone."""
+        """Return what requests must share to travel in one HTTP request; None: never grouped."""
         ...
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """How many calls like this one may share a request to this endpoint, at least 1.
+        """Return how many calls like this one may share a request, at least 1.
 
-        None is not known yet: :meth:`learn` finds out.
+        None means not known yet: call :meth:`learn`.
         """
         ...
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """Find out how the endpoint takes groups of calls like ``samples``; never raises for what
+        """Find out how the endpoint accepts groups of calls like ``samples``. Never raises for what
         a server does."""
         ...
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint came back, maybe as another: what was learned of it no longer holds."""
+        """Discard what was learned of the endpoint: it restarted and may be another server."""
         ...
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send ``group`` (same settings, at least one) as one request and wait for its end."""
+        """Send ``group`` (same settings, at least one call) as one request; return when it ends."""
         ...
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """Ask the endpoint, without a generation, what it serves; within ``seconds``."""
+        """Ask the endpoint what it serves, without a generation, within ``seconds``."""
         ...
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """The tokens of the request's prompt as the endpoint counts them; None: it does not tell,
-        :data:`TOO_LONG`: more than its context.
+        """Return the endpoint's own token count of the prompt, without a generation.
 
-        Nothing is generated for it, and it is over after ``seconds``.
+        None if it does not report one within ``seconds``, :data:`TOO_LONG` if the prompt exceeds
+        its context.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""One address that answers model calls, and what is known of it."""
+"""Server addresses and their capabilities."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ _SECRET_NAME = re.compile(
     r"auth|key|token|secret|cookie|passw|credential|signature|\bsig\b|^code$", re.IGNORECASE
 )
 _CUT = "…"
-"""What ends words that were cut: a secret may have been cut with them."""
+"""Ends truncated text, which may end with a part of a secret."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, eq=False):
-    """One server address.
-
-    ``name`` is what people see and tables hold (``host:port``, or the host of a hosted API);
-    ``url`` is the base to which ``/chat/completions`` is added. ``headers`` carry the key and
-    are never shown. ``proxy`` is decided once, here, and never by the transport. ``account``
-    names what rate limits are counted against. ``own`` is True for engines of the user's own.
-    """
+    """One server address."""
 
     name: str
+    """As shown and stored: ``host:port``, or the host of a hosted API."""
     url: str
+    """Base to which ``/chat/completions`` is added."""
     headers: Mapping[str, str] = _NO_TAGS
+    """Hold the key; never shown."""
     query: Mapping[str, str] = _NO_TAGS
     proxy: str | None = None
+    """Decided when the endpoint is made, not by the transport."""
     ca_file: str | None = None
     account: str = ""
+    """What rate limits are counted against."""
     own: bool = False
+    """An engine of the user's own."""
     tags: Mapping[str, str] = _NO_TAGS
 
     @property
     def root(self) -> str:
-        """The address without the ``/v1`` at its end: where /health, /version, /tokenize are."""
+        """The address without ``/v1``: the base of ``/health``, ``/version`` and ``/tokenize``."""
         return self.url.removesuffix("/v1")
 
     @property
     def weight(self) -> float:
-        """Its share of the work beside others, by its tags; 1 where they say nothing."""
+        """The endpoint's share of the work by its tags, 1 by default."""
         return float(self.tags.get("weight") or self.tags.get("gpus") or 1)
 
     def without_secrets(self, text: str) -> str:
-        """A server's words with the keys that it was sent as ``***``: some servers repeat them.
+        """Replace the endpoint's secrets in ``text`` by ``***``: some servers repeat them.
 
-        Those of headers, of query parameters (as they are, or as URLs write them) and of the
-        proxy; also the beginning of one that was cut with the words.
+        Covers secret headers, query parameters (plain or URL-encoded) and the proxy's password, and
+        prefixes of them where the text was truncated.
         """
         forms = {
             form
@@ -88,7 +88,7 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
 
 
 def _password(login: str) -> str:
-    """The password of ``Basic`` credentials, empty where it is none."""
+    """Return the password of ``Basic`` credentials, empty if they are malformed."""
     try:
         return base64.b64decode(login, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeError):
@@ -96,7 +96,7 @@ def _password(login: str) -> str:
 
 
 def _without_beginning(text: str, secrets: set[str]) -> str:
-    """``text`` without the beginning of a secret at their end."""
+    """Replace the prefix of a secret at the end of ``text``."""
     for secret in secrets:
         for length in range(len(secret) - 1, SHORTEST_SECRET - 1, -1):
             if text.endswith(secret[:length]):
@@ -105,31 +105,27 @@ def _without_beginning(text: str, secrets: set[str]) -> str:
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What an endpoint told of itself; None where it did not tell, or was not asked.
-
-    Attributes:
-        models: the names it serves, its own first.
-        context: the model's context length in tokens, prompt and answer together.
-        version: the server's own word.
-        engine: the server's own word for who it is; ``vllm``, ``sglang``, ``dynamo``,
-            ``llama.cpp`` or ``unknown`` once its routes were looked at.
-        tokenize: ``/tokenize`` takes texts and conversations as vLLM's does.
-        models_route: ``/models`` answers with a list, be it empty.
-        lists: ``/completions`` takes a list of prompts.
-        chat_batch: ``/chat/completions/batch`` is served.
-        metrics: ``/metrics`` holds the load of a known engine.
-        load: a route tells the number of requests that are served.
-        cached_tokens: usage tells how much of a prompt was cached; seen only in answers.
-    """
+    """What an endpoint reported about itself; None where it did not, or was not asked."""
 
     models: tuple[str, ...] = ()
+    """The names it serves, its own first."""
     context: int | None = None
+    """The context length in tokens, prompt and answer together."""
     version: str | None = None
     engine: str | None = None
+    """As the server names itself; ``vllm``, ``sglang``, ``dynamo``, ``llama.cpp`` or ``unknown``
+    once its routes were detected."""
     tokenize: bool | None = None
+    """``/tokenize`` accepts texts and conversations as vLLM's does."""
     models_route: bool | None = None
+    """``/models`` answers with a list, which may be empty."""
     lists: bool | None = None
+    """``/completions`` accepts a list of prompts."""
     chat_batch: bool | None = None
+    """``/chat/completions/batch`` is served."""
     metrics: bool | None = None
+    """``/metrics`` holds the load of a known engine."""
     load: bool | None = None
+    """A route reports the number of requests in service."""
     cached_tokens: bool | None = None
+    """Usage includes cached tokens; known only from answers."""

@@ -1,4 +1,4 @@
-"""API keys that a program prints, and that may be asked for again when they expire."""
+"""API keys from the environment and from key commands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from bagent.errors import UsageError
 
 COMMAND_SECONDS = 60.0
-"""How long a program may take to print a key."""
+"""Limit of a key command."""
 
 
 def key_from_env(env: Mapping[str, str], name: str) -> str | None:
-    """Return the key in the variable ``name``, without blanks and line ends around it.
-
-    None where there is none.
+    """Return the key in the variable ``name``, stripped; None if it is unset or blank.
 
     Raises:
         UsageError: it holds something that no header can carry.
@@ -33,7 +31,7 @@ def key_from_env(env: Mapping[str, str], name: str) -> str | None:
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """What ``command`` prints, without blanks around it; one text is for a shell.
+    """Return the output of ``command``, stripped. A single word is run by a shell.
 
     Raises:
         UsageError: it failed, took too long or printed nothing. Its output is not repeated.
@@ -55,7 +53,7 @@ def run_key_command(command: Sequence[str]) -> str:
 
 
 class KeySource:
-    """A key and the way to a newer one; shared by all calls that are made with it.
+    """A renewable API key, shared by all calls that use it.
 
     Args:
         first: the key to begin with.
@@ -73,10 +71,10 @@ class KeySource:
         self._refused: str | None = None
 
     async def renew(self, refused: str) -> bool:
-        """``refused`` was refused: whether there is another key now.
+        """Get a new key after ``refused`` failed; return whether there is one.
 
-        Of many calls with one expired key the first asks, and the others take what it got. A key
-        that the program keeps printing is asked about once.
+        Of many calls with one expired key the first renews it. A command that prints the refused
+        key again is run only once.
         """
         async with self._lock:
             if self.key != refused:
@@ -98,5 +96,5 @@ class KeySource:
 
 
 def replace_key(headers: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """``headers`` with ``new`` in place of ``old`` wherever that stands."""
+    """Return ``headers`` with ``old`` replaced by ``new``."""
     return {name: value.replace(old, new) if old else value for name, value in headers.items()}

@@ -1,7 +1,7 @@
-"""Chat messages in OpenAI form as turns of user and assistant, for providers that want these.
+"""Conversion of OpenAI chat messages to alternating turns, for Anthropic and Amazon Bedrock.
 
-Anthropic and Amazon Bedrock take system text apart, user and assistant by turns, and the results
-of all tool calls of one turn in one user message.
+Both take system text separately, alternate user and assistant, and want the results of all tool
+calls of a turn in one user message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagent.types import Json, Message, Reply
 _NO_ID = re.compile(r"[^A-Za-z0-9_-]")
 _BEGINNING, _NO_RESULT = ".", "(no result)"
 MAX_ID_LENGTH = 64
-"""What both providers take as the id of a tool call: these characters, so many of them."""
+"""Limit of both providers for the id of a tool call."""
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,(.*)", re.DOTALL)
 
@@ -30,7 +30,7 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class ImagePart(msgspec.Struct, frozen=True):
-    """An image: base64 ``data`` of ``media_type``, or where neither is known its ``url``."""
+    """An image: base64 ``data`` of ``media_type``, or else its ``url``."""
 
     media_type: str = ""
     data: str = ""
@@ -46,7 +46,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 class ToolResultPart(msgspec.Struct, frozen=True):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     id: str
     parts: tuple[TextPart | ImagePart, ...]
@@ -54,7 +54,7 @@ class ToolResultPart(msgspec.Struct, frozen=True):
 
 
 class ProviderBlocks(msgspec.Struct, frozen=True):
-    """A block in the provider's own form, given back unchanged."""
+    """A block in the provider's own form, sent back unchanged."""
 
     block: dict[str, Json]
 
@@ -63,23 +63,23 @@ Part = TextPart | ImagePart | ToolUse | ToolResultPart | ProviderBlocks
 
 
 class ChatTurn(msgspec.Struct):
-    """Everything that one side said in a row; ``role`` is ``user`` or ``assistant``."""
+    """Consecutive messages of one side; ``role`` is ``user`` or ``assistant``."""
 
     role: str
     parts: list[Part]
 
 
 class ChatMessages(msgspec.Struct):
-    """A conversation: its system texts in order, and its turns, which alternate."""
+    """A conversation: its system texts in order, and its alternating turns."""
 
     system: list[str]
     turns: list[ChatTurn]
 
 
 def assistant_message(reply: Reply) -> Message:
-    """The message with which a conversation goes on after ``reply``, with its tool calls.
+    """Return the message that continues a conversation after ``reply``.
 
-    What the provider wants back unchanged, such as thinking with its signature, is in it.
+    It holds the tool calls and what the provider wants back unchanged, such as signed thinking.
     """
     message: Message = {"role": "assistant", "content": reply.text or "", **(reply.message or {})}
     if reply.tool_calls:
@@ -97,10 +97,10 @@ def assistant_message(reply: Reply) -> Message:
 
 
 def read_conversation(messages: Sequence[Message], *, typed: bool | None = None) -> ChatMessages:
-    """System texts and alternating turns of ``messages``; blank texts are left out.
+    """Return the system texts and the alternating turns of ``messages``, without blank texts.
 
-    The user begins, ids of tool calls are unique, and each call has its result at the beginning of
-    the turn after it: whatever server or file the conversation comes from.
+    The result begins with the user, has unique ids of tool calls, and answers each call at the
+    beginning of the next turn, whatever server or file the messages come from.
 
     Args:
         typed: whether the provider's own blocks name their ``type``, as Anthropic's do and
@@ -131,7 +131,7 @@ def read_conversation(messages: Sequence[Message], *, typed: bool | None = None)
 
 
 def _pair(turns: list[ChatTurn]) -> None:
-    """Give calls ids of their own, and each its result where the provider looks for it."""
+    """Make the ids of calls unique and give each call its result."""
     used: set[str] = set()
     calls: list[ToolUse] = []
     original_ids: list[str] = []
@@ -162,7 +162,7 @@ def _new_id(original: str, used: set[str]) -> str:
 
 
 def _id_of(block: dict[str, Json]) -> str:
-    """The id of a call in a provider's own form, empty where the block is none."""
+    """Return the id of a call in a provider's own form, empty if the block is no call."""
     used = block.get("toolUse")
     if isinstance(used, dict):
         return str(used.get("toolUseId") or "")
@@ -170,8 +170,10 @@ def _id_of(block: dict[str, Json]) -> str:
 
 
 def _with_results(parts: list[Part], calls: list[ToolUse], original_ids: list[str]) -> list[Part]:
-    """The parts of a user's turn after calls were asked for, whose ids were ``original_ids``: the
-    results first, one for each call. A result that nobody asked for is told as text."""
+    """Return a user's parts with the results of ``calls`` first, one for each.
+
+    Results name the calls by their ``original_ids``. One that matches no call becomes text.
+    """
     results: list[Part] = []
     others: list[Part] = []
     unanswered = list(zip(original_ids, calls, strict=True))
@@ -219,7 +221,7 @@ def _is_own(blocks: list[Json], typed: bool | None) -> bool:
 
 
 def _arguments(raw: Json) -> dict[str, Json]:
-    """The arguments as an object: text that is none was the model's mistake, and stays visible."""
+    """Return the arguments as an object; text that is none is the model's error and kept."""
     if isinstance(raw, str):
         try:
             value = decode_json(raw) if raw.strip() else {}

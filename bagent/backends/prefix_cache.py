@@ -1,8 +1,8 @@
-"""Which beginning of a stage's prompts is the same for all rows: what is worth caching.
+"""Detection of prompt prefixes that all rows of a stage share, for explicit prompt caches.
 
-Providers with explicit prompt caches bill a marked prefix 1.25 times when it is written, 0.1 times
-when it is read, and ignore marks on prefixes below a minimum of 1,024 to 4,096 tokens without an
-error. Source: Anthropic's and Amazon Bedrock's documentation of prompt caching.
+Providers bill a marked prefix 1.25 times when it is written and 0.1 times when it is read. They
+ignore marks on prefixes below a minimum of 1,024 to 4,096 tokens. Source: Anthropic's and Amazon
+Bedrock's documentation of prompt caching.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import msgspec
 
 MIN_CHARS = 3500
-"""Shorter prefixes are below the minimum of every model: 1,024 tokens of English text."""
+"""Shorter prefixes are below every model's minimum: 1,024 tokens of English text."""
 
 MIN_USER_CHARS = 1000
-"""A user prefix gets a mark of its own from so many characters on."""
+"""Minimal length of a user prefix with a mark of its own."""
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Where marks go: after the system text, and after so many characters of the first user text
-    (0 for none)."""
+    """Positions of cache marks in a prompt."""
 
     system: bool = False
+    """Whether to mark the end of the system text."""
     user: int = 0
+    """Characters of the first user text before a mark, 0 for none."""
 
 
 class SharedPrefix:
-    """Compares the prompts of one stage as they go out; the memory is one prompt."""
+    """Compares the prompts of one stage as they are sent; keeps one prompt in memory."""
 
     def __init__(self) -> None:
         self._system: str | None = None
@@ -34,10 +35,10 @@ class SharedPrefix:
         self._rows = 0
 
     def look(self, fixed: int, system: str, user: str) -> Marks:
-        """The marks for a prompt whose tools have ``fixed`` characters.
+        """Return the marks for a prompt whose tools have ``fixed`` characters.
 
-        A system text is taken as shared until another one is seen; a beginning of the user text
-        once two rows have it.
+        A system text counts as shared until another one is seen, the beginning of a user text once
+        two rows have it.
         """
         self._same_system &= self._system is None or self._system == system
         self._system = system
@@ -58,7 +59,7 @@ class SharedPrefix:
 
     @staticmethod
     def _cut(shared: str, user: str) -> str:
-        """The shared beginning up to a place where words end, and less than the whole text."""
+        """Return the shared beginning up to the end of a word, shorter than the whole text."""
         if len(shared) == len(user):
             shared = shared[:-1]
         end = max(shared.rfind("\n"), shared.rfind(" "))
@@ -67,7 +68,7 @@ class SharedPrefix:
 
 
 def _equal(first: str, second: str) -> int:
-    """How many characters both begin with, found by halving: no loop over characters."""
+    """Return the length of the common beginning, by bisection."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

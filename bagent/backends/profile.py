@@ -1,4 +1,4 @@
-"""How each endpoint wants its requests, found out from its refusals."""
+"""What each endpoint accepts, learned from its responses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _NOT_TAKEN = re.compile(
     re.IGNORECASE,
 )
 _DROPPED = ("top_k", "top_p", "temperature", "seed", "presence_penalty", "frequency_penalty")
-"""Sampling that a model may refuse to be told: reasoning models set their own. Of two that exclude
-each other the first goes."""
+"""Sampling parameters that reasoning models may refuse. Of two exclusive ones the first is dropped.
+"""
 
 _NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
 
@@ -42,25 +42,24 @@ Lesson = tuple[str, str | None, bytes | None, bool]
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of a request; see :class:`bagent.backends.openai.chat.BodyWriter`.
-
-    ``without`` names sampling parameters that are left out, ``hints`` how returning conversations
-    are put forward. ``strict`` False asks for no strict mode of schemas and tools.
-    """
+    """The form of a request; see :class:`bagent.backends.openai.chat.BodyWriter`."""
 
     native_schema: bool = True
     completion_limit: str = "max_tokens"
     stream: bool = True
     without: frozenset[str] = frozenset()
+    """Sampling parameters that are not sent."""
     hints: str = ""
+    """How the priority of returning conversations is sent."""
     strict: bool = True
+    """Whether to use the strict mode of schemas and tools."""
 
 
 DEFAULT_FORM = Form()
 
 
 class EndpointForms:
-    """The form that each endpoint takes.
+    """The request form that each endpoint accepts.
 
     Args:
         enforce: with ``auto`` a refused ``response_format`` is left out from then on.
@@ -73,15 +72,15 @@ class EndpointForms:
         self._forms: dict[Lesson, Form] = {}
 
     def of(self, endpoint: Endpoint, request: Request) -> Form:
-        """The form for such a request to the endpoint."""
+        """Return the form for such a request to the endpoint."""
         return self._forms.get(_lesson_key(endpoint, request), DEFAULT_FORM)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint in the usual form again."""
+        """Return to the default form for the endpoint."""
         self._forms = {key: form for key, form in self._forms.items() if key[0] != endpoint.name}
 
     def learn(self, endpoint: Endpoint, request: Request, failure: Failure, used: Form) -> bool:
-        """Whether the refusal taught how to ask better; then the next request does."""
+        """Adapt the form to a refusal; return whether a retry may succeed."""
         if failure.kind != "rejected" or failure.status not in (400, 415, 422, 501):
             return False
         message = failure.message
@@ -127,7 +126,7 @@ def _asks_strictly(request: Request, used: Form) -> bool:
 
 
 def _refused_name(request: Request, message: str, used: Form) -> str | None:
-    """The sampling parameter of the job that the server refuses to be told."""
+    """Return the sampling parameter that the server refuses."""
     if request.body is not None or not _NOT_TAKEN.search(message):
         return None
     sampling = request.settings.sampling
@@ -139,8 +138,8 @@ def _refused_name(request: Request, message: str, used: Form) -> str | None:
 
 
 def _lesson_key(endpoint: Endpoint, request: Request) -> Lesson:
-    """What a lesson holds for: an endpoint may refuse one schema, a schema beside tools that may be
-    called, or one model's parameter."""
+    """Return the scope of a lesson: an endpoint may refuse one schema, a schema beside callable
+    tools, or one model's parameter."""
     output = request.settings.output
     calls = output is not None and bool(request.settings.tools) and request.tool_choice != "none"
     return endpoint.name, request.settings.model, output.document if output else None, calls
@@ -148,10 +147,10 @@ def _lesson_key(endpoint: Endpoint, request: Request) -> Lesson:
 
 Hints = dict[str, str]
 BY_ENGINE: Hints = {"vllm": "lower", "bagent-sim": "lower", "nvidia": "nvext"}
-"""How engines, as ``/models`` names them, take a place in their queue."""
+"""How engines, as named by ``/models``, take a priority."""
 
 BY_TAG: Hints = {"lower": "lower", "higher": "higher", "nvext": "nvext"}
-"""The values of an endpoint's tag ``priority``, for engines that do not tell; others say no."""
+"""Values of an endpoint's tag ``priority``, for other engines."""
 
 REFUSED = frozenset({400, 415, 422, 501})
 _OF_HINTS = re.compile(r"priorit|nvext|agent_hints", re.IGNORECASE)
@@ -159,11 +158,11 @@ _OF_HINTS = re.compile(r"priorit|nvext|agent_hints", re.IGNORECASE)
 NO_CALL = "it kept to the schema and could call no tool; it is asked again without the schema"
 
 Try = tuple[str, str, str | None]
-"""What is tried (``schema`` or ``hints``), the endpoint, the model."""
+"""A feature (``schema`` or ``hints``), the endpoint, the model."""
 
 
 class Abilities:
-    """What is known of the endpoints of one backend. One request at a time tries a thing."""
+    """Optional features of the endpoints of one backend, each tried by one request at a time."""
 
     def __init__(self) -> None:
         self._known: dict[Try, bool | None] = {}
@@ -171,7 +170,7 @@ class Abilities:
     def form(
         self, endpoint: Endpoint, request: Request, form: Form, engine: str | None
     ) -> tuple[Form, tuple[Try, ...]]:
-        """``form`` with what the endpoint can do, or might, and what the request tries by that."""
+        """Return ``form`` with the features to use, and those that this request tries."""
         settings = request.settings
         if not (request.returning or settings.apart):
             return form, ()
@@ -187,9 +186,9 @@ class Abilities:
         return form, tuple(tries)
 
     def _may(self, what: Try, tries: list[Try], forced: object) -> bool:
-        """Whether to ask so: it is known to go well, or this request tries it.
+        """Return whether to use a feature: it works, or this request tries it.
 
-        A turn that has to call a tool says nothing of one that may.
+        A turn that is forced to call a tool proves nothing for one that may.
         """
         if what in self._known:
             return bool(self._known[what])
@@ -207,9 +206,9 @@ class Abilities:
         result: Reply | Failure,
         exchange: Exchange,
     ) -> Reply | Failure:
-        """Take what came of a request in ``form``; what it comes to for the call.
+        """Record the outcome of a request in ``form``; return the result for the call.
 
-        Where it is better asked once more in another form, ``exchange.learned`` is set.
+        Sets ``exchange.learned`` if the call should be resent in another form.
         """
         refusal = result if isinstance(result, Failure) and result.status in REFUSED else None
         if refusal and form.hints and _OF_HINTS.search(refusal.message):
@@ -231,13 +230,13 @@ class Abilities:
         return result
 
     def leave(self, tries: tuple[Try, ...]) -> None:
-        """The request that tried these is over; what it did not find out may be tried again."""
+        """End the attempts of a request; what it left open may be tried again."""
         for what in tries:
             if self._known.get(what, False) is None:
                 del self._known[what]
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint came back, maybe as another."""
+        """Discard what was learned of the endpoint."""
         self._known = {what: can for what, can in self._known.items() if what[1] != endpoint.name}
 
 

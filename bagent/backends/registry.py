@@ -1,4 +1,4 @@
-"""The backend for each kind of server, and what its API can not be asked for."""
+"""Backends by kind of server, and the settings that each does not support."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 
 class BackendConfig(msgspec.Struct, frozen=True):
-    """What a backend is told of the job; the defaults are those of a job file.
-
-    ``keys`` is where newer keys come from, None where keys do not change. ``bedrock`` is needed
-    for that kind only.
-    """
+    """Settings of a backend; the defaults are those of a job file."""
 
     enforce: str = "auto"
     batching: str = "auto"
     keys: KeySource | None = None
+    """Source of newer keys, None if the key does not change."""
     bedrock: BedrockConfig | None = None
+    """Required for that kind only."""
 
 
 def make_backend(
@@ -40,7 +38,7 @@ def make_backend(
     config: BackendConfig,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Backend:
-    """The backend that speaks to servers of ``kind``, as :mod:`bagent.job.spec.backend` names them.
+    """Return the backend for servers of ``kind``, named as in :mod:`bagent.job.spec.backend`.
 
     Raises:
         UsageError: ``bedrock`` without its settings.
@@ -64,7 +62,7 @@ def make_backend(
 
 
 def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
-    """Refuse, before anything is sent, what the API of ``kind`` has no word for.
+    """Refuse settings that the API of ``kind`` does not support, before anything is sent.
 
     Args:
         sampling: the names of the sampling parameters that the job sets.
@@ -98,13 +96,15 @@ def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batchin
 
 
 class UnsupportedSettings(msgspec.Struct, frozen=True):
-    """``lacks`` is what cannot be asked for, ``untold`` what the server does not tell."""
+    """Features that an API lacks."""
 
     lacks: tuple[str, ...] = ()
+    """What the API lacks."""
     untold: tuple[str, ...] = ()
+    """What the server does not report."""
 
     def words(self) -> str:
-        """``no raw prompts, seed; not told: Retry-After``; empty where nothing is skipped."""
+        """Return text such as ``no raw prompts; not told: Retry-After``; empty if all works."""
         parts = [f"no {', '.join(self.lacks)}"] if self.lacks else []
         if self.untold:
             parts.append(f"not told: {', '.join(self.untold)}")
@@ -131,5 +131,5 @@ _SKIPS = {
 
 
 def unsupported_settings(kind: str | None) -> UnsupportedSettings:
-    """What a backend of this kind, or an engine of this name, does without."""
+    """Return what a kind of backend, or an engine, does not support."""
     return _SKIPS.get(kind or "", _NONE)

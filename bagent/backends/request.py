@@ -1,4 +1,4 @@
-"""What one model call asks for, before any provider's wire form."""
+"""Model calls, independent of a provider's wire format."""
 
 from __future__ import annotations
 
@@ -15,36 +15,33 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """A JSON Schema that the server is asked to enforce.
-
-    ``document`` is self-contained JSON text. ``strict`` says whether the schema keeps OpenAI's
-    strict-mode rules (every object closed, every property required).
-    """
+    """A JSON Schema that the server is asked to enforce."""
 
     name: str
     document: bytes
+    """Self-contained JSON text."""
     strict: bool
+    """Whether the schema obeys OpenAI's strict mode (closed objects, required properties)."""
 
 
 class CallSettings(msgspec.Struct, frozen=True, eq=False):
-    """What all calls of one stage share; calls travel in one group only if they share it.
-
-    ``sampling`` holds OpenAI parameter names; only what the user set is in it, so that nothing
-    is sent that a model might refuse. ``max_tokens`` stands apart since it is per row.
-    ``model`` is None for ``auto``: the endpoint's own. ``apart``: the endpoint may not be able to
-    enforce ``output`` in calls that may also call tools; see :mod:`bagent.backends.profile`.
-    """
+    """The settings that all calls of a stage share; grouped calls share them."""
 
     model: str | None
+    """None for ``auto``: the endpoint's own."""
     sampling: Mapping[str, Json]
+    """OpenAI parameter names; only what the user set, since a model may refuse others."""
     extra: Mapping[str, Json]
     output: OutputFormat | None = None
     tools: Sequence[Json] = ()
     max_tokens: int | None = None
+    """Separate from ``sampling`` because it is set per row."""
     apart: bool = False
+    """The endpoint may be unable to enforce ``output`` in calls that may call tools; see
+    :mod:`bagent.backends.profile`."""
 
     def fingerprint(self) -> bytes:
-        """Bytes that differ whenever two settings may lead to different answers."""
+        """Return bytes that differ for settings that may lead to different answers."""
         parts: list[Any] = [
             self.model,
             dict(self.sampling),
@@ -63,51 +60,49 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
 
 
 Watch = Callable[[], Callable[[ToolCall], None]]
-"""Begins to watch one streamed answer for tool calls; see :class:`Request`."""
+"""Starts watching one streamed answer for tool calls; see :class:`Request`."""
 
 
 class Request(msgspec.Struct):
-    """One model call: chat ``messages``, or ``prompt`` (raw text), or a whole ``body``.
-
-    ``payload`` is the JSON text of messages, prompt or body: encoded once, hashed and sent.
-    ``body`` is a request body that the user wrote himself (a line of an OpenAI batch file);
-    ``path`` is then the route it is meant for, such as ``/chat/completions``.
-    ``seed`` overrides the settings' seed, for the second and later answers of one row.
-    ``tool_choice`` is for this call, where the settings say nothing: ``none``, ``required`` or, in
-    OpenAI form, the one function that has to be called.
-    ``watch`` is called once for each time that the call is streamed; what it gives back gets every
-    tool call as soon as its arguments are whole, on the event loop.
-    ``began`` is called at the first token of a streamed answer.
-    ``heard`` gets each piece of a streamed answer on the event loop, ``text`` or ``reasoning`` and
-    its words; Bedrock's backend alone tells them, to clients of another protocol.
-    ``returning`` is how many turns with tools the conversation has behind it: an engine that can
-    serves it the earlier, while its cache holds what came before.
-    """
+    """One model call: chat ``messages``, a raw ``prompt``, or a whole ``body``."""
 
     settings: CallSettings
     payload: bytes
+    """JSON text of messages, prompt or body, encoded once."""
     messages: list[Message] | None = None
     prompt: str | None = None
     body: dict[str, Json] | None = None
+    """Written by the user, such as a line of an OpenAI batch file."""
     path: str = "/chat/completions"
+    """The route of ``body``."""
     max_tokens: int | None = None
     seed: int | None = None
+    """Overrides the settings' seed, for the further answers of a row."""
     stream: bool = False
     tool_choice: Json = None
+    """For this call if the settings have none: ``none``, ``required`` or OpenAI's form of a
+    function."""
     watch: Watch | None = None
+    """Called once per streamed attempt; the result gets each complete tool call, on the event loop.
+    """
     began: Callable[[], None] | None = None
+    """Called at the first token of a streamed answer."""
     heard: Callable[[str, str], None] | None = None
+    """Gets each piece of a streamed answer, ``text`` or ``reasoning``; only from Bedrock's backend.
+    """
     returning: int = 0
+    """The turns with tools behind this one; an engine with priorities serves it earlier, while its
+    cache holds them."""
 
 
 def requested_model(request: Request) -> str | None:
-    """Return the model that ``request`` names, None where the endpoint's own is asked."""
+    """Return the model that ``request`` names, None for the endpoint's own."""
     model = request.settings.model or (request.body or {}).get("model")
     return model if isinstance(model, str) else None
 
 
 def encode_payload(value: Json) -> bytes:
-    """Compact JSON text of ``value``, always valid UTF-8: a lone surrogate becomes U+FFFD."""
+    """Return compact JSON text of ``value`` in valid UTF-8; lone surrogates become U+FFFD."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

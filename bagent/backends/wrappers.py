@@ -1,4 +1,4 @@
-"""A backend around another one: what is not its own business is passed on."""
+"""Backends that wrap another one, and the base of backends without groups."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from bagent.types import Failure, Reply
 
 
 class BackendWrapper:
-    """Passes every call on to ``inner``; see :class:`bagent.backends.base.Backend`."""
+    """Delegates every method to ``inner``; see :class:`bagent.backends.base.Backend`."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
 
     def group_key(self, request: Request) -> Hashable | None:
-        """As the inner backend has it."""
+        """Delegate to the inner backend."""
         return self._inner.group_key(request)
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """As the inner backend has it."""
+        """Delegate to the inner backend."""
         return self._inner.group_limit(endpoint, request)
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """As the inner backend does."""
+        """Delegate to the inner backend."""
         await self._inner.learn(endpoint, samples, timeouts)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """As the inner backend does."""
+        """Delegate to the inner backend."""
         self._inner.forget(endpoint)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """As the inner backend does."""
+        """Delegate to the inner backend."""
         return await self._inner.send(endpoint, group, timeouts)
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """As the inner backend does: nothing is generated, so it costs nothing."""
+        """Delegate to the inner backend."""
         return await self._inner.probe(endpoint, seconds)
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """As the inner backend does: nothing is generated."""
+        """Delegate to the inner backend."""
         return await self._inner.count_tokens(endpoint, request, seconds)
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class BackendWrapper:
 
 
 class KeyRotatingBackend:
-    """Sends through ``inner``; after a 401 gets a new key and sends once more.
+    """Sends through ``inner`` with the current key; after a 401 renews it and resends once.
 
     Args:
         keys: the key that endpoints were given in their headers, and the way to newer ones.
@@ -84,7 +84,7 @@ class KeyRotatingBackend:
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """As the inner backend does, with the key of now."""
+        """Delegate with the current key."""
         await self._inner.learn(self._with_key(endpoint), samples, timeouts)
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -94,7 +94,7 @@ class KeyRotatingBackend:
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send, and once more with a new key where the old one was refused."""
+        """Send, and resend with a new key if the old one was refused."""
         used = self._keys.key
         exchange = await self._inner.send(self._with_key(endpoint), group, timeouts)
         if _refused(exchange) and await self._keys.renew(used):
@@ -104,11 +104,11 @@ class KeyRotatingBackend:
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """As the inner backend does, with the key of now."""
+        """Delegate with the current key."""
         return await self._inner.count_tokens(self._with_key(endpoint), request, seconds)
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """Probe, and once more with a new key where the old one was refused."""
+        """Probe, and repeat with a new key if the old one was refused."""
         used = self._keys.key
         result = await self._inner.probe(self._with_key(endpoint), seconds)
         if isinstance(result, Failure) and result.status == 401 and await self._keys.renew(used):
@@ -120,7 +120,7 @@ class KeyRotatingBackend:
         await self._inner.close()
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint with the key of now; the same object as long as that holds."""
+        """Return the endpoint with the current key; the same object while it holds."""
         key = self._keys.key
         if key == self._first:
             return endpoint
@@ -133,7 +133,7 @@ class KeyRotatingBackend:
 
 
 def _refused(exchange: Exchange) -> bool:
-    """Whether the server did not know the key: 401, or expired credentials under 403."""
+    """Return whether the key was refused: 401, or expired credentials under 403."""
     return all(
         isinstance(result, Failure)
         and result.kind == "auth"
@@ -143,7 +143,7 @@ def _refused(exchange: Exchange) -> bool:
 
 
 class SingleRequestBackend(ABC):
-    """The part of :class:`bagent.backends.base.Backend` that speaks of groups: there are none.
+    """Base of backends that send one call per request.
 
     Args:
         forms: how each endpoint wants its requests.
@@ -155,33 +155,33 @@ class SingleRequestBackend(ABC):
         self._clock = clock
 
     def group_key(self, request: Request) -> Hashable | None:
-        """None: every call goes alone."""
+        """Return None: calls are never grouped."""
         return None
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """One call a request."""
+        """Return 1: one call per request."""
         return 1
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """Nothing is to be found out: calls go alone."""
+        """Do nothing: there are no groups."""
         return
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint in the usual form again."""
+        """Return to the default form for the endpoint."""
         self._forms.forget(endpoint)
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """Not told without a generation."""
+        """Return None: the API does not count without a generation."""
         return None
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
+        """Send one call."""
         exchange = Exchange(results=[], sent=self._clock())
         result = await self._send(endpoint, group[0], timeouts, exchange)
         exchange.done = self._clock()
@@ -192,4 +192,4 @@ class SingleRequestBackend(ABC):
     async def _send(
         self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
-        """Send one call; status and times are noted in ``exchange``."""
+        """Send one call; record status and times in ``exchange``."""

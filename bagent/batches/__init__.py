@@ -1,5 +1,5 @@
-"""A provider's batch service: rows sent as files, answered within a day at half the price.
+"""Provider batch APIs: rows sent as files, answered within a day at half the price.
 
-A batch is written to disk, its id is noted before anything can be lost, and its answers are judged
-as any other. What is with the provider survives the end of this process, whatever ends it.
+A batch is written to disk and its id is recorded before anything can be lost. Batches at the
+provider survive the end of this process.
 """

@@ -1,9 +1,9 @@
 """Anthropic's Message Batches.
 
-Source: Anthropic's API reference and the types of its Python SDK (``messages/batches``): requests
-and their names go in one body, answers come as one file of lines once the batch has ended, in any
-order. A batch has no name of its own: one that was made without a word of it having come back is
-looked for by its size, and known by the names in its answers.
+Source: Anthropic's API reference and the types of its Python SDK (``messages/batches``). All
+requests go in one body; answers are one file of lines in any order, once the batch has ended. A
+batch has no name: one whose creation was not confirmed is searched by its size and identified by
+the names in its answers.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class AnthropicBatches(LearnedForms):
     # --- requests ---------------------------------------------------------------------------------
 
     def group(self, request: Request) -> str:
-        """Route and model."""
+        """Return route and model."""
         body = request.body or {}
         return f"/v1/messages {request.settings.model or body.get('model') or ''}"
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
-        """``{"custom_id", "params"}``."""
+        """Return ``{"custom_id", "params"}``."""
         if request.prompt is not None:
             raise ValueError("the API has no raw prompts, only messages")
         request = unpack_body(request)
@@ -95,16 +95,16 @@ class AnthropicBatches(LearnedForms):
         return b'{"custom_id":"%s","params":' % name.encode() + body + b"}"
 
     def request_name(self, label: str, number: int) -> str:
-        """``LABEL-NUMBER``."""
+        """Return ``LABEL-NUMBER``."""
         return f"{label}-{number}"
 
     # --- batches ----------------------------------------------------------------------------------
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
-        """Look for a batch of as many requests among those that were made since.
+        """Search the batches created since for one of the same size.
 
-        Of one that has ended the names in its answers tell whether it is this one; one that goes
-        on may be, and is waited for.
+        A batch that has ended is identified by the names in its answers. One in progress may be
+        ours and is waited for.
         """
         after = ""
         oldest = (record.sent_at or 0.0) - CLOCK_SKEW
@@ -143,11 +143,11 @@ class AnthropicBatches(LearnedForms):
         return request_number(name, record.label) is not None
 
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """There is no such step."""
+        """Return an empty id: the API has no upload."""
         return ""
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """POST all requests in one body, which is made from the file piece by piece."""
+        """POST all requests in one body, streamed from the file."""
         size = record.bytes - 1 + len(_HEAD) + len(_TAIL)
         created = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
         if isinstance(created, Failure):
@@ -158,7 +158,7 @@ class AnthropicBatches(LearnedForms):
         return Failure("bad_response", f"no id of a batch in the answer: {excerpt}", True, 200)
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
-        """GET the batch. Its counts stand still until it has ended."""
+        """GET the batch. Its counts do not change until it has ended."""
         batch = await self._web.get(f"{_PATH}/{record.batch_id}")
         if isinstance(batch, Failure):
             return batch
@@ -186,11 +186,11 @@ class AnthropicBatches(LearnedForms):
         return status
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
-        """GET the answers: below the endpoint's own address, whatever address it names."""
+        """GET the answers, always below the endpoint's own address."""
         return await fetch_all(self._web, [f"{_PATH}/{record.batch_id}/results"], into)
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
-        """One line of the answers."""
+        """Parse one line of the answers."""
         return read_line(line)
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class AnthropicBatches(LearnedForms):
 
 
 def read_line(line: bytes) -> Answer:
-    """One answer: ``succeeded``, ``errored``, ``canceled`` or ``expired``."""
+    """Parse one answer: ``succeeded``, ``errored``, ``canceled`` or ``expired``."""
     value = decode_json(line)
     result = value.get("result") if isinstance(value, dict) else None
     if not isinstance(result, dict) or not isinstance(value.get("custom_id"), str):
@@ -223,7 +223,7 @@ def _result(result: dict[str, Any]) -> Reply | Failure:
 
 
 async def _body(requests: Path, size: int) -> AsyncIterator[bytes]:
-    """The lines of the file as one list; a line break becomes a comma, since texts hold none."""
+    """Yield the lines of the file as a JSON list; line breaks become commas."""
     yield _HEAD
     remaining = size - 1  # the last line break goes
     with requests.open("rb") as handle:

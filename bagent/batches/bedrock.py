@@ -1,10 +1,10 @@
-"""Amazon Bedrock's batch inference: files in S3, jobs made by boto3.
+"""Amazon Bedrock's batch inference: files in S3, jobs created through boto3.
 
 Source: the ``bedrock`` service model of botocore 1.44 (``CreateModelInvocationJob`` with the
-invocation type ``Converse``) and AWS's documentation of batch inference: JSONL with ``recordId``
-and ``modelInput``; the answers lie under the output address, one ``.out`` file for each input, with
-``modelOutput`` or ``error`` in every line. A job has at least 100 records. Its token makes that the
-same job is never made twice.
+invocation type ``Converse``) and AWS's documentation of batch inference. The input is JSONL with
+``recordId`` and ``modelInput``. The output address holds a ``.out`` file for each input, with
+``modelOutput`` or ``error`` in every line. A job has at least 100 records. Its token keeps the same
+job from being created twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class S3Location(msgspec.Struct, frozen=True):
-    """Where files go, ``s3://BUCKET/FOLDER``, and the role by which Bedrock may touch them."""
+    """A folder for files, ``s3://BUCKET/FOLDER``, and the role by which Bedrock accesses it."""
 
     s3_uri: str
     role_arn: str
@@ -54,17 +54,17 @@ class S3Location(msgspec.Struct, frozen=True):
         return self.s3_uri.removeprefix("s3://").partition("/")[0]
 
     def key(self, name: str) -> str:
-        """The key of an object in the folder."""
+        """Return the key of an object in the folder."""
         folder = self.s3_uri.removeprefix("s3://").partition("/")[2].strip("/")
         return f"{folder}/{name}" if folder else name
 
     def address(self, name: str) -> str:
-        """The whole address of an object in the folder."""
+        """Return the address of an object in the folder."""
         return f"s3://{self.bucket}/{self.key(name)}"
 
 
 class _NoMarks(SharedPrefix):
-    """Batch inference knows no prompt caching: nothing is marked for it."""
+    """Places no cache marks: batch inference has no prompt caching."""
 
     def look(self, fixed: int, system: str, user: str) -> Marks:
         """No marks."""
@@ -103,11 +103,11 @@ class BedrockBatches(LearnedForms):
     # --- requests ---------------------------------------------------------------------------------
 
     def group(self, request: Request) -> str:
-        """The model: a job has one."""
+        """Return the model: a job has one."""
         return f"converse {request.settings.model or (request.body or {}).get('model') or ''}"
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
-        """``{"recordId", "modelInput"}``, the input as Converse has it."""
+        """Return ``{"recordId", "modelInput"}``, the input as for Converse."""
         if request.prompt is not None:
             raise ValueError("Converse has no raw prompts, only messages")
         request = unpack_body(request)
@@ -121,13 +121,13 @@ class BedrockBatches(LearnedForms):
         return b'{"recordId":"%s","modelInput":' % name.encode() + encode_payload(arguments) + b"}"
 
     def request_name(self, label: str, number: int) -> str:
-        """The number in 11 digits: record ids have 11 characters."""
+        """Return the number in 11 digits, the length of record ids."""
         return f"{number:011d}"
 
     # --- jobs -------------------------------------------------------------------------------------
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
-        """Look for a job of this name."""
+        """Search for a job of this name."""
         listed = await self._ask(
             "bedrock", "list_model_invocation_jobs", {"nameContains": record.label}
         )
@@ -139,7 +139,7 @@ class BedrockBatches(LearnedForms):
         return None
 
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Put the file into the folder; the same name again is the same object."""
+        """Upload the file to the folder; a repeated upload replaces it."""
         key = self._place.key(f"{record.label}.jsonl")
 
         def put(client: Any) -> str:
@@ -150,7 +150,7 @@ class BedrockBatches(LearnedForms):
         return await self._run("s3", put)
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """``CreateModelInvocationJob``, with the label as its token."""
+        """Call ``CreateModelInvocationJob`` with the label as its token."""
         location = self._place
         source = {"s3Uri": location.address(f"{record.label}.jsonl"), "s3InputFormat": "JSONL"}
         created = await self._ask(
@@ -172,7 +172,7 @@ class BedrockBatches(LearnedForms):
         return created if isinstance(created, Failure) else str(created["jobArn"])
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
-        """``GetModelInvocationJob``; once it is over, where its answers lie."""
+        """Call ``GetModelInvocationJob``; list the outputs of a job that has ended."""
         job = await self._ask(
             "bedrock", "get_model_invocation_job", {"jobIdentifier": record.batch_id}
         )
@@ -192,7 +192,7 @@ class BedrockBatches(LearnedForms):
         return msgspec.structs.replace(status, outputs=outputs)
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
-        """Bring the output files into one."""
+        """Download the output files into one."""
         partial_file = into.with_name(f"{into.name}.part")
 
         def get(client: Any) -> None:
@@ -210,7 +210,7 @@ class BedrockBatches(LearnedForms):
         return result if isinstance(result, Failure) else None
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
-        """One line of an output file."""
+        """Parse one line of an output file."""
         return read_line(line, record.model)
 
     async def close(self) -> None:
@@ -276,7 +276,7 @@ class BedrockBatches(LearnedForms):
 
 
 def read_job(job: Mapping[str, Any]) -> BatchStatus:
-    """A job as a look at it."""
+    """Convert a job to its status."""
     status = str(job.get("status") or "")
     ended_at = job.get("endTime")
     message = str(job.get("message") or "the job failed, and no reason was told")
@@ -291,7 +291,7 @@ def read_job(job: Mapping[str, Any]) -> BatchStatus:
 
 
 def read_line(line: bytes, model: str) -> Answer:
-    """One answer."""
+    """Parse one answer."""
     value = decode_json(line)
     if not isinstance(value, dict) or not isinstance(value.get("recordId"), str):
         raise ValueError("no recordId")

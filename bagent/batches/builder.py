@@ -1,4 +1,4 @@
-"""Rows on their way into batches: open batches by route and model, and who asks the same."""
+"""Construction of batches: open batches by route and model, and duplicate requests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bagent.store.journal.done_index import UnitSet
 from bagent.store.journal.segments import Report, mend_tail, part_order
 
 MAX_OPEN = 16
-"""Batches that may be open at once: rows of a batch file may name any number of models."""
+"""Open batches: rows of a batch file may name any number of models."""
 
 _BITS = 24
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """What bounds a batch besides the provider: rows of the job's ``batching.size`` (None: no such
-    limit), the tokens of a model's quota, and dollars; each is asked when a batch is filled."""
+    """Limits of a batch besides the provider's: rows by ``batching.size`` (None: no limit), tokens
+    of a model's quota, and dollars. The functions are called when a batch is filled."""
 
     rows: int | None
     tokens: Callable[[str], int | None]
@@ -31,7 +31,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class RequestCost(msgspec.Struct, frozen=True):
-    """What a request may take: tokens of its prompt, and dollars."""
+    """The prompt tokens and the maximal price of a request."""
 
     tokens: int
     usd: float
@@ -75,9 +75,9 @@ class BatchBuilder:
     # --- what an earlier process left -------------------------------------------------------------
 
     def load(self, report: Report) -> None:
-        """Read the ledgers, and which rows are in their batches.
+        """Read the ledgers, and which rows their batches hold.
 
-        Batches of another division of the rows are taken over by the first part.
+        The first part takes over the batches of another division of the rows.
 
         Raises:
             WriteError: a ledger cannot be mended.
@@ -110,7 +110,7 @@ class BatchBuilder:
         self._loaded.append((record, units))
 
     def _remove_strays(self) -> None:
-        """Files of batches that were never sealed: their rows come again."""
+        """Remove files of batches that were never sealed; their rows are read again."""
         own = f"{self._prefix}-{self._part}-"
         live = {record.label for record in self.records}
         for path in (self._run_dir / FOLDER).glob(f"{own}*"):
@@ -119,11 +119,11 @@ class BatchBuilder:
                 BatchFiles(self._run_dir, label).remove()
 
     def has(self, unit: int) -> bool:
-        """Whether a row's answer is in a batch that an earlier process made."""
+        """Return whether a batch of an earlier process holds the unit."""
         return any(units.has(unit) for _, units in self._loaded)
 
     def has_later(self, record: BatchRecord, unit: int) -> bool:
-        """Whether such a batch that was made after ``record`` has it: the answer is taken up."""
+        """Return whether a batch created after ``record`` holds the unit."""
         return any(
             later.part == record.part and later.number > record.number and units.has(unit)
             for later, units in self._loaded
@@ -134,7 +134,8 @@ class BatchBuilder:
     def put(
         self, request: Request, item: BatchItem, weight: RequestCost, *, again: bool
     ) -> tuple[str, int]:
-        """Add a request to the open batch of its kind; its batch's label and its number there.
+        """Add a request to the open batch of its group; return the batch's label and the line
+        number.
 
         Raises:
             ValueError: the service cannot be asked this.
@@ -191,13 +192,13 @@ class BatchBuilder:
     # --- equal requests ---------------------------------------------------------------------------
 
     def remember(self, request_hash: int | None, label: str, number: int) -> None:
-        """An equal request may take the answer of this one."""
+        """Offer the answer of this request to equal requests."""
         if request_hash is not None:
             batch = int(label.rpartition("-")[2])
             self._recent.put(request_hash, batch << _BITS | number)
 
     def leader(self, request_hash: int | None) -> tuple[str, int] | None:
-        """The batch and the number of an equal request whose answer is still to come."""
+        """Return the batch and line number of an equal request that is not answered yet."""
         packed = None if request_hash is None else self._recent.get(request_hash)
         if packed is None:
             return None
@@ -220,17 +221,17 @@ class BatchBuilder:
 
     @property
     def open(self) -> bool:
-        """Whether rows stand in batches that are not sealed."""
+        """Whether unsealed batches hold rows."""
         return bool(self._open or self._small)
 
     @property
     def open_rows(self) -> int:
-        """How many rows those are."""
+        """The rows in unsealed batches."""
         return sum(writer.rows for writer in self._open.values())
 
     @property
     def open_again(self) -> bool:
-        """Whether some of those stood in an earlier batch."""
+        """Whether unsealed batches hold rows of an earlier batch."""
         return any(writer.again for writer in (*self._open.values(), *self._small))
 
     def seal_all(self) -> None:
@@ -259,13 +260,13 @@ class BatchBuilder:
         self.save(record)
 
     def small(self) -> Iterator[BatchFiles]:
-        """Sealed files with too few rows for a batch; each is removed once the next is asked."""
+        """Yield sealed files with too few rows for a batch; each is removed afterwards."""
         while self._small:
             yield self._small[0].files
             self._small.pop(0).drop()
 
     def drop_open(self) -> None:
-        """Forget what is not sealed: its rows come again."""
+        """Discard unsealed batches; their rows are read again."""
         for writer in (*self._open.values(), *self._small):
             writer.drop()
         self._open.clear()
@@ -275,14 +276,14 @@ class BatchBuilder:
 
     @property
     def records(self) -> list[BatchRecord]:
-        """The batches that are not done: first those that were taken over, then by number."""
+        """The unfinished batches: those taken over first, then by number."""
         own = self.ledgers[self._part]
         others = [ledger for ledger in self.ledgers.values() if ledger is not own]
         return [record for ledger in (*others, own) for record in ledger.live]
 
     @property
     def spent(self) -> float:
-        """Dollars that the batches that are done have cost; what is unknown counts as it may."""
+        """The dollars spent on finished batches, at most where the cost is unknown."""
         done = [
             record
             for ledger in self.ledgers.values()
@@ -292,9 +293,9 @@ class BatchBuilder:
         return sum(r.cost_usd if r.cost_usd is not None else r.most_usd or 0.0 for r in done)
 
     def save(self, record: BatchRecord, *, sync: bool = True) -> None:
-        """Note a batch as it is now. Raises WriteError."""
+        """Record the state of a batch in its ledger. Raises WriteError."""
         self.ledgers[record.part].save(record, sync=sync)
 
     def files(self, record: BatchRecord) -> BatchFiles:
-        """The files of a batch."""
+        """Return the files of a batch."""
         return BatchFiles(self._run_dir, record.label)

@@ -1,4 +1,4 @@
-"""Rows between conversations and batches: what is asked goes into batches, what ends is written."""
+"""Host of the conversations of batches: puts their calls into batches and writes outcomes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Failure, Outcome, Row
 
 DEFAULT_ANSWER_TOKENS = 4096
-"""Tokens of an answer where the request names no limit."""
+"""Assumed answer length if the request has no limit."""
 
 
 @dataclass(frozen=True)
 class RowTools:
-    """What rows need: their plan, where outcomes go, who may ask singly, what tokens cost.
-
-    ``price`` is that of batches, ``single_price`` that of single calls. ``dedupe``: equal requests
-    are sent once. ``clock`` is Unix seconds.
-    """
+    """What rows need."""
 
     plan: StagePlan
     journal: OutcomeLog
+    """Where outcomes go."""
     fleet: Fleet
     sharing: RequestDedupe
     guards: StopRules
     emit: Callable[[Outcome, int, Row], None]
     price: Price | None = None
+    """Price of batches."""
     single_price: Price | None = None
+    """Price of single calls."""
     dedupe: bool = False
+    """Send equal requests once."""
     clock: Callable[[], float] = time.time
+    """Unix seconds."""
 
 
 class BatchRows:
     """The host of all conversations; see :class:`bagent.agents.plan.AgentHost`.
 
-    ``placed`` is where the last call went, ``ended`` the last outcome with its place in the
-    journal; :meth:`forget` clears both. ``advice`` gets the reason to stop, once there is one.
+    ``placed`` is the batch and line of the last call, ``ended`` the last outcome with its offset in
+    the journal; :meth:`forget` clears both. ``advice`` receives a reason to stop.
     """
 
     def __init__(self, tools: RowTools, spool: BatchBuilder) -> None:
@@ -65,11 +66,11 @@ class BatchRows:
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
 
     def forget(self) -> None:
-        """Ready for the next row."""
+        """Clear the results of the last row."""
         self.placed = self.ended = None
 
     def begin(self, row: Row, answer: int) -> None:
-        """Ask about a row, unless an equal request has an answer or will have one."""
+        """Start a row, unless an equal request has an answer or is in a batch."""
         conversation = make_conversation(self.plan, row, answer, self)
         call = conversation.open()
         if call is None:
@@ -85,7 +86,7 @@ class BatchRows:
         self.send(conversation, call, again=False)
 
     def send(self, conversation: Conversation, call: Call, *, again: bool = True) -> None:
-        """Put a call into a batch; what cannot be asked there ends its row."""
+        """Put a call into a batch; a call that the service cannot express fails its row."""
         item = BatchItem(conversation.row, conversation.answer, conversation.kept(call))
         try:
             self.placed = self._spool.put(call.request, item, self._weight(call), again=again)
@@ -102,7 +103,7 @@ class BatchRows:
         return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
     def most_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
-        """Dollars that so many single calls may cost; 0 where no price is known."""
+        """Return the maximal price of single calls for these rows; 0 if no price is known."""
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
             size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
@@ -113,7 +114,7 @@ class BatchRows:
         return most
 
     async def send_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
-        """Send rows as single calls, and wait until each has ended; each with its copies."""
+        """Send rows as single calls and wait until all have ended."""
         self._tools.fleet.expect(True)
         for item, copies in items:
             conversation = make_conversation(self._single, item.row, item.answer, self)
@@ -129,7 +130,7 @@ class BatchRows:
     # --- what conversations ask for -------------------------------------------------------------
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return self._tools.clock()
 
     @property
@@ -138,11 +139,11 @@ class BatchRows:
         return self._tools.fleet.closed
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a task that a drain waits for."""
+        """Start a task that a drain waits for."""
         return self._tools.fleet.spawn(work)
 
     def ask(self, conversation: Conversation, call: Call) -> None:
-        """Ask again: in a batch, or singly where the conversation goes so."""
+        """Send a follow-up call, in a batch or singly like the conversation."""
         if conversation in self._alone:
             self._tools.fleet.submit(call, urgent=True)
         else:
@@ -164,7 +165,7 @@ class BatchRows:
             self._none_alone.set()
 
     def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:
-        """Give the answer to the rows that asked the same; after a passing failure they ask."""
+        """Copy the answer to equal rows; after a passing failure they are sent themselves."""
         for item in copies:
             if outcome.error_kind in PASSING_KINDS:
                 self.begin(item.row, item.answer)

@@ -1,9 +1,9 @@
-"""The files of one batch in the run directory: its requests, and whose they are.
+"""Files of a batch in the run directory.
 
-``LABEL.requests`` is what is sent; it goes once the provider has it. ``LABEL.rows`` has a line for
-each of its lines: the row and what its conversation needs to take the answer. ``LABEL.copies`` are
-rows that ask the same as one of those. ``LABEL.answers`` is what came back. Memory holds 8 bytes a
-row of the one batch that is read.
+``LABEL.requests`` is sent, and removed once the provider has it. ``LABEL.rows`` holds a line for
+each request: the row and the state of its conversation. ``LABEL.copies`` are rows with an equal
+request. ``LABEL.answers`` is the provider's output. Only the batch being read is in memory, 8 bytes
+a row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bagent.text.json import decode_json
 from bagent.types import Row
 
 FOLDER = "batches"
-"""Where these files are, in the run directory."""
+"""Folder of the files in the run directory."""
 
 
 class BatchItem(msgspec.Struct):
-    """One row's part in a batch; ``of`` is the line whose answer a copy takes."""
+    """A row in a batch; ``of`` is the line whose answer a copy takes."""
 
     row: Row
     answer: int
@@ -39,12 +39,12 @@ class BatchItem(msgspec.Struct):
 
 
 def encode_item(item: BatchItem) -> bytes:
-    """A line; whatever rows hold (lone surrogates, NaN) comes back as it was."""
+    """Return the line of an item. Lone surrogates and NaN survive."""
     return json.dumps(msgspec.to_builtins(item), separators=(",", ":")).encode() + b"\n"
 
 
 def decode_item(line: bytes) -> BatchItem:
-    """The item of a line. Raises ValueError where the line is broken."""
+    """Parse a line. Raises ValueError if it is broken."""
     try:
         return msgspec.convert(decode_json(line), BatchItem)
     except msgspec.ValidationError as error:
@@ -52,7 +52,7 @@ def decode_item(line: bytes) -> BatchItem:
 
 
 class BatchFiles:
-    """The paths of one batch's files."""
+    """The paths of a batch's files."""
 
     def __init__(self, run_dir: Path, label: str) -> None:
         folder = run_dir / FOLDER
@@ -62,7 +62,7 @@ class BatchFiles:
         self.answers = folder / f"{label}.answers"
 
     def remove(self) -> None:
-        """Remove all of them."""
+        """Remove all files."""
         for path in (self.requests, self.rows, self.copies, self.answers):
             with suppress(OSError):
                 path.unlink()
@@ -81,9 +81,7 @@ class BatchFiles:
 
 
 class BatchFileWriter:
-    """A batch that is being filled.
-
-    ``again`` counts rows that stood in an earlier batch.
+    """Writes an open batch; ``again`` counts rows of an earlier batch.
 
     Raises:
         WriteError: the disk refuses.
@@ -108,7 +106,7 @@ class BatchFileWriter:
             raise write_error(files.rows, error) from error
 
     def add(self, line: bytes, item: BatchItem) -> None:
-        """Add a request, a line without its end, as number ``rows``."""
+        """Append a request (a line without its end) as number ``rows``."""
         try:
             self._requests.write(line + b"\n")
             self._rows.write(encode_item(item))
@@ -118,7 +116,7 @@ class BatchFileWriter:
         self.bytes += len(line) + 1
 
     def seal(self) -> None:
-        """Bring everything to the disk."""
+        """Sync all files to disk."""
         try:
             for handle in (self._requests, self._rows):
                 handle.flush()
@@ -132,7 +130,7 @@ class BatchFileWriter:
             raise write_error(self.files.rows, error) from error
 
     def drop(self) -> None:
-        """Forget it."""
+        """Discard the batch."""
         for handle in (self._requests, self._rows):
             with suppress(OSError):
                 handle.close()
@@ -140,7 +138,7 @@ class BatchFileWriter:
 
 
 class BatchFileReader:
-    """The rows of a sealed batch by number, and their copies; close it.
+    """Reads the rows of a sealed batch by number, and their copies.
 
     Raises:
         OSError: the files are not there.
@@ -164,11 +162,11 @@ class BatchFileReader:
         return len(self._offsets)
 
     def item(self, number: int) -> BatchItem:
-        """The row of request ``number``, from 0."""
+        """Return the row of request ``number``, from 0."""
         return decode_item(read_line(self._rows, self._offsets[number]))
 
     def copies(self, number: int) -> Iterator[BatchItem]:
-        """The rows that ask the same."""
+        """Yield the rows with an equal request."""
         for offset in self._of.get(number, ()):
             yield decode_item(read_line(self._copies, offset))
 
@@ -187,7 +185,7 @@ def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
 
 
 def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
-    """The (row, answer) units that a batch has, copies among them."""
+    """Yield the (row, answer) units of a batch, copies included."""
     for path in (files.rows, files.copies):
         if path.exists():
             for _, item in _items(path):

@@ -1,4 +1,4 @@
-"""HTTP for batches: small JSON calls, and files of any size sent and fetched in pieces."""
+"""HTTP client for batches: small JSON calls, and streamed uploads and downloads."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 QUIET_SECONDS = 120.0
-"""So long a connection may bring nothing before a request is given up; files may take hours."""
+"""Limit of silence on a connection; a file may take hours."""
 
 PIECE = 1 << 20
 
 Body = Callable[[], tuple[Any, dict[str, str]]]
-"""Makes the body of a request anew, and its headers: a request may be sent a second time."""
+"""Makes a request's body and headers, anew for each attempt."""
 
 
 class BatchHttpClient:
-    """Requests to one endpoint; the key is renewed once a server refuses it.
+    """Sends requests to one endpoint; renews the key after a 401.
 
     Args:
         endpoint: its headers hold the key; they are sent to no other address.
@@ -50,7 +50,7 @@ class BatchHttpClient:
         self._timeouts = Timeouts(connect=CONNECT_SECONDS, total=QUIET_SECONDS)
 
     async def get(self, path: str) -> Json | Failure:
-        """GET JSON from below the endpoint's address."""
+        """GET JSON below the endpoint's address."""
         return await self._json("GET", path, None)
 
     async def post(self, path: str, body: Json) -> Json | Failure:
@@ -61,12 +61,12 @@ class BatchHttpClient:
     async def post_pieces(
         self, path: str, pieces: Callable[[], AsyncIterator[bytes]], size: int
     ) -> Json | Failure:
-        """POST JSON of ``size`` bytes that is made piece by piece."""
+        """POST JSON of ``size`` bytes from an iterator."""
         headers = {**_JSON, "Content-Length": str(size)}
         return await self._json("POST", path, lambda: (pieces(), headers))
 
     async def upload(self, path: str, fields: Mapping[str, str], file: Path) -> Json | Failure:
-        """POST a form with ``fields`` and a file, as browsers do; the file is read in pieces."""
+        """POST a multipart form with ``fields`` and a streamed file."""
 
         def form() -> tuple[Any, dict[str, str]]:
             import aiohttp
@@ -83,7 +83,7 @@ class BatchHttpClient:
         return await self._json("POST", path, form)
 
     async def fetch(self, path: str, into: Path) -> Failure | None:
-        """Append what GET gives to the file ``into``, which ends with a line break then.
+        """Append the response of GET to the file ``into``, ending it with a line break.
 
         Raises:
             WriteError: the disk refuses.
@@ -108,7 +108,7 @@ class BatchHttpClient:
         return await self._ask("GET", path, None, save)
 
     async def first_line(self, path: str) -> bytes | Failure:
-        """The first line of what GET gives."""
+        """Return the first line of the response of GET."""
         received = bytearray()
 
         async def read(response: aiohttp.ClientResponse) -> None:
@@ -206,11 +206,11 @@ class BatchHttpClient:
 
 _JSON = {"Content-Type": "application/json"}
 _DISK = (28, 30, 122, 5)
-"""No room, read-only, over quota, an error of the disk: what a file may refuse to take."""
+"""Disk errors: no space, read-only, over quota, I/O error."""
 
 
 async def fetch_all(web: BatchHttpClient, paths: list[str], into: Path) -> Failure | None:
-    """Fetch several files into one, which is there only once it is whole.
+    """Fetch several files into one, which appears only when it is complete.
 
     Raises:
         WriteError: the disk refuses.

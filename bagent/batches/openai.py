@@ -1,10 +1,10 @@
-"""OpenAI's Batch API, and servers that speak it.
+"""OpenAI's Batch API, and servers that implement it.
 
-Source: OpenAI's API reference for files and batches, 2026: a JSONL file is uploaded with purpose
-``batch``, a batch made of it with a completion window of 24 hours. Answers come in two files, in
-any order: what succeeded, and what did not. An HTTP failure of one request stands in its
-``response.body`` with ``error`` null; what never became a request has ``response`` null. vLLM's
-batch runner writes an error beside the status; all of these are read.
+Source: OpenAI's API reference for files and batches, 2026. A JSONL file is uploaded with purpose
+``batch``, and a batch created from it with a completion window of 24 hours. Answers come in two
+files, in any order: successes and errors. An HTTP error stands in ``response.body`` with ``error``
+null; a request that was never made has ``response`` null. vLLM's batch runner writes an error
+beside the status. All of these are read.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WINDOW = "24h"
 OVER = frozenset({"completed", "expired", "cancelled", "failed"})
 LIST_SIZE = 100
 CLOCK_SKEW = 600.0
-"""Seconds by which the provider's clock may be behind ours."""
+"""Seconds by which the provider's clock may be behind."""
 
 _NEW_LIMIT = re.compile(r"(^|/)(o\d|gpt-[5-9])")
-"""Models that bound an answer by ``max_completion_tokens`` only."""
+"""Models that accept only ``max_completion_tokens``."""
 
 
 class OpenAIBatches(LearnedForms):
@@ -66,14 +66,14 @@ class OpenAIBatches(LearnedForms):
     # --- requests ---------------------------------------------------------------------------------
 
     def group(self, request: Request) -> str:
-        """Route and model: a batch has one of each."""
+        """Return route and model: a batch has one of each."""
         return f"/v1{request.path} {self._model(request)}"
 
     def _model(self, request: Request) -> str:
         return str(request.settings.model or (request.body or {}).get("model") or "")
 
     def form(self, request: Request) -> Form:
-        """As learned; newer models are asked in their form from the first request on."""
+        """Return the learned form; newer models use ``max_completion_tokens`` from the start."""
         form = super().form(request)
         newer = self._own or _NEW_LIMIT.search(self._model(request))
         if newer and request.prompt is None and request.path.endswith("/chat/completions"):
@@ -81,7 +81,7 @@ class OpenAIBatches(LearnedForms):
         return form
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
-        """``{"custom_id", "method", "url", "body"}``."""
+        """Return ``{"custom_id", "method", "url", "body"}``."""
         key = (request.settings.model or "", form)
         writer = self._writers.get(key)
         if writer is None:
@@ -98,13 +98,13 @@ class OpenAIBatches(LearnedForms):
         return head % (name.encode(), request.path.encode()) + body + b"}"
 
     def request_name(self, label: str, number: int) -> str:
-        """``LABEL-NUMBER``."""
+        """Return ``LABEL-NUMBER``."""
         return f"{label}-{number}"
 
     # --- batches ----------------------------------------------------------------------------------
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
-        """Look among the batches that were made since for the label, or for the same file."""
+        """Search the batches created since for the label or the same file."""
         after = ""
         oldest = (record.sent_at or 0.0) - CLOCK_SKEW
         while True:
@@ -141,11 +141,11 @@ class OpenAIBatches(LearnedForms):
         return batch if isinstance(batch, Failure) else read_batch(batch)
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
-        """GET the file of answers and the file of errors, of which either may be missing."""
+        """GET the files of answers and of errors, of which either may be missing."""
         return await fetch_all(self._web, [f"/files/{x}/content" for x in record.outputs], into)
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
-        """One line of either file."""
+        """Parse one line of either file."""
         return read_line(line, record.route.removeprefix("/v1"))
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class OpenAIBatches(LearnedForms):
 
 
 def read_batch(batch: Json) -> BatchStatus | Failure:
-    """A batch object as a look at it."""
+    """Convert a batch object to its status."""
     if not isinstance(batch, dict) or not isinstance(batch.get("status"), str):
         return Failure("bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200)
     status = batch["status"]
@@ -203,9 +203,9 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def read_line(line: bytes, path: str = CHAT) -> Answer:
-    """One answer by the route ``path``.
+    """Parse one answer of the route ``path``.
 
-    It is good only with a status from 200 to 299 and no error, above or in the body.
+    It is successful only with a 2xx status and no error.
     """
     try:
         parsed = _decode_line(line)
@@ -238,7 +238,7 @@ def _slowly(line: bytes) -> _Line:
 
 
 def _no_response(error: Json) -> Failure:
-    """What stands for a request that was never made."""
+    """Return the failure of a request that was never made."""
     code = str(error.get("code") or "") if isinstance(error, dict) else ""
     message = str(error.get("message") or code) if isinstance(error, dict) else str(error)
     if "expired" in code:
@@ -250,7 +250,7 @@ def _no_response(error: Json) -> Failure:
 
 
 def _is_made_of(entry: dict[str, Any], record: BatchRecord) -> bool:
-    """Whether a listed batch is this one; servers that keep no metadata still tell the file."""
+    """Return whether a listed batch is this one, by metadata or by file."""
     metadata = entry.get("metadata")
     if isinstance(metadata, dict) and metadata.get("bagent") == record.label:
         return True

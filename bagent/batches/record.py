@@ -1,4 +1,4 @@
-"""What is known of one batch, and what a provider tells of it: plain values."""
+"""Ledger of batches and their status at the provider."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bagent.files import read_regular
 from bagent.store.journal.segments import Report, mend_tail, write_error
 
 State = Literal["sealed", "sending", "waiting", "ended", "done"]
-"""``sealed``: on disk, to be sent. ``sending``: about to be made, or made without a word of it
-having come back. ``waiting``: with the provider. ``ended``: over there, to be read. ``done``:
-every row of it is finished or stands in a later batch."""
+"""``sealed``: on disk, unsent. ``sending``: being created, or created without confirmation.
+``waiting``: at the provider. ``ended``: ready to be read. ``done``: every row is finished or in a
+later batch."""
 
 LIVE: frozenset[str] = frozenset({"sealed", "sending", "waiting", "ended"})
 OUT: frozenset[str] = frozenset({"sending", "waiting"})
-"""States in which a batch may take of the account's quota."""
+"""States in which a batch may use the account's quota."""
 
 
 class BatchError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a provider would not have a batch; ``line`` counts from 1, None where it is the whole."""
+    """Why a provider refused a batch; ``line`` counts from 1, None for the whole batch."""
 
     message: str
     code: str = ""
@@ -35,22 +35,21 @@ class BatchError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchRecord(msgspec.Struct, omit_defaults=True):
-    """One batch, as a line of the ledger holds it; a later line for the same number counts.
+    """One batch, as a line of the ledger; a later line for the same number replaces it.
 
-    ``label`` names it for the provider. ``group`` is what all its rows share: route and model.
-    ``tokens`` are those of its prompts, estimated; ``most_usd`` and ``cost_usd`` what it may cost
-    and what it did. ``word`` is the provider's own word for its state; ``ended`` and ``failed``
-    are rows there. ``doubtful``: found by its size, not by its name; ``not_ours`` were found so and
-    belong to somebody else. ``faults`` say why it was refused as a whole. Times are Unix seconds.
+    Times are Unix seconds.
     """
 
     number: int
     label: str
+    """Its name at the provider."""
     part: str
     group: str
+    """Route and model of all its rows."""
     rows: int
     bytes: int
     tokens: int
+    """Estimated prompt tokens."""
     form: Form
     state: State = "sealed"
     file_id: str | None = None
@@ -59,13 +58,19 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     looked_at: float | None = None
     ended_at: float | None = None
     word: str = ""
+    """The provider's status."""
     ended: int = 0
+    """Finished rows at the provider."""
     failed: int = 0
     outputs: tuple[str, ...] = ()
     faults: tuple[BatchError, ...] = ()
+    """Why it was refused as a whole."""
     doubtful: bool = False
+    """Identified by its size, not by its name."""
     not_ours: tuple[str, ...] = ()
+    """Batches identified so that belong to others."""
     most_usd: float | None = None
+    """Maximal cost."""
     cost_usd: float | None = None
 
     @property
@@ -75,32 +80,33 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
 
     @property
     def model(self) -> str:
-        """The model of all its requests; empty where requests name none."""
+        """The model of all its requests; empty if they name none."""
         return self.group.partition(" ")[2]
 
 
 class BatchStatus(msgspec.Struct, frozen=True):
-    """A batch as its provider tells of it.
-
-    ``over`` says that nothing more will come; ``outputs`` then name what is to be read, and
-    ``faults`` say why it was refused as a whole.
-    """
+    """A batch's status as its provider reports it."""
 
     word: str
     over: bool = False
+    """Nothing more will come."""
     ended: int = 0
     failed: int = 0
     outputs: tuple[str, ...] = ()
+    """The results to read."""
     faults: tuple[BatchError, ...] = ()
+    """Why it was refused as a whole."""
     ended_at: float | None = None
 
 
 class ServiceLimits(msgspec.Struct, frozen=True):
-    """What one batch may hold: rows, and bytes of its file. Fewer rows than ``least`` make none."""
+    """The limits of one batch."""
 
     rows: int
     bytes: int
+    """Size of the file."""
     least: int = 1
+    """Minimal number of rows."""
 
 
 _NAME = re.compile(r"batches-(all|\d+-of-\d+)\.jsonl")
@@ -109,18 +115,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 def ledger_path(run_dir: Path, part: str) -> Path:
-    """Where the ledger of a part is."""
+    """Return the path of a part's ledger."""
     return run_dir / "journal" / f"batches-{part}.jsonl"
 
 
 def ledger_parts(run_dir: Path) -> list[str]:
-    """The parts of a run that have a ledger."""
+    """Return the parts of a run that have a ledger."""
     matches = (_NAME.fullmatch(path.name) for path in (run_dir / "journal").glob("batches-*.jsonl"))
     return sorted(match[1] for match in matches if match)
 
 
 def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
-    """The batches of one ledger as they stand, by number; a torn last line is left out."""
+    """Return the current batches of a ledger by number; a torn last line is ignored."""
     records: dict[int, BatchRecord] = {}
     try:
         lines = read_regular(path).split(b"\n")
@@ -137,7 +143,7 @@ def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
 
 
 class Ledger:
-    """The ledger of one part, for its one owner.
+    """The ledger of one part, written by its one owner.
 
     Raises:
         WriteError: it cannot be written.
@@ -151,7 +157,7 @@ class Ledger:
         self.records = read_ledger(self.path, report)
 
     def save(self, record: BatchRecord, *, sync: bool = True) -> None:
-        """Note ``record`` as it is now; with ``sync`` it is on disk when this returns.
+        """Append the state of ``record``; with ``sync`` it is on disk on return.
 
         Raises:
             WriteError: the disk refuses.
@@ -173,11 +179,11 @@ class Ledger:
 
     @property
     def live(self) -> list[BatchRecord]:
-        """The batches that are not done, by number."""
+        """The unfinished batches, by number."""
         return [self.records[n] for n in sorted(self.records) if self.records[n].state in LIVE]
 
     def next_number(self) -> int:
-        """A number that no batch of this part had yet."""
+        """Return the next unused number."""
         return max(self.records, default=0) + 1
 
 
@@ -187,7 +193,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's new names to the disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -196,7 +202,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def all_records(run_dir: Path, report: Report) -> Iterator[BatchRecord]:
-    """The batches of all parts of a run, by part and number."""
+    """Yield the batches of all parts of a run, by part and number."""
     for part in ledger_parts(run_dir):
         records = read_ledger(ledger_path(run_dir, part), report)
         for number in sorted(records):
@@ -213,7 +219,7 @@ _WORDS = {
 
 
 def status_lines(run_dir: Path, report: Report) -> list[str]:
-    """A line that counts batches, then one for each that is not done; none where there are none.
+    """Return a line of counts and a line for each unfinished batch; none without batches.
 
     Args:
         report: told about broken lines.
@@ -233,7 +239,7 @@ def status_lines(run_dir: Path, report: Report) -> list[str]:
 
 
 def outstanding_warning(run_dir: Path) -> str:
-    """Words about batches of a run that is put aside and that the provider goes on with, if any."""
+    """Return a warning about batches that the provider continues to process, empty if none."""
     batch_ids = [
         record.batch_id
         for record in all_records(run_dir, lambda _: None)

@@ -1,5 +1,4 @@
-"""Taking the answers of a batch that has ended: each is judged as any other, what failed for a
-passing reason goes into a later batch."""
+"""Reading of finished batches: answers are evaluated, passing failures go into a later batch."""
 
 from __future__ import annotations
 
@@ -22,24 +21,27 @@ from bagent.store.journal.codec import unit_of
 from bagent.types import Attempt, Failure, Reply
 
 ROWS_AT_ONCE = 64
-"""So many rows are taken before others on the event loop have their turn."""
+"""Rows processed before the event loop gets a turn."""
 
 NO_ANSWER = Failure("timeout", "the batch ended without an answer to this row", passing=True)
 
 
 class ReadRules(msgspec.Struct, frozen=True):
-    """How answers are taken: tries after the first, what tokens cost, which units are finished."""
+    """How answers are processed."""
 
     retries: int
+    """Attempts after the first."""
     price: Price | None
     is_done: Callable[[int], bool]
+    """Whether a unit is finished."""
 
 
 class ResultReader:
     """Reads one batch; use it once.
 
-    ``refusal`` is a failure of the account that some rows met: they stand in a later batch, and a
-    person must act before it is sent. ``cost`` is in dollars, None where a count was not told.
+    ``refusal`` is an account failure of some rows: they are in a later batch, which is sent once a
+    person has acted. ``cost`` is in dollars, None if a token count is missing. ``foreign`` counts
+    lines that answer none of the rows.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class ResultReader:
         self._exchange = Exchange([NO_ANSWER] * record.rows, sent_at, done=self._delivery.done)
 
     async def answers(self) -> None:
-        """Take what was fetched; rows without an answer go into a later batch."""
+        """Process the fetched answers; rows without one go into a later batch."""
         reader = BatchFileReader(self._files)
         seen = bytearray(len(reader))
         try:
@@ -92,7 +94,7 @@ class ResultReader:
             reader.close()
 
     async def again(self, faults: dict[int, Failure]) -> None:
-        """Put all rows into later batches, at no cost of a try, but for those with a fault."""
+        """Put all rows but those in ``faults`` into later batches; no attempt is counted."""
         reader = BatchFileReader(self._files)
         try:
             for number in range(len(reader)):
@@ -143,7 +145,7 @@ class ResultReader:
                 rows.begin(copy.row, copy.answer)
 
     def _is_taken(self, item: BatchItem) -> bool:
-        """Whether the answer was taken before, by a process that did not get to the end."""
+        """Return whether an interrupted process has handled the answer before."""
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
         return self._rules.is_done(unit) or self._spool.has_later(self._record, unit)
 

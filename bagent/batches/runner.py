@@ -1,7 +1,7 @@
-"""Drives the rows of a stage through a provider's batches: fills, sends, waits, reads, again.
+"""Execution of a stage through provider batches: fill, send, poll, read, repeat.
 
-Every step is noted in the ledger before the next one begins, so that a process that is killed
-anywhere goes on with the same batches. What to do next the desk decides; here it is done.
+Every step is recorded in the ledger before the next one begins, so that a killed process resumes
+with the same batches. :class:`ProviderBatchScheduler` decides the next step.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bagent.store.journal.codec import unit_of
 from bagent.types import Attempt, Failure
 
 MAX_SILENCE = 1800.0
-"""Seconds without any word of the provider after which a run ends, to go on later."""
+"""Seconds without a response of the provider after which the run ends, to be resumed."""
 
 APPEARANCE_SECONDS = 30.0
-"""So long a batch of which no word came back may still appear before it is made again."""
+"""Seconds for which an unconfirmed batch may still appear before it is created again."""
 
 _UNCLEAR = (408, 409, 425)
-"""Answers to the making of a batch that do not say that it was not made."""
+"""Statuses of a creation that may have succeeded."""
 
 _AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
-"""Words for a batch that was accepted: its file is not needed any more."""
+"""Statuses of an accepted batch, whose file is no longer needed."""
 
 LOOK_HINT = "look at the batch in the provider's console, then give the same command again"
 
@@ -44,20 +44,20 @@ Shield = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failur
 
 @dataclass(frozen=True)
 class SubmitterTools:
-    """What sending needs besides batches.
-
-    ``shelter`` runs a request whose end a stop waits for; ``note`` shows how things stand,
-    ``notice`` keeps a line too. ``clock`` is Unix seconds.
-    """
+    """What a submitter needs besides batches."""
 
     shelter: Shield
+    """Runs a request that a stop waits for."""
     note: Callable[[str], None]
+    """Shows the current state."""
     notice: Callable[[str], None]
+    """Shows and logs a line."""
     clock: Callable[[], float] = time.time
+    """Unix seconds."""
 
 
 class BatchSubmitter:
-    """Makes batches of what is on disk, and follows them until they have ended."""
+    """Creates batches from files and polls them until they have ended."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BatchSubmitter:
         self._heard = tools.clock()
 
     async def send(self, record: BatchRecord) -> None:
-        """Make a batch of what is on disk: noted before, so that it is never made twice.
+        """Create a batch; it is recorded before, so that it is never created twice.
 
         Raises:
             NeedsPerson: the account cannot pay, or the key or the batch is refused.
@@ -101,7 +101,7 @@ class BatchSubmitter:
         self._tools.notice(f"batch {record.number} is {batch_id}: {record.rows:,} rows")
 
     def _may_appear(self, record: BatchRecord) -> bool:
-        """Whether a batch that was not found is too young to be made again; then it waits."""
+        """Return whether a batch that was not found is too recent to be created again."""
         now = self._tools.clock()
         age = now - (record.sent_at or 0.0)
         if age >= APPEARANCE_SECONDS:
@@ -122,7 +122,7 @@ class BatchSubmitter:
         return await self._tools.shelter(self._create(record, requests))
 
     async def _create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Make the batch and note its id, also where the run is stopped meanwhile."""
+        """Create the batch and record its id, even if the run is stopped meanwhile."""
         batch_id = await self._service.create(record, requests)
         if isinstance(batch_id, str):
             self._note_id(record, batch_id)
@@ -133,7 +133,7 @@ class BatchSubmitter:
         self._spool.save(record)
 
     def _not_sent(self, record: BatchRecord, failure: Failure) -> None:
-        """A batch was not made, or nobody knows: then it is looked for before the next try."""
+        """Handle a failed creation. If its outcome is unknown, the batch is searched first."""
         status = failure.status or 0
         if 400 <= status < 500 and status not in _UNCLEAR:
             record.state = "sealed"
@@ -147,13 +147,13 @@ class BatchSubmitter:
         self.trouble(record, failure)
 
     def wait_for_quota(self, record: BatchRecord, message: str) -> None:
-        """A batch was refused since too much is with the provider: that is no error."""
+        """Postpone a batch that was refused for want of quota, which is no error."""
         out = self._desk.out(self._spool.records, record)
         self._desk.refused(record, message, out, self._tools.clock())
         self._tools.notice(f"batch {record.number} waits: {message}")
 
     def trouble(self, record: BatchRecord, failure: Failure) -> None:
-        """Put a step off, or end the run where waiting is no cure.
+        """Postpone the step after a passing failure; end the run after any other.
 
         Raises:
             NeedsPerson: nobody but a person can mend it.
@@ -178,7 +178,7 @@ class BatchSubmitter:
         return self._heard
 
     async def look(self, record: BatchRecord) -> None:
-        """See how a batch stands; raises as :meth:`trouble`."""
+        """Poll a batch; raises as :meth:`trouble`."""
         status = await self._service.look(record)
         now = self._tools.clock()
         if isinstance(status, Failure):
@@ -215,21 +215,21 @@ class BatchSubmitter:
 
 
 MAX_UNSENT = 2
-"""So many batches may be on disk and not sent before no more rows are taken: it bounds the disk."""
+"""Unsent batches on disk before reading pauses."""
 
 DIVIDED = "divided"
-"""The word for a batch that was never made: its rows go into others."""
+"""Status of a batch that was never created, because its rows go into others."""
 
 
 async def pause(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for the event, no longer than ``seconds``."""
+    """Wait for the event, at most ``seconds``."""
     with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
 
 
 @dataclass(frozen=True)
 class EngineTools:
-    """What the engine needs besides rows and batches; ``pause`` waits by the clock of ``post``."""
+    """What the engine needs besides rows and batches."""
 
     rules: ReadRules
     post: SubmitterTools
@@ -237,6 +237,7 @@ class EngineTools:
     gate: Callable[[], Awaitable[None]] | None = None
     budget: float | None = None
     pause: Callable[[asyncio.Event, float | None], Awaitable[None]] = field(default=pause)
+    """Waits by the clock of ``post``."""
 
 
 class BatchEngine:
@@ -263,7 +264,7 @@ class BatchEngine:
         self._clock, self._notice = tools.post.clock, tools.post.notice
 
     async def run(self, source: AsyncIterable[Work]) -> None:
-        """Take all rows and return once each has ended; cancel it to leave batches where they are.
+        """Process all rows. Cancelling leaves batches with the provider.
 
         Raises:
             NeedsPerson: the account cannot pay, a key is refused, or a batch is refused as a whole.
@@ -289,7 +290,7 @@ class BatchEngine:
 
     @property
     def out(self) -> tuple[int, int]:
-        """Rows that are with the provider, and rows that wait here to be sent."""
+        """The rows at the provider, and the rows that wait to be sent."""
         records = self._spool.records
         out = sum(record.rows - record.ended for record in records if record.state in OUT)
         here = sum(record.rows for record in records if record.state == "sealed")
@@ -329,7 +330,7 @@ class BatchEngine:
             await asyncio.sleep(0)
 
     async def _room(self) -> None:
-        """Wait until few enough batches are on disk and not sent."""
+        """Wait until fewer than :data:`MAX_UNSENT` batches are unsent."""
         while sum(record.state == "sealed" for record in self._spool.records) >= MAX_UNSENT:
             self._sent.clear()
             await self._sent.wait()
@@ -407,7 +408,7 @@ class BatchEngine:
             )
 
     async def _refused(self, record: BatchRecord) -> None:
-        """A batch was refused before any of it was done: for its size, its lines, or its kind."""
+        """Handle a batch that was refused for its quota, its lines, or its kind."""
         message = "; ".join(fault.message for fault in record.faults[:3])
         if any(is_quota_refusal(f"{fault.code} {fault.message}") for fault in record.faults):
             record.state, record.batch_id, record.faults = "sealed", None, ()
@@ -429,7 +430,7 @@ class BatchEngine:
         await self._read_whole(record)
 
     async def _split(self, record: BatchRecord) -> None:
-        """Put the rows into batches that can be taken; from now on they are no more in this one."""
+        """Move the rows into smaller batches."""
         self._notice(f"batch {record.number} cannot be sent as it is: its rows are divided")
         record.state, record.word = "ended", DIVIDED
         self._spool.save(record)
@@ -441,7 +442,7 @@ class BatchEngine:
         await self._read_whole(record)
 
     async def _read_whole(self, record: BatchRecord) -> None:
-        """All rows were taken; the batch is done once those that go again are sealed."""
+        """Finish a batch whose rows were all read, once rows for later batches are sealed."""
         self._settling.append(record)
         if self._fed:
             await self._seal()

@@ -1,4 +1,4 @@
-"""What to do next with the batches of a run: a pure state machine with a clock from outside.
+"""Decision of the next step with the batches of a run; a pure state machine.
 
 ::
 
@@ -22,13 +22,13 @@ from bagent.batches.record import OUT, BatchRecord
 
 FIRST_WAIT = 60.0
 MAX_WAIT = 900.0
-"""Seconds until a refused batch is tried again although nothing of ours ended meanwhile."""
+"""Seconds until a refused batch is retried although none of ours ended."""
 
 MAX_LONE_REFUSALS = 3
-"""So often a batch is refused while nothing else of ours is there before it is halved."""
+"""Refusals without other batches of ours before a batch is halved."""
 
 QUOTA_SHARE = 0.95
-"""Of a quota that was told, what our own estimates may use: they are not exact."""
+"""Part of a reported quota that is used, because our counts are estimates."""
 
 _QUOTA = re.compile(
     r"token_limit_exceeded|enqueued[ _]token|request_limit_exceeded|service\W?quota\W?exceeded"
@@ -40,14 +40,14 @@ _LIMIT = re.compile(r"limit:?\s*([\d,]{3,})\s*(enqueued|tokens)", re.IGNORECASE)
 
 
 def is_quota_refusal(message: str) -> bool:
-    """Whether a refusal says that too much is with the provider already: waiting is the cure."""
+    """Return whether a refusal says that too much is enqueued, so that waiting helps."""
     return bool(_QUOTA.search(message))
 
 
 class EnqueuedTokenQuota:
-    """The quota of one model, in tokens of prompts.
+    """The quota of enqueued prompt tokens of one model.
 
-    ``cap`` is what may be with the provider at once, None where nothing is known of it.
+    ``cap`` limits the tokens at the provider, None if unknown.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class EnqueuedTokenQuota:
         self._alone = 0
 
     def admits(self, tokens: int, out: int, now: float) -> bool:
-        """Whether a batch may be sent while ``out`` tokens of ours are with the provider."""
+        """Return whether a batch may be sent while ``out`` tokens are at the provider."""
         if self._told and self.cap is not None and out and out + tokens > self.cap:
             return False
         if now >= self._again_at:
@@ -67,7 +67,7 @@ class EnqueuedTokenQuota:
         return out < self._out_then and (self.cap is None or out + tokens <= self.cap)
 
     def too_large(self, tokens: int) -> bool:
-        """Whether a batch of so many tokens can never be taken."""
+        """Return whether a batch of ``tokens`` can never be accepted."""
         return (
             self.cap is not None
             and tokens > self.cap
@@ -75,7 +75,7 @@ class EnqueuedTokenQuota:
         )
 
     def refused(self, message: str, tokens: int, out: int, now: float) -> None:
-        """A batch was refused while ``out`` other tokens of ours were with the provider."""
+        """Record a refusal while ``out`` other tokens were at the provider."""
         self._out_then = out
         self._again_at = now + self._wait
         self._wait = min(MAX_WAIT, 2 * self._wait)
@@ -90,49 +90,49 @@ class EnqueuedTokenQuota:
                 self.cap = max(1, tokens // 2)
 
     def taken(self) -> None:
-        """A batch was accepted."""
+        """Record an accepted batch."""
         self._wait = FIRST_WAIT
         self._again_at = 0.0
         self._alone = 0
 
     @property
     def again_at(self) -> float:
-        """When a refused batch is tried again at the latest."""
+        """When a refused batch is retried at the latest."""
         return self._again_at
 
 
 MIN_POLL_INTERVAL = 2.0
 MAX_POLL_INTERVAL = 60.0
 POLL_SHARE = 0.05
-"""A batch is looked at again after this part of its age, within the bounds, in seconds."""
+"""Interval between polls as a part of the batch's age, within the bounds."""
 
 FIRST_PAUSE = 2.0
 MAX_PAUSE = 300.0
-"""Bounds of the growing waits after failures of the network or the server, in seconds."""
+"""Bounds of the growing waits after failures, in seconds."""
 
 Kind = Literal["read", "send", "split", "look", "seal", "wait", "broke", "over"]
 
 
 class Action(msgspec.Struct, frozen=True):
-    """The next thing to do; ``until`` (Unix seconds) is when waiting is over, None: at an event.
-
-    ``broke``: the budget has no room for the next batch, and nothing is out that may cost less.
-    """
+    """The next step."""
 
     kind: Kind
     record: BatchRecord | None = None
     until: float | None = None
+    """When to stop waiting (Unix seconds), None: at an event."""
 
 
 class InputState(msgspec.Struct, frozen=True):
-    """Whether all rows have been put into batches, and whether some stand in an open one."""
+    """The state of the input."""
 
     over: bool
+    """All rows are in batches."""
     open: bool
+    """Some rows are in unsealed batches."""
 
 
 class ProviderBatchScheduler:
-    """Decides; who asks does what it says and tells it what came of it.
+    """Decides the next step; the caller performs it and reports the outcome.
 
     Args:
         budget: dollars that all batches of the run may cost, None for no limit.
@@ -145,14 +145,14 @@ class ProviderBatchScheduler:
         self._pauses: dict[str, float] = {}
 
     def quota(self, group: str) -> EnqueuedTokenQuota:
-        """What is known of the quota of a group's model."""
+        """Return the quota of a group's model."""
         model = group.partition(" ")[2]
         return self._quotas.setdefault(model, EnqueuedTokenQuota())
 
     def next(
         self, records: Sequence[BatchRecord], feed: InputState, spent: float, now: float
     ) -> Action:
-        """The next step with ``records``, those that are not done, by number.
+        """Return the next step for ``records``, the unfinished batches by number.
 
         Args:
             spent: dollars that the batches that are done have cost.
@@ -204,7 +204,7 @@ class ProviderBatchScheduler:
         return Action("broke" if broke and not out_now and until is None else "wait", until=until)
 
     def affords(self, records: Sequence[BatchRecord], most: float, spent: float) -> bool:
-        """Whether the budget has room for ``most`` dollars beside what is spent and out."""
+        """Return whether the budget covers ``most`` dollars beside spent and reserved ones."""
         if self._budget is None:
             return True
         reserved = sum(r.most_usd or 0.0 for r in records if r.state in (*OUT, "ended"))
@@ -212,7 +212,7 @@ class ProviderBatchScheduler:
 
     @staticmethod
     def out(records: Sequence[BatchRecord], but: BatchRecord) -> int:
-        """Tokens of the same model that are with the provider, but for those of one batch."""
+        """Return the tokens at the provider for the model of ``but``, without that batch."""
         return sum(
             record.tokens
             for record in records
@@ -222,7 +222,7 @@ class ProviderBatchScheduler:
     # --- what came of it --------------------------------------------------------------------------
 
     def went_well(self, record: BatchRecord, now: float) -> None:
-        """A step with ``record`` was done; if it is with the provider, when to look again."""
+        """Record a successful step and schedule the next poll."""
         self._pauses.pop(record.label, None)
         if record.state != "waiting":
             self._due.pop(record.label, None)
@@ -235,7 +235,7 @@ class ProviderBatchScheduler:
     def went_wrong(
         self, record: BatchRecord, now: float, retry_after: float | None = None
     ) -> float:
-        """A step failed for a passing reason: how many seconds it is put off.
+        """Record a passing failure; return the seconds to wait.
 
         Args:
             told: how long the server wants to be left alone, None where it did not say.
@@ -247,7 +247,7 @@ class ProviderBatchScheduler:
         return wait
 
     def refused(self, record: BatchRecord, message: str, out: int, now: float) -> None:
-        """A batch was refused for want of quota: it waits."""
+        """Record that a batch was refused for want of quota."""
         self.quota(record.group).refused(message, record.tokens, out, now)
         self._due.pop(record.label, None)
 

@@ -1,4 +1,4 @@
-"""What a run asks of a provider's batch service."""
+"""Interface of a provider's batch service."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 Answer = tuple[str, Reply | Failure]
-"""The name of a request, and what came of it."""
+"""The name of a request, and its result."""
 
 
 class BatchService(Protocol):
-    """One provider's batches.
+    """A provider's batch API.
 
-    No method raises for what a server or the network does: that is a
+    Methods do not raise for errors of the server or the network: they return a
     :class:`~bagent.types.Failure`.
     """
 
@@ -33,19 +33,19 @@ class BatchService(Protocol):
     limits: ServiceLimits
 
     def group(self, request: Request) -> str:
-        """What requests must share to be in one batch: ``ROUTE MODEL``."""
+        """Return what the requests of a batch must share: ``ROUTE MODEL``."""
         ...
 
     def form(self, request: Request) -> Form:
-        """The form in which a request like this one is written now."""
+        """Return the current form of a request."""
         ...
 
     def learn(self, request: Request, failure: Failure, form: Form) -> bool:
-        """Whether the refusal of a request in ``form`` taught to write it better."""
+        """Adapt the form to a refused request; return whether a retry may succeed."""
         ...
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
-        """The line of the batch's file for a request.
+        """Return the line of the batch's file for a request.
 
         Raises:
             ValueError: the service has no way to say what the request holds.
@@ -53,34 +53,34 @@ class BatchService(Protocol):
         ...
 
     def request_name(self, label: str, number: int) -> str:
-        """The name of request ``number`` of a batch; :func:`request_number` reads it."""
+        """Return the name of request ``number``; :func:`request_number` parses it."""
         ...
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
-        """The id of the batch where it was made already and nobody noted it; None: it was not.
+        """Return the id of a batch that was created without being recorded, None if it was not.
 
-        Sets ``record.doubtful`` where only its size says that it is this one.
+        Sets ``record.doubtful`` if only the size identifies it.
         """
         ...
 
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Bring the file to the provider; its id there, empty where that is no step of its own."""
+        """Upload the file; return its id, empty if the service has no upload."""
         ...
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Make the batch; its id."""
+        """Create the batch; return its id."""
         ...
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
-        """How the batch stands."""
+        """Return the status of the batch."""
         ...
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
-        """Bring what came of it into a file, a line for each answer, whole or not at all."""
+        """Download the results into a file, a line for each answer, completely or not at all."""
         ...
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
-        """One line of what was fetched.
+        """Parse one line of the results.
 
         Raises:
             ValueError: it is no such line.
@@ -93,7 +93,7 @@ class BatchService(Protocol):
 
 
 def request_number(name: str, label: str) -> int | None:
-    """The number in the name of a request; None where it is of another batch.
+    """Return the number in a request's name; None if it belongs to another batch.
 
     Names are ``LABEL-NUMBER``, or the number alone.
     """
@@ -104,7 +104,7 @@ def request_number(name: str, label: str) -> int | None:
 
 
 class LearnedForms:
-    """The part of a :class:`bagent.batches.service.BatchService` that all services share.
+    """Base of batch services: learned request forms.
 
     Args:
         limits: what one batch may hold.
@@ -122,14 +122,14 @@ class LearnedForms:
         self._enforce = enforce
 
     def form(self, request: Request) -> Form:
-        """As learned."""
+        """Return the learned form."""
         form = self._forms.of(self._endpoint, request)
         if self._enforce == "prompt":
             form = msgspec.structs.replace(form, native_schema=False)
         return form
 
     def learn(self, request: Request, failure: Failure, form: Form) -> bool:
-        """As refusals of single calls teach."""
+        """Learn from a refusal as for single calls."""
         return self._forms.learn(self._endpoint, request, failure, form)
 
 
@@ -138,7 +138,7 @@ KINDS = frozenset({"openai", "anthropic", "bedrock", "compatible"})
 
 
 def check_batches(job: Job, *, staged: bool) -> None:
-    """Refuse what cannot be done by ``batching: {mode: provider}``.
+    """Refuse jobs that ``batching: {mode: provider}`` does not support.
 
     Args:
         staged: the job has several stages.

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as a backend: Anthropic itself, gateways, vLLM's ``/v1/messages``."""
+"""Backend for Anthropic's Messages API: Anthropic itself, gateways, vLLM's ``/v1/messages``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from bagent.clocks import unix
 from bagent.types import Failure, Reply
 
 VERSION = "2023-06-01"
-"""The version of the API that is spoken: the value of its header ``anthropic-version``."""
+"""Value of the header ``anthropic-version``."""
 
 MAX_WRITERS = 64
 
 
 class AnthropicBackend(SingleRequestBackend):
-    """Speaks ``/messages`` below an endpoint's address, one call a request.
+    """Sends one call per request to ``/messages``.
 
-    The endpoint's headers hold the key (``x-api-key``, or what a gateway wants) and the version.
+    The endpoint's headers hold the key (``x-api-key``, or what a gateway requires) and the version.
 
     Args:
         enforce: ``auto`` asks for the schema by ``output_config`` until the endpoint refuses it,
@@ -103,8 +103,10 @@ class AnthropicBackend(SingleRequestBackend):
         return cached[1]
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """GET ``/models``. Of a list of several models none is the endpoint's own: the job has to
-        choose. A missing route is no failure."""
+        """GET ``/models``. A missing route is not a failure.
+
+        A list of several models selects none of them: the job has to name one.
+        """
         capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Failure) or not capabilities.models_route:
             return capabilities

@@ -1,9 +1,9 @@
-"""Anthropic's Messages API: bodies out, replies in.
+"""Request bodies and replies of Anthropic's Messages API.
 
-Source: Anthropic's API reference and the types of its Python SDK, 2.14: system text apart,
-alternating turns, ``max_tokens`` always, tool results of one turn in one user message, thinking
-given back unchanged, ``output_config`` for schema and effort, ``cache_control`` on blocks. vLLM
-serves the same at ``/v1/messages``.
+Source: Anthropic's API reference and the types of its Python SDK, 2.14. System text is separate,
+turns alternate, ``max_tokens`` is required, the tool results of a turn share one user message,
+thinking is returned unchanged, ``output_config`` carries schema and effort, ``cache_control`` marks
+blocks. vLLM serves the same at ``/v1/messages``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 MAX_TOKENS = 4096
-"""Asked for where the user named no number: the API wants one with every call."""
+"""Sent if the user set no limit: the API requires one."""
 
 _SAMPLING = {
     "temperature": "temperature",
@@ -42,10 +42,10 @@ _SAMPLING = {
     "stop": "stop_sequences",
 }
 SAMPLING_NAMES = frozenset((*_SAMPLING, "reasoning_effort"))
-"""The sampling parameters that the API has."""
+"""The sampling parameters of the API."""
 
 IGNORED_SAMPLING = frozenset(("seed",))
-"""Parameters that are left out, which is said once: answers are the same kind without them."""
+"""Parameters that are not sent, with one notice: answers are of the same kind without them."""
 
 _EFFORT = {"minimal": "low"}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
@@ -53,7 +53,7 @@ _CACHED = {"type": "ephemeral"}
 
 
 class AnthropicWriter:
-    """Makes request bodies of one model's calls.
+    """Writes the request bodies of one model.
 
     Args:
         form: as the endpoint was found to want it; see :class:`bagent.backends.profile.Form`.
@@ -67,7 +67,7 @@ class AnthropicWriter:
         self._head: tuple[CallSettings, dict[str, Any], int] | None = None
 
     def body(self, request: Request, *, stream: bool) -> bytes:
-        """JSON bytes of ``request``.
+        """Return the JSON bytes of ``request``.
 
         Raises:
             ValueError: the API has no way to say what the request holds.
@@ -138,7 +138,7 @@ class AnthropicWriter:
 
 
 def schema_text(document: bytes) -> str:
-    """Words that ask for the schema where the server does not enforce it."""
+    """Return the instruction for a schema that the server does not enforce."""
     return (
         "Answer with only JSON that is valid under this JSON Schema: no other text, no code fence."
         f"\n{document.decode()}"
@@ -146,7 +146,7 @@ def schema_text(document: bytes) -> str:
 
 
 def tool_definition(tool: Json) -> dict[str, Json]:
-    """A tool in OpenAI form as Anthropic's; one that is in neither form stays as it is."""
+    """Convert a tool from OpenAI's form; any other form is returned unchanged."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return dict(tool)
@@ -161,7 +161,7 @@ def tool_definition(tool: Json) -> dict[str, Json]:
 
 
 def tool_choice(value: Json) -> Json:
-    """A choice of tools in OpenAI form as Anthropic's."""
+    """Convert a tool choice from OpenAI's form."""
     if isinstance(value, str):
         return {"type": _CHOICES.get(value, value)}
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -221,7 +221,7 @@ def _result_block(part: ToolResultPart) -> dict[str, Any]:
 
 
 def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
-    """The reply in the body of an HTTP 200 answer."""
+    """Parse the body of an HTTP 200 response."""
     try:
         body = decode_json(raw)
         failure = failure_from_body(body, headers) if _is_error(body) else None
@@ -243,7 +243,7 @@ def _is_error(body: Json) -> bool:
 
 
 def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Reply:
-    """A message as a reply; ``body`` is what the API answers, or a stream put together.
+    """Convert a message, received whole or assembled from a stream, to a reply.
 
     Raises:
         ValueError: something in it is nested too deeply.
@@ -273,13 +273,13 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
 
 
 def _answering_model(blocks: list[dict[str, Any]]) -> Json:
-    """Return the model that the last ``fallback`` block hands over to, None without one."""
+    """Return the model named by the last ``fallback`` block, None without one."""
     targets = [block.get("to") for block in blocks if block.get("type") == "fallback"]
     return targets[-1].get("model") if targets and isinstance(targets[-1], dict) else None
 
 
 def tool_call(block: dict[str, Any]) -> ToolCall:
-    """The tool call of a ``tool_use`` block, its arguments as JSON text."""
+    """Convert a ``tool_use`` block; its arguments become JSON text."""
     arguments = block.get("input")
     return ToolCall(
         id=str(block.get("id") or ""),
@@ -291,7 +291,7 @@ def tool_call(block: dict[str, Any]) -> ToolCall:
 
 
 def read_usage(value: Json) -> Usage:
-    """Token counts: a prompt is what was not cached, what was written and what was read."""
+    """Return the token counts. The prompt is the sum of uncached, written and read tokens."""
     if not isinstance(value, dict):
         return Usage()
     fresh, written, read = (
@@ -319,15 +319,14 @@ _GROWING = {
     "signature_delta": ("signature", "signature"),
     "compaction_delta": ("content", "content"),
 }
-"""The kinds of deltas that lengthen a text: the key of the block, and that of the delta."""
+"""The deltas that append to a text: the key of the block, and that of the delta."""
 
 
 class AnthropicStream:
-    """Puts a streamed message together; fed and asked like
-    :class:`bagent.backends.openai.stream.StreamReader`.
+    """Assembles a streamed message; see :class:`bagent.backends.http.request.EventReader`.
 
-    A message is whole only with its stop reason: the end of the stream proves nothing. Counts of
-    tokens are cumulative, the last ones hold.
+    Only a stop reason completes a message, not the end of the stream. Token counts are cumulative,
+    so the last ones count.
 
     Args:
         started: when the request was sent, on ``clock`` (seconds).
@@ -356,7 +355,7 @@ class AnthropicStream:
         self._inputs: dict[int, list[str]] = {}
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Parse the next bytes of the body."""
         self._take(lambda: self._lines.feed(data))
 
     def _take(self, read: Callable[[], list[dict[str, Any]]]) -> None:
@@ -431,7 +430,7 @@ class AnthropicStream:
             self._on_call(call)
 
     def _join(self, block: dict[str, Any], index: int) -> None:
-        """Put the pieces of a call's input together; what is no JSON stays text, for all to see."""
+        """Join the pieces of a call's input. Input that is not JSON stays text."""
         text = "".join(self._inputs.pop(index, ()))
         if text.strip():
             try:
@@ -441,16 +440,16 @@ class AnthropicStream:
 
     @property
     def whole(self) -> bool:
-        """Whether a stop reason has come: what follows may be cut without harm."""
+        """Whether a stop reason was received: losing the rest does no harm."""
         return bool(self._message.get("stop_reason"))
 
     @property
     def text(self) -> str:
-        """The answer's text so far."""
+        """The text received so far."""
         return "".join(str(block.get("text") or "") for _, block in sorted(self._blocks.items()))
 
     def result(self) -> Reply | Failure:
-        """The reply, or the failure of a stream that ended without a stop reason."""
+        """Return the reply, or the failure of a stream without a stop reason."""
         self._take(self._lines.finish)
         if self.error is not None and not self.whole:
             return msgspec.structs.replace(self.error, text=self.text or None)

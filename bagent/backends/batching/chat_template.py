@@ -1,9 +1,8 @@
-"""Chat templates learned from what a server makes of known texts. No I/O in here.
+"""Chat templates derived from a server's rendering of known texts, without I/O.
 
-A server renders a conversation of sentinels; what stands before, between and after them is the
-template for conversations of that shape. Whether it holds for other texts is for the server's
-token ids to prove: templates may trim or rewrite what they are given, add a date, or leave it to
-the content what they write around it.
+A server renders a conversation of sentinels; the text before, between and after them is the
+template for conversations of that shape. The server's token ids then prove that it holds for other
+texts: templates may trim or rewrite texts, add a date, or depend on the content.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Shape = tuple[str, ...]
 """The roles of a conversation, in order."""
 
 MAX_MESSAGES = 16
-"""Longer conversations are not learned: each length is a shape of its own."""
+"""Longer conversations have no template: each length is a shape."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 _THINKING = (
@@ -47,17 +46,15 @@ _AWKWARD = (
 
 
 class ChatTemplate(msgspec.Struct, frozen=True):
-    """What a server writes around the texts of a conversation.
-
-    ``parts`` has one entry more than the conversation has messages. ``trim`` says that texts lose
-    the blanks at their ends.
-    """
+    """The text that a server writes around the messages of a conversation."""
 
     parts: tuple[str, ...]
+    """One entry more than the conversation has messages."""
     trim: bool = False
+    """Whether texts are stripped."""
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text of a conversation of this template's shape."""
+        """Return the prompt of a conversation of this template's shape."""
         parts = self.parts
         pieces = [parts[0]]
         for index, message in enumerate(messages, 1):
@@ -68,14 +65,14 @@ class ChatTemplate(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> str:
-        """All that the template itself writes, its pieces on lines of their own."""
+        """All text that the template itself writes, a piece a line."""
         return "\n".join(self.parts)
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
-    """The shape of a conversation of plain texts; None for any other conversation.
+    """Return the roles of a conversation of plain texts; None for any other conversation.
 
-    Texts without a visible character have no shape: templates ask whether there is a text at all.
+    Blank texts have no shape, because templates test whether a text is empty.
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         return None
@@ -96,16 +93,16 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
 
 
 def sentinel_messages(shape: Shape) -> list[Message]:
-    """A conversation of texts that no template writes by itself."""
+    """Return a conversation of texts that no template writes by itself."""
     return [
         {"role": role, "content": f"Kestrel{index:02d}Quartz"} for index, role in enumerate(shape)
     ]
 
 
 def learn_template(shape: Shape, rendered: str) -> ChatTemplate | None:
-    """The template out of the rendered :func:`sentinel_messages`.
+    """Derive the template from the rendered :func:`sentinel_messages`.
 
-    None where a sentinel is missing, comes twice or in another order.
+    None if a sentinel is missing, repeated or out of order.
     """
     parts: list[str] = []
     remaining = rendered
@@ -120,10 +117,10 @@ def learn_template(shape: Shape, rendered: str) -> ChatTemplate | None:
 
 
 def proof_conversations(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
-    """Conversations that show whether a template holds for whatever text.
+    """Return conversations that show whether a template holds for any text.
 
-    Their texts have blanks at both ends, braces, characters beyond ASCII, what looks like special
-    tokens or switches of known templates, and pieces of this very template.
+    Their texts have blanks at both ends, braces, characters beyond ASCII, special tokens and
+    switches of known templates, and pieces of this template.
     """
     return [
         [
@@ -135,7 +132,7 @@ def proof_conversations(shape: Shape, template: ChatTemplate) -> list[list[Messa
 
 
 def unusable_reason(template: ChatTemplate) -> str | None:
-    """Why a template may not be used at all, None if it may."""
+    """Return why a template may never be used, None if it may."""
     fixed = template.fixed
     if any(mark in fixed for mark in _THINKING):
         return "its chat template opens or closes the model's thinking"
@@ -145,22 +142,22 @@ def unusable_reason(template: ChatTemplate) -> str | None:
 
 
 def is_dated(template: ChatTemplate, now: float) -> bool:
-    """Whether the template names the year of ``now`` (Unix seconds), in any time zone.
+    """Return whether the template contains the year of ``now`` (Unix seconds) in any time zone.
 
-    Then it writes the date of the day, and holds only for the quarter of an hour in which it was
-    learned (:func:`quarter_hour`): midnight falls on a quarter's end in every time zone.
+    Such a template writes the date and is valid only for the quarter of an hour in which it was
+    learned (:func:`quarter_hour`): midnight ends a quarter in every time zone.
     """
     years = {time.gmtime(now + shift).tm_year for shift in (-_DAY, 0, _DAY)}
     return any(str(year) in template.fixed for year in years)
 
 
 def quarter_hour(now: float) -> int:
-    """The number of the quarter of an hour that ``now`` (Unix seconds) falls in."""
+    """Return the number of the quarter of an hour that contains ``now`` (Unix seconds)."""
     return int(now // _QUARTER)
 
 
 def shows_reasoning(text: str | None) -> bool:
-    """Whether an answer's raw text begins with a model's thinking, or holds its end."""
+    """Return whether a raw answer begins with reasoning or contains its end."""
     if not text:
         return False
     return "</think>" in text or text.lstrip().startswith(_THINKING)

@@ -1,9 +1,8 @@
-"""Which calls may share one request, and what each endpoint takes of such requests.
+"""Which calls may share a request, and which such requests each endpoint accepts.
 
-Three ways lead from calls to an endpoint. Raw prompts travel as a list to ``/completions``. Chats
-travel as such a list too where the endpoint's chat template is learned and proven
-(``template_discovery``). Chats travel as a batch to ``/chat/completions/batch`` where
-that is served. Everything else goes alone.
+Raw prompts travel as a list to ``/completions``. Chats travel as such a list where the endpoint's
+chat template is known and proven (``template_discovery``), else as a batch to
+``/chat/completions/batch`` where that is served. All other calls travel alone.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _LISTS = _BOTH | {
     "stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens", "session_id",
     "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "vllm_xargs",
 }  # fmt: skip
-"""What chat and text completions both take, in the same form (vLLM)."""
+"""Parameters that chat and text completions share (vLLM)."""
 
 _CHATS = _BOTH | {"logprobs", "top_logprobs", "chat_template_kwargs", "include_reasoning"}
-"""What a chat batch takes (vLLM's ``BatchChatCompletionRequest``; it ignores the rest)."""
+"""Parameters of a chat batch (vLLM's ``BatchChatCompletionRequest``; it ignores others)."""
 
 _NOT_RAW = frozenset(
     {
@@ -54,7 +53,7 @@ _NOT_RAW = frozenset(
 
 
 class BatchRoutes(msgspec.Struct, frozen=True):
-    """How calls with the same settings may travel together, as far as the settings say."""
+    """The group routes that the settings of calls allow."""
 
     prompts: bool
     templated: bool
@@ -62,7 +61,7 @@ class BatchRoutes(msgspec.Struct, frozen=True):
 
 
 def batch_routes(settings: CallSettings) -> BatchRoutes:
-    """What a request of several calls could carry of ``settings`` without changing it."""
+    """Return the routes that carry all of ``settings`` unchanged."""
     fields: Mapping[str, Any] = {**settings.sampling, **settings.extra}
     names = {name for name, value in fields.items() if value is not None}
     if settings.tools:
@@ -76,19 +75,19 @@ def batch_routes(settings: CallSettings) -> BatchRoutes:
 
 
 MAX_CHATS = 128
-"""Conversations in one chat batch. More save nothing, and the slowest holds back all others."""
+"""Conversations in one chat batch. More save nothing, and the slowest delays all."""
 
 LEARN_AGAIN = 30.0
-"""Seconds until an endpoint that could not be asked just now is asked again."""
+"""Seconds until an endpoint that could not be asked is asked again."""
 
 TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
-"""Engines (as ``/models`` names them) that tell token ids, and take the rest of vLLM's protocol."""
+"""Engines (as named by ``/models``) that report token ids and implement vLLM's protocol."""
 
 _NO_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
-"""In a 404: the route is there, the model is not."""
+"""In a 404: the model is missing, not the route."""
 
 _ONE_BY_ONE = frozenset({"llamacpp", "llama.cpp"})
-"""llama.cpp: its usage counts the first prompt of a list only, and it heeds no schema there."""
+"""llama.cpp counts only the first prompt of a list in its usage and ignores the schema there."""
 
 BatchRoute = Literal["prompts", "templated", "chats"]
 
@@ -100,33 +99,37 @@ _NO_LISTS = re.compile(
 
 
 class Route(msgspec.Struct):
-    """One route of an endpoint: whether a group ever came back from it, and why it is not used."""
+    """One group route of an endpoint."""
 
     worked: bool = False
+    """A group was answered."""
     strikes: int = 0
+    """Refusals of groups."""
     off: str = ""
+    """Why the route is not used, empty if it is."""
 
 
 class LearnedRoute(msgspec.Struct):
-    """What is known of one shape of conversation: a template, or why there is none.
-
-    ``sampled`` says that a chat answer confirmed it, ``sampling`` that one is under way.
-    ``quarter_hour`` is when a template with a date was learned. Every prompt begins with
-    ``first_ids``.
-    """
+    """The template of one shape of conversation, or why there is none."""
 
     template: ChatTemplate | None = None
     off: str = ""
+    """Why there is no template."""
     sampled: bool = False
+    """A chat answer confirmed the template."""
     sampling: bool = False
+    """A request that may confirm it is in flight."""
     quarter_hour: int | None = None
+    """When a template with a date was learned."""
     first_ids: tuple[int, ...] = ()
+    """The token ids with which every prompt begins."""
 
 
 class KnownRoutes(msgspec.Struct):
-    """What is known of one endpoint. ``engine`` is empty where the endpoint names none."""
+    """The group routes of one endpoint."""
 
     engine: str | None = None
+    """Empty if the endpoint names none, None before a probe."""
     lists: Route = msgspec.field(default_factory=Route)
     batch: Route = msgspec.field(default_factory=Route)
     shapes: dict[tuple[str | None, Shape], LearnedRoute] = msgspec.field(default_factory=dict)
@@ -134,12 +137,14 @@ class KnownRoutes(msgspec.Struct):
 
     @property
     def takes_all(self) -> bool:
-        """Whether it speaks vLLM's whole protocol."""
+        """Whether the engine implements vLLM's whole protocol."""
         return self.engine in TOKEN_ID_ENGINES
 
 
 class GroupRoutes:
-    """Says which calls share a request, and keeps what requests taught.
+    """Decides which calls share a request and records what responses taught.
+
+    ``awaiting`` counts the templates that wait for a chat answer to confirm them.
 
     Args:
         mode: ``auto``, ``single``, ``chat`` or ``completions``.
@@ -160,14 +165,14 @@ class GroupRoutes:
         self.awaiting = 0
 
     def known(self, endpoint: Endpoint) -> KnownRoutes:
-        """What is known of the endpoint; begins empty."""
+        """Return the state of the endpoint, new if there is none."""
         state = self._known.get(endpoint.name)
         if state is None:
             state = self._known[endpoint.name] = KnownRoutes()
         return state
 
     def probed(self, endpoint: Endpoint, capabilities: Capabilities) -> None:
-        """Take what a probe found."""
+        """Record the result of a probe."""
         state = self.known(endpoint)
         state.engine = capabilities.engine or ""
         if capabilities.lists is False:
@@ -176,7 +181,7 @@ class GroupRoutes:
             state.batch.off = state.batch.off or "it serves no batches of chats"
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Forget all but the engine's name: it is another server now, or may be."""
+        """Discard all but the engine's name: the server may be another one."""
         if endpoint.name in self._known:
             old = self._known[endpoint.name]
             self.awaiting -= sum(_awaits(learned) for learned in old.shapes.values())
@@ -185,7 +190,7 @@ class GroupRoutes:
     # --- which calls -------------------------------------------------------------------------
 
     def ways(self, settings: CallSettings) -> BatchRoutes:
-        """:func:`batch_routes`, remembered."""
+        """Return :func:`batch_routes` of the settings, cached."""
         routes = self._ways.get(settings)
         if routes is None:
             if len(self._ways) >= 256:
@@ -210,7 +215,7 @@ class GroupRoutes:
         return settings, request.max_tokens, request.seed, shape
 
     def _shape(self, request: Request, ways: BatchRoutes) -> Shape | None:
-        """The shape that a chat has to have for a list of prompts, None where it cannot go."""
+        """Return the shape that a chat needs for a list of prompts, None if it cannot be in one."""
         if (
             not ways.templated
             or self.mode == "chat"
@@ -252,7 +257,7 @@ class GroupRoutes:
         return MAX_CHATS if self._batches(state, ways) else 1
 
     def way(self, endpoint: Endpoint, request: Request) -> BatchRoute | None:
-        """How a group with ``request`` travels now; None: one by one."""
+        """Return how a group with ``request`` is sent now; None: each call alone."""
         limit = self.limit(endpoint, request)
         if limit is None or limit == 1:
             return None
@@ -261,7 +266,7 @@ class GroupRoutes:
         return "templated" if self.learned(endpoint, request) is not None else "chats"
 
     def learned(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
-        """The template for the request's shape, where it is proven and may be used."""
+        """Return the proven template for the request's shape, if it may be used."""
         state = self.known(endpoint)
         shape = self._shape(request, self.ways(request.settings))
         if shape is None or state.lists.off:
@@ -280,13 +285,13 @@ class GroupRoutes:
         )
 
     def _batches(self, state: KnownRoutes, ways: BatchRoutes) -> bool:
-        """Whether chats go by the batch: it spares this side's CPU, and the server's front end."""
+        """Return whether chats use the batch route, which saves CPU here and in the server."""
         if self.mode == "completions" or not ways.chats or state.batch.off:
             return False
         return state.takes_all or self.mode == "chat"
 
     def wants(self, endpoint: Endpoint, request: Request) -> Shape | None:
-        """The shape that must be learned before ``request`` can go in a group, None if none."""
+        """Return the shape to learn before ``request`` can join a group, None if none."""
         state = self.known(endpoint)
         if not endpoint.own or not state.takes_all or state.lists.off or request.stream:
             return None
@@ -299,13 +304,13 @@ class GroupRoutes:
     # --- what was learned ---------------------------------------------------------------------
 
     def later(self, endpoint: Endpoint) -> None:
-        """The endpoint could not be asked just now."""
+        """Postpone learning: the endpoint could not be asked."""
         self.known(endpoint).not_before = self._clock() + LEARN_AGAIN
 
     def learn(
         self, endpoint: Endpoint, request: Request, shape: Shape, learned: LearnedRoute
     ) -> None:
-        """Keep what was found out of the request's shape."""
+        """Record what was learned of the request's shape."""
         shapes = self.known(endpoint).shapes
         key = (request.settings.model, shape)
         old = shapes.get(key)
@@ -319,14 +324,14 @@ class GroupRoutes:
             self._unproven(f"{endpoint.name}: {learned.off}")
 
     def awaits_sample(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
-        """The template that an answer to ``request`` on the chat route would confirm."""
+        """Return the template that a chat answer to ``request`` would confirm."""
         if not endpoint.own or request.stream or request.messages is None:
             return None
         learned = self.learned(endpoint, request)
         return None if learned is None or learned.sampled or learned.sampling else learned
 
     def sampled(self, endpoint: Endpoint, learned: LearnedRoute, why_not: str) -> None:
-        """A chat answer confirmed a template, or (``why_not``) spoke against it."""
+        """Record that a chat answer confirmed a template, or refuted it (``why_not``)."""
         self.awaiting -= _awaits(learned)
         learned.sampled = True
         learned.off = why_not
@@ -334,25 +339,25 @@ class GroupRoutes:
             self._unproven(f"{endpoint.name}: {why_not}")
 
     def confirmed(self, endpoint: Endpoint, way: BatchRoute) -> None:
-        """A group came back from the endpoint."""
+        """Record that a group was answered."""
         self._route(endpoint, way).worked = True
 
     def distrust(self, endpoint: Endpoint, request: Request, why: str) -> None:
-        """A list of chats came back other than chats would have: no more lists of this shape."""
+        """Stop lists of this shape: one was answered differently than chats are."""
         learned = self.learned(endpoint, request)
         if learned is not None:
             learned.off = why
             self._notice(f"{endpoint.name}: chats go no longer as lists of prompts: {why}")
 
     def one_answer(self, endpoint: Endpoint, way: BatchRoute) -> None:
-        """The endpoint answered several calls as if they were one."""
+        """Stop groups on this route: several calls were answered as one."""
         self._close(endpoint, way, "it answered several calls as one")
 
     def refused(self, endpoint: Endpoint, way: BatchRoute, failure: Failure) -> bool:
-        """Take the failure of a group; True where it was the group that the endpoint refused.
+        """Record a group's failure; return whether the endpoint refuses groups.
 
-        Then its calls go alone from now on. One refusal of a kind that a single call might have
-        met too is let pass: the group is halved, and a second one decides.
+        Then its calls travel alone from now on. The first refusal that a single call might have met
+        too is ignored: the group is halved, and a second refusal decides.
         """
         route, status = self._route(endpoint, way), failure.status
         if status is None or failure.kind in ("context_overflow", "auth", "budget"):
@@ -390,7 +395,7 @@ class GroupRoutes:
 
 
 def _awaits(learned: LearnedRoute) -> int:
-    """1 where the template waits for a chat answer to confirm it."""
+    """Return 1 if the template waits for a chat answer to confirm it, else 0."""
     return int(learned.template is not None and not learned.off and not learned.sampled)
 
 
@@ -399,7 +404,7 @@ ROUTE_PATHS: dict[BatchRoute, str] = {
     "templated": "/completions",
     "chats": "/chat/completions/batch",
 }
-"""Where each way leads, below an endpoint's base address."""
+"""Paths below an endpoint's base address."""
 
 _TOKEN_IDS = b',"return_token_ids":true'
 _NO_SPECIAL = b',"add_special_tokens":false'
@@ -412,7 +417,7 @@ def group_body(
     learned: LearnedRoute | None,
     token_ids: bool,
 ) -> bytes:
-    """The JSON body of one request for ``group``.
+    """Return the JSON body of one request for ``group``.
 
     Args:
         learned: the template, for the way ``templated``.
@@ -431,9 +436,9 @@ def group_body(
 def group_results(
     groups: GroupRoutes, endpoint: Endpoint, way: BatchRoute, request: Request, answer: GroupAnswer
 ) -> tuple[list[Reply | Failure], bool]:
-    """The results of a group, and whether its calls are to go again, alone, at no cost.
+    """Return the results of a group, and whether to resend its calls alone at no cost.
 
-    They are where the endpoint answered all calls as one, or not as it answers chats.
+    They are resent if the endpoint answered all calls as one, or differently than chats.
     """
     size = len(answer.results)
     if answer.answered <= 1:

@@ -1,9 +1,9 @@
-"""Learning an endpoint's chat template: ask for what it makes of known texts, prove it, sample it.
+"""Discovery of an endpoint's chat template.
 
-``/tokenize`` with ``messages`` and ``/detokenize`` show the rendered sentinels; ``/tokenize`` with
-the text put together here has to give the same ids as with the messages. No answer is generated
-for it: the first row that goes out as a chat confirms that the chat route renders the same and
-thinks nothing beside the answer. Source: vLLM's ``entrypoints/serve/tokenize``.
+``/tokenize`` with ``messages`` and ``/detokenize`` show the rendered sentinels. ``/tokenize`` with
+the rendered text must return the same ids as with the messages. Nothing is generated: the first row
+that is sent as a chat confirms that the chat route renders the same prompt and that the model does
+not reason first. Source: vLLM's ``entrypoints/serve/tokenize``.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Message, Reply
 
 Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
-"""Posts a body to a path below an endpoint's address: (status, body), or why there is no answer."""
+"""Posts a body to a path below an endpoint's address; returns (status, body) or the failure."""
 
 Probe = Callable[[Endpoint, float], Awaitable[Capabilities | Failure]]
 
 MOST_SAMPLES = 2
-"""Real conversations of a shape by which its template is proven."""
+"""Real conversations of a shape that prove its template."""
 
 SECONDS = 15.0
-"""How long one question may take."""
+"""Limit of one question."""
 
 _FIRST_IDS = 8
-"""At most so many ids at a prompt's beginning are compared with every answer's."""
+"""Maximal number of first ids that are compared with every answer's."""
 
 
 class _NotNow(Exception):
-    """The endpoint could not be asked; another time it may."""
+    """The endpoint cannot be asked now, but may be later."""
 
 
 class _NotProven(Exception):
-    """The template does not hold, or cannot be shown to hold; the words say why."""
+    """The template does not hold, or cannot be proven; the message says why."""
 
 
 class TemplateProber:
-    """Finds out, for :class:`GroupRoutes`, how endpoints take groups.
+    """Learns, for :class:`GroupRoutes`, which groups endpoints accept.
 
     Args:
         model_of: the model name to send for a request; empty for none.
@@ -99,7 +99,7 @@ class TemplateProber:
     async def _learn_shape(
         self, endpoint: Endpoint, shape: Shape, rows: Sequence[Request], limits: Timeouts
     ) -> bool:
-        """Learn and prove; False where the endpoint could not be asked just now."""
+        """Learn and prove a template; return False if the endpoint cannot be asked now."""
         asking = _Asking(self._ask, endpoint, self._model_of(endpoint, rows[0]), limits)
         state = self._groups.known(endpoint)
         try:
@@ -120,7 +120,7 @@ class TemplateProber:
         answer: tuple[Reply, bytes],
         timeouts: Timeouts,
     ) -> None:
-        """Hold the answer to a chat (the reply and its body) against the template."""
+        """Compare a chat's reply and body with the template."""
         reply, raw = answer
         why = ""
         if reply.reasoning or shows_reasoning(reply.text):
@@ -166,7 +166,7 @@ async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> Lear
 
 
 def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ids with which all lists begin."""
+    """Return the ids with which all lists begin."""
     prefix: list[int] = []
     for ids in zip(*lists, strict=False):
         if len(set(ids)) > 1 or len(prefix) == _FIRST_IDS:
@@ -176,7 +176,7 @@ def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 class _Asking:
-    """Questions about tokens to one endpoint.
+    """Token questions to one endpoint.
 
     Raises:
         _NotNow: it does not answer, or is too busy.
@@ -190,22 +190,22 @@ class _Asking:
         self._timeouts = timeouts
 
     async def chat_ids(self, messages: list[Message]) -> list[int]:
-        """The ids of a conversation as the server renders it."""
+        """Return the ids of a conversation as the server renders it."""
         return await self._ids({"messages": messages, "add_generation_prompt": True})
 
     async def text_ids(self, text: str) -> list[int]:
-        """The ids of a text, with no special token added."""
+        """Return the ids of a text without special tokens."""
         return await self._ids({"prompt": text, "add_special_tokens": False})
 
     async def text(self, ids: list[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         text = read_detokenized(await self._post("/detokenize", {"tokens": ids}))
         if text is None:
             raise _NotProven("it has no /detokenize as vLLM's")
         return text
 
     async def proven(self, template: ChatTemplate, messages: list[Message]) -> list[int]:
-        """The ids of a conversation, which the template's text must have too."""
+        """Return the ids of a conversation if the template's text has the same."""
         ids = await self.chat_ids(messages)
         if await self.text_ids(template.render(messages)) != ids:
             raise _NotProven("its chat template writes other things around other texts")

@@ -1,8 +1,8 @@
-"""Replies to requests that carry several calls: lists of prompts, and batches of chats.
+"""Replies to lists of prompts and batches of chats.
 
-Source: vLLM's ``entrypoints/openai``: the choices of ``/v1/completions`` with a list of prompts
-are numbered prompt by prompt, ``n`` for each; those of ``/v1/chat/completions/batch`` by
-conversation. ``usage`` is a sum over all of them, and says nothing of one call.
+Source: vLLM's ``entrypoints/openai``. The choices of ``/v1/completions`` with a list of prompts are
+numbered prompt by prompt, ``n`` for each; those of ``/v1/chat/completions/batch`` by conversation.
+``usage`` is the sum over all calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
 
 MAX_PROMPTS = 1024
-"""Prompts in one request that vLLM takes (``VLLM_MAX_COMPLETION_PROMPTS``)."""
+"""vLLM's limit of prompts in one request (``VLLM_MAX_COMPLETION_PROMPTS``)."""
 
 _EMPTY = msgspec.Raw(b"")
 _FIELDS = ("index", "text", "message", "finish_reason", "logprobs", "error")
@@ -59,26 +59,25 @@ _decode_prompt_ids = msgspec.json.Decoder(_PromptIds).decode
 
 
 class GroupAnswer(msgspec.Struct):
-    """What came of one request's calls.
-
-    ``results`` has one entry per call, in their order; ``answered`` counts the calls for which
-    there was a choice. ``total`` is what the server counted for all of them together.
-    ``strange_prompt`` says that a prompt did not begin with the tokens that it should.
-    """
+    """The parsed response to a group."""
 
     results: list[Reply | Failure]
+    """One entry per call, in order."""
     answered: int
+    """Calls for which there was a choice."""
     total: Usage = Usage()
+    """The server's counts for all calls."""
     strange_prompt: bool = False
+    """A prompt did not begin with the expected tokens."""
 
 
 def read_group(
     raw: bytes, headers: Mapping[str, str], size: int, first_ids: tuple[int, ...] = ()
 ) -> GroupAnswer | Failure:
-    """The replies in the body of an HTTP 200 answer to ``size`` calls, one sample each.
+    """Parse the body of an HTTP 200 response to ``size`` calls, one sample each.
 
-    A call's choice is the one with its index; a call whose index is missing, or comes twice, gets
-    a passing failure of its own. A failure is returned where the body as a whole is one.
+    Choices are matched by index. A call whose index is missing or repeated gets a passing failure.
+    A failure is returned if the body as a whole is an error.
 
     Args:
         first_ids: token ids with which every prompt begins, where the server tells them.
@@ -113,7 +112,7 @@ def read_group(
 
 
 def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
-    """The body where it is no plain good one: an error, or JSON that takes a patient reader."""
+    """Parse a body that the fast decoder refuses: an error, or unusual JSON."""
     try:
         body = decode_json(raw)
         failure = failure_from_body(body, headers)
@@ -171,7 +170,7 @@ def _result(choice: _Choice, head: dict[str, Any]) -> Reply | Failure:
 
 
 def _length(ids: msgspec.Raw) -> int | None:
-    """How many numbers a JSON list holds; None where there is no list."""
+    """Return how many numbers a JSON list holds; None if it is no list."""
     data = bytes(ids)
     if data[:1] != b"[":
         return None
@@ -179,7 +178,7 @@ def _length(ids: msgspec.Raw) -> int | None:
 
 
 def _begins(ids: bytes, first: tuple[int, ...]) -> bool:
-    """Whether a JSON list of numbers begins with ``first``; True where it is no such list."""
+    """Return whether a JSON list of numbers begins with ``first``; True if it is no such list."""
     try:
         return tuple(_decode_ids(ids)[: len(first)]) == first
     except msgspec.DecodeError:
@@ -187,7 +186,7 @@ def _begins(ids: bytes, first: tuple[int, ...]) -> bool:
 
 
 def read_prompt_ids(raw: bytes) -> list[int] | None:
-    """The prompt's token ids in a chat answer's body (vLLM's ``prompt_token_ids``), or None."""
+    """Return the prompt's token ids of a chat response (vLLM's ``prompt_token_ids``), or None."""
     try:
         return _decode_prompt_ids(raw).prompt_token_ids
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -195,7 +194,7 @@ def read_prompt_ids(raw: bytes) -> list[int] | None:
 
 
 def read_token_ids(body: Json) -> list[int] | None:
-    """The ids that ``/tokenize`` answered, None where there are none."""
+    """Return the ids in the response of ``/tokenize``, None if there are none."""
     tokens = body.get("tokens") if isinstance(body, dict) else None
     if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens):
         return tokens
@@ -203,6 +202,6 @@ def read_token_ids(body: Json) -> list[int] | None:
 
 
 def read_detokenized(body: Json) -> str | None:
-    """The text that ``/detokenize`` answered (vLLM's ``prompt``), None where there is none."""
+    """Return the text in the response of ``/detokenize`` (vLLM's ``prompt``), or None."""
     text = body.get("prompt") if isinstance(body, dict) else None
     return text if isinstance(text, str) else None

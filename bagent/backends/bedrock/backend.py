@@ -1,8 +1,8 @@
-"""Amazon Bedrock as a backend: Converse and ConverseStream through boto3.
+"""Amazon Bedrock backend: Converse and ConverseStream through boto3.
 
-boto3 brings credentials, signatures and event streams, and blocks: its calls run in a bounded pool
-of threads, as many as calls may be in flight, each with a connection of its own. Its retries are
-off, since the fleet does them. Only jobs that use Bedrock import it.
+boto3 provides credentials, signatures and event streams, but blocks. Its calls run in a bounded
+pool of threads, one for each call in flight. Its retries are off, because the fleet retries. Only
+jobs that use Bedrock import it.
 """
 
 from __future__ import annotations
@@ -39,24 +39,23 @@ _T = TypeVar("_T")
 
 
 class BedrockConfig(msgspec.Struct, frozen=True):
-    """How Bedrock is reached.
-
-    ``threads`` is how many calls may run at once: each blocks a thread. What is None is as
-    boto3 finds it in the environment and in AWS's own files. ``proxy`` is a URL, or ``none``.
-    """
+    """Connection settings of Bedrock. None means boto3's default, from the environment and AWS's
+    files."""
 
     threads: int
+    """Concurrent calls; each blocks a thread."""
     region: str | None = None
     profile: str | None = None
     endpoint_url: str | None = None
     proxy: str | None = None
+    """A URL, or ``none``."""
     ca_file: str | None = None
 
 
 class BedrockBackend(SingleRequestBackend):
-    """Speaks Converse, one call a request; streamed calls by ConverseStream.
+    """Sends one call per request: Converse, or ConverseStream for streamed calls.
 
-    The endpoint's headers are sent along; with an ``Authorization`` among them nothing is signed.
+    The endpoint's headers are sent along. With an ``Authorization`` header nothing is signed.
 
     Args:
         enforce: ``auto`` asks for the schema by ``outputConfig`` until the model refuses it,
@@ -123,7 +122,7 @@ class BedrockBackend(SingleRequestBackend):
         endpoint: Endpoint,
         timeouts: Timeouts,
     ) -> _T | Reply | Failure:
-        """Run the call in a thread, within its limits; the thread outlives a limit by little."""
+        """Run ``call`` in a thread within its limits."""
         running = asyncio.ensure_future(self._threads.run(call))
         try:
             async with asyncio.timeout(timeouts.total):
@@ -151,7 +150,7 @@ class BedrockBackend(SingleRequestBackend):
     async def _watch(
         self, running: asyncio.Future[Any], reader: BedrockStream, timeouts: Timeouts
     ) -> str:
-        """Wait for the stream's end; which limit it stood still for, empty where it did not."""
+        """Wait for the stream to end; return which limit it exceeded, empty if none."""
         while True:
             begun = reader.first_token is not None
             limit = timeouts.idle if begun else timeouts.first_token
@@ -220,7 +219,7 @@ class BedrockBackend(SingleRequestBackend):
         return reader.result()
 
     def _client(self, headers: Mapping[str, str], timeouts: Timeouts) -> Any:
-        """The client for these headers and limits; made once, since that takes some 0.3 s."""
+        """Return the cached client for these headers and limits; making one takes 0.3 s."""
         longest = max(
             (s for s in (timeouts.total, timeouts.first_token, timeouts.idle) if s), default=None
         )
@@ -276,7 +275,7 @@ class BedrockBackend(SingleRequestBackend):
         return self._session
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """Whether there are credentials and a region; Bedrock is asked nothing."""
+        """Check that there are credentials and a region. Nothing is sent to Bedrock."""
         limits = Timeouts(connect=seconds, total=seconds)
         signed = not any(name.lower() == "authorization" for name in endpoint.headers)
         check = partial(self._look, endpoint.headers, limits, signed)
@@ -294,7 +293,7 @@ class BedrockBackend(SingleRequestBackend):
                 raise NoCredentialsError
 
     async def close(self) -> None:
-        """Close all connections; threads end with the calls that they are in."""
+        """Close all connections. Threads end when their calls do."""
         self._threads.close()
         with self._lock:
             for client in self._clients.values():
@@ -303,7 +302,7 @@ class BedrockBackend(SingleRequestBackend):
 
 
 def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
-    """Who watches the call for tool calls, to be told from the thread that reads the answer."""
+    """Return a callback for tool calls that may be called from the reading thread."""
     if request.watch is None:
         return None
     loop, on_call = asyncio.get_running_loop(), request.watch()
@@ -315,7 +314,7 @@ def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
 
 
 def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
-    """Who hears that the answer begins, and its pieces, told from the thread that reads it."""
+    """Return a callback for the pieces of an answer that may be called from the reading thread."""
     heard, began = request.heard, request.began
     if heard is None and began is None:
         return None

@@ -1,8 +1,7 @@
-"""What boto3 raises, as failures by kind.
+"""Exceptions of boto3 as failures, and threads for its calls.
 
 Sources: botocore 1.44 (``botocore.exceptions``, ``botocore.eventstream``) and the errors that its
-service model lists for Converse. Bedrock sends no Retry-After: the fleet's own waits hold, unless a
-gateway before it names a time.
+service model lists for Converse. Bedrock sends no Retry-After, but a gateway may.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ _STATUS = {
     "resourcenotfoundexception": 404,
     "servicequotaexceededexception": 429,
 }
-"""What errors inside a stream mean: there the HTTP status is 200 already."""
+"""HTTP status of errors inside a stream, whose own status is 200."""
 
 _THROTTLED = re.compile(
     r"throttl|toomanyrequests|requestlimitexceeded|throughputexceeded|slowdown|limitexceeded"
 )
-"""Names that AWS's own clients take as throttling, whatever the status (botocore's
-``_retry.json``)."""
+"""Codes that AWS's own clients treat as throttling (botocore's ``_retry.json``)."""
 
 _AUTH = re.compile(
     r"unrecognizedclient|invalidsignature|expiredtoken|invalidclienttoken|missingauth"
@@ -50,10 +48,7 @@ _PER_DAY = re.compile(r"tokens? per day|requests? per day|daily", re.IGNORECASE)
 
 
 def failure_from_exception(error: BaseException, endpoint_name: str) -> Failure | None:
-    """The failure that an exception of a Bedrock call means; None: it is a fault of ours.
-
-    ``endpoint_name`` names the endpoint for people.
-    """
+    """Convert an exception of a Bedrock call; None if it is a bug of this program."""
     from botocore import exceptions as aws
     from botocore.eventstream import ParserError
     from urllib3.exceptions import HTTPError
@@ -83,7 +78,7 @@ def failure_from_exception(error: BaseException, endpoint_name: str) -> Failure 
 
 
 def _setup(error: BaseException, message: str) -> Failure:
-    """Credentials, regions, profiles: what is wrong on this side."""
+    """Convert errors of credentials, regions and profiles."""
     name = type(error).__name__
     if "Cred" in name or "Token" in name or "Auth" in name:
         hint = "set AWS_PROFILE, AWS_ACCESS_KEY_ID or AWS_BEARER_TOKEN_BEDROCK, or log in"
@@ -92,7 +87,7 @@ def _setup(error: BaseException, message: str) -> Failure:
 
 
 def _refused(answer: dict[str, Any]) -> Failure:
-    """The failure that an error answer, or an error inside a stream, means."""
+    """Convert an error response, or an error inside a stream."""
     error = answer.get("Error") or {}
     code, message = str(error.get("Code") or ""), str(error.get("Message") or "")
     key = code.lower()
@@ -121,10 +116,10 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class WorkerThreads:
-    """At most ``most`` threads, started as they are needed.
+    """A pool of at most ``most`` daemon threads, started on demand.
 
-    They are daemons: a call that hangs in a library can not keep the process from ending, as it
-    would in ``concurrent.futures``.
+    Unlike the threads of ``concurrent.futures``, one that hangs does not keep the process from
+    ending.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -140,9 +135,9 @@ class WorkerThreads:
         return self._count
 
     async def run(self, call: Callable[[], _T]) -> _T:
-        """What ``call`` returns or raises, run in a thread; waits for one where all are taken.
+        """Run ``call`` in a thread, waiting for a free one; return or raise what it does.
 
-        A cancelled call that has begun goes on in its thread, and nobody hears of it.
+        A cancelled call that has begun continues in its thread and its result is dropped.
         """
         job: Future[_T] = Future()
         self._jobs.put((job, call))

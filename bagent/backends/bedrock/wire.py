@@ -1,8 +1,8 @@
-"""Amazon Bedrock's Converse: requests out, replies in.
+"""Requests and replies of Amazon Bedrock's Converse.
 
-Source: the ``bedrock-runtime`` service model of botocore 1.44 (``Converse``, ``ConverseStream``):
-system texts, tools and cache points are elements of lists, results of tools stand in user turns,
-reasoning is given back unchanged.
+Source: the ``bedrock-runtime`` service model of botocore 1.44 (``Converse``, ``ConverseStream``).
+System texts, tools and cache points are elements of lists, tool results stand in user turns,
+reasoning is returned unchanged.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 _INFERENCE = {"temperature": "temperature", "top_p": "topP", "stop": "stopSequences"}
 SAMPLING_NAMES = frozenset((*_INFERENCE, "top_k", "reasoning_effort"))
-"""The sampling parameters that Converse has, or passes on to models."""
+"""The sampling parameters that Converse has or passes on."""
 
 IGNORED_SAMPLING = frozenset(("seed",))
-"""Parameters that are left out, which is said once."""
+"""Parameters that are not sent, with one notice."""
 
 _TOP_LEVEL = frozenset(
     (
@@ -53,7 +53,7 @@ _REDACTED = "redactedContent"
 def converse_arguments(
     request: Request, model: str, form: Form, shared: SharedPrefix
 ) -> dict[str, Any]:
-    """The arguments of ``converse`` and ``converse_stream`` for a call.
+    """Return the arguments of ``converse`` and ``converse_stream`` for a call.
 
     Args:
         model: a model's id, or the ARN of a model, an inference profile or a prompt router.
@@ -202,7 +202,7 @@ def _image(image: ImagePart) -> dict[str, Any]:
 
 
 def _with_bytes(block: dict[str, Json]) -> dict[str, Any]:
-    """A block as it came: redacted reasoning is bytes on the wire and base64 in journals."""
+    """Decode redacted reasoning: bytes on the wire, base64 in journals."""
     reasoning = block.get("reasoningContent")
     if isinstance(reasoning, dict) and isinstance(reasoning.get(_REDACTED), str):
         return {"reasoningContent": {_REDACTED: base64.b64decode(reasoning[_REDACTED])}}
@@ -220,7 +220,7 @@ def _with_text(block: dict[str, Any]) -> dict[str, Json]:
 def read_converse(
     content: list[dict[str, Any]], stop: Json, usage: Json, model: str, ttft_ms: float | None = None
 ) -> Reply:
-    """The blocks of an answer, its stop reason and usage as a reply."""
+    """Convert content blocks, stop reason and usage to a reply."""
     texts = [block["text"] for block in content if isinstance(block.get("text"), str)]
     thoughts = []
     for block in content:
@@ -244,7 +244,7 @@ def read_converse(
 
 
 def read_answer(answer: dict[str, Any], model: str) -> Reply:
-    """The result of ``converse`` as a reply."""
+    """Convert the result of ``converse`` to a reply."""
     message = (answer.get("output") or {}).get("message") or {}
     reply = read_converse(
         message.get("content") or [], answer.get("stopReason"), answer.get("usage"), model
@@ -254,7 +254,7 @@ def read_answer(answer: dict[str, Any], model: str) -> Reply:
 
 
 def tool_call(used: dict[str, Any]) -> ToolCall:
-    """The tool call of a ``toolUse``; its input is an object, or text in a stream."""
+    """Convert a ``toolUse`` block; its input is an object, or text in a stream."""
     arguments_input = used.get("input")
     arguments = (
         arguments_input
@@ -265,7 +265,7 @@ def tool_call(used: dict[str, Any]) -> ToolCall:
 
 
 def parsed_input(text: str) -> Json:
-    """The input of a streamed tool call, as text where it is not whole JSON."""
+    """Parse the input of a streamed tool call; text that is not JSON stays text."""
     if not text.strip():
         return {}
     try:
@@ -275,7 +275,7 @@ def parsed_input(text: str) -> Json:
 
 
 def read_usage(value: Json) -> Usage:
-    """Token counts: a prompt is what was not cached, what was written and what was read."""
+    """Return the token counts. The prompt is the sum of uncached, written and read tokens."""
     if not isinstance(value, dict):
         return Usage()
     fresh = value.get("inputTokens")
@@ -289,10 +289,10 @@ def read_usage(value: Json) -> Usage:
 
 
 class BedrockStream:
-    """Puts a streamed answer together; :meth:`take` it one decoded event after the other.
+    """Assembles a streamed answer from decoded events; see :meth:`take`.
 
-    An answer is whole only with its stop reason. Written by one thread at a time; others may
-    read ``first_token`` and ``heard``, both seconds on ``clock`` (``heard``: the last event).
+    Only a stop reason completes an answer. One thread writes; others may read ``first_token`` and
+    ``heard``, both in seconds on ``clock``.
 
     Args:
         started: when the request was sent.
@@ -327,7 +327,7 @@ class BedrockStream:
         self._usage: Any = None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take the next event, ``{name: fields}`` as boto3 gives it."""
+        """Apply the next event, ``{name: fields}`` as boto3 yields it."""
         self.heard = self._clock()
         for name, fields in event.items():
             if name == "contentBlockStart":
@@ -387,7 +387,7 @@ class BedrockStream:
                 self._on_call(call)
 
     def _join(self, index: int) -> dict[str, Any] | None:
-        """The tool use of a block with its input put together; None where it is another block."""
+        """Join the input of a block's tool use; None for any other block."""
         used: dict[str, Any] | None = self._blocks.get(index, {}).get("toolUse")
         if used is not None:
             used["input"] = parsed_input("".join(self._inputs.pop(index, ())))
@@ -395,16 +395,16 @@ class BedrockStream:
 
     @property
     def whole(self) -> bool:
-        """Whether a stop reason has come."""
+        """Whether a stop reason was received."""
         return self._stop is not None
 
     @property
     def text(self) -> str:
-        """The answer's text so far."""
+        """The text received so far."""
         return "".join(block.get("text", "") for _, block in sorted(self._blocks.items()))
 
     def result(self) -> Reply | Failure:
-        """The reply, or the failure of a stream that ended without a stop reason."""
+        """Return the reply, or the failure of a stream without a stop reason."""
         if self._stop is None:
             message = "the stream ended without a stop reason"
             return Failure("bad_response", message, True, 200, text=self.text or None)

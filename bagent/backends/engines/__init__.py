@@ -1,1 +1,1 @@
-"""What engines report about themselves, and the local engine."""
+"""Engines: detection, load, a test completion, and the local engine."""

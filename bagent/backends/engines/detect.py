@@ -1,9 +1,9 @@
-"""What an endpoint serves, found out from its routes: versions differ within a fleet.
+"""Detection of an engine and its routes.
 
 Sources: vLLM 0.19 to 0.33 (``/version``, ``owned_by: vllm``, ``/load``), SGLang 0.5
 (``/server_info``, ``/get_server_info``), NVIDIA Dynamo 1.6 (``owned_by: nvidia``, its frontend's
-``/openapi.json``), llama.cpp's server (``/props``). No route is needed but the one for answers; a
-route that is missing, broken or slow leaves a field unknown and never fails the rest.
+``/openapi.json``), llama.cpp's server (``/props``). All routes are optional: one that is missing,
+broken or slow leaves a field unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bagent.clocks import unix
 from bagent.text.json import decode_json
 
 ROUTE_SECONDS = 5.0
-"""How long one route that is not needed is waited for."""
+"""Limit of one optional route."""
 
 _T = TypeVar("_T")
 
@@ -37,11 +37,11 @@ _VERSION_ROUTES = (
 _TOKENIZE, _LOAD = "/tokenize", "/load"
 _COMPLETIONS, _BATCH = "/v1/completions", "/v1/chat/completions/batch"
 _LISTS = frozenset({"vllm", "sglang", "dynamo", "llama.cpp"})
-"""Engines whose /completions was seen to take lists of prompts."""
+"""Engines whose /completions accepts lists of prompts."""
 
 
 class DetectedCapabilities(msgspec.Struct, frozen=True):
-    """What an endpoint serves, and its load at that moment where it tells it."""
+    """The capabilities of an endpoint, and its load if it reports one."""
 
     capabilities: Capabilities
     load: EngineLoad | None = None
@@ -50,10 +50,9 @@ class DetectedCapabilities(msgspec.Struct, frozen=True):
 async def detect_capabilities(
     transport: Transport, endpoint: Endpoint, capabilities: Capabilities, seconds: float
 ) -> DetectedCapabilities:
-    """What the other routes tell, added to ``capabilities``, one after the other.
+    """Query the endpoint's routes one after the other and add the results to ``capabilities``.
 
-
-    Whatever was not told within ``seconds`` stays unknown.
+    What was not answered within ``seconds`` stays unknown.
     """
     session = _Look(transport, endpoint, time.monotonic() + seconds)
     raw = await session.get("/metrics")
@@ -86,7 +85,7 @@ async def detect_capabilities(
 
 
 class _Routes(msgspec.Struct):
-    """Which routes are there: by the server's description, else by what each answered to a GET."""
+    """The routes of a server, from its description or from the status of a GET."""
 
     described: frozenset[str] | None = None
     version: str | None = None
@@ -107,14 +106,14 @@ class _Info(msgspec.Struct):
 
 
 class _Description(msgspec.Struct):
-    """The part of ``/openapi.json`` that is looked at."""
+    """The part of ``/openapi.json`` that is used."""
 
     paths: dict[str, msgspec.Raw]
     info: _Info = msgspec.field(default_factory=_Info)
 
 
 class _Look:
-    """One look at the routes of one endpoint, over at ``end`` (seconds of the monotonic clock)."""
+    """A series of GETs to one endpoint that ends at ``end`` (seconds of the monotonic clock)."""
 
     def __init__(self, transport: Transport, endpoint: Endpoint, end: float) -> None:
         self._transport = transport
@@ -123,7 +122,7 @@ class _Look:
         self.statuses: dict[str, int] = {}
 
     async def get(self, path: str) -> bytes | None:
-        """The body of a good answer; None for any other, and where there was no time left."""
+        """Return the body of a 200 response; None for any other, or when time is over."""
         remaining = self._end - time.monotonic()
         if remaining <= 0:
             return None
@@ -139,11 +138,11 @@ class _Look:
         return raw if status == 200 else None
 
     def missing(self, path: str) -> bool:
-        """Whether the server said that it has no such route."""
+        """Return whether the server has no such route."""
         return self.statuses.get(path) in (404, 405, 501)
 
     async def version(self, engine: str | None) -> tuple[str | None, str | None]:
-        """The server's version, and the engine that the route which told it stands for."""
+        """Return the server's version, and the engine that its route identifies."""
         for engine_name, path, name in _VERSION_ROUTES:
             if engine not in (None, engine_name):
                 continue
@@ -154,10 +153,10 @@ class _Look:
         return None, None
 
     async def routes(self, engine: str | None) -> _Routes:
-        """Which routes are served.
+        """Return the routes that the server serves.
 
-        The whole description is large, and building it holds a busy vLLM or SGLang up; a GET of a
-        route that wants POST tells as much there (405), and costs nothing.
+        A known vLLM or SGLang is asked by GET, which a POST route answers with 405: building its
+        large description would hold a busy server up.
         """
         if engine in (None, "dynamo"):
             raw = await self.get("/openapi.json")
@@ -179,7 +178,7 @@ def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
 def choose_model(
     capabilities: Capabilities, endpoint: Endpoint, requested: str | None = None
 ) -> str | None:
-    """The model to ask the endpoint for: ``requested``, else its tag ``model``, else its first."""
+    """Return ``requested``, else the endpoint's tag ``model``, else its first model."""
     return (
         requested
         or endpoint.tags.get("model")

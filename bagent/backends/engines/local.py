@@ -64,20 +64,17 @@ _OPTIONS = ("ctx", "parallel", "threads", "template")
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """What to serve.
-
-    ``log_file`` is where the server's words go, ``model`` a GGUF file (None is the installed
-    small model), ``start_seconds`` how long it may take to load.
-    """
+    """What to serve."""
 
     log_file: Path
     model: Path | None = None
+    """A GGUF file, None for the installed small model."""
     wanted: RequestedSettings = field(default_factory=RequestedSettings)
     start_seconds: float = 60.0
 
 
 def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) -> LocalConfig:
-    """Read ``local://FILE?ctx=2048&parallel=4&threads=2&template=chatml``.
+    """Parse ``local://FILE?ctx=2048&parallel=4&threads=2&template=chatml``.
 
     Args:
         file: the GGUF file, None for the installed small model.
@@ -105,7 +102,7 @@ def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) 
 
 
 def model_file(file: Path | None, find: Callable[[str], Any] = find_spec) -> Path:
-    """The GGUF file to serve.
+    """Return the GGUF file to serve.
 
     Args:
         file: what the user named, None for the installed small model.
@@ -134,7 +131,7 @@ def model_file(file: Path | None, find: Callable[[str], Any] = find_spec) -> Pat
 
 
 class RunningLocal:
-    """The local server for the time of an ``async with``; see :func:`start_local`.
+    """A local server, running inside an ``async with``; see :func:`start_local`.
 
     Attributes:
         url: base address, ends in ``/v1``.
@@ -219,7 +216,7 @@ class RunningLocal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the child, by force where it does not end within 5 s."""
+        """Stop the child; kill it if it does not end within 5 s."""
         await self._stop()
 
     async def _stop(self) -> None:
@@ -240,7 +237,7 @@ class RunningLocal:
 
 
 def _tail(path: Path, start: int) -> str:
-    """What the log says from byte ``start`` on: its first error, else its last lines."""
+    """Return the first error of the log from byte ``start`` on, else its last lines."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
@@ -252,7 +249,7 @@ def _tail(path: Path, start: int) -> str:
 
 
 def start_local(config: LocalConfig) -> RunningLocal:
-    """A local model for the time of an ``async with``.
+    """Return a local model to run inside an ``async with``.
 
     ::
 

@@ -1,10 +1,9 @@
-"""The server behind ``backend: local``: what fits this machine, and the child that serves it.
+"""Child process that serves a GGUF model with llama.cpp's HTTP server.
 
-The child runs llama.cpp's own HTTP server on a loopback port. It is started as
-``python -m bagent.backends.engines.local_server``, reads one JSON line (the fields of
-:class:`ServerSettings`) from stdin, writes one JSON line ``{"address": ...}`` to stdout when it
-can be sent to, or ``{"error": ...}``, and then serves until SIGTERM or until stdin closes, which
-it does when the parent is gone. llama.cpp's words go to stderr.
+Started as ``python -m bagent.backends.engines.local_server``. It reads one JSON line (the fields of
+:class:`ServerSettings`) from stdin, writes one JSON line to stdout, ``{"address": ...}`` when it is
+ready or ``{"error": ...}``, and serves until SIGTERM or until stdin closes. llama.cpp logs to
+stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from bagent.errors import UsageError
 
 _PR_SET_PDEATHSIG = 1
 _ERRORS_AND_WARNINGS = 2
-"""llama.cpp's log level; at its default every request leaves five lines."""
+"""llama.cpp's log level; its default logs five lines a request."""
 
 _SPARE_HTTP_THREADS = 8
 
@@ -37,50 +36,47 @@ _DEFAULT_CONTEXT = 4096
 _MOST_SLOTS = 16
 _MOST_THREADS = 16
 _MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV cache may take; the model and the job need the rest."""
+"""Part of the free memory for the KV cache."""
 
 _UNKNOWN_KV_BYTES = 131_072
-"""Bytes of KV cache a token where the file does not tell: those of an 8B model."""
+"""KV cache bytes a token if the file does not say: those of an 8B model."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """What the child is told.
-
-    ``context`` is in tokens for each of ``parallel`` slots; ``template`` is a chat template's
-    name or text, empty for the model's own; ``connections`` is how many HTTP connections it
-    serves at once (each holds a thread, also while it is idle); ``cache_mib`` bounds the host
-    memory for prompts of earlier requests.
-    """
+    """Settings of the child process."""
 
     model: str
     name: str
     api_key: str
     parent: int
     context: int
+    """Tokens of each slot."""
     parallel: int
+    """Slots."""
     threads: int
     connections: int
+    """Concurrent HTTP connections; each holds a thread, even when idle."""
     template: str = ""
+    """A chat template's name or text, empty for the model's own."""
     cache_mib: int = 0
+    """Host memory for prompts of earlier requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedSettings:
-    """What a user asked for; None lets the machine decide.
-
-    ``context`` is in tokens for each of ``parallel`` slots, ``template`` the name or text of a
-    chat template.
-    """
+    """Settings that the user chose; None lets the machine decide."""
 
     context: int | None = None
+    """Tokens of each slot."""
     parallel: int | None = None
     threads: int | None = None
     template: str | None = None
+    """A chat template's name or text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this process may use: ``cpus`` and free ``memory`` in bytes."""
+    """The CPUs and the free memory (bytes) of this process."""
 
     cpus: int
     memory: int
@@ -88,11 +84,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What the head of a GGUF file tells: name, trained context, bytes of KV cache a token."""
+    """The header of a GGUF file."""
 
     name: str
     context: int
+    """The trained context."""
     kv_bytes: int
+    """KV cache bytes a token."""
 
 
 _SCALARS = {
@@ -111,7 +109,7 @@ _SCALARS = {
 
 
 def read_model(path: Path) -> ModelFile:
-    """Read the head of a GGUF file (the format's specification, versions 2 and 3).
+    """Read the header of a GGUF file (format versions 2 and 3).
 
     Raises:
         UsageError: it is not such a file, or it ends too early.
@@ -142,7 +140,7 @@ def _enough(head: Mapping[str, Any]) -> bool:
 
 
 def _described(path: Path, head: Mapping[str, Any]) -> ModelFile:
-    """Layers times KV heads times sizes of a key and a value, two bytes (f16) each."""
+    """Compute the KV cache: layers times KV heads times key and value sizes, 2 bytes (f16) each."""
     kind = head.get("general.architecture", "")
     layers, heads, width = (
         head.get(f"{kind}.{name}", 0)
@@ -184,7 +182,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """CPUs by affinity and cgroup quota, memory by what is free and the cgroup's limit.
+    """Return the CPUs by affinity and cgroup quota, and the free memory by cgroup limit.
 
     Args:
         root: where /proc and /sys are.
@@ -221,10 +219,10 @@ def _words(path: Path) -> str:
 def fit_settings(
     requested: RequestedSettings, path: Path, model: ModelFile, machine: Machine
 ) -> ServerSettings:
-    """Slots, context and threads that fit the machine; what is ``requested`` stands as it is.
+    """Choose slots, context and threads for the machine; ``requested`` values are kept.
 
-    Two slots a CPU, at least 4 and at most 16, with 4096 tokens each; fewer slots, then shorter
-    ones, where the KV cache would take more than a quarter of the free memory.
+    Two slots a CPU, between 4 and 16, of 4096 tokens each. Slots are dropped, then shortened, where
+    the KV cache would exceed a quarter of the free memory.
     """
     context = requested.context or min(model.context, _DEFAULT_CONTEXT)
     tokens = int(machine.memory * _MEMORY_SHARE) // model.kv_bytes
@@ -251,9 +249,9 @@ def fit_settings(
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel end this process when ``parent`` does (Linux; elsewhere stdin tells).
+    """Let the kernel kill this process when ``parent`` ends (Linux; elsewhere stdin closes).
 
-    Exits at once where the parent is gone already.
+    Exits at once if the parent is gone.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -267,7 +265,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _watch_stdin() -> None:
-    """End when the other end of stdin closes."""
+    """Exit when stdin closes."""
     while os.read(0, 4096):
         pass
     os._exit(0)
@@ -279,7 +277,7 @@ def _tell(message: dict[str, object]) -> None:
 
 
 def main() -> NoReturn:
-    """Serve; never returns."""
+    """Serve until killed."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer

@@ -1,8 +1,8 @@
-"""The load of an engine, read from its Prometheus text: vLLM, SGLang, Dynamo, llama.cpp.
+"""Engine load from Prometheus metrics: vLLM, SGLang, Dynamo, llama.cpp.
 
-Sources: vLLM ``vllm/v1/metrics/loggers.py`` (0.2x to 0.33; the names before V1 too), SGLang
+Sources: vLLM ``vllm/v1/metrics/loggers.py`` (0.2x to 0.33, and the names before V1), SGLang
 ``srt/observability/metrics_collector.py`` (with ``--enable-metrics``), Dynamo's frontend
-(``dynamo_frontend_*``), llama.cpp ``tools/server`` (with ``--metrics``). Counters are known with
+(``dynamo_frontend_*``), llama.cpp ``tools/server`` (with ``--metrics``). Counters are matched with
 and without the ``_total`` that Prometheus clients add.
 """
 
@@ -22,8 +22,7 @@ from bagent.clocks import unix
 ROUTE = "/metrics"
 
 MISSING_SECONDS = 300.0
-"""Seconds after which an endpoint that has no metrics is asked again: a restarted engine may have
-them, and one request in five minutes is no load."""
+"""Seconds until an endpoint without metrics is asked again: a restarted engine may have them."""
 
 _REDIRECTS = (301, 302, 307, 308)
 _MISSING = (401, 403, 404, 405, 410, 501)
@@ -125,14 +124,13 @@ _LABEL = re.compile(rb'[\s,]*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"'
 _ESCAPE = re.compile(rb'\\([\\"n])')
 _MODEL_LABELS = (b"model_name", b"model")
 _RANKS = frozenset((b"tp_rank", b"pp_rank", b"moe_ep_rank", b"pid"))
-"""Labels of series that repeat one number: the ranks of one engine run the same batch."""
+"""Labels of series that repeat one number: the ranks of an engine run the same batch."""
 
 
 def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad | None:
-    """The load that a Prometheus exposition tells; None where it holds no known series.
+    """Parse a Prometheus exposition; None if it has no known series.
 
-    Lines that are no samples, and values that are no finite numbers of at least 0, are passed
-    over.
+    Lines that are not samples, and values that are negative or not finite, are ignored.
 
     Args:
         text: the body of ``/metrics``.
@@ -158,7 +156,7 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
 
 
 def _samples(text: bytes) -> Iterable[_Sample]:
-    """The samples of the known series, in order."""
+    """Yield the samples of the known series, in order."""
     series_of = _SERIES.get
     for line in text.split(b"\n"):
         if line.startswith(b"#"):
@@ -187,7 +185,7 @@ def _samples(text: bytes) -> Iterable[_Sample]:
 
 
 def _number(tail: bytes) -> float | None:
-    """The value at the start of ``tail``; a timestamp or an exemplar may follow it."""
+    """Return the value at the start of ``tail``; a timestamp or an exemplar may follow."""
     fields = tail.split(None, 1)
     try:
         value = float(fields[0]) if fields else math.nan
@@ -197,7 +195,7 @@ def _number(tail: bytes) -> float | None:
 
 
 def _of_model(samples: list[_Sample], model: str | None) -> list[_Sample]:
-    """The samples of ``model``, and those that name none, where there are several models."""
+    """Return the samples of ``model`` and those without a model, if there are several models."""
     named = [(_model(sample), sample) for sample in samples]
     models = {name for name, _ in named if name is not None}
     if model is None or len(models) < 2:
@@ -218,7 +216,7 @@ def _model(sample: _Sample) -> str | None:
 
 
 def _total(samples: list[_Sample] | None) -> int | None:
-    """The sum over engines; of the ranks of one engine the largest."""
+    """Return the sum over engines; of the ranks of one engine the maximum."""
     if not samples:
         return None
     engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
@@ -255,10 +253,10 @@ def _engine_load(fields: dict[str, list[_Sample]], at: float, engine: str) -> En
 
 
 def _dynamo_load(fields: dict[str, list[_Sample]], at: float) -> EngineLoad:
-    """The load by Dynamo's frontend, which sees its workers from outside.
+    """Return the load as Dynamo's frontend sees its workers.
 
-    ``queued_requests`` ends with the first token, so it also counts what is being prefilled: no
-    more than what exceeds the workers' places surely waits.
+    ``queued_requests`` ends with the first token, so it includes requests in prefill: only those
+    beyond the workers' slots count as waiting.
     """
     get = fields.get
     active = get("active_blocks", [])
@@ -296,7 +294,7 @@ async def _read(
     model: str | None,
     clock: Callable[[], float],
 ) -> tuple[EngineLoad | None, bool]:
-    """The load, and whether the endpoint has none to tell."""
+    """Return the load, and whether the endpoint has no metrics."""
     url = endpoint.root + ROUTE
     try:
         status, raw, _ = await transport.get(endpoint, url, seconds)
@@ -311,7 +309,7 @@ async def _read(
 
 
 class LoadReader:
-    """Reads the loads of endpoints and remembers which of them have none to tell.
+    """Reads the load of endpoints and remembers those without metrics.
 
     Args:
         transport: how they are reached.
@@ -324,13 +322,13 @@ class LoadReader:
         self._again_at: dict[str, float] = {}
 
     def due(self, endpoint: Endpoint) -> bool:
-        """Whether asking the endpoint is worth it now."""
+        """Return whether the endpoint should be asked now."""
         return self._clock() >= self._again_at.get(endpoint.name, 0.0)
 
     async def read(
         self, endpoint: Endpoint, seconds: float, model: str | None = None
     ) -> EngineLoad | None:
-        """The endpoint's load; None where it does not tell, then mostly without asking it.
+        """Return the endpoint's load; None if it has none, usually without a request.
 
         Args:
             endpoint: where to ask.

@@ -1,4 +1,4 @@
-"""Whether an endpoint really answers: one request with one token, as small as there is."""
+"""A completion of one token, which shows that an endpoint works."""
 
 from __future__ import annotations
 
@@ -17,43 +17,40 @@ from bagent.types import Failure, Reply
 Route = Literal["chat", "completions", "embeddings"]
 
 ROUTES: tuple[Route, ...] = ("chat", "completions", "embeddings")
-"""In the order of trying: models without a chat template take texts only, some give no text."""
+"""In the order of trying: models without a chat template accept only texts, some generate none."""
 
 _ROUTE_OF: dict[str, Route] = {"/completions": "completions", "/embeddings": "embeddings"}
 
 CHECK_SECONDS = 30.0
-"""How long an endpoint that failed calls has for the answer that shows that it works."""
+"""Limit of the test request to an endpoint that failed calls."""
 
 _TEXT = "Hi"
 _NOT_HERE = (400, 404, 405, 415, 422, 501)
 _TRIES = 4
-"""A stale connection, or a refused parameter, is worth the same route once more."""
+"""Attempts per route: a stale connection, or a refused parameter, is worth another."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """A real request that was answered by ``route`` after ``ms`` milliseconds.
-
-    ``cached_tokens`` says whether its usage told how much of the prompt was cached, ``blank``
-    whether the answer ended without a word.
-    """
+    """The answer to a test request."""
 
     route: Route
     ms: float
+    """Milliseconds until the answer."""
     cached_tokens: bool = False
+    """Its usage included cached tokens."""
     blank: bool = False
+    """The answer had no text."""
 
 
 class CompletionProbe:
-    """Sends the real requests of many endpoints over one backend."""
+    """Sends test requests to endpoints over one backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._requests: dict[tuple[Route, str | None], Request] = {}
 
     async def check(self, endpoint: Endpoint, request: Request | None) -> Failure | None:
-        """Ask for one token as ``request`` asks, of the same model at the same route; returns the
-        failure, None where the endpoint works.
-        """
+        """Request one token from the model and route of ``request``; return the failure, if any."""
         model, routes = None, ROUTES
         if request is not None:
             model = requested_model(request)
@@ -71,10 +68,9 @@ class CompletionProbe:
         seconds: float,
         routes: Sequence[Route] = ROUTES,
     ) -> ProbeResult | Failure:
-        """Ask ``model`` (None: whatever the server takes) for one token, within ``seconds``.
+        """Request one token from ``model`` (None: the server's own) within ``seconds``.
 
-        The failure, if it comes to one, is that of the first route: the others are only tried
-        because the server refused it.
+        Routes are tried in order while the server refuses them. The failure is that of the first.
         """
         end = time.monotonic() + seconds
         first: Failure | None = None

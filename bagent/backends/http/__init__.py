@@ -1,1 +1,1 @@
-"""The HTTP clients: pooled HTTP/1.1, aiohttp, server-sent events, rate-limit headers."""
+"""HTTP clients: pooled HTTP/1.1, aiohttp, server-sent events, rate-limit headers."""

@@ -1,7 +1,7 @@
-"""aiohttp, for TLS, proxies and addresses with a password; its errors become the project's own.
+"""aiohttp client for TLS, proxies and addresses with a password.
 
-The pool is unbounded since the fleet bounds what is in flight (aiohttp's default of 100 would cap
-a run in silence), and drops idle connections before servers do: vLLM closes them after 5.0 s.
+The pool is unbounded, because the fleet bounds what is in flight. Idle connections are closed
+before servers close them: vLLM does after 5.0 s.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from bagent.backends.http.pool import CONNECTION_IDLE
 
 READ_BUFFER = 1 << 20
 _LOOKED_AT = 8
-"""Idle connections of which it is known since when."""
+"""Idle connections whose age is known."""
 
 LARGE_BODY = 1 << 20
-"""Bytes from which aiohttp wants a file instead of a bytes object."""
+"""Bytes from which aiohttp wants a file instead of bytes."""
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Notes in the task that asks for a connection whether one had to be opened, and else for how
-    long it had been idle.
+    """Records in :data:`CONNECTION_IDLE` whether a request reused a connection.
 
-    A request that failed on a kept-open connection may be sent again without cost; aiohttp tells
-    which kind it was only to trace hooks, and those cost a tenth of a request.
+    A request that failed on a reused connection may be resent at no cost. aiohttp's trace hooks
+    would report it too, but cost a tenth of a request.
     """
 
     async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
@@ -54,7 +53,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class AiohttpClient:
-    """One pool of connections of aiohttp, which keeps them for ``idle_seconds``."""
+    """A pool of aiohttp connections that are kept for ``idle_seconds``."""
 
     def __init__(self, idle_seconds: float) -> None:
         self._session = aiohttp.ClientSession(
@@ -85,7 +84,7 @@ class AiohttpClient:
         *,
         trusted: ssl.SSLContext | bool,
     ) -> TranslatedRequest:
-        """POST ``body`` (JSON) below the endpoint's address; to be entered with ``async with``."""
+        """POST ``body`` (JSON) below the endpoint's address; use with ``async with``."""
         data: aiohttp.Payload
         if len(body) <= LARGE_BODY:
             data = aiohttp.BytesPayload(body, content_type="application/json")
@@ -107,7 +106,7 @@ class AiohttpClient:
     async def get(
         self, endpoint: Endpoint, url: str, timeouts: Timeouts, *, trusted: ssl.SSLContext | bool
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """GET an absolute ``url``: status, body, headers."""
+        """GET an absolute ``url``; return status, body and headers."""
         request = self._session.get(
             url,
             headers=endpoint.headers,
@@ -132,7 +131,7 @@ class AiohttpClient:
 
 
 class TranslatedRequest:
-    """A request of aiohttp; its errors, those of reading the answer too, become own ones."""
+    """An aiohttp request that raises the errors of :mod:`bagent.backends.http.errors`."""
 
     __slots__ = ("_request",)
 
@@ -158,7 +157,7 @@ class TranslatedRequest:
 
 
 def translate_error(error: aiohttp.ClientError) -> Exception:
-    """The own error that stands for one of aiohttp's."""
+    """Return the error that stands for one of aiohttp's."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return errors.ConnectTimeout()
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

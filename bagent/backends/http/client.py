@@ -1,4 +1,4 @@
-"""HTTP with the pools, the time limits and the error words that batches need."""
+"""HTTP client with connection pools, timeouts and failures."""
 
 from __future__ import annotations
 
@@ -37,25 +37,24 @@ if TYPE_CHECKING:
     from bagent.backends.http.aiohttp_client import AiohttpClient
 
 IDLE_SECONDS = 4.0
-"""Connections idle for so long are not used: uvicorn, and so vLLM, closes them after 5.0 s."""
+"""Longer idle connections are not reused: uvicorn, and so vLLM, closes them after 5.0 s."""
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 
 def connection_reused() -> bool:
-    """Whether the last request of this task went over a kept-open connection."""
+    """Return whether this task's last request used a kept-open connection."""
     return CONNECTION_IDLE.get() is not None
 
 
 def connection_idle_seconds() -> float:
-    """For how many seconds the connection of this task's last request had been idle when it was
-    taken; 0 for a new one, and where that is not known."""
+    """Return how long the connection of this task's last request had been idle, 0 if new."""
     return CONNECTION_IDLE.get() or 0.0
 
 
 class Transport:
-    """One pool of connections for all endpoints of a run; use it in one event loop."""
+    """The connection pools of a run; for one event loop."""
 
     def __init__(self) -> None:
         self._plain = PlainPool(IDLE_SECONDS)
@@ -89,7 +88,7 @@ class Transport:
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse | PlainResponse]:
         """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
 
-        To be entered with ``async with``: then it is sent, and its connection is given back.
+        Use with ``async with``, which sends it and returns the connection to the pool.
         """
         if PlainPool.serves(endpoint, endpoint.url):
             return self._plain.post(endpoint, path, body, timeouts)
@@ -100,9 +99,9 @@ class Transport:
     async def get(
         self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """GET an absolute ``url`` as the endpoint is reached: (status, body, headers).
+        """GET an absolute ``url``; return status, body and headers.
 
-        ``seconds`` bounds the whole request, ``connect`` the way to a connection.
+        ``seconds`` bounds the whole request, ``connect`` the connection.
         """
         timeouts = Timeouts(connect=connect, total=seconds)
         if not PlainPool.serves(endpoint, url):
@@ -135,14 +134,14 @@ class BadCertificateFile(OSError):
 
 
 class StreamStalled(TimeoutError):
-    """A streamed answer did not begin, or did not go on, within its limit."""
+    """A streamed answer did not begin or continue within its limit."""
 
 
 class StreamTimeout:
-    """The limits of a streamed answer: until its first piece, then between two pieces.
+    """Limits of a streamed answer: until its first token, then between two chunks.
 
-    An asynchronous context around the whole request. A piece only moves the moment at which the
-    limit is over; the timer looks there when it is due, and is not set anew for each piece.
+    An asynchronous context around the request. A chunk only moves the deadline: the timer is not
+    reset for each one, it checks the deadline when it fires.
 
     Raises:
         StreamStalled: one of the limits was over; its words say which.
@@ -185,7 +184,7 @@ class StreamTimeout:
         self._timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
-        """The timer is due; the limit may have moved since it was set."""
+        """Check the deadline, which may have moved since the timer was set."""
         self._timer = None
         due = self._due
         if due is None:
@@ -221,22 +220,22 @@ class StreamTimeout:
 
 
 NETWORK_ERRORS = (HttpError, asyncio.TimeoutError, OSError, ValueError)
-"""What a request may raise because of the network or the server; ValueError for requests that
-cannot be written, such as a key with a line break."""
+"""What a request may raise because of network or server. ValueError: it cannot be written, such as
+a key with a line break."""
 
 NOT_CONNECTED = (NotConnected, ConnectTimeout)
-"""Those of them that say that the server never saw the request."""
+"""Those after which the server cannot have seen the request."""
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether the server closed the connection before it answered a byte."""
+    """Return whether the server closed the connection before it sent a byte."""
     return isinstance(error, ServerClosed | ConnectionError) or (
         isinstance(error, OSError) and error.errno in _CUT
     )
 
 
 def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts) -> Failure:
-    """The failure that an exception of :data:`NETWORK_ERRORS` means, in words for people."""
+    """Convert an exception of :data:`NETWORK_ERRORS`."""
     where = endpoint.name + proxy_note(endpoint)
     if isinstance(error, ConnectTimeout):
         limit = f" within {timeouts.connect:g} s" if timeouts.connect else ""
@@ -269,12 +268,12 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
 
 
 def proxy_note(endpoint: Endpoint) -> str:
-    """Words that name the endpoint's proxy, empty if it has none."""
+    """Return a phrase that names the endpoint's proxy, empty if it has none."""
     return f" through the proxy {without_userinfo(endpoint.proxy)}" if endpoint.proxy else ""
 
 
 def _system_failure(error: OSError, where: str) -> Failure | None:
-    """The failure of an error below HTTP, None where it says nothing of its own."""
+    """Convert an error below HTTP; None if it says nothing specific."""
     if isinstance(error, BadCertificateFile):
         return Failure("connect", f"cannot reach {where}: {error}")
     if isinstance(error, CertificateRefused):
@@ -294,7 +293,7 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
 
 
 def _cause(error: BaseException) -> str:
-    """What lies under an error, in its own words; never an address, which may hold a secret."""
+    """Return the message of an error's cause, without addresses, which may hold secrets."""
     if isinstance(error, CertificateRefused):
         return error.words
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error

@@ -1,8 +1,4 @@
-"""One kept-open HTTP/1.1 connection (RFC 9112) and the answers that come over it.
-
-llhttp reads the answers (by httptools). Errors are those of both clients: whoever sends need not
-know by which.
-"""
+"""HTTP/1.1 connections (RFC 9112) and their responses, parsed by llhttp."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ from bagent.backends.http.errors import (
 )
 
 MAX_HEAD = 1 << 20
-"""Bytes that the head of an answer may have, and its trailers."""
+"""Bytes of the headers of a response, and of its trailers."""
 
 
 class Connection(asyncio.Protocol):
-    """One kept-open connection: at most one request at a time.
+    """A kept-open connection with at most one request at a time.
 
     The names of the ``on_`` methods are httptools's.
     """
@@ -63,7 +59,7 @@ class Connection(asyncio.Protocol):
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last answer."""
+        """Clear the state of the last response."""
         self.parser: Any = None
         self.fields: list[tuple[str, str]] = []
         self.headed = False
@@ -79,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._head = 0
 
     def send(self, data: bytes, body: bytes) -> None:
-        """Begin a request."""
+        """Start a request."""
         self.reset()
         self.parser = httptools.HttpResponseParser(self)
         assert self.transport is not None
@@ -91,12 +87,12 @@ class Connection(asyncio.Protocol):
     # --- from the loop ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop once the connection stands."""
+        """Handle the established connection."""
         self.loop = asyncio.get_running_loop()
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop with bytes: parse them, and wake the request where they end it."""
+        """Parse received bytes and wake the request if they complete something."""
         if self.parser is None or self.complete:
             self.fail(HttpError("bytes that belong to no request"))
             return
@@ -120,7 +116,7 @@ class Connection(asyncio.Protocol):
             self.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop at the end of the connection: a whole answer, or an error."""
+        """Handle the end of the connection: a complete response, or an error."""
         self.transport = None
         if self.complete:
             return
@@ -146,11 +142,11 @@ class Connection(asyncio.Protocol):
     # --- from the parser ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Called by the parser where an answer begins; one after the last is unasked for."""
+        """Handle the start of a response; a second one is unsolicited."""
         self.extra = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser with one header, as it stands on the wire."""
+        """Handle one header."""
         if self.complete:
             return
         self._head += len(name) + len(value)
@@ -159,7 +155,7 @@ class Connection(asyncio.Protocol):
         self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
-        """Called by the parser at the end of a head: the status, and how the body is packed."""
+        """Handle the end of the headers."""
         if self.complete:
             return
         self.status = self.parser.get_status_code()
@@ -172,7 +168,7 @@ class Connection(asyncio.Protocol):
                 self._inflate = _inflater(value.strip().lower())
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser with a part of the body, unpacked here where it was packed."""
+        """Handle a part of the body, decompressing it."""
         if self.complete:
             return
         if self._inflate is not None:
@@ -181,7 +177,7 @@ class Connection(asyncio.Protocol):
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of an answer."""
+        """Handle the end of a response."""
         if self.headed and not self.complete:
             self.complete = True
             self.kept = self.parser.should_keep_alive()  # known only here
@@ -189,13 +185,13 @@ class Connection(asyncio.Protocol):
     # --- for the request ----------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the request look at what is here."""
+        """Wake the waiting request."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """End the connection with an error."""
+        """Abort the connection with an error."""
         if self.error is None and not self.complete:
             self.error = error
         if self.transport is not None:
@@ -203,7 +199,7 @@ class Connection(asyncio.Protocol):
         self.wake()
 
     def take(self) -> bytes:
-        """The bytes of the body that are here."""
+        """Return the buffered bytes of the body."""
         chunks = self._chunks
         if len(chunks) == 1:
             return chunks.popleft()
@@ -224,7 +220,7 @@ class Connection(asyncio.Protocol):
 
 
 class PlainResponse:
-    """An answer whose head has come; of aiohttp's response it has what backends use."""
+    """A response whose headers were received; a subset of aiohttp's response."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -233,17 +229,17 @@ class PlainResponse:
 
     @property
     def content_type(self) -> str:
-        """The media type alone, in lower case."""
+        """The media type in lower case, without parameters."""
         value: str = self.headers.get("Content-Type", "")
         return value.partition(";")[0].strip().lower()
 
     @property
     def content(self) -> PlainResponse:
-        """The body as a stream: the answer itself."""
+        """The body as a stream."""
         return self
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         connection = self._connection
         connection.whole = True
         while not connection.complete:
@@ -251,7 +247,7 @@ class PlainResponse:
         return connection.take()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """The body in pieces as they come."""
+        """Yield the body in chunks as they arrive."""
         connection = self._connection
         while True:
             if piece := connection.take():
@@ -263,7 +259,7 @@ class PlainResponse:
 
 
 async def limit_body(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a body.
+    """Yield ``pieces`` while the body is within :data:`~bagent.backends.http.errors.MAX_BODY`.
 
     Raises:
         EndlessBody: there are more than any answer has.
@@ -277,7 +273,7 @@ async def limit_body(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def wait_for_data(connection: Connection) -> None:
-    """Wait for something new; raises what the connection ended with."""
+    """Wait until the connection received something; raise its error."""
     if connection.error is not None:
         raise connection.error
     connection.waiter = waiter = connection.loop.create_future()
@@ -290,14 +286,14 @@ async def wait_for_data(connection: Connection) -> None:
 
 
 def _inflater(encoding: str) -> Any:
-    """What undoes a content encoding, piece by piece; None where nothing is to be undone."""
+    """Return the decompressor of a content encoding, None if there is none."""
     if encoding in ("gzip", "x-gzip"):
         return _Gzip().decompress
     return _Deflate().decompress if encoding == "deflate" else None
 
 
 def _bounded(decompressor: Any, data: bytes, room: int) -> bytes:
-    """What ``data`` unpacks to.
+    """Decompress ``data`` to at most ``room`` bytes.
 
     Raises:
         EndlessBody: that is more than ``room`` bytes: a few packed ones may be a thousand times as
@@ -310,7 +306,7 @@ def _bounded(decompressor: Any, data: bytes, room: int) -> bytes:
 
 
 class _Gzip:
-    """Undoes ``gzip``: one member after the other (RFC 1952, 2.2)."""
+    """Decompresses ``gzip``, with any number of members (RFC 1952, 2.2)."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -330,7 +326,7 @@ class _Gzip:
 
 
 class _Deflate:
-    """Undoes ``deflate``: zlib by the standard, bare by some servers."""
+    """Decompresses ``deflate``: with a zlib header by the standard, without it by some servers."""
 
     def __init__(self) -> None:
         self._inner: Any = None

@@ -1,7 +1,7 @@
-"""Errors of HTTP requests, whichever client sent them.
+"""Errors of HTTP requests, independent of the client.
 
-They are the project's own, since to import aiohttp takes 0.2 s, which a run over plain HTTP need
-not spend.
+They do not derive from aiohttp's, because importing it takes 0.2 s, which a run over plain HTTP
+saves.
 
 ::
 
@@ -24,8 +24,8 @@ import os
 import re
 
 MAX_BODY = 1 << 27
-"""Bytes that the body of an answer may have, unpacked. Half a million streamed tokens take as many,
-or two thousand embeddings; a server that never ends would fill the memory."""
+"""Bytes of a decompressed body: half a million streamed tokens, or two thousand embeddings. An
+endless response would fill the memory."""
 
 _SEVERAL = re.compile(r"Multiple exceptions: \[Errno (\d+)\]")
 
@@ -39,14 +39,14 @@ class PayloadError(HttpError):
 
 
 class EndlessBody(HttpError):
-    """The answer is longer than any."""
+    """The body exceeds :data:`MAX_BODY`."""
 
     def __init__(self) -> None:
         super().__init__(f"an answer of more than {MAX_BODY >> 20} MiB")
 
 
 class SwitchedProtocol(HttpError):
-    """The server answered 101: it speaks another protocol from here on."""
+    """The server answered 101 (Switching Protocols)."""
 
 
 class ServerClosed(HttpError):
@@ -54,7 +54,7 @@ class ServerClosed(HttpError):
 
 
 class ProxyRefused(HttpError):
-    """The proxy refused to reach the server, with an HTTP ``status``."""
+    """The proxy refused to reach the server."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -62,15 +62,15 @@ class ProxyRefused(HttpError):
 
 
 class BadAddress(HttpError, ValueError):
-    """Not an address to send to."""
+    """The address is invalid."""
 
 
 class ConnectTimeout(HttpError, TimeoutError):
-    """No connection within its limit."""
+    """The connection was not made within its limit."""
 
 
 class NotConnected(HttpError, OSError):
-    """No connection could be made; ``os_error`` says why."""
+    """The connection could not be made; ``os_error`` is the cause."""
 
     def __init__(self, os_error: OSError) -> None:
         OSError.__init__(self, os_error.errno, os_error_text(os_error))
@@ -86,11 +86,11 @@ class CertificateRefused(NotConnected):
 
 
 class NoTls(NotConnected):
-    """The server does not speak TLS, or not in a way that both know."""
+    """The TLS handshake failed."""
 
 
 def os_error_text(error: OSError) -> str:
-    """What went wrong, without the addresses that were tried: a name may have several of them."""
+    """Return the error's message without the addresses that were tried."""
     text = error.strerror or str(error)
     several = _SEVERAL.match(text)
     if several:

@@ -1,8 +1,8 @@
-"""HTTP/1.1 to plain ``http://`` endpoints: the road of nearly all calls of a fleet.
+"""HTTP/1.1 connection pool for plain ``http://`` endpoints, which serve nearly all calls of a
+fleet.
 
-What aiohttp does for each request beyond sending and reading it (redirects, cookies, traces,
-sessions) costs more than all the rest of a row, and none of it is wanted here. It stays the client
-for TLS, proxies and addresses with a password.
+aiohttp's redirects, cookies, traces and sessions cost more than all other work for a row. It is
+used for TLS, proxies and addresses with a password.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ from bagent.backends.http.errors import BadAddress, ConnectTimeout, NotConnected
 from bagent.backends.http.resolver import Resolver
 
 NAME_SECONDS = 300.0
-"""So long the addresses of a host name are kept."""
+"""Lifetime of a resolved name."""
 
 _EYEBALLS = 0.25
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """A dead host is noticed within two minutes, however long an answer takes."""
 
 _MOST_LIMITS = 64
-"""So many time limits are kept though no request has them."""
+"""Unused timeout groups that are kept."""
 
 _BAD_IN_HEAD = ("\r", "\n", "\0")
 
 CONNECTION_IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
-"""For how many seconds the connection of this task's last request had been idle when it was taken;
-None where it had to be opened."""
+"""Seconds for which the connection of this task's last request had been idle; None if it was new.
+"""
 
 
 class _Target:
-    """Where requests of one endpoint to one URL go, and the part of their head that is fixed.
-
-    ``has_body`` tells a POST from a GET.
-    """
+    """The address and the fixed part of the headers of an endpoint's URL."""
 
     __slots__ = ("has_body", "head", "host", "place", "port")
 
@@ -84,9 +81,9 @@ class _Target:
 
 
 class TimeoutGroup:
-    """The requests that have the same time limit, the oldest first: one timer looks at them all.
+    """Requests with the same time limit, which share one timer.
 
-    A timer of its own for each request would cost more than what it guards against ever does.
+    A timer for each request would cost more than the rare timeout.
     """
 
     def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,22 +93,22 @@ class TimeoutGroup:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, connection: Connection, now: float) -> None:
-        """A request begins now."""
+        """Start the limit of a request."""
         self._due[connection] = due = now + self._seconds
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._look)
 
     def end(self, connection: Connection) -> None:
-        """It is over."""
+        """Lift the limit of a request."""
         self._due.pop(connection, None)
 
     @property
     def used(self) -> bool:
-        """Whether a request has it, or had it lately."""
+        """Whether a request has this limit, or had it recently."""
         return self._timer is not None
 
     def close(self) -> None:
-        """Look at nothing any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -141,11 +138,11 @@ class PlainPool:
 
     @staticmethod
     def serves(endpoint: Endpoint, url: str) -> bool:
-        """Whether a URL is reached this way: no TLS, no proxy, no password in it."""
+        """Return whether the pool can reach ``url``: no TLS, no proxy, no password."""
         return endpoint.proxy is None and url.startswith("http://") and "@" not in url
 
     def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> PooledRequest:
-        """POST ``body`` (JSON): to be entered with ``async with``.
+        """POST ``body`` (JSON); use with ``async with``.
 
         Raises:
             ValueError: the address or a header cannot be sent.
@@ -159,7 +156,7 @@ class PlainPool:
         return PooledRequest(self, target, body, timeouts)
 
     def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> PooledRequest:
-        """GET an absolute URL as the endpoint is reached: to be entered with ``async with``.
+        """GET an absolute URL; use with ``async with``.
 
         Raises:
             ValueError: the address or a header cannot be sent.
@@ -167,7 +164,7 @@ class PlainPool:
         return PooledRequest(self, _Target(endpoint, url, has_body=False), b"", timeouts)
 
     def take(self, target: _Target, now: float) -> Connection | None:
-        """A kept-open connection that may still be good, if there is one."""
+        """Return an idle connection that may still be open, None if there is none."""
         idle = self._idle.get(target.place)
         while idle:
             connection = idle.pop()
@@ -182,7 +179,7 @@ class PlainPool:
         return None
 
     def give_back(self, target: _Target, connection: Connection, now: float) -> None:
-        """Keep a connection whose answer was read whole; close any other."""
+        """Return a connection to the pool; close it if it cannot be reused."""
         self._busy.discard(connection)
         if not connection.reusable:
             if connection.transport is not None:
@@ -198,7 +195,7 @@ class PlainPool:
             self._reaper = loop.call_later(self._idle_seconds, self._reap, loop)
 
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what has been idle for too long, before the server does."""
+        """Close connections that were idle too long, before the server does."""
         oldest = loop.time() - self._idle_seconds
         for address, idle in list(self._idle.items()):
             while idle and (idle[0].idle_since <= oldest or idle[0].transport is None):
@@ -210,7 +207,7 @@ class PlainPool:
         self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
 
     def limit(self, seconds: float) -> TimeoutGroup:
-        """What ends requests after ``seconds``."""
+        """Return the group of requests that time out after ``seconds``."""
         group = self._limits.get(seconds)
         if group is None:
             if len(self._limits) >= _MOST_LIMITS:
@@ -219,7 +216,7 @@ class PlainPool:
         return group
 
     async def connect(self, target: _Target) -> Connection:
-        """A new connection.
+        """Open a connection.
 
         Raises:
             NotConnected: nobody listens, the name is unknown, or this machine is out of something.
@@ -276,7 +273,7 @@ class PlainPool:
 
 
 class PooledRequest:
-    """One request, from its sending to the return of its connection (``async with``).
+    """One request, from sending to returning its connection (``async with``).
 
     Raises:
         HttpError: the connection or the answer was bad.

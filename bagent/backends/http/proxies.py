@@ -1,9 +1,8 @@
-"""Which proxy, if any, a request to an address goes through.
+"""Choice of the proxy for an address.
 
-The transport never looks at the environment by itself. Engines of the user's own are always
-reached directly; for other addresses the environment's proxies hold, less what NO_PROXY excludes.
-HTTP libraries differ in what they read there, so all the forms in use count: host names, suffixes
-with or without a leading dot or ``*.``, ``*`` anywhere, ``host:port``, addresses and CIDR ranges.
+Engines of the user's own are reached directly. For other addresses the environment's proxies apply,
+less NO_PROXY in all forms in use: host names, suffixes with or without a leading dot or ``*.``,
+``*`` anywhere, ``host:port``, addresses and CIDR ranges.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from bagent.errors import UsageError
 
 
 def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
-    """The proxy of ``env`` to reach ``url`` through, None for a direct connection.
+    """Return the proxy of ``env`` for ``url``, None for a direct connection.
 
-    Variables count in lower case first, as in curl; one that is set but empty turns its twin in
-    upper case off.
+    Lower-case variables come first, as in curl. One that is set but empty disables its upper-case
+    twin.
 
     Raises:
         UsageError: the proxy that the environment names is of a kind that is not spoken (SOCKS).
@@ -48,7 +47,7 @@ def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
 
 
 def without_userinfo(url: str) -> str:
-    """``url`` less the name and password that it may hold, for messages."""
+    """Return ``url`` without user name and password, for messages."""
     scheme, mark, remainder = url.partition("://")
     if not mark:
         return url.rpartition("@")[2]
@@ -57,7 +56,8 @@ def without_userinfo(url: str) -> str:
 
 
 def excluded(host: str, port: int, no_proxy: str) -> bool:
-    """Whether the list ``no_proxy`` (split by commas or blanks) covers ``host`` and ``port``."""
+    """Return whether the list ``no_proxy`` (separated by commas or blanks) covers ``host`` and
+    ``port``."""
     host = host.lower().strip("[]").rstrip(".")
     address = _address(host)
     return any(
@@ -92,7 +92,7 @@ def _unbracketed(entry: str) -> str:
 
 
 def _split_port(entry: str) -> tuple[str, int | None]:
-    """``host:port`` and ``[v6]:port`` in two; a bare IPv6 address has no port."""
+    """Split ``host:port`` and ``[v6]:port``; a bare IPv6 address has no port."""
     if entry.startswith("["):
         host, _, port = entry[1:].partition("]")
         port = port.removeprefix(":")
@@ -113,7 +113,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is this machine."""
+    """Return whether ``host`` is this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     address = _address(host)
@@ -121,7 +121,7 @@ def _is_here(host: str) -> bool:
 
 
 def _get(env: Mapping[str, str], name: str) -> tuple[str, str]:
-    """The variable's name as it is written in ``env``, and its value or an empty text."""
+    """Return the variable's name as spelled in ``env``, and its value or an empty text."""
     for spelling in (name, name.upper()):
         if spelling in env:
             return spelling, env[spelling].strip()

@@ -1,10 +1,10 @@
-"""What a provider says of an account's limits in the headers of its answers.
+"""Rate limits of an account, from response headers.
 
 Sources: OpenAI's ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` (durations such as
 ``6m0s``; also Azure, Groq and gateways); Anthropic's
 ``anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}`` (RFC 3339
-times). Both are token buckets: the reset is when the bucket is full again. Some gateways count in
-fixed windows: there it is the window's end.
+times). Both are token buckets: the reset is when the bucket is full again. Gateways with fixed
+windows report the window's end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagent.backends.http.retry_after import reset_seconds
 MINUTE, DAY = 60.0, 86400.0
 
 _NEAR = 0.1
-"""A reset this near to what a bucket's would be, as a share of it, is a bucket's."""
+"""Relative deviation within which a reset is a bucket's."""
 
 
 class Allowance(msgspec.Struct, frozen=True):
@@ -31,15 +31,18 @@ class Allowance(msgspec.Struct, frozen=True):
     limit: float
     left: float
     reset: float | None = None
+    """Seconds until the limit is whole again, None if not reported."""
     slack: float = 0.02
+    """Accuracy of ``reset`` in seconds."""
     header: str = ""
+    """The header of ``left``."""
 
     @property
     def period(self) -> float | None:
-        """In how many seconds ``limit`` may be used: a minute or a day; None: not known.
+        """The seconds in which ``limit`` may be used, a minute or a day; None if unknown.
 
-        By the reset of a bucket: what was used comes back at ``limit`` a period. The end of a
-        window does not tell how long that is. Gateways that tell no reset count by the minute.
+        Derived from a bucket's reset: the used part returns at ``limit`` a period. The end of a
+        window does not reveal its length. Gateways without a reset count by the minute.
         """
         for period in (MINUTE, DAY):
             if self.is_bucket(period):
@@ -47,7 +50,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return MINUTE if self.reset is None else None
 
     def is_bucket(self, period: float) -> bool:
-        """Whether it fills again at ``limit`` in ``period`` seconds."""
+        """Return whether the allowance refills at ``limit`` in ``period`` seconds."""
         if self.reset is None:
             return False
         refill_seconds = period * (self.limit - self.left) / self.limit
@@ -69,9 +72,10 @@ class RateLimits(msgspec.Struct, frozen=True):
 
 
 def read_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | None:
-    """The limits in ``headers`` (names in any case), None where there are none.
+    """Parse the limits in ``headers`` (names in any case); None if there are none.
 
-    ``now`` is Unix seconds. What is no number, or a limit of 0 or less (Azure's -1), is left out.
+    ``now`` is Unix seconds. Values that are not numbers, and limits of 0 or less (Azure's -1), are
+    ignored.
     """
     if (
         "anthropic-ratelimit-requests-limit" in headers

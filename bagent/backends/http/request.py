@@ -1,4 +1,4 @@
-"""One HTTP request of a call: sent, read whole or as a stream, its failures named."""
+"""One HTTP request of a call: sent, read whole or streamed, its failures classified."""
 
 from __future__ import annotations
 
@@ -32,32 +32,31 @@ if TYPE_CHECKING:
     import aiohttp
 
 STALE_SECONDS = 1.0
-"""A kept-open connection that closes within this time was closed before the request came."""
+"""A reused connection that closes within this time was closed before the request arrived."""
 
 LONG_IDLE = 1.0
-"""One that had been idle for so long may have been closed before the request came, however late
-that shows: a server that is busy gets to its own time limits, and to the request, long after."""
+"""Seconds of idleness after which a reused connection may have been closed before the request
+arrived, even if a busy server shows that late."""
 
 AFTER_FINISH = 5.0
-"""Seconds for which the token counts are waited for once a streamed answer is whole."""
+"""Seconds to wait for the token counts of a complete streamed answer."""
 
 AFTER_DONE = 0.5
-"""Seconds for which the end of a stream is waited for after its last event, to keep the
-connection."""
+"""Seconds to wait for the end of a stream after its last event, to keep the connection."""
 
 MAX_PARTIAL_TEXT = 1 << 20
-"""Characters kept of an answer that broke off."""
+"""Characters kept of a truncated answer."""
 
 SSE = "text/event-stream"
 
 EVENTS = re.compile(rb"\s*((data|event):|:)")
 
 WholeReader = Callable[[bytes, str, Mapping[str, str]], Reply | Failure]
-"""Reads the body of an answer, given its content type and headers."""
+"""Parses a body, given its content type and headers."""
 
 
 class EventReader(Protocol):
-    """Puts a streamed answer together; see :class:`bagent.backends.openai.stream.StreamReader`."""
+    """Assembles a streamed answer; see :class:`bagent.backends.openai.stream.StreamReader`."""
 
     first_token: float | None
     pieces: int
@@ -66,32 +65,32 @@ class EventReader(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of the answer is missing."""
+        """Whether the answer is complete."""
         ...
 
     @property
     def text(self) -> str:
-        """The answer's text so far."""
+        """The text received so far."""
         ...
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Parse the next bytes."""
         ...
 
     def result(self) -> Reply | Failure:
-        """The reply once the stream has ended, or why there is none."""
+        """Return the reply once the stream has ended, or the failure."""
         ...
 
 
 class HttpRequest(msgspec.Struct):
-    """A body (JSON) for a path below the endpoint's address; ``began`` is called at the first token
-    of a stream."""
+    """A JSON body for a path below the endpoint's address."""
 
     endpoint: Endpoint
     path: str
     body: bytes
     timeouts: Timeouts
     began: Callable[[], None] | None = None
+    """Called at the first token of a stream."""
 
 
 class HttpExchange:
@@ -109,9 +108,10 @@ class HttpExchange:
         read: WholeReader,
         reader: EventReader | None,
     ) -> Reply | Failure:
-        """Send ``request``, with ``reader`` for a streamed call; sets times of ``exchange``.
+        """Send ``request`` and record status and times in ``exchange``.
 
-        A failure's words hold none of the endpoint's secrets, and name the proxy if there is one.
+        Pass ``reader`` for a streamed call. A failure's message holds no secrets and names the
+        proxy.
         """
         if reader is None:
             result = await self._whole(request, exchange, read)
@@ -135,7 +135,7 @@ class HttpExchange:
     async def post(
         self, request: HttpRequest, exchange: Exchange
     ) -> tuple[bytes, Mapping[str, str]] | Failure:
-        """The body and the headers of a good answer, or what the other one means."""
+        """Return the body and the headers of a 2xx response, else the failure."""
         try:
             async with self._transport.post(
                 request.endpoint, request.path, request.body, request.timeouts
@@ -214,7 +214,7 @@ class HttpExchange:
         return reader.result()
 
     def _broken(self, error: BaseException, request: HttpRequest, exchange: Exchange) -> Failure:
-        """The failure of a request that the network ended, and whether to send it again free."""
+        """Convert a network error, and decide whether the request may be resent at no cost."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.again = (
             connection_reused()
@@ -231,8 +231,10 @@ class HttpExchange:
         response: aiohttp.ClientResponse | PlainResponse,
         endpoint: Endpoint,
     ) -> None:
-        """Keep what the head of the answer tells. Limits are looked for where a provider may be:
-        at what is no engine of the user's own, and at what has once told them with a refusal."""
+        """Record status, request id and rate limits of a response.
+
+        Limits are parsed for providers, and for own engines that once sent them with a 429.
+        """
         exchange.status = response.status
         headers = response.headers
         name = headers.get("request-id") or headers.get("X-Request-Id")
@@ -248,21 +250,21 @@ class HttpExchange:
 
 
 async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
-    """The body of an answer."""
+    """Return the body of a response."""
     if isinstance(response, PlainResponse):
         return await response.read()
     return b"".join([piece async for piece in body_chunks(response)])
 
 
 def body_chunks(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
-    """The body of an answer as it comes; one without an end breaks off."""
+    """Yield the body of a response as it arrives, up to its limit."""
     pieces = response.content.iter_any()
     # The plain client's connections heed the bound by themselves.
     return pieces if isinstance(response, PlainResponse) else limit_body(pieces)
 
 
 def redact_failure(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
-    """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
+    """Remove the endpoint's secrets from ``failure`` and name its proxy."""
     if exchange.status is None:
         return failure
     message = endpoint.without_secrets(failure.message)

@@ -1,9 +1,8 @@
-"""Look-ups of host names that neither wait for each other nor hold the process.
+"""DNS lookups that neither wait for each other nor delay the exit of the process.
 
-Looking a name up blocks a thread until the resolver gives up, ten seconds and more. The usual
-pools of threads (of asyncio, of libuv) have a handful of them, which a few dead names fill, and
-the interpreter waits for them before it ends. Here every look-up has a thread that nobody waits
-for.
+A lookup blocks a thread until the resolver gives up, for ten seconds and more. The default pools of
+asyncio and libuv have few threads, which a few dead names fill, and the interpreter joins them at
+exit. Here every lookup has a daemon thread.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import threading
 from typing import Any
 
 THREADS, MAX_THREADS = 64, 4096
-"""Look-ups at once, and at most where some of them hang."""
+"""Concurrent lookups, and the maximum while some of them hang."""
 
 HANGS_SECONDS = 0.5
-"""Look-ups that wait for a thread longer than this get threads of their own."""
+"""Lookups that wait longer for a thread get new ones."""
 
 _Work = tuple["asyncio.Future[list[Any]]", tuple[Any, ...]] | None
 
 
 class Resolver:
-    """Looks names up for an event loop of any kind."""
+    """Resolves names for any event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,9 +34,9 @@ class Resolver:
         self._growing = False
 
     async def look_up(self, host: bytes | str | None, *more: Any) -> list[Any]:
-        """As :func:`socket.getaddrinfo`; giving up waiting is at once.
+        """Resolve as :func:`socket.getaddrinfo` does; can be cancelled at once.
 
-        ``more`` are its port, family, type, protocol and flags.
+        ``more`` are port, family, type, protocol and flags.
         """
         if _is_number(host):
             port, family, kind, proto = more[:4]
@@ -56,7 +55,7 @@ class Resolver:
             self._open -= 1
 
     def close(self) -> None:
-        """Threads that look nothing up end, the others are left alone."""
+        """End idle threads; those that hang are abandoned."""
         for _ in range(self._threads):
             self._wanted.put(None)
         self._threads = 0
@@ -99,7 +98,7 @@ class Resolver:
 
 
 class ResolverLoop(asyncio.SelectorEventLoop):
-    """For commands that reach many names of which some may be dead: a loop factory."""
+    """Event loop for commands that reach many names, of which some may be dead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,11 +114,11 @@ class ResolverLoop(asyncio.SelectorEventLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> list[Any]:
-        """As :func:`socket.getaddrinfo`; giving up waiting is at once."""
+        """Resolve as :func:`socket.getaddrinfo` does; can be cancelled at once."""
         return await self._names.look_up(host, port, family, type, proto, flags)
 
     def close(self) -> None:
-        """Close the loop; nobody waits for names that are still looked up."""
+        """Close the loop without waiting for pending lookups."""
         self._names.close()
         super().close()
 

@@ -1,8 +1,8 @@
-"""When a server wants to be asked again, as its headers or its words say it.
+"""When to retry, from a server's headers or error message.
 
-Sources: RFC 9110 section 10.2.3 (Retry-After); the rate-limit headers of OpenAI (``1s``,
-``6m0s``), Anthropic (RFC 3339 times), Azure (``x-ms-retry-after-ms``), gateways (Unix time in
-seconds or milliseconds) and the IETF's drafts of ``RateLimit``.
+Sources: RFC 9110 section 10.2.3 (Retry-After); the rate-limit headers of OpenAI (``1s``, ``6m0s``),
+Anthropic (RFC 3339 times), Azure (``x-ms-retry-after-ms``), gateways (Unix time in seconds or
+milliseconds) and the IETF's drafts of ``RateLimit``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from bagent.text.durations import LONG_PART, parse_duration
 
 SKEW_SECONDS = 2.0
-"""A server clock that is further off than this is taken as wrong, and its own time is used."""
+"""A server clock that differs more is considered wrong, and its own time is used."""
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?|\.\d+", re.ASCII)
 _IN_WORDS = re.compile(
@@ -30,12 +30,12 @@ _SPENT_ONE = re.compile(r";\s*r=0\b.*;\s*t=(\d+)", re.IGNORECASE)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds until the server wants to be asked again, None where it named no usable time.
+    """Return the seconds to wait before a retry, None if the server named no usable time.
 
-    Reads ``retry-after-ms``, ``Retry-After`` (seconds, also fractional, a duration such as ``3s``
-    or an HTTP date; of several the longest), both also under the names that gateways give them,
-    else the longest of the rate-limit reset headers whose remaining count is 0. A time in the
-    past, a negative number and garbage count as not named. ``now`` is Unix seconds.
+    Reads ``retry-after-ms`` and ``Retry-After`` (seconds, fractions, durations such as ``3s``, HTTP
+    dates; of several the longest) and the names that gateways use for them, else the longest reset
+    of the rate limits whose remaining count is 0. Times in the past, negative numbers and garbage
+    are ignored. ``now`` is Unix seconds.
     """
     named = {name.lower().replace("_", "-"): value for name, value in headers.items()}
     for name in _IN_MILLISECONDS:
@@ -51,7 +51,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _parse_retry_after(value: str, base: float) -> float | None:
-    """Seconds that a Retry-After names: a number, a date, or several of them joined by commas."""
+    """Return the seconds of a Retry-After: a number, a date, or several joined by commas."""
     until = _until(value, base) if _number(value) is None else None
     if until is not None:  # a date has a comma of its own
         return until
@@ -60,14 +60,16 @@ def _parse_retry_after(value: str, base: float) -> float | None:
 
 
 def retry_after_in_text(text: str) -> float | None:
-    """Seconds that a message such as ``Please try again in 1m2.5s`` names, or None."""
+    """Return the seconds in a message such as ``Please try again in 1m2.5s``, or None."""
     match = _IN_WORDS.search(text)
     return (_duration(match.group(1)) or None) if match else None
 
 
 def _spent_in_one(value: str) -> list[str]:
-    """Seconds until the limits of a ``RateLimit`` header that are spent: both of its drafts' forms,
-    ``limit=10, remaining=0, reset=7`` and ``"name";r=0;t=7``."""
+    """Return the resets of the exhausted limits of a ``RateLimit`` header.
+
+    Both drafts are read: ``limit=10, remaining=0, reset=7`` and ``"name";r=0;t=7``.
+    """
     matches = (
         [_SPENT.search(value)] if "remaining" in value else map(_SPENT_ONE.search, value.split(","))
     )
@@ -85,7 +87,7 @@ def _spent_limits(headers: Mapping[str, str]) -> list[str]:
 
 
 def reset_seconds(value: str, now: float) -> float | None:
-    """Seconds until the time that a reset header names, None where it names none that is to come.
+    """Return the seconds until the time in a reset header, None if it is past or malformed.
 
     ``now`` is Unix seconds.
     """
@@ -111,7 +113,7 @@ def _number(value: str) -> float | None:
 
 
 def _base(date: str | None, now: float) -> float:
-    """The time from which to count: the server's where the two clocks differ."""
+    """Return the time to count from: the server's, if the two clocks differ."""
     served = _timestamp(date or "")
     if served is None:
         return now
@@ -125,7 +127,7 @@ def _until(value: str, now: float) -> float | None:
 
 
 def _timestamp(value: str) -> float | None:
-    """Unix seconds of an RFC 3339 or HTTP date, None if it is neither."""
+    """Return the Unix seconds of an RFC 3339 or HTTP date, None if it is neither."""
     try:
         when = datetime.fromisoformat(value.strip())
     except ValueError:

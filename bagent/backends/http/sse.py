@@ -1,6 +1,6 @@
-"""The JSON values in the ``data:`` lines of a stream of server-sent events.
+"""Decoder of JSON server-sent events.
 
-Source: WHATWG HTML, section 9.2. For servers that end each event by an empty line.
+Source: WHATWG HTML, section 9.2. For servers that end each event with an empty line.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from bagent.text.json import decode_json
 
 
 class InvalidEvent(ValueError):
-    """The data of an event is not JSON; the text is its beginning."""
+    """The data of an event is not JSON; the message is its beginning."""
 
 
 def normalize_newlines(data: bytes) -> bytes:
-    """The bytes of a stream whose lines end in lone carriage returns, with newlines instead.
+    """Replace lone carriage returns by newlines, in streams whose lines end in them.
 
-    JSON text holds neither, so where there is no newline each carriage return ends a line. The
-    last byte is left: a newline may be about to follow it.
+    JSON text contains neither, so without a newline each carriage return ends a line. The last byte
+    is kept: a newline may follow it.
     """
     if b"\n" in data or b"\r" not in data:
         return data
@@ -26,9 +26,9 @@ def normalize_newlines(data: bytes) -> bytes:
 
 
 class SSEDecoder:
-    """Feed it bytes as they come: it gives back the objects that became whole.
+    """Decodes events from chunks of bytes.
 
-    ``stray`` keeps up to 64 KiB of lines that belong to no event stream: an error page, say.
+    ``stray`` holds up to 64 KiB of lines that belong to no event stream, such as an error page.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class SSEDecoder:
 
     @property
     def stray(self) -> bytes:
-        """Lines that are none of an event stream."""
+        """The lines that are not part of an event stream."""
         return b"\n".join(self._stray)
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The objects of the events that ended in ``data``.
+        """Return the objects of the events that ended in ``data``.
 
         Raises:
             NoEvent: an event's data is not JSON.
@@ -63,7 +63,7 @@ class SSEDecoder:
         return events
 
     def finish(self) -> list[dict[str, Any]]:
-        """The last event, which may lack its empty line.
+        """Return the last event, which may lack its empty line.
 
         Raises:
             NoEvent: as :meth:`feed`.

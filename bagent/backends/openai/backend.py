@@ -1,4 +1,4 @@
-"""The OpenAI-compatible backend: OpenAI, vLLM, SGLang, NVIDIA Dynamo, llama.cpp, gateways."""
+"""Backend for OpenAI-compatible APIs: OpenAI, vLLM, SGLang, NVIDIA Dynamo, llama.cpp, gateways."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from bagent.types import Failure, Reply
 
 
 class OpenAIBackend:
-    """Speaks ``/chat/completions`` (and ``/completions`` for raw text) over one transport.
+    """Sends calls to ``/chat/completions``, and raw text to ``/completions``.
 
-    Where the settings name no model, the endpoint's own is sent: its tag ``model``, else what a
-    probe found there, else none.
+    Without a model in the settings it sends the endpoint's own: its tag ``model``, else the first
+    that a probe found, else none.
 
     Args:
         enforce: ``auto`` asks for the schema by ``response_format`` until the endpoint refuses
@@ -66,21 +66,21 @@ class OpenAIBackend:
         self._counter = PromptCounter(self._ask, self._model)
 
     def group_key(self, request: Request) -> Hashable | None:
-        """Settings, limits and shape of the call; see :class:`bagent.backends.base.Backend`."""
+        """Return the settings, limits and shape of the call."""
         return self._groups.key(request)
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """As the endpoint is known; see :class:`bagent.backends.base.Backend`."""
+        """Return the limit by what is known of the endpoint."""
         return self._groups.limit(endpoint, request)
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """Probe it where that is still to be done, and prove the samples' chat templates."""
+        """Probe the endpoint if it was not, and prove the samples' chat templates."""
         await self._learner.learn(endpoint, samples, timeouts)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Learn the endpoint anew, and ask it in the usual form again."""
+        """Discard what was learned of the endpoint."""
         self._groups.forget(endpoint)
         self._forms.forget(endpoint)
         self._abilities.forget(endpoint)
@@ -89,13 +89,13 @@ class OpenAIBackend:
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """By ``/tokenize``; see :class:`bagent.backends.base.Backend`."""
+        """Count by ``/tokenize``."""
         return await self._counter.count(endpoint, request, seconds)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
+        """Send one call or a group."""
         request = group[0]
         form = self._forms.of(endpoint, request)
         exchange = Exchange(results=[], sent=self._clock())
@@ -122,7 +122,7 @@ class OpenAIBackend:
         timeouts: Timeouts,
         exchange: Exchange,
     ) -> Reply | Failure:
-        """Send one call, with what the endpoint can do besides, or might."""
+        """Send one call with an optional feature that the endpoint has or may have."""
         engine = self._groups.known(endpoint).engine
         able, tries = self._abilities.form(endpoint, request, form, engine)
         try:
@@ -214,7 +214,7 @@ class OpenAIBackend:
     async def _ask(
         self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts
     ) -> tuple[int, bytes] | Failure:
-        """Post a question that is no call; see ``Ask``."""
+        """Post a body that is not a call; see ``Ask``."""
         try:
             async with self._transport.post(endpoint, path, body, timeouts) as response:
                 return response.status, await read_body(response)
@@ -239,14 +239,14 @@ class OpenAIBackend:
         return writer
 
     def _model(self, endpoint: Endpoint, request: Request) -> str:
-        """The model's name to send, empty for none."""
+        """Return the model to send, empty for none."""
         model = request.settings.model or ""
         if not model and not (request.body and request.body.get("model")):
             model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
         return model
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """GET ``/models``: what the endpoint serves. A missing route is no failure."""
+        """GET ``/models``. A missing route is not a failure."""
         capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Capabilities):
             self._groups.probed(endpoint, capabilities)

@@ -1,7 +1,7 @@
-"""The OpenAI chat wire form: bodies out, replies in.
+"""Request bodies and replies of OpenAI's chat completions.
 
-Source: OpenAI's API reference for chat completions, and what vLLM, SGLang, NVIDIA Dynamo and
-llama.cpp's server add to it or leave out of it.
+Source: OpenAI's API reference for chat completions, and the deviations of vLLM, SGLang, NVIDIA
+Dynamo and llama.cpp's server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Text(msgspec.Struct, gc=False):
-    """A message or a delta with nothing in it but text."""
+    """A message or a delta that holds nothing but text."""
 
     content: str | None = None
     reasoning: _NoText | None = None
@@ -56,7 +56,7 @@ class _Choice(msgspec.Struct):
 
 
 class PlainReply(msgspec.Struct):
-    """The body of an answer with one choice of plain text."""
+    """The body of a response with one choice of plain text."""
 
     choices: tuple[_Choice]
     model: str | None = None
@@ -97,7 +97,7 @@ class _Piece(msgspec.Struct):
 
 
 class PlainEvent(msgspec.Struct):
-    """An event of a stream with a piece of plain text; ``text`` may be None."""
+    """A stream event with one piece of plain text, which may be None."""
 
     choices: tuple[_Piece]
     model: str | None = None
@@ -108,7 +108,7 @@ class PlainEvent(msgspec.Struct):
 
     @property
     def text(self) -> str | None:
-        """The piece, None where there is none for the first choice."""
+        """The piece, None if there is none for the first choice."""
         choice = self.choices[0]
         if choice.index:
             return None
@@ -121,7 +121,7 @@ _REFUSALS = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def decode_plain_reply(raw: bytes) -> PlainReply | None:
-    """The body of a usual answer, None where it is not of that form."""
+    """Decode a response of plain text, None if it is of another form."""
     try:
         return _decode_reply(raw)
     except _REFUSALS:
@@ -129,7 +129,7 @@ def decode_plain_reply(raw: bytes) -> PlainReply | None:
 
 
 def decode_plain_event(data: bytes) -> PlainEvent | None:
-    """A usual event of a stream, None where it is not of that form."""
+    """Decode a stream event of plain text, None if it is of another form."""
     try:
         return _decode_piece(data)
     except _REFUSALS:
@@ -160,25 +160,26 @@ _HINTS = {
 }
 
 PROVIDER_BLOCKS = "provider_blocks"
-"""The key of an assistant message that holds the turn in its provider's own form: no other takes
-it, and a run that was begun with one backend may go on with another."""
+"""Key of an assistant message that holds the turn in its provider's own form. It is not sent to
+others, since a run may continue with another backend."""
 
 _OWN_MARK = b'"%s":' % PROVIDER_BLOCKS.encode()
 
 MAX_PRIORITY = 100
-"""So many places a conversation may be put forward: one for each turn behind it."""
+"""Maximal priority of a conversation, which gains one with each turn."""
 
 
 class BodyWriter:
-    """Makes request bodies of one model's calls; what calls share is encoded once.
+    """Writes the request bodies of one model; what calls share is encoded once.
 
-    ``model`` empty sends no model at all, for servers that have only one.
-    ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
-    ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
-    ``response_format`` out, for endpoints that refuse it, ``strict`` False asks for no strict mode
-    of schemas and tools, ``without`` leaves out the sampling parameters of these names. ``hints``
-    says how conversations that return from their tools are put forward: by a ``lower`` or a
-    ``higher`` priority, or by ``nvext``; empty for not at all.
+    Args:
+        model: empty sends none, for servers that have only one.
+        native_schema: False omits ``response_format``.
+        completion_limit: ``max_tokens``, or ``max_completion_tokens`` for OpenAI's newer models.
+        without: names of sampling parameters to omit.
+        hints: how to raise the priority of conversations that return from their tools: ``lower``
+            or ``higher`` numbers, or ``nvext``; empty for none.
+        strict: False omits the strict mode of schemas and tools.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class BodyWriter:
         self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
 
     def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
-        """JSON bytes of ``request``; ``key`` names the payload, ``stream`` False asks for none."""
+        """Return the JSON bytes of ``request``; ``key`` names the payload."""
         if request.body is not None:
             return self._own_body(request.body)
         head, limited, chosen = self._kept_head(request)
@@ -221,7 +222,8 @@ class BodyWriter:
     def group_body(
         self, request: Request, key: str, payloads: Sequence[bytes], extra: bytes = b""
     ) -> bytes:
-        """JSON bytes for calls like ``request`` with a payload each, in a list called ``key``.
+        """Return the JSON bytes for calls like ``request``, their payloads in a list called
+        ``key``.
 
         ``extra`` is JSON text of further members, each after a comma.
         """
@@ -244,7 +246,7 @@ class BodyWriter:
         return cached[1], cached[2], "tool_choice" in settings.extra
 
     def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
-        """The body's beginning, and whether it bounds the answer already."""
+        """Return the beginning of the body, and whether it limits the answer already."""
         fields: dict[str, Any] = {"model": self.model} if self.model else {}
         fields.update(settings.sampling)
         if seed is not None:
@@ -268,7 +270,7 @@ class BodyWriter:
         return head + b"," if fields else head, limited
 
     def _own_body(self, body: Mapping[str, Json]) -> bytes:
-        """A body that the user wrote, less streaming, with the model that was chosen."""
+        """Return a body written by the user, without streaming and with the chosen model."""
         fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
         if self.model:
             fields["model"] = self.model
@@ -283,7 +285,7 @@ def _without_strict(tool: Json) -> Json:
 
 
 def _payload(request: Request) -> bytes:
-    """The payload, less what another provider wanted back unchanged in turns before."""
+    """Return the payload without the blocks of other providers."""
     messages = request.messages
     if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
         return request.payload
@@ -293,9 +295,9 @@ def _payload(request: Request) -> bytes:
 
 
 def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
-    """The reply in the body of an HTTP 200 answer, chat or text completion.
+    """Parse the body of an HTTP 200 response to a chat or text completion.
 
-    Of several choices it is the one with index 0; where it is not clear which that is, none.
+    Of several choices the one with index 0 is taken.
     """
     usual = decode_plain_reply(raw)
     if usual is not None:
@@ -332,7 +334,7 @@ def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -
 
 
 def first_choice(choices: Json) -> dict[str, Any] | None:
-    """The choice with index 0, or the only one; None where that is not clear."""
+    """Return the choice with index 0, or the only one; None if it is ambiguous."""
     if not isinstance(choices, list):
         return None
     candidates = [choice for choice in choices if isinstance(choice, dict)]
@@ -342,12 +344,12 @@ def first_choice(choices: Json) -> dict[str, Any] | None:
 
 
 def choice_error(choice: dict[str, Any]) -> Failure | None:
-    """The failure that a gateway puts into a choice (OpenRouter does), None if there is none."""
+    """Return the failure inside a choice (OpenRouter), None if there is none."""
     return failure_from_body({"error": choice["error"]}, {}) if choice.get("error") else None
 
 
 def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
-    """One choice of a decoded answer as a reply, with the usage of the whole ``body``.
+    """Convert one choice, with the usage of the whole ``body``.
 
     Raises:
         ValueError: something in it is nested too deeply.
@@ -372,23 +374,23 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
 
 
 def raw_tool_calls(message: Mapping[str, Json]) -> Json:
-    """What a message or delta holds of tool calls; the older form with one call counts too."""
+    """Return the tool calls of a message or delta, including the legacy ``function_call``."""
     calls, older = message.get("tool_calls"), message.get("function_call")
     return [{"function": older}] if not calls and isinstance(older, dict) else calls
 
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
-"""Where servers put thinking, and want it back in the turns that follow on a tool call."""
+"""Fields for reasoning, which servers want back in the turns after a tool call."""
 
 
 def reasoning_fields(message: Mapping[str, Json]) -> dict[str, Json] | None:
-    """The thinking of a message as it stood there; None where there is none."""
+    """Return the reasoning fields of a message unchanged; None if there are none."""
     fields = {name: message[name] for name in REASONING_KEYS if message.get(name)}
     return fields or None
 
 
 def normalize_finish_reason(value: Json) -> str | None:
-    """A finish reason in OpenAI's words; an unknown one as it is, a missing one None."""
+    """Map a finish reason to OpenAI's values; an unknown one is unchanged, a missing one None."""
     if value is None:
         return None
     word = value if isinstance(value, str) else encode_json(value)
@@ -396,7 +398,7 @@ def normalize_finish_reason(value: Json) -> str | None:
 
 
 def reasoning_text(message: dict[str, Any]) -> str:
-    """Return the reasoning of a message or delta: under vLLM's names, or in parts of its content.
+    """Return the reasoning of a message or delta, from its own field or parts of its content.
 
     Source of the parts: Mistral's API, ``{"type": "thinking", "thinking": [{"text": ...}]}``.
     """
@@ -417,19 +419,19 @@ def _str(value: Json) -> str:
 
 
 def server_ttft(body: dict[str, Any]) -> float | None:
-    """Milliseconds to the first token as the server told them (vLLM's ``metrics``), or None."""
+    """Return the server's own time to first token in ms (vLLM's ``metrics``), or None."""
     metrics = body.get("metrics")
     value = metrics.get("time_to_first_token_ms") if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, int | float) else None
 
 
 def optional_text(value: Json) -> str | None:
-    """``value`` as text, None where there is none."""
+    """Return ``value`` as text, None if there is none."""
     return value if value is None or isinstance(value, str) else encode_json(value)
 
 
 def content_text(content: Json) -> str | None:
-    """Text of a content field: text, None, or a list of parts, of which text parts count."""
+    """Return the text of a content field: a string, None, or a list of parts."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -442,7 +444,7 @@ def content_text(content: Json) -> str | None:
 
 
 def read_tool_calls(value: Json) -> tuple[ToolCall, ...]:
-    """Tool calls of a message; arguments may come as text, object or nothing."""
+    """Return the tool calls of a message; arguments may be text, an object or missing."""
     if not value or not isinstance(value, list | dict):
         return ()
     calls = []
@@ -466,7 +468,7 @@ def read_tool_calls(value: Json) -> tuple[ToolCall, ...]:
 
 
 def read_usage(value: Json) -> Usage:
-    """Token counts; what is missing or null stays None."""
+    """Return the token counts; what is missing or null stays None."""
     if not isinstance(value, dict):
         return Usage()
     prompt_details = value.get("prompt_tokens_details")
@@ -480,7 +482,7 @@ def read_usage(value: Json) -> Usage:
 
 
 MAX_COUNT = 1 << 53
-"""Above it a count of tokens is a fault of the server, and no column can hold it."""
+"""A larger token count is a server error, and no column can hold it."""
 
 
 def _count(value: Json, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The answer of ``/v1/embeddings``: one vector for each text of a request.
+"""Responses of ``/v1/embeddings``.
 
 Form: https://platform.openai.com/docs/api-reference/embeddings (``data[].index``,
 ``data[].embedding``); served alike by vLLM and SGLang.
@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 def read_vectors(raw: bytes, texts: Json, headers: Mapping[str, str]) -> Reply | Failure:
-    """The vectors in the body of an HTTP 200 answer, in the order of the texts.
+    """Parse the body of an HTTP 200 response; vectors are in the order of the texts.
 
     Args:
         raw: the body.

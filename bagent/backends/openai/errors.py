@@ -1,4 +1,4 @@
-"""HTTP answers that are not good ones, as failures by kind.
+"""Classification of HTTP errors.
 
 Sources: the error bodies of OpenAI and vLLM (``{"error": {...}}``), SGLang and NVIDIA Dynamo (flat
 ``{"message", "type", "code"}``), Anthropic (``{"type": "error", "error": {...}}``), Google (the
@@ -18,7 +18,7 @@ from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
 
 TEXT_LIMIT = 500
-"""Characters kept of a server's own words."""
+"""Characters kept of a server's message."""
 
 _OVERFLOW = re.compile(
     r"maximum context length|context[ _]length|context window|exceeds? the (available )?context"
@@ -64,20 +64,20 @@ _BODY_STATUS = (
     (re.compile(r"invalid|bad[ _]?request|unsupported|validation|content[ _]filter", re.I), 400),
     (re.compile(r"time[ _-]?out|timed out|deadline", re.I), 504),
 )
-"""What the code or type of an error behind HTTP 200 means where it is no number."""
+"""Status by the code or type of an error behind HTTP 200, if it is no number."""
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """``text`` on one line, at most ``limit`` characters."""
+    """Return ``text`` on one line of at most ``limit`` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def find_error(body: Json) -> tuple[str, Json, str] | None:
-    """The error that a JSON body reports: (message, code, type), or None if it reports none.
+    """Return the error in a JSON body as (message, code, type), None if there is none.
 
-    Knows ``{"error": {...}}``, ``{"error": "text"}``, ``{"errors": [...]}``, ``{"detail": ...}``,
-    flat bodies, each of them in a list or in another error, as gateways put it there.
+    Handles ``{"error": {...}}``, ``{"error": "text"}``, ``{"errors": [...]}``, ``{"detail": ...}``,
+    flat bodies, and each of them in a list or in another error.
     """
     if isinstance(body, list) and body:
         body = body[0]
@@ -96,7 +96,7 @@ def find_error(body: Json) -> tuple[str, Json, str] | None:
 
 
 def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
-    """The error of a body that has none under ``error``."""
+    """Return the error of a body without ``error``."""
     if body.get("object") == "error" or "message" in body:
         inner = find_error(body.get("message")) if isinstance(body.get("message"), dict) else None
         flat = _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
@@ -119,7 +119,7 @@ def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
 
 
 def _inner(error: dict[str, Json]) -> tuple[str, Json, str] | None:
-    """The error within an error; what it lacks is the outer one's."""
+    """Return the error inside an error, completed from the outer one."""
     message = error.get("message")
     if isinstance(error.get("error"), dict):
         inner = find_error({"error": error["error"]})
@@ -146,7 +146,7 @@ def _message_of(error: dict[str, Json]) -> str:
 
 
 def _details(value: Json) -> str:
-    """Validation errors as FastAPI lists them, without the input that they repeat."""
+    """Return FastAPI's validation errors as text, without the input that they repeat."""
     if isinstance(value, dict) and isinstance(value.get("message"), str):
         return str(value["message"])
     if not isinstance(value, list):
@@ -165,7 +165,7 @@ def _as_text(value: Json) -> str:
 
 
 def failure_from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
-    """The failure that an HTTP answer with ``status`` other than 200 means."""
+    """Convert an HTTP response with an error status."""
     try:
         error = find_error(decode_json(text))
     except ValueError:
@@ -182,7 +182,7 @@ def failure_from_status(status: int, text: str, headers: Mapping[str, str]) -> F
 
 
 def _as_advised(failure: Failure, advice: str | None) -> Failure:
-    """The failure as ``x-should-retry`` has it, by which OpenAI and Anthropic tell their SDKs."""
+    """Apply ``x-should-retry``, by which OpenAI and Anthropic steer their SDKs."""
     if advice == "false" and failure.passing:
         return msgspec.structs.replace(failure, passing=False, busy=False)
     if advice == "true" and failure.kind == "rejected":
@@ -191,7 +191,7 @@ def _as_advised(failure: Failure, advice: str | None) -> Failure:
 
 
 def failure_from_body(body: Json, headers: Mapping[str, str]) -> Failure | None:
-    """The failure that a body behind status 200 reports, or None if it reports none."""
+    """Convert an error in a body behind status 200; None if there is none."""
     error = find_error(body)
     if error is None:
         return None
@@ -206,7 +206,7 @@ def failure_from_body(body: Json, headers: Mapping[str, str]) -> Failure | None:
 
 
 def _inner_headers(body: Json) -> Mapping[str, str]:
-    """The headers of the server behind a gateway, which OpenRouter puts into the body."""
+    """Return the upstream server's headers, which OpenRouter puts into the body."""
     error = body.get("error") if isinstance(body, dict) else None
     metadata = error.get("metadata") if isinstance(error, dict) else None
     headers = metadata.get("headers") if isinstance(metadata, dict) else None
@@ -214,7 +214,7 @@ def _inner_headers(body: Json) -> Mapping[str, str]:
 
 
 def _body_status(code: Json, kind: str, text: str) -> int:
-    """The HTTP status that fits an error: its number, else what its words say."""
+    """Return the HTTP status of an error: its number, else by its text."""
     number = str(code)
     if re.fullmatch(r"[45]\d\d", number):
         return int(number)
@@ -230,9 +230,9 @@ def _body_status(code: Json, kind: str, text: str) -> int:
 
 
 def classify(status: int, summary: str, text: str, wait: float | None = None) -> Failure:
-    """Kind and lastingness of ``status`` with the server's ``text``; ``summary`` is for people.
+    """Classify ``status`` by the server's ``text``; ``summary`` goes into the message.
 
-    ``wait`` is when the server wants to be asked again, in seconds, None where it did not say.
+    ``wait`` is the server's Retry-After in seconds, None if it sent none.
     """
     message = f"HTTP {status}: {summary}"
     if _out_of_budget(status, text, wait):
@@ -258,7 +258,7 @@ def classify(status: int, summary: str, text: str, wait: float | None = None) ->
 
 
 def _out_of_budget(status: int, text: str, wait: float | None) -> bool:
-    """Whether money or quota is spent, which no waiting mends."""
+    """Return whether money or quota is exhausted, so that a retry cannot help."""
     if status == 400:
         return bool(_NO_QUOTA_400.match(text) or _NO_QUOTA_TYPE.search(text))
     if status == 429 and wait is not None and "insufficient_quota" not in text:

@@ -1,4 +1,4 @@
-"""``/v1/models``: what an endpoint serves, without a generation."""
+"""Model lists from ``/v1/models``."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from bagent.text.json import decode_json
 from bagent.types import Failure, Json
 
 CONNECT_SECONDS = 10.0
-"""A machine that is there accepts a connection within this time."""
+"""A reachable machine accepts a connection within this time."""
 
 FIRST_PAUSE = 0.5
-"""Seconds until a busy provider that named no time is asked for its list again; then twice that."""
+"""Seconds until a busy provider that named no time is asked again; doubles."""
 
 ROUNDING = 0.02
-"""Seconds that are added to a time that was named: its clock may be read in another place."""
+"""Seconds added to a time that the server named."""
 
 MIN_SECONDS = 0.5
-"""With less time than this left a list is not asked for again."""
+"""The list is not requested again with less time than this."""
 
 
 async def fetch_models(
     transport: Transport, endpoint: Endpoint, seconds: float
 ) -> Capabilities | Failure:
-    """What ``/models`` tells; a missing route is no failure.
+    """GET ``/models``; a missing route is not a failure.
 
-    A provider that is busy is asked again as often as ``seconds`` allow, never earlier than told:
-    its list is asked for in vain by all who share its account, and a run needs it once.
+    A busy provider is retried within ``seconds``, never earlier than it asked: all who share its
+    account load the list, and a run needs it once.
     """
     pauses = (FIRST_PAUSE * 2**n for n in itertools.count())
     loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ async def fetch_models(
 
 
 async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-    """What one request for the list comes to."""
+    """Request the list once."""
     limits = timeouts_within(seconds)
     try:
         status, raw, headers = await transport.get(
@@ -78,7 +78,7 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
 async def fetch_model_entries(
     transport: Transport, endpoint: Endpoint, seconds: float
 ) -> list[dict[str, Json]]:
-    """The entries of an endpoint's ``/models`` as it lists them; none where it does not answer."""
+    """Return the entries of an endpoint's ``/models``; none if it does not answer."""
     try:
         status, raw, _ = await transport.get(endpoint, f"{endpoint.url}/models", seconds)
         body = decode_json(raw) if status == 200 else None
@@ -91,13 +91,13 @@ async def fetch_model_entries(
 
 
 def timeouts_within(seconds: float) -> Timeouts:
-    """Limits of one small request that is over after ``seconds``, in numbers to read."""
+    """Return the timeouts of a small request that ends within ``seconds``, as readable numbers."""
     total = max(0.01, math.floor(seconds * 100) / 100)
     return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)
 
 
 def read_models(body: Json) -> Capabilities:
-    """What a ``/v1/models`` body tells; ``max_model_len`` is vLLM's, ``meta.n_ctx`` llama.cpp's."""
+    """Parse the body of ``/v1/models``; ``max_model_len`` is vLLM's, ``meta.n_ctx`` llama.cpp's."""
     entries = body.get("data") if isinstance(body, dict) else None
     names: list[str] = []
     context: int | None = None

@@ -1,4 +1,4 @@
-"""Request bodies in OpenAI form, as lines of a batch file hold them, as calls for any provider."""
+"""Request bodies written by the user in OpenAI's form, such as the lines of a batch file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENVELOPE = frozenset(
 
 
 def unpack_body(request: Request) -> Request:
-    """``request`` with what its own ``body`` says as settings and messages.
+    """Return ``request`` with settings and messages from its ``body``.
 
     Raises:
         ValueError: the body is no chat, or asks for several answers.
@@ -70,11 +70,11 @@ def _output(response_format: Json) -> OutputFormat | None:
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
 ROUTES = (CHAT, COMPLETIONS, embeddings.PATH, responses_wire.PATH)
-"""The routes of lines that can be sent."""
+"""The supported routes."""
 
 
 def route_of(url: Json) -> str | None:
-    """The route below ``/v1`` that a line's ``url`` names, None where no such line can be sent."""
+    """Return the route below ``/v1`` in a line's ``url``, None if it is not supported."""
     if not isinstance(url, str):
         return None
     try:
@@ -85,7 +85,7 @@ def route_of(url: Json) -> str | None:
 
 
 def read_line_reply(request: Request, raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
-    """The reply in the body of an HTTP 200 answer to ``request``, with the body as received."""
+    """Parse the body of an HTTP 200 response to ``request``; the reply keeps the body."""
     texts = (request.body or {}).get("input")
     return read_by_route(request.path, raw, headers, texts)
 
@@ -93,7 +93,7 @@ def read_line_reply(request: Request, raw: bytes, headers: Mapping[str, str]) ->
 def read_by_route(
     path: str, raw: bytes, headers: Mapping[str, str], texts: Json = None
 ) -> Reply | Failure:
-    """As :func:`read_line_reply`; ``texts`` None: how many were sent is not known."""
+    """Parse a body by its route; ``texts`` is None if the number of inputs is unknown."""
     if path == embeddings.PATH:
         reply = embeddings.read_vectors(raw, texts, headers)
     elif path == responses_wire.PATH:

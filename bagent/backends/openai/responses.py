@@ -1,4 +1,4 @@
-"""The answer of OpenAI's ``/v1/responses``.
+"""Responses of OpenAI's ``/v1/responses``.
 
 Source: https://platform.openai.com/docs/api-reference/responses/object; served alike by vLLM.
 """
@@ -18,10 +18,10 @@ _CUT = "max_output_tokens"
 
 
 def read_response(raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
-    """The reply in the body of an HTTP 200 answer.
+    """Parse the body of an HTTP 200 response.
 
-    An answer that ended early has the finish reason ``length`` or ``content_filter``; one that
-    has not ended, as ``background`` asks for, is a failure.
+    An answer that ended early has the finish reason ``length`` or ``content_filter``. One that is
+    still in progress (``background``) is a failure.
     """
     try:
         body = decode_json(raw)
@@ -72,7 +72,7 @@ def _type(item: Json) -> str:
 
 
 def _parts(item: Json, kind: str, name: str) -> list[dict[str, Any]]:
-    """The parts under ``name`` of an item of this kind."""
+    """Return the parts under ``name`` of an item of this kind."""
     parts = item.get(name) if _type(item) == kind else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
@@ -83,7 +83,7 @@ def _joined(parts: list[dict[str, Any]], name: str) -> str | None:
 
 
 def _call(item: dict[str, Any]) -> dict[str, Any]:
-    """A call of a function in the form of a chat message."""
+    """Convert a function call to the form of a chat message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     return {"id": item.get("call_id") or item.get("id"), "function": function}
 
@@ -95,7 +95,7 @@ def _finish(body: dict[str, Any]) -> str:
 
 
 def _chat_usage(usage: Json) -> Json:
-    """The usage under the names that chat completions have for it."""
+    """Rename the usage to the names of chat completions."""
     if not isinstance(usage, dict):
         return None
     return {

@@ -1,4 +1,4 @@
-"""Streamed chat answers put together from server-sent events."""
+"""Assembly of streamed chat answers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 
 class ToolCallAssembler:
-    """Joins streamed tool calls: by index, but a new non-empty id starts a new call.
+    """Assembles streamed tool calls by index; a new id starts a new call.
 
-    Servers without useful indexes or ids start a new call with a name once the call before has
-    its arguments. Empty names and ids never overwrite what came before (some servers repeat them
-    empty in the last chunk), and several entries in one chunk are taken in order.
+    From servers without useful indexes or ids, a name starts a new call once the arguments of the
+    previous one are complete. Empty names and ids never overwrite earlier ones.
 
     Args:
         on_call: gets each call once, as soon as its arguments are a whole JSON object: nothing
@@ -49,7 +48,7 @@ class ToolCallAssembler:
         return len(self._calls)
 
     def add(self, entries: Json) -> None:
-        """Take the ``tool_calls`` of one delta."""
+        """Apply the ``tool_calls`` of one delta, one entry or several."""
         if isinstance(entries, dict):
             entries = [entries]
         for entry in entries if isinstance(entries, list) else ():
@@ -81,7 +80,7 @@ class ToolCallAssembler:
             self._look(position)
 
     def _look(self, position: int) -> None:
-        """Tell of a call whose arguments are whole."""
+        """Report a call if its arguments are complete."""
         if self._is_whole(position):
             self._tell(position)
 
@@ -101,7 +100,7 @@ class ToolCallAssembler:
             self._on_call(self._call(position))
 
     def tell_rest(self) -> None:
-        """Tell of the calls that were not told yet: the answer has ended well."""
+        """Report the remaining calls: the answer is complete."""
         for position in range(len(self._calls)):
             self._tell(position)
 
@@ -118,7 +117,7 @@ class ToolCallAssembler:
         return True
 
     def result(self) -> tuple[ToolCall, ...]:
-        """The calls, in the order in which they began."""
+        """Return the calls in the order in which they began."""
         return tuple(self._call(position) for position in range(len(self._calls)))
 
     def _call(self, position: int) -> ToolCall:
@@ -127,7 +126,7 @@ class ToolCallAssembler:
 
 
 def _joined_name(call: dict[str, str], piece: str) -> str:
-    """The name with its next piece: some servers send it in pieces, some repeat it with each."""
+    """Append a piece to the name: some servers send pieces, others repeat the whole name."""
     before = call["name"]
     if not piece or piece == before:
         return before
@@ -137,20 +136,18 @@ def _joined_name(call: dict[str, str], piece: str) -> str:
 
 
 _LASTING_ENDS = ("length", "content_filter")
-"""Ends that a later "stop" does not mend: some servers close every stream with one."""
+"""Finish reasons that a later "stop" does not replace: some servers end every stream with one."""
 
 STRAY_LIMIT = 1 << 20
-"""Bytes kept of a body that turns out to be no event stream."""
+"""Bytes kept of a body that is no event stream."""
 
 
 class StreamReader:
-    """Puts a streamed chat or text answer together from server-sent events.
+    """Assembles a streamed chat or text answer from server-sent events.
 
-    Feed it bytes as they come; it keeps what is needed for one :class:`Reply`. An answer is whole
-    only with a finish reason: the end of the stream, and ``[DONE]``, prove nothing. A body that
-    is plain JSON instead of events is read as such.
-    Source: WHATWG HTML, section 9.2 (event streams), of which servers use ``data:`` lines. Some
-    leave out the empty line between events, so an event ends where its JSON is whole.
+    Only a finish reason completes an answer, not the end of the stream or ``[DONE]``. A body of
+    plain JSON is read as a response. Source: WHATWG HTML, section 9.2 (event streams). Some servers
+    omit the empty line between events, so an event ends where its JSON is complete.
 
     Args:
         started: when the request was sent, on ``clock`` (seconds).
@@ -193,7 +190,7 @@ class StreamReader:
         self._seen_content = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Parse the next bytes of the body."""
         if b"\n" not in data and b"\r" not in data:
             self._parts.append(data)
             return
@@ -243,7 +240,7 @@ class StreamReader:
             self._event(body)
 
     def _piece(self, event: PlainEvent, text: str) -> None:
-        """Take an event that holds a piece of the answer and nothing else of note."""
+        """Apply an event that holds only a piece of text."""
         if event.usage is not None:
             self._usage = event.usage
         if not self._model:
@@ -262,7 +259,7 @@ class StreamReader:
         self._text.append(text)
 
     def _end_event(self) -> None:
-        """The empty line after an event, which by then is JSON or never will be."""
+        """Handle an empty line: an event that is not JSON by now is an error."""
         if self._open and self.error is None:
             self.error = Failure(
                 "bad_response",
@@ -274,7 +271,7 @@ class StreamReader:
         self._open = b""
 
     def _other(self, line: bytes) -> None:
-        """A line that is no data: a comment, another field, or no event stream at all."""
+        """Handle a line without data: a comment, another field, or no event stream."""
         if line.startswith(b"\xef\xbb\xbfdata:"):
             self._data(line[8:].strip())
         elif (
@@ -348,7 +345,7 @@ class StreamReader:
             self._calls.tell_rest()
 
     def _keep(self, delta: dict[str, Any]) -> None:
-        """Join thinking under the names that it came by."""
+        """Append reasoning under its original field names."""
         fields = self._given_back
         for name in REASONING_KEYS:
             piece = delta.get(name)
@@ -359,21 +356,21 @@ class StreamReader:
 
     @property
     def whole(self) -> bool:
-        """Whether a finish reason has come: what follows may be cut without harm."""
+        """Whether a finish reason was received: losing the rest does no harm."""
         return self._finish is not None
 
     @property
     def usage(self) -> Usage:
-        """The token counts that the server told last."""
+        """The last token counts that the server sent."""
         return read_usage(self._usage)
 
     @property
     def text(self) -> str:
-        """The answer's text so far."""
+        """The text received so far."""
         return "".join(self._text)
 
     def result(self) -> Reply | Failure:
-        """The reply, or the failure of a stream that ended without a finish reason."""
+        """Return the reply, or the failure of a stream without a finish reason."""
         self.feed(b"\n")  # the last line may lack its end
         if self.error is not None and (not self.whole or self._finish == "error"):
             return msgspec.structs.replace(self.error, text=self.text or None)

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, told by the endpoint's own ``/tokenize``.
+"""Prompt token counts from the endpoint's ``/tokenize``.
 
 Sources: vLLM's ``entrypoints/serve/tokenize`` (``prompt``, or ``messages`` with what the chat
 template needs) and SGLang's route of the same name.
@@ -19,7 +19,7 @@ from bagent.text.json import decode_json
 from bagent.types import Failure, Json
 
 Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
-"""Posts a body to a path below an endpoint's address: (status, body), or why there is no answer."""
+"""Posts a body to a path below an endpoint's address; returns (status, body) or the failure."""
 
 _NOT_SERVED = frozenset({404, 405, 501})
 _CUTS = "truncate_prompt_tokens"
@@ -40,14 +40,14 @@ class PromptCounter:
         self._without: set[str] = set()
 
     def forget(self, endpoint: Endpoint) -> None:
-        """It is another server now, or may be."""
+        """Ask the endpoint again: it may be another server."""
         self._without.discard(endpoint.name)
 
     async def count(self, endpoint: Endpoint, request: Request, seconds: float) -> int | None:
-        """The tokens of the request's prompt as the endpoint renders it, within ``seconds``.
+        """Return the tokens of the prompt as the endpoint renders it, within ``seconds``.
 
-        TOO_LONG where they are more than its context. None where it does not tell, or where a
-        number would not hold: prompts with images, and those that the server cuts to fit.
+        TOO_LONG if they exceed its context. None if it does not report them, or for prompts that it
+        would count wrongly: those with images and those that the server truncates.
         """
         fields = _question(request)
         if fields is None or not endpoint.own or endpoint.name in self._without:
@@ -71,7 +71,7 @@ class PromptCounter:
 
 
 def _question(request: Request) -> dict[str, Any] | None:
-    """What ``/tokenize`` is asked for a request, None where its answer would not hold."""
+    """Return the fields for ``/tokenize``, None if its answer would be wrong."""
     settings = request.settings
     parameters = {**settings.sampling, **settings.extra}
     if request.body is not None or parameters.get(_CUTS) is not None:
