@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,10 @@ class Timeouts(msgspec.Struct, frozen=True):
     """Between two chunks of a streamed call."""
     total: float | None = 1800.0
     """The whole request from its start."""
+
+
+Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
+"""Posts a body to a path below an endpoint's address; returns (status, body) or the failure."""
 
 
 class Exchange(msgspec.Struct):

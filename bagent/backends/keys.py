@@ -7,6 +7,9 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
 from bagent.errors import UsageError
 
 COMMAND_SECONDS = 60.0
@@ -65,6 +68,8 @@ class KeySource:
         self, first: str, ask: Callable[[], str], notice: Callable[[str], None] = lambda _: None
     ) -> None:
         self.key = first
+        self._first = first
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {}
         self._ask = ask
         self._notice = notice
         self._lock = asyncio.Lock()
@@ -94,7 +99,15 @@ class KeySource:
             self._notice("the key was refused; api_key_command gave another one")
             return True
 
-
-def replace_key(headers: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """Return ``headers`` with ``old`` replaced by ``new``."""
-    return {name: value.replace(old, new) if old else value for name, value in headers.items()}
+    def apply(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint with the current key; the same object while the key holds."""
+        key = self.key
+        if key == self._first:
+            return endpoint
+        cached = self._endpoints.get(endpoint.name)
+        if cached is None or cached[0] != key:
+            headers = endpoint.headers.items()
+            replaced = {k: v.replace(self._first, key) if self._first else v for k, v in headers}
+            cached = key, msgspec.structs.replace(endpoint, headers=replaced)
+            self._endpoints[endpoint.name] = cached
+        return cached[1]

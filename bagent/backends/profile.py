@@ -62,18 +62,20 @@ class EndpointForms:
     """The request form that each endpoint accepts.
 
     Args:
-        enforce: with ``auto`` a refused ``response_format`` is left out from then on.
-        notice: called with a line for people when a lesson changes what is asked for.
+        enforce: ``auto`` asks for the schema natively until the endpoint refuses it, ``native``
+            always, ``prompt`` never.
+        notice: called with a message when a lesson changes the form.
     """
 
     def __init__(self, enforce: str, notice: Callable[[str], None]) -> None:
         self._enforce = enforce
+        self._default = Form(native_schema=enforce != "prompt")
         self._notice = notice
         self._forms: dict[Lesson, Form] = {}
 
     def of(self, endpoint: Endpoint, request: Request) -> Form:
         """Return the form for such a request to the endpoint."""
-        return self._forms.get(_lesson_key(endpoint, request), DEFAULT_FORM)
+        return self._forms.get(_lesson_key(endpoint, request), self._default)
 
     def forget(self, endpoint: Endpoint) -> None:
         """Return to the default form for the endpoint."""
@@ -109,7 +111,7 @@ class EndpointForms:
         else:
             return False
         key = _lesson_key(endpoint, request)
-        before = self._forms.get(key, DEFAULT_FORM)
+        before = self._forms.get(key, self._default)
         self._forms[key] = after = msgspec.structs.replace(before, **change)
         if lesson and after != before:
             self._notice(f"{endpoint.name} {lesson} ({message})")

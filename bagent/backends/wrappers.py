@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 
-import msgspec
-
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.keys import KeySource, replace_key
+from bagent.backends.keys import KeySource
 from bagent.backends.profile import EndpointForms
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
@@ -60,76 +58,42 @@ class BackendWrapper:
         await self._inner.close()
 
 
-class KeyRotatingBackend:
-    """Sends through ``inner`` with the current key; after a 401 renews it and resends once.
-
-    Args:
-        keys: the key that endpoints were given in their headers, and the way to newer ones.
-    """
+class KeyRotatingBackend(BackendWrapper):
+    """Sends through ``inner`` with the current key; after a 401 renews it and resends once."""
 
     def __init__(self, inner: Backend, keys: KeySource) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keys = keys
-        self._first = keys.key
-        self._current: dict[str, tuple[str, Endpoint]] = {}
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """As the inner backend has it."""
-        return self._inner.group_key(request)
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """As the inner backend has it."""
-        return self._inner.group_limit(endpoint, request)
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
         """Delegate with the current key."""
-        await self._inner.learn(self._with_key(endpoint), samples, timeouts)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """As the inner backend does."""
-        self._inner.forget(endpoint)
+        await self._inner.learn(self._keys.apply(endpoint), samples, timeouts)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Send, and resend with a new key if the old one was refused."""
         used = self._keys.key
-        exchange = await self._inner.send(self._with_key(endpoint), group, timeouts)
+        exchange = await self._inner.send(self._keys.apply(endpoint), group, timeouts)
         if _refused(exchange) and await self._keys.renew(used):
-            return await self._inner.send(self._with_key(endpoint), group, timeouts)
+            return await self._inner.send(self._keys.apply(endpoint), group, timeouts)
         return exchange
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
         """Delegate with the current key."""
-        return await self._inner.count_tokens(self._with_key(endpoint), request, seconds)
+        return await self._inner.count_tokens(self._keys.apply(endpoint), request, seconds)
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """Probe, and repeat with a new key if the old one was refused."""
         used = self._keys.key
-        result = await self._inner.probe(self._with_key(endpoint), seconds)
+        result = await self._inner.probe(self._keys.apply(endpoint), seconds)
         if isinstance(result, Failure) and result.status == 401 and await self._keys.renew(used):
-            return await self._inner.probe(self._with_key(endpoint), seconds)
+            return await self._inner.probe(self._keys.apply(endpoint), seconds)
         return result
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._inner.close()
-
-    def _with_key(self, endpoint: Endpoint) -> Endpoint:
-        """Return the endpoint with the current key; the same object while it holds."""
-        key = self._keys.key
-        if key == self._first:
-            return endpoint
-        cached = self._current.get(endpoint.name)
-        if cached is None or cached[0] != key:
-            headers = replace_key(endpoint.headers, self._first, key)
-            cached = key, msgspec.structs.replace(endpoint, headers=headers)
-            self._current[endpoint.name] = cached
-        return cached[1]
 
 
 def _refused(exchange: Exchange) -> bool:

@@ -16,14 +16,14 @@ from typing import Any
 from bagent.backends.anthropic.wire import IGNORED_SAMPLING, AnthropicWriter, reply_from_message
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
-from bagent.backends.openai.errors import failure_from_status, find_error, shorten
-from bagent.backends.openai.raw_request import unpack_body
+from bagent.backends.openai.errors import failure_from_status, find_error
+from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request
-from bagent.batches.http import PIECE, BatchHttpClient, fetch_all
+from bagent.batches.http import PIECE, fetch_all
 from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
-from bagent.batches.service import Answer, LearnedForms, request_number
+from bagent.batches.service import Answer, HttpBatches, created_id, not_a_batch, request_number
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply
 
@@ -46,7 +46,7 @@ _STATUS = {
 }
 
 
-class AnthropicBatches(LearnedForms):
+class AnthropicBatches(HttpBatches):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -62,11 +62,9 @@ class AnthropicBatches(LearnedForms):
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
-        super().__init__(endpoint, LIMITS, enforce, notice)
-        self._web = BatchHttpClient(endpoint, keys)
-        self._notice = notice
+        super().__init__(endpoint, keys, LIMITS, enforce, notice)
+        self._chats = ChatRequests("Anthropic's API", IGNORED_SAMPLING, notice)
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
-        self._told: set[str] = set()
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -77,13 +75,8 @@ class AnthropicBatches(LearnedForms):
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """Return ``{"custom_id", "params"}``."""
-        if request.prompt is not None:
-            raise ValueError("the API has no raw prompts, only messages")
-        request = unpack_body(request)
+        request = self._chats.unpack(request)
         settings = request.settings
-        for parameter in IGNORED_SAMPLING & settings.sampling.keys() - self._told:
-            self._told.add(parameter)
-            self._notice(f"Anthropic's API has no {parameter}: it is left out")
         key = (settings.model or "", form, id(settings))
         cached = self._writers.get(key)
         if cached is None:
@@ -93,10 +86,6 @@ class AnthropicBatches(LearnedForms):
             cached = self._writers[key] = settings, writer
         body = cached[1].body(request, stream=False)
         return b'{"custom_id":"%s","params":' % name.encode() + body + b"}"
-
-    def request_name(self, label: str, number: int) -> str:
-        """Return ``LABEL-NUMBER``."""
-        return f"{label}-{number}"
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -150,12 +139,7 @@ class AnthropicBatches(LearnedForms):
         """POST all requests in one body, streamed from the file."""
         size = record.bytes - 1 + len(_HEAD) + len(_TAIL)
         created = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
-        if isinstance(created, Failure):
-            return created
-        if isinstance(created, dict) and isinstance(created.get("id"), str):
-            return str(created["id"])
-        excerpt = shorten(encode_json(created), 200)
-        return Failure("bad_response", f"no id of a batch in the answer: {excerpt}", True, 200)
+        return created_id(created, "a batch")
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET the batch. Its counts do not change until it has ended."""
@@ -163,9 +147,7 @@ class AnthropicBatches(LearnedForms):
         if isinstance(batch, Failure):
             return batch
         if not isinstance(batch, dict) or not isinstance(batch.get("processing_status"), str):
-            return Failure(
-                "bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200
-            )
+            return not_a_batch(batch)
         counts = _counts(batch)
         ended = sum(counts.values()) - counts.get("processing", 0)
         status = BatchStatus(
@@ -192,10 +174,6 @@ class AnthropicBatches(LearnedForms):
     def read(self, line: bytes, record: BatchRecord) -> Answer:
         """Parse one line of the answers."""
         return read_line(line)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._web.close()
 
 
 def read_line(line: bytes) -> Answer:

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.backends.bedrock.backend import BedrockConfig
+from bagent.backends.bedrock.backend import BedrockConfig, make_client, require_model
 from bagent.backends.bedrock.errors import WorkerThreads, failure_from_exception
 from bagent.backends.bedrock.wire import IGNORED_SAMPLING, converse_arguments, read_answer
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status, shorten
-from bagent.backends.openai.raw_request import unpack_body
+from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import Request, encode_payload
@@ -94,8 +94,7 @@ class BedrockBatches(LearnedForms):
         super().__init__(endpoint, LIMITS, enforce, notice)
         self._config = config
         self._place = location
-        self._notice = notice
-        self._told: set[str] = set()
+        self._chats = ChatRequests("Bedrock's Converse", IGNORED_SAMPLING, notice)
         self._session = session
         self._threads = WorkerThreads(1, "batches")
         self._clients: dict[str, Any] = {}
@@ -108,15 +107,8 @@ class BedrockBatches(LearnedForms):
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """Return ``{"recordId", "modelInput"}``, the input as for Converse."""
-        if request.prompt is not None:
-            raise ValueError("Converse has no raw prompts, only messages")
-        request = unpack_body(request)
-        if not request.settings.model:
-            raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
-        for parameter in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
-            self._told.add(parameter)
-            self._notice(f"Bedrock's Converse has no {parameter}: it is left out")
-        arguments = converse_arguments(request, request.settings.model, form, _NoMarks())
+        chat = self._chats.unpack(request)
+        arguments = converse_arguments(chat, require_model(chat), form, _NoMarks())
         del arguments["modelId"]
         return b'{"recordId":"%s","modelInput":' % name.encode() + encode_payload(arguments) + b"}"
 
@@ -252,25 +244,16 @@ class BedrockBatches(LearnedForms):
         client = self._clients.get(service)
         if client is None:
             import boto3
-            from botocore.config import Config
 
-            config = self._config
-            options: dict[str, Any] = {
-                "retries": {"total_max_attempts": 1, "mode": "standard"},
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-                "user_agent_extra": "bagent",
-            }
-            if config.proxy is not None:
-                direct = config.proxy == "none"
-                options["proxies"] = {} if direct else {"http": config.proxy, "https": config.proxy}
             if self._session is None:
-                self._session = boto3.session.Session(profile_name=config.profile)
-            client = self._clients[service] = self._session.client(
+                self._session = boto3.session.Session(profile_name=self._config.profile)
+            client = self._clients[service] = make_client(
+                self._config,
+                self._session,
                 service,
-                region_name=config.region,
-                verify=config.ca_file,
-                config=Config(**options),
+                None,
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
             )
         return client
 

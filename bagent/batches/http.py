@@ -14,7 +14,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, network_failure
-from bagent.backends.keys import KeySource, replace_key
+from bagent.backends.keys import KeySource
 from bagent.backends.openai.errors import failure_from_status
 from bagent.store.journal.segments import write_error
 from bagent.text.json import decode_json, encode_json
@@ -44,7 +44,6 @@ class BatchHttpClient:
     def __init__(self, endpoint: Endpoint, keys: KeySource | None = None) -> None:
         self._endpoint = endpoint
         self._keys = keys
-        self._first = keys.key if keys is not None else ""
         self._session: aiohttp.ClientSession | None = None
         self._trusted: ssl.SSLContext | bool = True
         self._timeouts = Timeouts(connect=CONNECT_SECONDS, total=QUIET_SECONDS)
@@ -150,7 +149,7 @@ class BatchHttpClient:
     ) -> Failure | None:
         from bagent.backends.http.aiohttp_client import TranslatedRequest
 
-        endpoint = self._keyed()
+        endpoint = self._endpoint if self._keys is None else self._keys.apply(self._endpoint)
         data, more = body() if body is not None else (None, {})
         headers = {k: v for k, v in endpoint.headers.items() if k.lower() != "content-type"}
         try:
@@ -174,12 +173,6 @@ class BatchHttpClient:
             failure = network_failure(error, endpoint, self._timeouts)
         message = endpoint.without_secrets(failure.message)
         return msgspec.structs.replace(failure, message=message)
-
-    def _keyed(self) -> Endpoint:
-        if self._keys is None or self._keys.key == self._first:
-            return self._endpoint
-        headers = replace_key(self._endpoint.headers, self._first, self._keys.key)
-        return msgspec.structs.replace(self._endpoint, headers=headers)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -23,9 +23,9 @@ from bagent.backends.openai.errors import failure_from_body, failure_from_status
 from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
-from bagent.batches.http import BatchHttpClient, fetch_all
+from bagent.batches.http import fetch_all
 from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
-from bagent.batches.service import Answer, LearnedForms
+from bagent.batches.service import Answer, HttpBatches, created_id, not_a_batch
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
 
@@ -40,7 +40,7 @@ _NEW_LIMIT = re.compile(r"(^|/)(o\d|gpt-[5-9])")
 """Models that accept only ``max_completion_tokens``."""
 
 
-class OpenAIBatches(LearnedForms):
+class OpenAIBatches(HttpBatches):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -58,8 +58,7 @@ class OpenAIBatches(LearnedForms):
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
-        super().__init__(endpoint, LIMITS, enforce, notice)
-        self._web = BatchHttpClient(endpoint, keys)
+        super().__init__(endpoint, keys, LIMITS, enforce, notice)
         self._own = own
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
 
@@ -97,10 +96,6 @@ class OpenAIBatches(LearnedForms):
         head = b'{"custom_id":"%s","method":"POST","url":"/v1%s","body":'
         return head % (name.encode(), request.path.encode()) + body + b"}"
 
-    def request_name(self, label: str, number: int) -> str:
-        """Return ``LABEL-NUMBER``."""
-        return f"{label}-{number}"
-
     # --- batches ----------------------------------------------------------------------------------
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
@@ -123,7 +118,7 @@ class OpenAIBatches(LearnedForms):
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
         """POST ``/files``."""
         made = await self._web.upload("/files", {"purpose": "batch"}, requests)
-        return _id_of(made, "a file")
+        return created_id(made, "a file")
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
         """POST ``/batches``."""
@@ -133,7 +128,7 @@ class OpenAIBatches(LearnedForms):
             "completion_window": WINDOW,
             "metadata": {"bagent": record.label},
         }
-        return _id_of(await self._web.post("/batches", body), "a batch")
+        return created_id(await self._web.post("/batches", body), "a batch")
 
     async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET ``/batches/ID``."""
@@ -148,15 +143,11 @@ class OpenAIBatches(LearnedForms):
         """Parse one line of either file."""
         return read_line(line, record.route.removeprefix("/v1"))
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._web.close()
-
 
 def read_batch(batch: Json) -> BatchStatus | Failure:
     """Convert a batch object to its status."""
     if not isinstance(batch, dict) or not isinstance(batch.get("status"), str):
-        return Failure("bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200)
+        return not_a_batch(batch)
     status = batch["status"]
     counts = batch.get("request_counts")
     counts = counts if isinstance(counts, dict) else {}
@@ -260,13 +251,3 @@ def _is_made_of(entry: dict[str, Any], record: BatchRecord) -> bool:
 def _entries(page: Json) -> list[dict[str, Any]]:
     data = page.get("data") if isinstance(page, dict) else None
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
-
-
-def _id_of(created: Json | Failure, what: str) -> str | Failure:
-    if isinstance(created, Failure):
-        return created
-    object_id = created.get("id") if isinstance(created, dict) else None
-    if isinstance(object_id, str) and object_id:
-        return object_id
-    excerpt = shorten(encode_json(created), 200)
-    return Failure("bad_response", f"no id of {what} in the answer: {excerpt}", True, 200)

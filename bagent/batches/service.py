@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource
+from bagent.backends.openai.errors import shorten
 from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import Request
+from bagent.batches.http import BatchHttpClient
 from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
 from bagent.errors import JobError
-from bagent.types import Failure, Reply
+from bagent.text.json import encode_json
+from bagent.types import Failure, Json, Reply
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
@@ -119,18 +121,53 @@ class LearnedForms:
         self.limits = limits
         self._endpoint = endpoint
         self._forms = EndpointForms(enforce, notice)
-        self._enforce = enforce
 
     def form(self, request: Request) -> Form:
         """Return the learned form."""
-        form = self._forms.of(self._endpoint, request)
-        if self._enforce == "prompt":
-            form = msgspec.structs.replace(form, native_schema=False)
-        return form
+        return self._forms.of(self._endpoint, request)
 
     def learn(self, request: Request, failure: Failure, form: Form) -> bool:
         """Learn from a refusal as for single calls."""
         return self._forms.learn(self._endpoint, request, failure, form)
+
+    def request_name(self, label: str, number: int) -> str:
+        """Return ``LABEL-NUMBER``."""
+        return f"{label}-{number}"
+
+
+class HttpBatches(LearnedForms):
+    """Base of batch services with an HTTP API."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        keys: KeySource | None,
+        limits: ServiceLimits,
+        enforce: str,
+        notice: Callable[[str], None],
+    ) -> None:
+        super().__init__(endpoint, limits, enforce, notice)
+        self._web = BatchHttpClient(endpoint, keys)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._web.close()
+
+
+def created_id(created: Json | Failure, what: str) -> str | Failure:
+    """Return the id in the response to a creation, or the failure."""
+    if isinstance(created, Failure):
+        return created
+    object_id = created.get("id") if isinstance(created, dict) else None
+    if isinstance(object_id, str) and object_id:
+        return object_id
+    excerpt = shorten(encode_json(created), 200)
+    return Failure("bad_response", f"no id of {what} in the answer: {excerpt}", True, 200)
+
+
+def not_a_batch(body: Json) -> Failure:
+    """Return the failure of a response that is no batch object."""
+    return Failure("bad_response", f"no batch: {shorten(encode_json(body), 200)}", True, 200)
 
 
 KINDS = frozenset({"openai", "anthropic", "bedrock", "compatible"})

@@ -175,7 +175,7 @@ def sampled(body: dict[str, object], text: str = "4", reasoning: str | None = No
     assert setting.limit(ROW) == 1
     reply = Reply(text, "stop", reasoning=reasoning)
     raw = msgspec.json.encode(body)
-    asyncio.run(setting.learner.check_sample(OWN, ROW, found, (reply, raw), Timeouts()))
+    asyncio.run(setting.learner.check_sample(OWN, ROW, found, reply, raw, Timeouts()))
     return setting
 
 

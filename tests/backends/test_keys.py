@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.keys import KeySource, replace_key, run_key_command
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
 from support.jobs import write_job
@@ -66,13 +67,14 @@ def test_a_program_that_fails_later_is_told_and_ends_nothing() -> None:
     assert "login" in notices[0]
 
 
-def test_the_new_key_stands_wherever_the_old_one_stood() -> None:
-    headers = {"Authorization": "Bearer old", "x-api-key": "old", "X-Other": "kept"}
-    assert replace_key(headers, "old", "new") == {
-        "Authorization": "Bearer new",
-        "x-api-key": "new",
-        "X-Other": "kept",
-    }
+def test_the_new_key_replaces_the_old_one_in_every_header() -> None:
+    source = KeySource("old", lambda: "new")
+    endpoint = Endpoint("one", "http://one", {"Authorization": "Bearer old", "x-api-key": "old"})
+    assert source.apply(endpoint) is endpoint
+    assert asyncio.run(source.renew("old"))
+    keyed = source.apply(endpoint)
+    assert keyed.headers == {"Authorization": "Bearer new", "x-api-key": "new"}
+    assert source.apply(endpoint) is keyed
 
 
 Bagent = Callable[..., Completed]

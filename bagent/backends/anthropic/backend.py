@@ -15,7 +15,7 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.http.request import HttpExchange, HttpRequest
 from bagent.backends.openai.models import fetch_models
-from bagent.backends.openai.raw_request import unpack_body
+from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import CallSettings, Request
@@ -52,17 +52,15 @@ class AnthropicBackend(SingleRequestBackend):
         super().__init__(EndpointForms(enforce, notice), clock)
         self._transport = transport
         self._http = HttpExchange(transport, clock)
-        self._enforce = enforce
-        self._notice = notice
+        self._chats = ChatRequests("Anthropic's API", IGNORED_SAMPLING, notice)
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
         self._served: dict[str, str] = {}
-        self._told: set[str] = set()
 
     async def _send(
         self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
         try:
-            chat = self._as_chat(request)
+            chat = self._chats.unpack(request)
             form = self._forms.of(endpoint, chat)
             stream = chat.stream and form.stream
             body = self._writer(endpoint, chat, form).body(chat, stream=stream)
@@ -78,20 +76,9 @@ class AnthropicBackend(SingleRequestBackend):
             exchange.learned = self._forms.learn(endpoint, chat, result, form)
         return result
 
-    def _as_chat(self, request: Request) -> Request:
-        if request.prompt is not None:
-            raise ValueError("the API has no raw prompts, only messages")
-        request = unpack_body(request)
-        for name in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
-            self._told.add(name)
-            self._notice(f"Anthropic's API has no {name}: it is left out")
-        return request
-
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> AnthropicWriter:
         settings = request.settings
         model = settings.model or endpoint.tags.get("model") or self._served.get(endpoint.name, "")
-        if self._enforce == "prompt":
-            form = Form(False, form.completion_limit, form.stream, form.without)
         key = (model, form, id(settings))
         cached = self._writers.get(key)
         if cached is None:

@@ -25,7 +25,7 @@ from bagent.backends.messages import (
     read_conversation,
 )
 from bagent.backends.openai.chat import normalize_finish_reason, optional_text
-from bagent.backends.openai.errors import failure_from_body, shorten
+from bagent.backends.openai.errors import failure_from_body, not_json, shorten, unexpected_body
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request, encode_payload
@@ -229,13 +229,9 @@ def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> R
             return failure
         if isinstance(body, dict) and isinstance(body.get("content"), list):
             return reply_from_message(body)
-        problem = "no message"
+        return unexpected_body("no message", raw)
     except ValueError:
-        problem = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
-    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure(
-        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
-    )
+        return not_json(raw, content_type)
 
 
 def _is_error(body: Json) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.base import Timeouts
+from bagent.backends.base import Ask, Timeouts
 from bagent.backends.batching.chat_template import (
     ChatTemplate,
     Shape,
@@ -31,9 +31,6 @@ from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Message, Reply
-
-Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
-"""Posts a body to a path below an endpoint's address; returns (status, body) or the failure."""
 
 Probe = Callable[[Endpoint, float], Awaitable[Capabilities | Failure]]
 
@@ -117,11 +114,11 @@ class TemplateProber:
         endpoint: Endpoint,
         request: Request,
         learned: LearnedRoute,
-        answer: tuple[Reply, bytes],
+        reply: Reply,
+        raw: bytes,
         timeouts: Timeouts,
     ) -> None:
         """Compare a chat's reply and body with the template."""
-        reply, raw = answer
         why = ""
         if reply.reasoning or shows_reasoning(reply.text):
             why = "the model thinks before it answers"

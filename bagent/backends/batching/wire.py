@@ -19,7 +19,7 @@ from bagent.backends.openai.chat import (
     read_usage,
     reply_from_choice,
 )
-from bagent.backends.openai.errors import failure_from_body, shorten
+from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
 
@@ -126,13 +126,9 @@ def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
                 id=body.get("id"),
                 usage=body.get("usage"),
             )
-        problem = "no choices"
+        return unexpected_body("no choices", raw)
     except ValueError:
-        problem = f"not JSON ({headers.get('Content-Type', '').split(';')[0] or 'no content type'})"
-    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure(
-        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
-    )
+        return not_json(raw, headers.get("Content-Type", ""))
 
 
 def _choice(choice: dict[str, Any]) -> _Choice:

@@ -25,9 +25,9 @@ from bagent.backends.bedrock.wire import (
     read_answer,
 )
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.openai.raw_request import unpack_body
+from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
-from bagent.backends.profile import EndpointForms, Form
+from bagent.backends.profile import EndpointForms
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
@@ -74,25 +74,21 @@ class BedrockBackend(SingleRequestBackend):
     ) -> None:
         super().__init__(EndpointForms(enforce, notice), clock)
         self._config = config
-        self._enforce = enforce
-        self._notice = notice
+        self._chats = ChatRequests("Bedrock's Converse", IGNORED_SAMPLING, notice)
         self._threads = WorkerThreads(config.threads, "bedrock")
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[Hashable, Any] = {}
         self._shared: dict[int, tuple[CallSettings, SharedPrefix]] = {}
-        self._told: set[str] = set()
 
     async def _send(
         self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
     ) -> Reply | Failure:
         try:
-            chat = self._as_chat(request)
-            model = chat.settings.model or ""
+            chat = self._chats.unpack(request)
+            model = require_model(chat)
             form = self._forms.of(endpoint, chat)
-            arguments = converse_arguments(
-                chat, model, self._enforced(form), self._prefix(chat.settings)
-            )
+            arguments = converse_arguments(chat, model, form, self._prefix(chat.settings))
         except ValueError as error:
             return Failure("rejected", f"not sent to {endpoint.name}: {error}")
         client = partial(self._client, endpoint.headers, timeouts)
@@ -164,22 +160,6 @@ class BedrockBackend(SingleRequestBackend):
             if done:
                 return ""
 
-    def _as_chat(self, request: Request) -> Request:
-        if request.prompt is not None:
-            raise ValueError("Converse has no raw prompts, only messages")
-        request = unpack_body(request)
-        if not request.settings.model:
-            raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
-        for name in IGNORED_SAMPLING & request.settings.sampling.keys() - self._told:
-            self._told.add(name)
-            self._notice(f"Bedrock's Converse has no {name}: it is left out")
-        return request
-
-    def _enforced(self, form: Form) -> Form:
-        if self._enforce != "prompt":
-            return form
-        return Form(False, form.completion_limit, form.stream, form.without)
-
     def _prefix(self, settings: CallSettings) -> SharedPrefix:
         cached = self._shared.get(id(settings))
         if cached is None:
@@ -236,29 +216,18 @@ class BedrockBackend(SingleRequestBackend):
         self, headers: Mapping[str, str], connect: float | None, read: float | None
     ) -> Any:
         from botocore import UNSIGNED
-        from botocore.config import Config
 
         config = self._config
         sent_headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
         options: dict[str, Any] = {
-            "retries": {"total_max_attempts": 1, "mode": "standard"},
             "max_pool_connections": config.threads,
             "connect_timeout": connect,
             "read_timeout": read,
-            "user_agent_extra": "bagent",
         }
-        if config.proxy is not None:
-            direct = config.proxy == "none"
-            options["proxies"] = {} if direct else {"http": config.proxy, "https": config.proxy}
         if any(name.lower() == "authorization" for name in sent_headers):
             options["signature_version"] = UNSIGNED
-        client = self._open_session().client(
-            "bedrock-runtime",
-            region_name=config.region,
-            endpoint_url=config.endpoint_url,
-            verify=config.ca_file,
-            config=Config(**options),
-        )
+        session, url = self._open_session(), config.endpoint_url
+        client = make_client(config, session, "bedrock-runtime", url, **options)
 
         def add_headers(request: Any, **_: Any) -> None:
             for name, value in sent_headers.items():
@@ -299,6 +268,36 @@ class BedrockBackend(SingleRequestBackend):
             for client in self._clients.values():
                 client.close()
             self._clients.clear()
+
+
+def require_model(request: Request) -> str:
+    """Return the model of ``request``; raises ValueError if it names none."""
+    if not request.settings.model:
+        raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
+    return request.settings.model
+
+
+def make_client(
+    config: BedrockConfig, session: Any, service: str, endpoint_url: str | None, **options: Any
+) -> Any:
+    """Return boto3's client of an AWS service, without retries and through the job's proxy."""
+    from botocore.config import Config
+
+    options = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "user_agent_extra": "bagent",
+        **options,
+    }
+    if config.proxy is not None:
+        direct = config.proxy == "none"
+        options["proxies"] = {} if direct else {"http": config.proxy, "https": config.proxy}
+    return session.client(
+        service,
+        region_name=config.region,
+        endpoint_url=endpoint_url,
+        verify=config.ca_file,
+        config=Config(**options),
+    )
 
 
 def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:

@@ -44,11 +44,11 @@ CONNECTION_IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.
 class _Target:
     """The address and the fixed part of the headers of an endpoint's URL."""
 
-    __slots__ = ("has_body", "head", "host", "place", "port")
+    __slots__ = ("address", "has_body", "head", "host", "port")
 
-    def __init__(self, endpoint: Endpoint, address: str, *, has_body: bool) -> None:
+    def __init__(self, endpoint: Endpoint, url_text: str, *, has_body: bool) -> None:
         try:
-            url = URL(address)
+            url = URL(url_text)
         except ValueError as error:
             raise BadAddress(str(error)) from None
         if endpoint.query:
@@ -57,7 +57,7 @@ class _Target:
             raise BadAddress(str(url))
         self.host = url.raw_host
         self.port = url.port or 80
-        self.place = (self.host, self.port)
+        self.address = (self.host, self.port)
         fields: CIMultiDict[str] = CIMultiDict(
             {
                 "Host": url.host_port_subcomponent or self.host,
@@ -165,7 +165,7 @@ class PlainPool:
 
     def take(self, target: _Target, now: float) -> Connection | None:
         """Return an idle connection that may still be open, None if there is none."""
-        idle = self._idle.get(target.place)
+        idle = self._idle.get(target.address)
         while idle:
             connection = idle.pop()
             transport = connection.transport
@@ -186,9 +186,9 @@ class PlainPool:
                 connection.transport.abort()
             return
         connection.idle_since = now
-        idle = self._idle.get(target.place)
+        idle = self._idle.get(target.address)
         if idle is None:
-            idle = self._idle[target.place] = deque()
+            idle = self._idle[target.address] = deque()
         idle.append(connection)
         if self._reaper is None:
             loop = asyncio.get_running_loop()
@@ -236,13 +236,13 @@ class PlainPool:
                 sock.close()
                 raise
         except OSError as error:
-            self._names.pop(target.place, None)
+            self._names.pop(target.address, None)
             raise NotConnected(error) from error
         self._busy.add(connection)
         return connection
 
     async def _addresses(self, target: _Target, loop: asyncio.AbstractEventLoop) -> list[Any]:
-        cached = self._names.get(target.place)
+        cached = self._names.get(target.address)
         if cached is not None and cached[0] > loop.time():
             return cached[1]
         if self._look_ups is None:
@@ -250,7 +250,7 @@ class PlainPool:
         addresses = await self._look_ups.look_up(
             target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
-        self._names[target.place] = (loop.time() + NAME_SECONDS, addresses)
+        self._names[target.address] = (loop.time() + NAME_SECONDS, addresses)
         return addresses
 
     async def close(self) -> None:

@@ -113,24 +113,18 @@ class HttpExchange:
         Pass ``reader`` for a streamed call. A failure's message holds no secrets and names the
         proxy.
         """
-        if reader is None:
-            result = await self._whole(request, exchange, read)
-        else:
+        if reader is not None:
             result = await self._streamed(request, exchange, read, reader)
-        return (
-            redact_failure(result, request.endpoint, exchange)
-            if isinstance(result, Failure)
-            else result
-        )
-
-    async def _whole(
-        self, request: HttpRequest, exchange: Exchange, read: WholeReader
-    ) -> Reply | Failure:
-        answer = await self.post(request, exchange)
-        if isinstance(answer, Failure):
-            return answer
-        raw, headers = answer
-        return read(raw, headers.get("Content-Type", ""), headers)
+        else:
+            response = await self.post(request, exchange)
+            if isinstance(response, Failure):
+                result = response
+            else:
+                raw, headers = response
+                result = read(raw, headers.get("Content-Type", ""), headers)
+        if isinstance(result, Failure):
+            return redact_failure(result, request.endpoint, exchange)
+        return result
 
     async def post(
         self, request: HttpRequest, exchange: Exchange
@@ -165,7 +159,7 @@ class HttpExchange:
                 self._note(exchange, response, request.endpoint)
                 if 200 <= response.status < 300 and response.content_type == SSE:
                     return await self._read_events(
-                        response, reader, stream_timeout, (request, exchange)
+                        response, reader, stream_timeout, request, exchange
                     )
                 stream_timeout.lift()
                 raw = await read_body(response)
@@ -192,10 +186,10 @@ class HttpExchange:
         response: aiohttp.ClientResponse | PlainResponse,
         reader: EventReader,
         stream_timeout: StreamTimeout,
-        of: tuple[HttpRequest, Exchange],
+        request: HttpRequest,
+        exchange: Exchange,
     ) -> Reply | Failure:
         pieces = 0
-        request, exchange = of
         began = request.began
         async for data in body_chunks(response):
             if exchange.first_byte is None:

@@ -55,11 +55,10 @@ class OpenAIBackend:
     ) -> None:
         self._transport = transport
         self._http = HttpExchange(transport, clock)
-        self._enforce = enforce
         self._clock = clock
         self._forms = EndpointForms(enforce, notice)
         self._abilities = Abilities()
-        self._writers: dict[tuple[str, bool, str, frozenset[str], str, bool], BodyWriter] = {}
+        self._writers: dict[tuple[str, Form], BodyWriter] = {}
         self._served: dict[str, str] = {}
         self._groups = GroupRoutes(batching, clock, notice)
         self._learner = TemplateProber(self._groups, self._ask, self.probe, self._model)
@@ -159,7 +158,7 @@ class OpenAIBackend:
             http_request.body = body[:-1] + b',"return_token_ids":true}'
             result, raw = await self._send_whole(request, http_request, exchange)
             if isinstance(result, Reply):
-                await self._learner.check_sample(endpoint, request, sample, (result, raw), timeouts)
+                await self._learner.check_sample(endpoint, request, sample, result, raw, timeouts)
         finally:
             sample.sampling = False
         return result
@@ -223,13 +222,12 @@ class OpenAIBackend:
 
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
         model = self._model(endpoint, request)
-        native = form.native_schema and self._enforce != "prompt"
-        key = (model, native, form.completion_limit, form.without, form.hints, form.strict)
+        key = (model, form)
         writer = self._writers.get(key)
         if writer is None:
             writer = BodyWriter(
                 model,
-                native_schema=native,
+                native_schema=form.native_schema,
                 completion_limit=form.completion_limit,
                 without=form.without,
                 hints=form.hints,

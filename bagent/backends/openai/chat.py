@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bagent.backends.openai.errors import failure_from_body, shorten
+from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
@@ -325,12 +325,9 @@ def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -
         if choice is not None:
             return choice_error(choice) or reply_from_choice(choice, body)
         problem = "choices without a clear first one" if choices else "no choices"
+        return unexpected_body(problem, raw)
     except ValueError:
-        problem = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
-    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-    return Failure(
-        "bad_response", f"{problem} behind HTTP 200: {excerpt}", passing=True, status=200
-    )
+        return not_json(raw, content_type)
 
 
 def first_choice(choices: Json) -> dict[str, Any] | None:

@@ -73,6 +73,18 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def unexpected_body(problem: str, raw: bytes) -> Failure:
+    """Return the failure of a body behind status 200 that holds no answer, with its beginning."""
+    excerpt = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    message = f"{problem} behind HTTP 200: {excerpt}"
+    return Failure("bad_response", message, passing=True, status=200)
+
+
+def not_json(raw: bytes, content_type: str) -> Failure:
+    """Return the failure of a body behind status 200 that is not JSON."""
+    return unexpected_body(f"not JSON ({content_type.split(';')[0] or 'no content type'})", raw)
+
+
 def find_error(body: Json) -> tuple[str, Json, str] | None:
     """Return the error in a JSON body as (message, code, type), None if there is none.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,6 +55,35 @@ def unpack_body(request: Request) -> Request:
         body=None,
         max_tokens=limit if limit is not None else request.max_tokens,
     )
+
+
+class ChatRequests:
+    """Unpacks requests for an API that has only messages.
+
+    Args:
+        api: its name for people.
+        ignored: sampling parameters that are not sent, with one notice for each.
+    """
+
+    def __init__(self, api: str, ignored: frozenset[str], notice: Callable[[str], None]) -> None:
+        self._api = api
+        self._ignored = ignored
+        self._notice = notice
+        self._noticed: set[str] = set()
+
+    def unpack(self, request: Request) -> Request:
+        """Return ``request`` as settings and messages.
+
+        Raises:
+            ValueError: it is a raw prompt, or its body is not supported.
+        """
+        if request.prompt is not None:
+            raise ValueError(f"{self._api} has no raw prompts, only messages")
+        request = unpack_body(request)
+        for name in self._ignored & request.settings.sampling.keys() - self._noticed:
+            self._noticed.add(name)
+            self._notice(f"{self._api} has no {name}: it is left out")
+        return request
 
 
 def _output(response_format: Json) -> OutputFormat | None:

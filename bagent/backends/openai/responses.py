@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bagent.backends.openai.chat import read_tool_calls, read_usage
-from bagent.backends.openai.errors import failure_from_body, shorten
+from bagent.backends.openai.errors import failure_from_body, shorten, unexpected_body
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply
 
@@ -34,9 +34,7 @@ def read_response(raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
     if failure is not None:
         return failure
     if not isinstance(body, dict) or not isinstance(items, list):
-        start = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
-        message = f"no response object behind HTTP 200: {start}"
-        return Failure("bad_response", message, passing=True, status=200)
+        return unexpected_body("no response object", raw)
     status = body.get("status", "completed")
     if status not in ("completed", "incomplete"):
         message = f"the response has not ended: its status is {shorten(str(status), 40)}"

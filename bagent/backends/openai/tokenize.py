@@ -6,20 +6,17 @@ template needs) and SGLang's route of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from bagent.backends.base import TOO_LONG, Timeouts
+from bagent.backends.base import TOO_LONG, Ask, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
-
-Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
-"""Posts a body to a path below an endpoint's address; returns (status, body) or the failure."""
 
 _NOT_SERVED = frozenset({404, 405, 501})
 _CUTS = "truncate_prompt_tokens"
