@@ -234,7 +234,7 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         if tokens.images:
             yield "", f"{counted(tokens.images, 'image')} not counted"
     if tokens.repeats:
-        once = "sent once" if report.dedupe else "sent each time; dedupe: true sends them once"
+        once = "a start sends each once" if report.dedupe else "sent each time without dedupe: true"
         text = f"{tokens.repeats:,} of {counted(tokens.rows, 'request')} equal an earlier one"
         yield "repeats", f"{text} ({once})"
     yield "cost", _cost(report.cost)
@@ -262,7 +262,7 @@ def _counting_method(tokens: TokenReport) -> str:
 
 def _cost(cost: CostReport) -> str:
     if cost.price_in is None or cost.price_out is None:
-        return "unknown (--price IN,OUT in dollars per million tokens)"
+        return "unknown (check --price IN,OUT, or prices: in the job; dollars per million tokens)"
     if cost.prompts_usd is None:
         return "unknown"
     text = f"prompts about {money(cost.prompts_usd)}"

@@ -237,9 +237,11 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
     if request.names:
         fields = {} if request.only_results else _input_fields(connection)
         available = {**fields, **answers, **result_columns}
+        hint = ", ".join([*available, *(f"input.{name}" for name in fields if name in RESULTS)])
+        available = {f"input.{name}": sql for name, sql in fields.items()} | available
         for name in request.names:
             if name not in available:
-                raise UsageError(f"--columns {name}: no such column", hint=", ".join(available))
+                raise UsageError(f"--columns {name}: no such column", hint=hint)
         chosen = {name: available[name] for name in request.names}
     else:
         chosen = _default_columns(request, result_columns, answers, connection)
@@ -266,7 +268,8 @@ def _default_columns(
     for name in remaining:
         if result_columns[name] not in chosen.values():
             chosen[f"result_{name}" if name in chosen else name] = result_columns[name]
-    return chosen
+    fields = _input_fields(connection) if request.with_input else {}
+    return chosen | {f"input.{name}" if name in chosen else name: fields[name] for name in fields}
 
 
 def _table_fields(answers: Columns, result_columns: Columns) -> Columns:

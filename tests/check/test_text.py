@@ -147,14 +147,16 @@ def test_rows_beyond_those_named_are_counted() -> None:
 
 
 def test_cost_is_unknown_without_a_price_and_told_with_one() -> None:
-    assert any(line.startswith("cost        unknown (--price IN,OUT") for line in lines())
+    assert any(line.startswith("cost        unknown (check --price IN,OUT") for line in lines())
     shown = lines(cost=CostReport(0.5, 2.0, 1.0, 2.0, 3.0))
     assert "cost        prompts about $1.00, answers at most $2.00, together at most $3.00" in shown
 
 
 def test_repeats_say_whether_they_are_sent_once() -> None:
     tokens = msgspec.structs.replace(TOKENS, repeats=3)
-    assert "repeats     3 of 200 requests equal an earlier one (sent once)" in lines(tokens=tokens)
+    assert "repeats     3 of 200 requests equal an earlier one (a start sends each once)" in lines(
+        tokens=tokens
+    )
     again = " ".join(lines(tokens=tokens, dedupe=False))
     assert "sent each time; dedupe:" in again
 

@@ -161,6 +161,18 @@ def odd(job_dir: Path) -> Path:
     return job_dir / "odd.csv"
 
 
+def test_fields_of_the_input_that_a_column_hides_are_named_with_input(bagent, fs, job_dir):
+    write_job(job_dir, fs.url, [{"id": "a", "text": "first", "more": "m"}])
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    options = ["results", "--format", "csv"]
+    header, row = bagent([*options, "--columns", "id,input.text,more"]).out.splitlines()
+    assert (header, row) == ("id,input.text,more", "a,first,m")
+    (row,) = csv.DictReader(io.StringIO(bagent([*options, "--with-input"]).out))
+    assert (row["input.text"], row["more"]) == ("first", "m")
+    refused = bagent(["results", "--with-input", "--format", "table"])
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
 def test_csv_is_read_back_exactly_by_every_reader(bagent, odd):
     args = ["results", "odd", "--format", "csv", "--columns", "id,text,latency_ms,error"]
     printed = bagent(args).out

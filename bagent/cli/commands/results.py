@@ -46,7 +46,7 @@ Ordered = Annotated[
     bool,
     typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
 ]
-WithInput = Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")]
+WithInput = Annotated[bool, typer.Option("--with-input", help="jsonl or csv with the input.")]
 AllColumns = Annotated[
     bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
 ]
@@ -89,6 +89,8 @@ def results(
     if (all_columns or excel) and form != "csv":
         option = "--all-columns" if all_columns else "--excel"
         raise UsageError(f"{option} is for --format csv", hint="add --format csv")
+    if with_input and form not in ("jsonl", "csv"):
+        raise UsageError("--with-input is for jsonl and csv", hint="add --format csv")
     request = ResultsRequest(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
