@@ -172,7 +172,8 @@ def _header(prepared: RunContext, store: RunStore) -> str:
     job = prepared.job
     backend = job.backend.url.text if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
-    earlier = f", {store.finished:,} rows finished earlier" if store.finished else ""
+    unit = "answers of stages" if prepared.stages else "rows"
+    earlier = f", {store.finished:,} {unit} finished earlier" if store.finished else ""
     run = display_path(store.path, prepared.options.cwd)
     return f"{job.name}: {backend}, results in {run}{earlier}"
 

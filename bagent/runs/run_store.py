@@ -338,7 +338,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
     owner = RunLock.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
-        changed = _check_unchanged(directory, fingerprints, on_change, notes)
+        changed = _check_unchanged(directory, fingerprints, on_change)
         info = directory.load()
         policy = make_retry_policy(prepared, info, changed=bool(changed))
         directory.clear_stop()
@@ -351,6 +351,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         )
         journal.redact = make_redactor(prepared.job, options.env)
         done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
+        notes += _changes(changed, len(done))
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)
@@ -381,19 +382,21 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
 
 
 def _check_unchanged(
-    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, notes: list[str]
+    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange
 ) -> list[str]:
     """Return what changed of the job, where the options allow it.
 
     Raises:
         ChangedError: something changed and the options do not allow it.
     """
-    changed = directory.check_fingerprint(
+    return directory.check_fingerprint(
         _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
     )
+
+
+def _changes(changed: list[str], finished: int) -> Iterator[str]:
     if changed:
-        notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
-    return changed
+        yield f"{', '.join(changed)} changed; {finished:,} finished rows are kept as they are"
 
 
 def _finished(
