@@ -6,7 +6,7 @@ other rooms. JSON values are Python values as ``msgspec.json.decode`` makes them
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -152,56 +152,94 @@ class Failure(msgspec.Struct, frozen=True):
     busy: bool = False
 
 
-class Outcome(msgspec.Struct, omit_defaults=True):
-    """The end of one (row, stage, answer): one line of the journal, one row of ``results``.
+def _column(description: str, sql: str = "") -> msgspec.Meta:
+    """Describe a column of a table, with its SQL type where the Python type does not give it.
 
-    Field names are the column names of the ``results`` table, less ``input`` (joined from the
-    input when tables are made). ``key`` is the row's key as 16 hex digits. ``output`` is a raw
-    JSON text. Times are Unix seconds (``*_at``) and milliseconds (``*_ms``). ``group`` is the id
-    of the request that carried the answer. ``request_hash`` (16 hex digits) names the exact
-    request, so that an equal one can take this answer; empty where none was sent. ``parents`` and
-    ``parents_failed`` are those of the :class:`Row`. ``response`` is the body that answered a line
-    of a batch file, as received: no column, it goes into the files of ``openai-batch``.
+    :mod:`bagent.store.tables.schema` makes the tables and the reference from these.
+    """
+    return msgspec.Meta(description=description, extra={"sql": sql} if sql else None)
+
+
+_RowNumber = Annotated[int, _column("number of the input row, from 0")]
+_Stage = Annotated[str, _column("name of the stage; `main` where the job has one")]
+_Answer = Annotated[int, _column("number of the answer to the row, from 0")]
+_UnitId = Annotated[
+    Json,
+    _column(
+        "id of the stage's row, as in results; null in runs begun before it was kept", "VARCHAR"
+    ),
+]
+_PromptTokens = Annotated[int | None, _column("tokens of the prompt, cached ones too")]
+_CachedTokens = Annotated[int | None, _column("those that the server's prefix cache knew")]
+_CompletionTokens = Annotated[int | None, _column("tokens of the answer, reasoning too")]
+
+
+class ResultColumns(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The columns of ``results`` in their order, less ``input``, which the input has.
+
+    Times are Unix seconds (``*_at``) and milliseconds (``*_ms``); what is unknown is None.
     """
 
+    id: Annotated[Json, _column("the row's id as text", "VARCHAR")]
+    row: _RowNumber
+    source: Annotated[str, _column("file that the row came from")]
+    line: Annotated[int, _column("its line there, from 1")]
+    stage: _Stage
+    answer: _Answer = 0
+    status: Annotated[Status, _column("how it ended, see below")]
+    output: Annotated[Json, _column("the validated answer, JSON")] = None
+    text: Annotated[str | None, _column("the answer as it came")] = None
+    reasoning: Annotated[str | None, _column("the model's reasoning, where it is told apart")] = (
+        None
+    )
+    error_kind: Annotated[str | None, _column("why it is not ok, see below")] = None
+    error: Annotated[str | None, _column("the same in words")] = None
+    finish_reason: Annotated[
+        str | None, _column("why the model stopped: stop, length, tool_calls ...")
+    ] = None
+    model: Annotated[str | None, _column("the model that answered")] = None
+    endpoint: Annotated[str | None, _column("the endpoint that answered last")] = None
+    attempts: Annotated[int, _column("tries of all its turns")] = 0
+    turns: Annotated[int, _column("requests of its conversation")] = 0
+    prompt_tokens: _PromptTokens = None
+    cached_tokens: _CachedTokens = None
+    completion_tokens: _CompletionTokens = None
+    reasoning_tokens: Annotated[int | None, _column("those of the reasoning")] = None
+    cost_usd: Annotated[
+        float | None, _column("US dollars; null where a price or a count is unknown")
+    ] = None
+    queue_ms: Annotated[float | None, _column("waiting before it was sent")] = None
+    ttft_ms: Annotated[
+        float | None, _column("from sending to the first token, where something streamed")
+    ] = None
+    latency_ms: Annotated[float | None, _column("from the first sending to the whole answer")] = (
+        None
+    )
+    started_at: Annotated[float | None, _column("when it was sent first")] = None
+    finished_at: Annotated[float | None, _column("when it ended")] = None
+    parents: Annotated[list[str] | None, _column("what it was made of: STAGE:ID:ANSWER")] = None
+    parents_failed: Annotated[int | None, _column("how many rows behind it had failed")] = None
+    copied_from: Annotated[
+        str | None, _column("the id of the equal request whose answer this is")
+    ] = None
+    prompt_sha256: Annotated[str | None, _column("hash of what was sent")] = None
+    output_sha256: Annotated[str | None, _column("hash of the answer")] = None
+    logprobs: Annotated[Json, _column("log probabilities, where asked for, JSON")] = None
+
+
+class Outcome(ResultColumns, kw_only=True, omit_defaults=True):
+    """The end of one (row, stage, answer): one line of the journal, one row of ``results``."""
+
     key: str
-    row: int
-    id: Json
-    source: str
-    line: int
-    stage: str
-    status: Status
-    answer: int = 0
+    """The row's key as 16 hex digits."""
     output: msgspec.Raw | None = None
-    text: str | None = None
-    reasoning: str | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    finish_reason: str | None = None
-    model: str | None = None
-    endpoint: str | None = None
-    attempts: int = 0
-    turns: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    cost_usd: float | None = None
-    queue_ms: float | None = None
-    ttft_ms: float | None = None
-    latency_ms: float | None = None
-    started_at: float | None = None
-    finished_at: float | None = None
-    parents: list[str] | None = None
-    parents_failed: int | None = None
-    copied_from: str | None = None
-    prompt_sha256: str | None = None
-    output_sha256: str | None = None
-    logprobs: Json = None
     first_try_valid: bool | None = None
     group: str | None = None
+    """Id of the request that carried the answer."""
     request_hash: str | None = None
+    """Names the exact request (16 hex digits), so that an equal one can reuse the answer."""
     response: msgspec.Raw | None = None
+    """The body that answered a line of a batch file, as received; for ``openai-batch`` files."""
 
     @property
     def accepted(self) -> bool:
@@ -214,35 +252,34 @@ class Outcome(msgspec.Struct, omit_defaults=True):
         return self.status != "ok" and not self.accepted
 
 
-class Attempt(msgspec.Struct, omit_defaults=True):
-    """One row's part in one HTTP request: a row of the ``attempts`` table.
-
-    ``try_`` counts the tries of one turn from 1. Times are Unix seconds; ``first_byte`` and
-    ``first_token`` are None where nothing streamed. ``group_size`` is how many rows the request
-    carried. ``id`` is that of the stage's row: stages may make several rows of one input row.
-    """
+class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One row's part in one HTTP request: a row of ``attempts``. Times are Unix seconds."""
 
     key: str
-    row: int
-    stage: str
-    answer: int
-    turn: int
-    try_: int = msgspec.field(name="try")
-    endpoint: str
-    group: str
-    group_size: int
-    sent: float
-    first_byte: float | None = None
-    first_token: float | None = None
-    done: float | None = None
-    status_code: int | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    request_id: str | None = None
-    id: Json = None
+    row: _RowNumber
+    stage: _Stage
+    answer: _Answer
+    turn: Annotated[int, _column("number of the request in its conversation, from 1")]
+    try_: Annotated[int, _column("number of the try of that turn, from 1")] = msgspec.field(
+        name="try"
+    )
+    endpoint: Annotated[str, _column("where it was sent")]
+    sent: Annotated[float, _column("when it was sent")]
+    first_byte: Annotated[float | None, _column("when the answer began")] = None
+    first_token: Annotated[
+        float | None, _column("when its first token came, where it streamed")
+    ] = None
+    done: Annotated[float | None, _column("when it was whole, or had failed")] = None
+    status_code: Annotated[int | None, _column("HTTP status")] = None
+    error_kind: Annotated[str | None, _column("why it failed; null: it did not")] = None
+    error: Annotated[str | None, _column("the same in words")] = None
+    prompt_tokens: _PromptTokens = None
+    cached_tokens: _CachedTokens = None
+    completion_tokens: _CompletionTokens = None
+    group: Annotated[str, _column("the HTTP request that carried it")]
+    group_size: Annotated[int, _column("rows in that request")]
+    request_id: Annotated[str | None, _column("the server's own name of the request")] = None
+    id: _UnitId = None
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
@@ -270,38 +307,42 @@ class Turn(msgspec.Struct, omit_defaults=True):
     attempts: int = 0
 
 
-class EndpointSample(msgspec.Struct, omit_defaults=True):
-    """The state of one endpoint at one time: a row of the ``endpoints`` table."""
+class EndpointSample(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The state of one endpoint at one time: a row of ``endpoints``."""
 
-    endpoint: str
-    at: float
-    healthy: bool
-    in_flight: int
-    limit: int
-    reason: str | None = None
-    waiting: int | None = None
-    running: int | None = None
-    kv_usage: float | None = None
-    cache_hits: int | None = None
-    cache_queries: int | None = None
+    endpoint: Annotated[str, _column("the endpoint")]
+    at: Annotated[float, _column("when it was looked at")]
+    healthy: Annotated[bool, _column("whether it takes requests")]
+    in_flight: Annotated[int, _column("rows of this run in flight there")]
+    limit: Annotated[int, _column("how many may be")]
+    reason: Annotated[str | None, _column("why the limit is what it is")] = None
+    waiting: Annotated[int | None, _column("requests in its own queue")] = None
+    running: Annotated[int | None, _column("requests that it works on")] = None
+    kv_usage: Annotated[float | None, _column("share of its KV cache in use, 0 to 1")] = None
+    cache_hits: Annotated[
+        int | None, _column("tokens that its prefix cache knew, since it started")
+    ] = None
+    cache_queries: Annotated[int | None, _column("tokens that were looked for")] = None
 
 
-class ToolRecord(msgspec.Struct, omit_defaults=True):
-    """One tool call of one row: a row of the ``tool_calls`` table; ``id`` as in Attempt."""
+class ToolRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One tool call of one row: a row of ``tool_calls``."""
 
     key: str
-    row: int
-    stage: str
-    answer: int
-    turn: int
-    name: str
-    arguments: str
-    started: float
-    shared: bool = False
-    cached: bool = False
-    latency_ms: float | None = None
-    error: str | None = None
-    id: Json = None
+    row: _RowNumber
+    stage: _Stage
+    answer: _Answer
+    turn: Annotated[int, _column("number of the turn that asked for it")]
+    name: Annotated[str, _column("the tool")]
+    arguments: Annotated[str, _column("its arguments as the model wrote them")]
+    shared: Annotated[bool, _column("whether it was answered by an equal call in flight")] = False
+    cached: Annotated[bool, _column("whether it was answered from the cache")] = False
+    started: Annotated[float, _column("when it began")]
+    latency_ms: Annotated[float | None, _column("how long it took")] = None
+    error: Annotated[
+        str | None, _column("why it failed, with the line of its code; null: it did not")
+    ] = None
+    id: _UnitId = None
 
 
 class FleetStats(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.store.run_dir import RunDir, find_run
-from bagent.types import Json, Status
+from bagent.types import Json, ResultColumns
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bagent.store.results import RunSummary
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Result(ResultColumns, frozen=True, kw_only=True, omit_defaults=False):  # type: ignore[misc]
     """The outcome of one (row, stage, answer), with the columns of ``results`` as fields.
 
     ``output`` is the validated answer as JSON values, ``input`` the input row. Times are Unix
@@ -29,38 +29,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: Json = None
-    row: int
-    source: str
-    line: int
-    stage: str
-    answer: int = 0
-    status: Status
-    output: Json = None
-    text: str | None = None
-    reasoning: str | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    finish_reason: str | None = None
-    model: str | None = None
-    endpoint: str | None = None
-    attempts: int = 0
-    turns: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    cost_usd: float | None = None
-    queue_ms: float | None = None
-    ttft_ms: float | None = None
-    latency_ms: float | None = None
-    started_at: float | None = None
-    finished_at: float | None = None
-    parents: list[str] | None = None
-    parents_failed: int | None = None
-    copied_from: str | None = None
-    prompt_sha256: str | None = None
-    output_sha256: str | None = None
-    logprobs: Json = None
     input: Json = None
 
     @property

@@ -11,7 +11,15 @@ from bagent.types import EndpointSample
 
 
 def sample(endpoint, hits, queries):
-    return EndpointSample(endpoint, 1.0, True, 1, 2, cache_hits=hits, cache_queries=queries)
+    return EndpointSample(
+        endpoint=endpoint,
+        at=1.0,
+        healthy=True,
+        in_flight=1,
+        limit=2,
+        cache_hits=hits,
+        cache_queries=queries,
+    )
 
 
 def test_only_what_grew_since_the_first_reading_counts():

@@ -68,7 +68,7 @@ def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
     for kind in (None, "timeout"):
         tally.attempt(make.attempt("g", endpoint="a", error_kind=kind))
     for hits, queries in ((100, 200), (103, 204)):
-        one = EndpointSample("a", 1.0, True, 1, 2, waiting=7)
+        one = EndpointSample(endpoint="a", at=1.0, healthy=True, in_flight=1, limit=2, waiting=7)
         tally.sample(msgspec.structs.replace(one, cache_hits=hits, cache_queries=queries))
     dashboard, out = board(clock)
     dashboard.start("a run")

@@ -18,8 +18,8 @@ def outcome(number: int, kind: str, endpoint: str) -> Outcome:
     status = "ok" if kind == "ok" else "failed"
     error = None if kind == "ok" else kind
     return Outcome(
-        f"{number:016x}", number, number, "f", number, "main", status,
-        error_kind=error, error=error and f"{kind} it is", endpoint=endpoint or None,
+        key=f"{number:016x}", row=number, id=number, source="f", line=number, stage="main",
+        status=status, error_kind=error, error=error and f"{kind} it is", endpoint=endpoint or None,
     )  # fmt: skip
 
 

@@ -31,7 +31,9 @@ class Written:
         return self.count
 
     def read_at(self, _: int) -> Outcome:
-        return Outcome("0", 0, "x", "", 0, "leaf", "ok", text="said")
+        return Outcome(
+            key="0", row=0, id="x", source="", line=0, stage="leaf", status="ok", text="said"
+        )
 
 
 class Endpoint:
@@ -53,7 +55,16 @@ class Endpoint:
     def answer(self) -> None:
         make, then = self.waiting.popleft()
         row = make()
-        said = Outcome(f"{row.key:016x}", row.index, row.id, "", 0, "sum", "ok", text="a sum")
+        said = Outcome(
+            key=f"{row.key:016x}",
+            row=row.index,
+            id=row.id,
+            source="",
+            line=0,
+            stage="sum",
+            status="ok",
+            text="a sum",
+        )
         then(said, self.records.journal.write(said))
 
 

@@ -11,7 +11,15 @@ from bagent.types import EndpointSample
 
 
 def sample(endpoint, at, hits=None, queries=None):
-    return EndpointSample(endpoint, at, True, 1, 2, cache_hits=hits, cache_queries=queries)
+    return EndpointSample(
+        endpoint=endpoint,
+        at=at,
+        healthy=True,
+        in_flight=1,
+        limit=2,
+        cache_hits=hits,
+        cache_queries=queries,
+    )
 
 
 def write(run_dir, part, samples, rest=b""):

@@ -78,8 +78,12 @@ def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
     store.clock.now += FLUSH_SECONDS
     journal.tick()
     assert lines_of(store.segment(stream="attempts"))[0]["try"] == 1
-    journal.write_sample(EndpointSample("e", 1.0, True, 1, 2))
-    journal.write_tool(ToolRecord("00", 0, "main", 0, 1, "add", "{}", 1.0))
+    journal.write_sample(EndpointSample(endpoint="e", at=1.0, healthy=True, in_flight=1, limit=2))
+    journal.write_tool(
+        ToolRecord(
+            key="00", row=0, stage="main", answer=0, turn=1, name="add", arguments="{}", started=1.0
+        )
+    )
     journal.close()
     assert lines_of(store.segment(stream="endpoints"))[0]["limit"] == 2
     assert lines_of(store.segment(stream="tools"))[0]["name"] == "add"
@@ -217,7 +221,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)
 try:
     for n in range(99):
-        journal.write(Outcome(f"{n:016x}", n, n, "s", n, "main", "ok", text="x" * 200))
+        journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main", status="ok",
+            text="x" * 200))
 except WriteError as error:
     print(error.exit_code, error)
 journal.close()

@@ -169,9 +169,22 @@ def test_attempts_tool_calls_and_endpoints(store, outcome):
         )
     )  # fmt: skip
     journal.write_tool(
-        ToolRecord("00", 0, "main", 0, 1, "add", '{"a":1}', 2.0, shared=True, id="a")
+        ToolRecord(
+            key="00",
+            row=0,
+            stage="main",
+            answer=0,
+            turn=1,
+            name="add",
+            arguments='{"a":1}',
+            started=2.0,
+            shared=True,
+            id="a",
+        )
     )
-    journal.write_sample(EndpointSample("e", 3.0, False, 1, 8, reason="slow"))
+    journal.write_sample(
+        EndpointSample(endpoint="e", at=3.0, healthy=False, in_flight=1, limit=8, reason="slow")
+    )
     journal.close()
     with store.segment(stream="attempts").open("ab") as file:
         file.write(b'broken\n{"torn')
@@ -389,15 +402,19 @@ def test_rows_of_the_input_are_read_by_the_rows_room(store, tmp_path):
     rows = [row for batch in read_again(every) for row in batch]
     store.write(
         *(
-            Outcome(f"{r.key:016x}", r.index, r.id, r.source, r.line, "main", "ok")
-            if r.error is None
-            else Outcome(
-                f"{r.key:016x}", r.index, r.id, r.source, r.line, "main", "bad_input",
-                error_kind="bad_input",
+            Outcome(
+                key=f"{r.key:016x}",
+                row=r.index,
+                id=r.id,
+                source=r.source,
+                line=r.line,
+                stage="main",
+                status="ok" if r.error is None else "bad_input",
+                error_kind=None if r.error is None else "bad_input",
             )
             for r in rows
         )
-    )  # fmt: skip
+    )
     build(store, info=RunInfo("r", rows=json.loads(config.to_json())))
     assert [row["input"] for row in table(store, "results")] == [
         '{"id":"a","t":1}', '{"id":"b","t":2}', None,

@@ -286,7 +286,19 @@ class Journal:
         key = f"{unit ^ salt_of(stage, answer):016x}"
         void: Any = TOMBSTONE
         # A segment's place among those of other parts follows from the times in it.
-        self._write(Outcome(key, row, None, "", 0, stage, void, answer, finished_at=unix()))
+        self._write(
+            Outcome(
+                key=key,
+                row=row,
+                id=None,
+                source="",
+                line=0,
+                stage=stage,
+                status=void,
+                answer=answer,
+                finished_at=unix(),
+            )
+        )
         self.on_tombstone(unit)
 
     @contextlib.contextmanager

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 from bagent.duck import (
     column_type,
@@ -19,102 +22,62 @@ from bagent.duck import (
     quoted,
     type_sql,
 )
+from bagent.types import Attempt, EndpointSample, Json, ResultColumns, Status, ToolRecord
 
-RESULTS: dict[str, str] = {
-    "id": "VARCHAR",
-    "row": "BIGINT",
-    "source": "VARCHAR",
-    "line": "BIGINT",
-    "stage": "VARCHAR",
-    "answer": "BIGINT",
-    "status": "VARCHAR",
-    "output": "JSON",
-    "text": "VARCHAR",
-    "reasoning": "VARCHAR",
-    "error_kind": "VARCHAR",
-    "error": "VARCHAR",
-    "finish_reason": "VARCHAR",
-    "model": "VARCHAR",
-    "endpoint": "VARCHAR",
-    "attempts": "BIGINT",
-    "turns": "BIGINT",
-    "prompt_tokens": "BIGINT",
-    "cached_tokens": "BIGINT",
-    "completion_tokens": "BIGINT",
-    "reasoning_tokens": "BIGINT",
-    "cost_usd": "DOUBLE",
-    "queue_ms": "DOUBLE",
-    "ttft_ms": "DOUBLE",
-    "latency_ms": "DOUBLE",
-    "started_at": "DOUBLE",
-    "finished_at": "DOUBLE",
-    "input": "JSON",
-    "parents": "VARCHAR[]",
-    "parents_failed": "BIGINT",
-    "copied_from": "VARCHAR",
-    "prompt_sha256": "VARCHAR",
-    "output_sha256": "VARCHAR",
-    "logprobs": "JSON",
+COLUMN_DESCRIPTIONS: dict[str, dict[str, str]] = {}
+"""For each table and view its columns in order; ``answers`` has one more for each property."""
+
+RENAMED: dict[str, str] = {"group": "group_id"}
+"""Fields of records whose columns have another name."""
+
+_SQL_TYPES: dict[Any, str] = {
+    str: "VARCHAR",
+    Status: "VARCHAR",
+    int: "BIGINT",
+    float: "DOUBLE",
+    bool: "BOOLEAN",
+    list[str]: "VARCHAR[]",
+    Json: "JSON",
 }
-"""``results``: one row per (stage, row, answer). Times are Unix seconds and milliseconds."""
+
+
+def _columns_of(table: str, record: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the SQL types of a record's described fields, and register their descriptions."""
+    columns: dict[str, str] = {}
+    descriptions = COLUMN_DESCRIPTIONS[table] = {}
+    hints = get_type_hints(record, include_extras=True)
+    for field in msgspec.structs.fields(record):
+        meta = getattr(hints[field.name], "__metadata__", (None,))[0]
+        if not isinstance(meta, msgspec.Meta):
+            continue
+        python_type = get_args(hints[field.name])[0]
+        if type(None) in get_args(python_type):
+            python_type = get_args(python_type)[0]
+        name = field.encode_name
+        columns[name] = (meta.extra or {}).get("sql") or _SQL_TYPES[python_type]
+        descriptions[RENAMED.get(name, name)] = meta.description or ""
+        if (table, name) == ("results", "finished_at"):
+            columns["input"], descriptions["input"] = "JSON", "the input row, JSON"
+    return columns
+
+
+RESULTS = _columns_of("results", ResultColumns)
+"""``results``: one row per (stage, row, answer)."""
+
+COLUMN_DESCRIPTIONS["answers"] = {
+    name: COLUMN_DESCRIPTIONS["results"][name] for name in ("id", "stage", "answer")
+}
+
+COLUMNS: dict[str, dict[str, str]] = {
+    "results": RESULTS,
+    "attempts": _columns_of("attempts", Attempt),
+    "tool_calls": _columns_of("tool_calls", ToolRecord),
+    "endpoints": _columns_of("endpoints", EndpointSample),
+}
+"""The columns of the tables that are made from lines, as in the journal, with their SQL types."""
 
 DEFAULTS: dict[str, str] = {"answer": "0", "attempts": "0", "turns": "0"}
-"""What a line leaves out because it has the usual value."""
-
-ATTEMPTS: dict[str, str] = {
-    "row": "BIGINT",
-    "stage": "VARCHAR",
-    "answer": "BIGINT",
-    "turn": "BIGINT",
-    "try": "BIGINT",
-    "endpoint": "VARCHAR",
-    "sent": "DOUBLE",
-    "first_byte": "DOUBLE",
-    "first_token": "DOUBLE",
-    "done": "DOUBLE",
-    "status_code": "BIGINT",
-    "error_kind": "VARCHAR",
-    "error": "VARCHAR",
-    "prompt_tokens": "BIGINT",
-    "cached_tokens": "BIGINT",
-    "completion_tokens": "BIGINT",
-    "group": "VARCHAR",
-    "group_size": "BIGINT",
-    "request_id": "VARCHAR",
-    "id": "VARCHAR",
-}
-"""``attempts``: one row per row and HTTP request; ``group`` is called ``group_id`` there."""
-
-TOOL_CALLS: dict[str, str] = {
-    "row": "BIGINT",
-    "stage": "VARCHAR",
-    "answer": "BIGINT",
-    "turn": "BIGINT",
-    "name": "VARCHAR",
-    "arguments": "VARCHAR",
-    "shared": "BOOLEAN",
-    "cached": "BOOLEAN",
-    "started": "DOUBLE",
-    "latency_ms": "DOUBLE",
-    "error": "VARCHAR",
-    "id": "VARCHAR",
-}
-"""``tool_calls``: one row per tool call of a row."""
-
-ENDPOINTS: dict[str, str] = {
-    "endpoint": "VARCHAR",
-    "at": "DOUBLE",
-    "healthy": "BOOLEAN",
-    "in_flight": "BIGINT",
-    "limit": "BIGINT",
-    "reason": "VARCHAR",
-    "waiting": "BIGINT",
-    "running": "BIGINT",
-    "kv_usage": "DOUBLE",
-    "cache_hits": "BIGINT",
-    "cache_queries": "BIGINT",
-}
-"""``endpoints``: samples of the state of endpoints over time."""
+"""What a line of results leaves out because it has the usual value."""
 
 PLAIN_DEFAULTS: dict[str, str] = {"shared": "false", "cached": "false"}
 REQUIRED: dict[str, str] = {
@@ -125,15 +88,6 @@ REQUIRED: dict[str, str] = {
 }
 """A column that every sound line of a table has."""
 
-COLUMNS: dict[str, dict[str, str]] = {
-    "results": RESULTS,
-    "attempts": ATTEMPTS,
-    "tool_calls": TOOL_CALLS,
-    "endpoints": ENDPOINTS,
-}
-"""The columns of the tables that are made from lines."""
-
-RENAMED: dict[str, str] = {"group": "group_id"}
 TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endpoints")
 """The names of the tables and of their Parquet files."""
 
@@ -267,107 +221,15 @@ def is_scalar(kind: str) -> bool:
     return kind.upper() != "JSON" and not kind.endswith("]") and not is_nested(kind)
 
 
-_PLACE: dict[str, str] = {
-    "row": "number of the input row, from 0",
-    "stage": "name of the stage; `main` where the job has one",
-    "answer": "number of the answer to the row, from 0",
-}
-_ID = "id of the stage's row, as in results; null in runs begun before it was kept"
-_TOKENS: dict[str, str] = {
-    "prompt_tokens": "tokens of the prompt, cached ones too",
-    "cached_tokens": "those that the server's prefix cache knew",
-    "completion_tokens": "tokens of the answer, reasoning too",
-}
-
-
 def _spread(prefix: str, words: str) -> dict[str, str]:
     names = (("p50", "median"), ("p90", "90th percentile"), ("p99", "99th"), ("max", "longest"))
     return {f"{prefix}_{name}": f"{words}, {share}" for name, share in names}
 
 
-COLUMN_DESCRIPTIONS: dict[str, dict[str, str]] = {
-    "results": {
-        "id": "the row's id as text",
-        "row": _PLACE["row"],
-        "source": "file that the row came from",
-        "line": "its line there, from 1",
-        "stage": _PLACE["stage"],
-        "answer": _PLACE["answer"],
-        "status": "how it ended, see below",
-        "output": "the validated answer, JSON",
-        "text": "the answer as it came",
-        "reasoning": "the model's reasoning, where it is told apart",
-        "error_kind": "why it is not ok, see below",
-        "error": "the same in words",
-        "finish_reason": "why the model stopped: stop, length, tool_calls ...",
-        "model": "the model that answered",
-        "endpoint": "the endpoint that answered last",
-        "attempts": "tries of all its turns",
-        "turns": "requests of its conversation",
-        **_TOKENS,
-        "reasoning_tokens": "those of the reasoning",
-        "cost_usd": "US dollars; null where a price or a count is unknown",
-        "queue_ms": "waiting before it was sent",
-        "ttft_ms": "from sending to the first token, where something streamed",
-        "latency_ms": "from the first sending to the whole answer",
-        "started_at": "when it was sent first",
-        "finished_at": "when it ended",
-        "input": "the input row, JSON",
-        "parents": "what it was made of: STAGE:ID:ANSWER",
-        "parents_failed": "how many rows behind it had failed",
-        "copied_from": "the id of the equal request whose answer this is",
-        "prompt_sha256": "hash of what was sent",
-        "output_sha256": "hash of the answer",
-        "logprobs": "log probabilities, where asked for, JSON",
-    },
-    "answers": {
-        "id": "the row's id as text",
-        "stage": _PLACE["stage"],
-        "answer": _PLACE["answer"],
-    },
-    "attempts": {
-        **_PLACE,
-        "turn": "number of the request in its conversation, from 1",
-        "try": "number of the try of that turn, from 1",
-        "endpoint": "where it was sent",
-        "sent": "when it was sent",
-        "first_byte": "when the answer began",
-        "first_token": "when its first token came, where it streamed",
-        "done": "when it was whole, or had failed",
-        "status_code": "HTTP status",
-        "error_kind": "why it failed; null: it did not",
-        "error": "the same in words",
-        **_TOKENS,
-        "group_id": "the HTTP request that carried it",
-        "group_size": "rows in that request",
-        "request_id": "the server's own name of the request",
-        "id": _ID,
-    },
-    "tool_calls": {
-        **_PLACE,
-        "turn": "number of the turn that asked for it",
-        "name": "the tool",
-        "arguments": "its arguments as the model wrote them",
-        "shared": "whether it was answered by an equal call in flight",
-        "cached": "whether it was answered from the cache",
-        "started": "when it began",
-        "latency_ms": "how long it took",
-        "error": "why it failed, with the line of its code; null: it did not",
-        "id": _ID,
-    },
-    "endpoints": {
-        "endpoint": "the endpoint",
-        "at": "when it was looked at",
-        "healthy": "whether it takes requests",
-        "in_flight": "rows of this run in flight there",
-        "limit": "how many may be",
-        "reason": "why the limit is what it is",
-        "waiting": "requests in its own queue",
-        "running": "requests that it works on",
-        "kv_usage": "share of its KV cache in use, 0 to 1",
-        "cache_hits": "tokens that its prefix cache knew, since it started",
-        "cache_queries": "tokens that were looked for",
-    },
+_RESULT = COLUMN_DESCRIPTIONS["results"]
+_ATTEMPT = COLUMN_DESCRIPTIONS["attempts"]
+
+COLUMN_DESCRIPTIONS |= {
     "errors": {
         "error_kind": "why the rows are not ok",
         "status": "how they ended",
@@ -377,10 +239,10 @@ COLUMN_DESCRIPTIONS: dict[str, dict[str, str]] = {
         "first_id": "id of the first",
         "pattern": "what their errors have in common: less numbers and quoted values",
         "example": "the error of the first",
-        "stage": _PLACE["stage"],
+        "stage": _RESULT["stage"],
     },
     "latency": {
-        "stage": _PLACE["stage"],
+        "stage": _RESULT["stage"],
         "answers": "answers that were given",
         **_spread("latency", "ms to the whole answer"),
         **_spread("ttft", "ms to the first token"),
@@ -401,20 +263,19 @@ COLUMN_DESCRIPTIONS: dict[str, dict[str, str]] = {
         "completion_tokens_per_s": "those a second, from the first to the last",
     },
     "turns": {
-        **_PLACE,
+        **{name: _RESULT[name] for name in ("row", "stage", "answer")},
         "turn": "number of the turn, from 1",
         "tries": "how often it was sent",
         "endpoint": "where the last time",
         "error_kind": "why a try failed",
-        "prompt_tokens": _TOKENS["prompt_tokens"],
-        "completion_tokens": _TOKENS["completion_tokens"],
+        "prompt_tokens": _RESULT["prompt_tokens"],
+        "completion_tokens": _RESULT["completion_tokens"],
         "ms": "from the first sending to the last answer",
         "tool_calls": "tools that it called",
         "tools": "their names, in order",
-        "id": _ID,
+        "id": _ATTEMPT["id"],
     },
 }
-"""For each table and view its columns in order; ``answers`` has one more for each property."""
 
 STATUSES: dict[str, str] = {
     "ok": "a valid answer",
