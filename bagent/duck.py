@@ -257,19 +257,19 @@ def parse_type(text: str, *, bare_names: bool = False) -> Nested | None:
     if len(text) > _LONGEST:
         return None
     tokens: list[str] = []
-    place = 0
+    position = 0
     text = text.rstrip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
             return None
         tokens.append(match[match.lastindex or 0])
-        place = match.end()
+        position = match.end()
     try:
-        kind, rest = _type(tokens, 0, 0, bare_names)
+        kind, end = _type(tokens, 0, 0, bare_names)
     except (IndexError, ValueError):
         return None
-    return kind if rest == len(tokens) else None
+    return kind if end == len(tokens) else None
 
 
 def type_sql(kind: Nested) -> str:
@@ -278,7 +278,7 @@ def type_sql(kind: Nested) -> str:
         return kind
     if isinstance(kind, list):
         return f"{type_sql(kind[0])}[]"
-    fields = ", ".join(f"{quoted(name)} {type_sql(one)}" for name, one in kind.items())
+    fields = ", ".join(f"{quoted(name)} {type_sql(field)}" for name, field in kind.items())
     return f"STRUCT({fields})"
 
 
@@ -296,35 +296,35 @@ def nested_value(value: str, kind: str) -> str:
     return f"from_json({value}, {literal(structure)})"
 
 
-def _type(tokens: list[str], place: int, depth: int, bare: bool) -> tuple[Nested, int]:
+def _type(tokens: list[str], position: int, depth: int, bare: bool) -> tuple[Nested, int]:
     if depth > _DEEPEST:
         raise ValueError
-    word = tokens[place].upper()
-    place += 1
+    word = tokens[position].upper()
+    position += 1
     kind: Nested
     if word == "STRUCT":
-        kind, place = _fields(tokens, place, depth, bare)
+        kind, position = _fields(tokens, position, depth, bare)
     elif is_plain_scalar(word):
         kind = {"JSON": "VARCHAR", "HUGEINT": "DECIMAL(38,0)"}.get(word, word)
     else:
         raise ValueError
-    while place < len(tokens) and tokens[place] == "[]":
-        kind, place = [kind], place + 1
-    return kind, place
+    while position < len(tokens) and tokens[position] == "[]":
+        kind, position = [kind], position + 1
+    return kind, position
 
 
-def _fields(tokens: list[str], place: int, depth: int, bare: bool) -> tuple[Nested, int]:
-    if tokens[place] != "(":
+def _fields(tokens: list[str], position: int, depth: int, bare: bool) -> tuple[Nested, int]:
+    if tokens[position] != "(":
         raise ValueError
     fields: dict[str, Nested] = {}
-    while tokens[place] != ")":
-        name = tokens[place + 1]
+    while tokens[position] != ")":
+        name = tokens[position + 1]
         if name[0] in "()[," or not (bare or name.startswith('"')):
             raise ValueError
         name = name[1:-1].replace('""', '"') if name.startswith('"') else name
         if not name or name.casefold() in map(str.casefold, fields):
             raise ValueError
-        fields[name], place = _type(tokens, place + 2, depth + 1, bare)
-        if tokens[place] not in (",", ")"):
+        fields[name], position = _type(tokens, position + 2, depth + 1, bare)
+        if tokens[position] not in (",", ")"):
             raise ValueError
-    return fields, place + 1
+    return fields, position + 1

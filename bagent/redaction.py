@@ -27,8 +27,8 @@ _PLACE_NAME = re.compile(r"(?:\w+_)?(?:HOST|HOSTNAME|NODE|ADDR|ADDRESS|IP|PORT|R
 
 def looks_secret(name: str) -> bool:
     """Return whether a variable, header or key of this name probably holds a secret."""
-    words = re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
-    return not _SECRET_WORDS.isdisjoint(words)
+    parts = re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    return not _SECRET_WORDS.isdisjoint(parts)
 
 
 def looks_like_address(variable: str) -> bool:

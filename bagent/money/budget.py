@@ -62,8 +62,8 @@ class BudgetLedger:
             self.reserved += most
             begin()
         if self._waiting and not self._calls and self._exhausted is not None:
-            told, self._exhausted = self._exhausted, None
-            told(
+            exhausted, self._exhausted = self._exhausted, None
+            exhausted(
                 f"${self.spent:.4f} of the budget of ${self._budget:g} is spent, and the next"
                 f" call may cost ${self._waiting[0][0]:.4f}"
             )
@@ -129,7 +129,7 @@ class BudgetedBackend(BackendWrapper):
 
     def _cost(self, request: Request, result: Reply | Failure) -> float:
         if isinstance(result, Reply):
-            known = self._price.cost(result.usage)
-            return self._at_most(request) if known is None else known
+            cost = self._price.cost(result.usage)
+            return self._at_most(request) if cost is None else cost
         refused = result.status is not None and result.status >= 400
         return 0.0 if refused or result.kind == "connect" else self._at_most(request)

@@ -66,12 +66,12 @@ class GpuTimeBackend(BackendWrapper):
         finally:
             ended = shared.change(self._clock(), -size)
         seconds = (ended - began) * float(endpoint.tags.get("gpus") or 1)
-        exchange.results = [_with_time(found, seconds) for found in exchange.results]
+        exchange.results = [_with_time(result, seconds) for result in exchange.results]
         return exchange
 
 
-def _with_time(found: Reply | Failure, seconds: float) -> Reply | Failure:
-    if isinstance(found, Failure):
-        return found
-    usage = msgspec.structs.replace(found.usage, gpu_seconds=seconds)
-    return msgspec.structs.replace(found, usage=usage)
+def _with_time(result: Reply | Failure, seconds: float) -> Reply | Failure:
+    if isinstance(result, Failure):
+        return result
+    usage = msgspec.structs.replace(result.usage, gpu_seconds=seconds)
+    return msgspec.structs.replace(result, usage=usage)

@@ -70,8 +70,8 @@ class Price(msgspec.Struct, frozen=True):
 def known_prices() -> list[Price]:
     """All prices that come with this version, by provider and model."""
     text = files("bagent.money").joinpath("prices.json").read_bytes()
-    found = msgspec.json.decode(text, type=list[Price])
-    return sorted(found, key=lambda price: (price.provider, price.model))
+    prices = msgspec.json.decode(text, type=list[Price])
+    return sorted(prices, key=lambda price: (price.provider, price.model))
 
 
 def find_price(prices: Sequence[Price], provider: str, model: str) -> Price | None:
@@ -144,8 +144,8 @@ def mode_costs(price: Price | None, spent: StageUsage) -> dict[str, float | None
     if price is not None and spent.prompt is not None and spent.completion is not None:
         single = price.cost(Usage(prompt=spent.prompt, completion=spent.completion))
         if spent.cached is not None:
-            found = Usage(prompt=spent.prompt, cached=spent.cached, completion=spent.completion)
-            cached = price.cost(found)
+            usage = Usage(prompt=spent.prompt, cached=spent.cached, completion=spent.completion)
+            cached = price.cost(usage)
     factor = None if price is None else price.batch
     batch = None if single is None or factor is None else single * factor
     return {SINGLE: single, CACHED: cached, BATCH: batch, FLEET: spent.gpu_usd}
@@ -154,11 +154,11 @@ def mode_costs(price: Price | None, spent: StageUsage) -> dict[str, float | None
 def sum_costs(parts: Iterable[dict[str, float | None]], rows: int) -> Sequence[ModeCost]:
     """The table of several stages' costs: None where one of them is not known."""
     stages = list(parts)
-    found = []
+    table = []
     for mode, how in MODE_DESCRIPTIONS.items():
-        known = [one[mode] for one in stages]
-        sums = [one for one in known if one is not None]
+        costs = [cost[mode] for cost in stages]
+        sums = [cost for cost in costs if cost is not None]
         usd = sum(sums) if stages and len(sums) == len(stages) else None
         each = None if usd is None or not rows else 1000 * usd / rows
-        found.append(ModeCost(mode, usd, each, how))
-    return tuple(found)
+        table.append(ModeCost(mode, usd, each, how))
+    return tuple(table)

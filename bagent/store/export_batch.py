@@ -73,11 +73,11 @@ def _completion(outcome: Outcome) -> dict[str, Any]:
     prompt, completion = outcome.prompt_tokens, outcome.completion_tokens
     usage = None
     if prompt is not None or completion is not None:
-        known = prompt is not None and completion is not None
+        complete = prompt is not None and completion is not None
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
-            "total_tokens": (prompt or 0) + (completion or 0) if known else None,
+            "total_tokens": (prompt or 0) + (completion or 0) if complete else None,
         }
     choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason}
     if outcome.logprobs is not None:

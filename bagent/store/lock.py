@@ -185,9 +185,9 @@ class RunLock:
         self._renewed = now
 
     def _lost(self, record: LockRecord | None) -> StoppedEarly:
-        who = f"process {record.pid} on {record.host}" if record else "another process"
+        owner = f"process {record.pid} on {record.host}" if record else "another process"
         return StoppedEarly(
-            f"{who} has taken this run over, since its owner file was not renewed in time",
+            f"{owner} has taken this run over, since its owner file was not renewed in time",
             hint="leave it to that process",
         )
 
@@ -247,14 +247,14 @@ def read_owner(path: Path) -> LockRecord | None:
 
 def owners(run_dir: Path) -> dict[str, LockRecord]:
     """The owner records in a run directory, by part."""
-    found = {}
+    records = {}
     for path in run_dir.glob("owner*.json"):
         part = path.stem.removeprefix("owner").removeprefix("-") or "all"
         with contextlib.suppress(OSError):  # a link
             record = read_owner(path)
             if record is not None:
-                found[part] = record
-    return dict(sorted(found.items(), key=lambda item: part_order(item[0])))
+                records[part] = record
+    return dict(sorted(records.items(), key=lambda item: part_order(item[0])))
 
 
 def is_live(record: LockRecord, now: float, me: Process | None = None) -> bool:
@@ -275,9 +275,9 @@ def is_live(record: LockRecord, now: float, me: Process | None = None) -> bool:
 
 
 def _owned(record: LockRecord, path: Path) -> OwnedError:
-    who = f"process {record.pid} on {record.host}" if record.host else "another process"
+    owner = f"process {record.pid} on {record.host}" if record.host else "another process"
     return OwnedError(
-        f"{who} is working on this run ({path})",
+        f"{owner} is working on this run ({path})",
         hint=f"wait for it, stop it, or give another --name; a dead owner is replaced"
         f" {STALE_SECONDS:.0f} s after its last sign of life",
     )

@@ -83,14 +83,14 @@ def connect_tables(
     See :func:`open_tables` for the other arguments.
     """
     paths = {table: [folder / f"{table}.parquet" for folder in folders] for table in TABLES}
-    files = [*access.files, *(path for some in paths.values() for path in some)]
+    files = [*access.files, *(path for group in paths.values() for path in group)]
     with connect(replace(access, files=files), settings=settings) as connection:
-        made = [read_freshness(folder) for folder in folders]
-        for table, some in paths.items():
-            listed = ", ".join(map(file_literal, some))
+        manifests = [read_freshness(folder) for folder in folders]
+        for table, group in paths.items():
+            listed = ", ".join(map(file_literal, group))
             by_name = ", union_by_name=true" if len(folders) > 1 else ""
             source = f"read_parquet([{listed}]{by_name})"
-            is_json = {name for one in made for name in one.json_columns.get(table, ())}
+            is_json = {name for m in manifests for name in m.json_columns.get(table, ())}
             described = connection.execute(f"describe from {source}").fetchall()
             replaced = ", ".join(
                 f"try_cast({quoted(name)} as json) as {quoted(name)}"
@@ -117,8 +117,8 @@ def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
     """Where tables are that fit the journal: those in the run directory are used where they do."""
     damaged: list[str] = []
     info = run.load_or_report(damaged.append) or RunInfo(run.path.name)
-    for words in damaged:
-        report(words)
+    for message in damaged:
+        report(message)
     # Tables that were made while run.json was whole know more than those made now.
     if info.parquet and not damaged:
         if not stale_tables(run.path, info, signatures(run.path, info)):

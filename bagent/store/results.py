@@ -62,14 +62,14 @@ class ResultQuery:
         return Selection(self.stages, codes, None if self.done is None else self.done.has)
 
 
-def iter_line_refs(lines: JournalReader, wanted: ResultQuery) -> Iterator[LineRef]:
+def iter_line_refs(lines: JournalReader, query: ResultQuery) -> Iterator[LineRef]:
     """The places of the wanted results."""
-    return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
+    return (lines.ordered if query.ordered else lines.written)(query.selection())
 
 
 def iter_results(
     run_dir: Path,
-    wanted: ResultQuery | None = None,
+    query: ResultQuery | None = None,
     *,
     report: Report,
     find_input: FindInput | None = None,
@@ -87,17 +87,17 @@ def iter_results(
             have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
     """
     with JournalReader(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
-        for place in iter_line_refs(lines, wanted or ResultQuery()):
-            line = lines.read(place)
+        for ref in iter_line_refs(lines, query or ResultQuery()):
+            line = lines.read(ref)
             try:
                 outcome = decode_outcome_line(line)
             except msgspec.DecodeError:
-                path = lines.indexes[place.segment].segment.path
-                report(f"{path}: broken line at byte {place.offset}, left out")
+                path = lines.indexes[ref.segment].segment.path
+                report(f"{path}: broken line at byte {ref.offset}, left out")
                 continue
             result = result_of(outcome)
             if inputs.rows is not None:
-                text = inputs.rows.find(place.row, outcome.key, line).text
+                text = inputs.rows.find(ref.row, outcome.key, line).text
                 result["input"] = msgspec.Raw(text) if text is not None else None
             yield result
 
@@ -135,16 +135,16 @@ class _Inputs:
 
 
 def iter_outcomes(
-    run_dir: Path, wanted: ResultQuery | None = None, *, report: Report
+    run_dir: Path, query: ResultQuery | None = None, *, report: Report
 ) -> Iterator[Outcome]:
     """The current outcomes themselves, for a stage that reads what an earlier one wrote."""
     with JournalReader(run_dir, report) as lines:
-        for place in iter_line_refs(lines, wanted or ResultQuery()):
+        for ref in iter_line_refs(lines, query or ResultQuery()):
             try:
-                yield decode_outcome(lines.read(place))
+                yield decode_outcome(lines.read(ref))
             except msgspec.DecodeError:
-                path = lines.indexes[place.segment].segment.path
-                report(f"{path}: broken line at byte {place.offset}, left out")
+                path = lines.indexes[ref.segment].segment.path
+                report(f"{path}: broken line at byte {ref.offset}, left out")
 
 
 class AnswerStore:
@@ -237,17 +237,17 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)
-        known = count > unknown
+        has_tokens = count > unknown
         firsts = [t.first for t in totals if t.first is not None]
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
             totals=Totals.of(accept_truncated(codes) if accept else codes),
             statuses=done.statuses,
             kinds=done.kinds,
-            prompt_tokens=sum(t.prompt for t in totals) if known else None,
-            cached_tokens=sum(t.cached for t in totals) if known else None,
-            completion_tokens=sum(t.completion for t in totals) if known else None,
-            reasoning_tokens=sum(t.reasoning for t in totals) if known else None,
+            prompt_tokens=sum(t.prompt for t in totals) if has_tokens else None,
+            cached_tokens=sum(t.cached for t in totals) if has_tokens else None,
+            completion_tokens=sum(t.completion for t in totals) if has_tokens else None,
+            reasoning_tokens=sum(t.reasoning for t in totals) if has_tokens else None,
             cost_usd=sum(t.cost for t in totals) if any(t.costed for t in totals) else None,
             without_tokens=unknown,
             first_at=min(firsts, default=None),
@@ -268,8 +268,8 @@ def _speed(lines: JournalReader) -> float | None:
     index = lines.indexes[segment]
     offsets, lengths = index.column("offsets"), index.column("lengths")
     times = []
-    for place in range(max(0, len(index) - _RECENT_LINES), len(index)):
-        line = lines.read(LineRef(0, 0, segment, offsets[place], lengths[place], 0))
+    for ordinal in range(max(0, len(index) - _RECENT_LINES), len(index)):
+        line = lines.read(LineRef(0, 0, segment, offsets[ordinal], lengths[ordinal], 0))
         try:
             at = decode_brief(line).finished_at
         except msgspec.DecodeError:

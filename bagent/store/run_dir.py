@@ -30,15 +30,15 @@ def sign(run_dir: Path, content: bytes) -> str:
     return _digest(key, run_dir, content) if key else ""
 
 
-def is_signed(run_dir: Path, content: bytes, found: str) -> bool:
+def is_signed(run_dir: Path, content: bytes, signature: str) -> bool:
     """Whether ``found`` is the seal that this user gave this content in this directory."""
     key = _read_key()
-    return bool(key) and hmac.compare_digest(_digest(key, run_dir, content), found)
+    return bool(key) and hmac.compare_digest(_digest(key, run_dir, content), signature)
 
 
 def _digest(key: bytes, run_dir: Path, content: bytes) -> str:
-    place = os.fsencode(run_dir.resolve())
-    return hmac.digest(key, len(place).to_bytes(4, "big") + place + content, "sha256").hex()
+    location = os.fsencode(run_dir.resolve())
+    return hmac.digest(key, len(location).to_bytes(4, "big") + location + content, "sha256").hex()
 
 
 def _key_path() -> Path:
@@ -380,10 +380,10 @@ def _write_whole(path: Path, info: RunInfo) -> None:
 def list_runs(runs_dir: Path) -> list[RunDir]:
     """The runs directly under a folder, latest start first."""
     try:
-        found = [RunDir(path) for path in runs_dir.iterdir() if RunDir(path).is_run()]
+        runs = [RunDir(path) for path in runs_dir.iterdir() if RunDir(path).is_run()]
     except OSError:
         return []
-    return sorted(found, key=_latest, reverse=True)
+    return sorted(runs, key=_latest, reverse=True)
 
 
 def _latest(run: RunDir) -> float:
@@ -398,32 +398,32 @@ def _latest(run: RunDir) -> float:
     return 0.0
 
 
-def find_run(wanted: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
+def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
     """The run that a person means: a directory, else a name under ``runs_dir``; None: the latest.
 
     Raises:
         UsageError: there is none; the hint names what comes near.
     """
-    if wanted is None:
+    if name is None:
         runs = list_runs(runs_dir)
         if not runs:
             raise UsageError(
                 f"there is no run under {runs_dir}", hint="name a run directory: bagent COMMAND RUN"
             )
         return runs[0]
-    for path in (Path(wanted), runs_dir / wanted):
+    for path in (Path(name), runs_dir / name):
         if RunDir(path).is_run():
             return RunDir(path)
     names = [run.path.name for run in list_runs(runs_dir)]
-    near = difflib.get_close_matches(str(wanted), names, 3, 0.5)
+    near = difflib.get_close_matches(str(name), names, 3, 0.5)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif names:
         hint = f"under {runs_dir} there are {', '.join(names[:8])}"
     else:
         hint = f"there is no run under {runs_dir}"
-    what = "is no run directory" if Path(wanted).is_dir() else "no such run"
-    raise UsageError(f"{wanted}: {what}", hint=hint)
+    what = "is no run directory" if Path(name).is_dir() else "no such run"
+    raise UsageError(f"{name}: {what}", hint=hint)
 
 
 PROGRESS_INTERVAL_S = 5.0
@@ -469,24 +469,24 @@ def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
 
     The total of several parts is left to the caller: each of them knows its own rows alone.
     """
-    found = []
+    parts_progress = []
     for part in parts:
         try:
             data = read_regular(_path(run_dir, part))
-            found.append(msgspec.json.decode(data, type=RunProgress))
+            parts_progress.append(msgspec.json.decode(data, type=RunProgress))
         except (OSError, msgspec.DecodeError):
             return None
-    if len(found) < 2:
-        return found[0] if found else None
-    remaining = [one.remaining for one in found if one.remaining is not None]
-    etas = [one.at + one.eta_s for one in found if one.eta_s is not None]
-    at = max(one.at for one in found)
+    if len(parts_progress) < 2:
+        return parts_progress[0] if parts_progress else None
+    remaining = [p.remaining for p in parts_progress if p.remaining is not None]
+    etas = [p.at + p.eta_s for p in parts_progress if p.eta_s is not None]
+    at = max(p.at for p in parts_progress)
     return RunProgress(
         at=at,
         total=None,
-        total_is_exact=all(one.total_is_exact for one in found),
-        remaining=sum(remaining) if len(remaining) == len(found) else None,
-        eta_s=max(0.0, max(etas) - at) if len(etas) == len(found) else None,
+        total_is_exact=all(p.total_is_exact for p in parts_progress),
+        remaining=sum(remaining) if len(remaining) == len(parts_progress) else None,
+        eta_s=max(0.0, max(etas) - at) if len(etas) == len(parts_progress) else None,
     )
 
 

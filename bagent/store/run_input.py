@@ -96,8 +96,8 @@ def input_reader(rows: str | bytes) -> ReadInput:
     from bagent.rows import RowsConfig, read_again
 
     config = RowsConfig.from_json(rows)
-    whole = replace(config, where=None, sample=None, limit=None, shard=None)
-    return lambda: read_again(whole)
+    all_rows = replace(config, where=None, sample=None, limit=None, shard=None)
+    return lambda: read_again(all_rows)
 
 
 def find_input(run: RunDir, info: RunInfo, spool: Path, report: Report) -> InputFinder | None:
@@ -131,7 +131,7 @@ def _reader(run: RunDir, info: RunInfo) -> ReadInput:
 
     text = info.rows if isinstance(info.rows, str) else msgspec.json.encode(info.rows).decode()
     config = RowsConfig.from_json(text)
-    if any(not isinstance(one, str) and "sql" in one for one in config.inputs):
+    if any(not isinstance(item, str) and "sql" in item for item in config.inputs):
         raise UsageError("it is SQL, which only bagent run executes")
     if run.is_own(info):
         return input_reader(text)

@@ -33,12 +33,12 @@ def cache_share(run_dir: Path) -> float | None:
     firsts: dict[str, _Sample] = {}
     lasts: dict[str, _Sample] = {}
     for segment in list_segments(run_dir / "journal", "endpoints"):
-        for one in _samples(segment.path):
-            first, last = firsts.get(one.endpoint), lasts.get(one.endpoint)
-            if first is None or one.at < first.at:
-                firsts[one.endpoint] = one
-            if last is None or one.at > last.at:
-                lasts[one.endpoint] = one
+        for sample in _samples(segment.path):
+            first, last = firsts.get(sample.endpoint), lasts.get(sample.endpoint)
+            if first is None or sample.at < first.at:
+                firsts[sample.endpoint] = sample
+            if last is None or sample.at > last.at:
+                lasts[sample.endpoint] = sample
     hits = queries = 0
     for name, last in lasts.items():
         first = firsts[name]

@@ -84,9 +84,9 @@ class LastStage(msgspec.Struct, frozen=True):
 
 def _count(lines: JournalReader, selection: Selection, part: str | None) -> Counter[int]:
     return Counter(
-        place.code
-        for place in lines.written(selection)
-        if part is None or lines.indexes[place.segment].segment.part == part
+        ref.code
+        for ref in lines.written(selection)
+        if part is None or lines.indexes[ref.segment].segment.part == part
     )
 
 

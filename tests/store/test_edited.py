@@ -155,9 +155,9 @@ def over_parts(store) -> list[str]:
     """The lines that only all parts together show to be replaced, as PART KEY."""
     found = replaced_lines(open_indexes(store.path, store.reports.append), "main")
     return sorted(
-        f"{line.held_by.segment.part} {line.unit ^ salt_of('main', answer):016x}"
+        f"{line.segment_index.segment.part} {line.unit ^ salt_of('main', answer):016x}"
         for line in found
-        for answer in [line.held_by.column("answers")[line.ordinal]]
+        for answer in [line.segment_index.column("answers")[line.ordinal]]
     )
 
 

@@ -221,8 +221,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)
 try:
     for n in range(99):
-        journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main", status="ok",
-            text="x" * 200))
+        journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main",
+            status="ok", text="x" * 200))
 except WriteError as error:
     print(error.exit_code, error)
 journal.close()

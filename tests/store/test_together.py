@@ -91,8 +91,8 @@ around = journal.together() if sys.argv[2] == "together" else contextlib.nullcon
 try:
     with around:
         for n in range(30):
-            journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main", status="ok",
-            text="x" * 200))
+            journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main",
+            status="ok", text="x" * 200))
 except WriteError as error:
     print(error.exit_code)
 journal.close()

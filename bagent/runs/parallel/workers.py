@@ -449,7 +449,7 @@ def take_back_replaced(run_dir: Path, report: Report) -> int:
     """
     units_by_part: dict[str, list[int]] = defaultdict(list)
     for line in replaced_lines(open_indexes(run_dir, report), STAGE):
-        units_by_part[line.held_by.segment.part].append(line.unit)
+        units_by_part[line.segment_index.segment.part].append(line.unit)
     for part, units in units_by_part.items():
         owner = RunLock.acquire(run_dir, part)
         try:

@@ -71,30 +71,30 @@ class SequentialLookup:
         self._void = void
         self._has = has
         self._chunks = self._finished()
-        self._held: set[int] = set()
+        self._read_ahead: set[int] = set()
         self._chunk = self._ahead = chunk
 
     def has_all(self, units: Iterable[int]) -> bool:
         """Whether all these units are finished."""
-        asked = set(units)
-        held = self._held
-        wanted = len(asked) + self._ahead
-        while len(held) < wanted:
+        requested = set(units)
+        ahead = self._read_ahead
+        target = len(requested) + self._ahead
+        while len(ahead) < target:
             chunk = next(self._chunks, None)
             if chunk is None:
                 break
-            held.update(chunk)
-        before = len(held)
-        held -= asked
-        if before - len(held) == len(asked):
+            ahead.update(chunk)
+        before = len(ahead)
+        ahead -= requested
+        if before - len(ahead) == len(requested):
             return True
-        if not all(map(self._has, asked)):
+        if not all(map(self._has, requested)):
             return False
         # They are further on, or were passed: look further, unless what is held is of no use.
         self._ahead *= 2
         if self._ahead > _MOST_CHUNKS * self._chunk:
             self._ahead = self._chunk
-            held.clear()
+            ahead.clear()
         return True
 
     def _finished(self) -> Iterator[Collection[int]]:
@@ -110,9 +110,9 @@ class SequentialLookup:
                 elif codes is None:
                     yield chunk
                 else:
-                    yield self._not_left(chunk, codes[start : start + step])
+                    yield self._without_resent(chunk, codes[start : start + step])
 
-    def _not_left(self, units: array[int], codes: array[int]) -> list[int]:
+    def _without_resent(self, units: array[int], codes: array[int]) -> list[int]:
         """Without the failures that are taken up again."""
         lines = zip(units, codes, strict=True)
         return [unit for unit, code in lines if not code or self._has(unit)]
@@ -155,7 +155,7 @@ class ResumePolicy:
         Raises:
             JobError: a word is no error kind and no status.
         """
-        kinds = None if retry is None else _retried(retry)
+        kinds = None if retry is None else _parse_kinds(retry)
         return cls(ended, kinds, skip_failed, again, accept_truncated)
 
     def is_finished(self, status: str, kind: str | None) -> bool:
@@ -179,15 +179,15 @@ class ResumePolicy:
 _ALL_KINDS = frozenset({*ERROR_KINDS, *STATUSES[1:]})
 
 
-def _retried(words: str) -> frozenset[str]:
-    known = list(dict.fromkeys((*ERROR_KINDS, *STATUSES[1:])))
-    kinds = {word.strip() for word in words.split(",") if word.strip()}
+def _parse_kinds(names: str) -> frozenset[str]:
+    valid = list(dict.fromkeys((*ERROR_KINDS, *STATUSES[1:])))
+    kinds = {word.strip() for word in names.split(",") if word.strip()}
     if "all" in kinds:
         return _ALL_KINDS
     for word in sorted(kinds):
-        if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"all, {', '.join(known)}"
+        if word not in valid:
+            near = difflib.get_close_matches(word, valid, 1)
+            hint = f"did you mean {near[0]}?" if near else f"all, {', '.join(valid)}"
             raise JobError(f"--retry: no such kind of failure: {word}", hint=hint)
     return frozenset(kinds)
 
@@ -223,8 +223,8 @@ class UnitSet:
         """Whether the number is in the set, as of the last :meth:`settle`."""
         at = number >> self._shift
         part = self._parts[at] if self._sorted[at] else self._sort(at)
-        place = bisect_left(part, number)
-        return place < len(part) and part[place] == number
+        position = bisect_left(part, number)
+        return position < len(part) and part[position] == number
 
     def _sort(self, at: int) -> array[int]:
         part = self._parts[at] = array("Q", sorted(self._parts[at]))
@@ -275,24 +275,24 @@ class HashMap:
     def add(self, key: int, value: int) -> None:
         """Add a pair unless the key is there; no more than ``capacity`` different keys."""
         key = key or 1
-        place = self._place(key)
-        if not self._keys[place]:
-            self._keys[place] = key
-            self._values[place] = value
+        slot = self._slot(key)
+        if not self._keys[slot]:
+            self._keys[slot] = key
+            self._values[slot] = value
             self._count += 1
 
     def find(self, key: int) -> int | None:
         """The value of a key, or None."""
-        place = self._place(key or 1)
-        return self._values[place] if self._keys[place] else None
+        slot = self._slot(key or 1)
+        return self._values[slot] if self._keys[slot] else None
 
-    def _place(self, key: int) -> int:
-        place = key % self._size
-        while (found := self._keys[place]) and found != key:
-            place += 1
-            if place == self._size:
-                place = 0
-        return place
+    def _slot(self, key: int) -> int:
+        slot = key % self._size
+        while (stored := self._keys[slot]) and stored != key:
+            slot += 1
+            if slot == self._size:
+                slot = 0
+        return slot
 
 
 class DoneIndex:
@@ -386,10 +386,10 @@ def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
     """Parts of an earlier start come first; within a part the order of numbers stays."""
     reached: dict[str, float] = {}
     keyed = []
-    for place, index in enumerate(indexes):
+    for position, index in enumerate(indexes):
         part = index.segment.part
         reached[part] = max(reached.get(part, 0.0), index.totals.first or 0.0)
-        keyed.append((reached[part], place, index))
+        keyed.append((reached[part], position, index))
     return [index for _, _, index in sorted(keyed, key=lambda k: k[:2])]
 
 

@@ -99,11 +99,11 @@ class EditedRows:
     def __init__(self, indexes: Sequence[SegmentIndex]) -> None:
         self._indexes = indexes
         by_stage: dict[str, list[tuple[int, int, int]]] = {}
-        for place, index in enumerate(indexes):
+        for segment, index in enumerate(indexes):
             for name, (low, high, count) in zip(index.stage_names, index.ranges(), strict=False):
                 if count:
-                    by_stage.setdefault(name, []).append((low, high, place))
-        self._by_stage = {name: _Ranges(found) for name, found in by_stage.items()}
+                    by_stage.setdefault(name, []).append((low, high, segment))
+        self._by_stage = {name: _Ranges(ranges) for name, ranges in by_stage.items()}
         self._loaded: dict[int, _Rows] = {}
 
     def replaced_units(self, outcome: Outcome) -> list[int]:
@@ -114,16 +114,16 @@ class EditedRows:
         if outcome.id is None or outcome.id == outcome.key:
             return []
         unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
-        found: list[int] = []
-        for place in ranges.around(outcome.row):
+        units: list[int] = []
+        for segment in ranges.around(outcome.row):
             # What cannot be read any more takes nothing from the new outcome: both stay.
             with suppress(OSError, EOFError, msgspec.DecodeError):
-                found.extend(self._in_segment(place, outcome, unit))
-        return found
+                units.extend(self._in_segment(segment, outcome, unit))
+        return units
 
-    def _in_segment(self, place: int, outcome: Outcome, unit: int) -> Iterator[int]:
-        rows = self._rows(place)
-        names = self._indexes[place].stage_names
+    def _in_segment(self, segment: int, outcome: Outcome, unit: int) -> Iterator[int]:
+        rows = self._rows(segment)
+        names = self._indexes[segment].stage_names
         for ordinal in rows.lines_of(outcome.row):
             if rows.units[ordinal] == unit or rows.codes[ordinal] == VOID_CODE:
                 continue
@@ -135,13 +135,13 @@ class EditedRows:
             if name.source == outcome.source and _same(name.id, outcome.id):
                 yield rows.units[ordinal]
 
-    def _rows(self, place: int) -> _Rows:
-        rows = self._loaded.pop(place, None)
+    def _rows(self, segment: int) -> _Rows:
+        rows = self._loaded.pop(segment, None)
         if rows is None:
-            rows = _Rows(self._indexes[place])
+            rows = _Rows(self._indexes[segment])
             if len(self._loaded) >= _MOST_LOADED:
                 del self._loaded[next(iter(self._loaded))]
-        self._loaded[place] = rows
+        self._loaded[segment] = rows
         return rows
 
 
@@ -149,7 +149,7 @@ class EditedLine(NamedTuple):
     """A line of a segment (its ``ordinal``-th sound one), and the unit it is of."""
 
     unit: int
-    held_by: SegmentIndex
+    segment_index: SegmentIndex
     ordinal: int
 
 
@@ -167,8 +167,8 @@ def replaced_lines(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLi
     """
     void = voided(indexes)
     there = [
-        (index, index.stage_names.index(stage), void.get(place))
-        for place, index in enumerate(indexes)
+        (index, index.stage_names.index(stage), void.get(segment))
+        for segment, index in enumerate(indexes)
         if stage in index.stage_names
     ]
     highest = max((index.ranges()[number][1] for index, number, _ in there), default=-1)
@@ -177,12 +177,14 @@ def replaced_lines(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLi
         twice = _twice(there, stage, window)
         rows: dict[tuple[int, int], list[EditedLine]] = {}
         for index, number, gone in there if twice else ():
-            lines = enumerate(zip(*_columns(index), _kept(index, number, gone), strict=True))
-            for ordinal, (row, answer, unit, kept) in lines:
-                if kept and row in twice:
+            lines = enumerate(
+                zip(*_columns(index), _current_lines(index, number, gone), strict=True)
+            )
+            for ordinal, (row, answer, unit, current) in lines:
+                if current and row in twice:
                     rows.setdefault((row, answer), []).append(EditedLine(unit, index, ordinal))
-        for found in rows.values():
-            yield from _older(found)
+        for lines_of_row in rows.values():
+            yield from _older(lines_of_row)
 
 
 _Part = tuple[SegmentIndex, int, bytearray | None]
@@ -193,12 +195,12 @@ def _columns(index: SegmentIndex) -> list[Sequence[int]]:
     return [index.column(name) for name in ("rows", "answers", "units")]
 
 
-def _kept(index: SegmentIndex, number: int, gone: bytearray | None) -> Sequence[bool]:
+def _current_lines(index: SegmentIndex, number: int, gone: bytearray | None) -> Sequence[bool]:
     """Which lines are of the stage and were not taken back."""
     stages = index.column("stages")
     return [
-        one == number and not out
-        for one, out in zip(stages, gone or bytes(len(index)), strict=True)
+        stage == number and not out
+        for stage, out in zip(stages, gone or bytes(len(index)), strict=True)
     ]
 
 
@@ -207,11 +209,11 @@ def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
     low, high = window.start, window.stop
     keys = array("Q", bytes(8 * len(window)))
     salts: dict[int, int] = {}
-    found: set[int] = set()
+    duplicates: set[int] = set()
     for index, number, gone in there:
         lines: Iterable[tuple[int, int, int]] = zip(*_columns(index), strict=True)
         if gone or len(index.stage_names) > 1:
-            lines = compress(lines, _kept(index, number, gone))
+            lines = compress(lines, _current_lines(index, number, gone))
         for row, answer, unit in lines:
             if not low <= row < high:
                 continue
@@ -221,25 +223,25 @@ def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
             key, at = unit ^ salt, row - low
             if keys[at] != key:
                 if keys[at]:
-                    found.add(row)
+                    duplicates.add(row)
                 keys[at] = key
-    return found
+    return duplicates
 
 
 def _older(lines: Sequence[EditedLine]) -> Iterator[EditedLine]:
     """Of the lines of one row those that a newer one with another unit replaces."""
     newest: dict[tuple[str, bytes], tuple[float, int]] = {}
-    known: list[tuple[tuple[str, bytes], int, EditedLine]] = []
+    named_lines: list[tuple[tuple[str, bytes], int, EditedLine]] = []
     for line in lines:
         with suppress(OSError, EOFError, msgspec.DecodeError):
-            named = _named(line.held_by.segment.path, line.held_by.column("offsets")[line.ordinal])
+            named = _named(line.segment_index.segment.path, line.segment_index.column("offsets")[line.ordinal])
             if named.id is None or named.id == named.key:
                 continue
             name = named.source, msgspec.json.encode(named.id)
             at = named.finished_at or 0.0, line.unit
             newest[name] = max(newest.get(name, at), at)
-            known.append((name, line.unit, line))
-    return (line for name, unit, line in known if unit != newest[name][1])
+            named_lines.append((name, line.unit, line))
+    return (line for name, unit, line in named_lines if unit != newest[name][1])
 
 
 class _Ranges:
@@ -255,15 +257,15 @@ class _Ranges:
         """The places of the ranges that hold the row."""
         at = bisect_right(self._lows, row) - 1
         while at >= 0 and self._upto[at] >= row:
-            _, high, place = self._ranges[at]
+            _, high, segment = self._ranges[at]
             if high >= row:
-                yield place
+                yield segment
             at -= 1
 
 
-def _same(one: Json, other: Json) -> bool:
+def _same(first: Json, other: Json) -> bool:
     """Whether two ids are the same as typed: 1 is neither "1" nor true."""
-    return type(one) is type(other) and one == other
+    return type(first) is type(other) and first == other
 
 
 class UnseenRows:

@@ -195,7 +195,7 @@ class Journal:
         self._clock = clock
         self._limit = limit
         self._failed: WriteError | None = None
-        self._told = False
+        self._raised = False
         self._closed = False
         self._sync_lock = threading.Lock()
         self._new_files = True
@@ -207,8 +207,8 @@ class Journal:
         self._flushed = clock()
         self._index = SegmentIndex(self._rows.segment)
         self._readers: dict[int, int] = {}
-        self._held: list[tuple[Outcome, bytes]] | None = None
-        self._held_bytes = 0
+        self._pending: list[tuple[Outcome, bytes]] | None = None
+        self._pending_bytes = 0
         self.edited: EditedRows | None = None
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
         self.on_tombstone: Callable[[int], None] = lambda _: None
@@ -311,48 +311,48 @@ class Journal:
         Raises:
             WriteError: as for :meth:`write`; what still fits is written.
         """
-        if self._held is not None:
+        if self._pending is not None:
             yield
             return
-        self._held, self._held_bytes = [], 0
+        self._pending, self._pending_bytes = [], 0
         try:
             yield
         finally:
             try:
                 self._release()
             finally:
-                self._held = None
+                self._pending = None
 
     def _write(self, outcome: Outcome) -> int:
-        one = outcome, encode_outcome(outcome)
+        entry = outcome, encode_outcome(outcome)
         if self._failed is not None:
             raise self._fail(self._failed)
-        writer, held = self._rows, self._held
-        if held is not None and writer.size + self._held_bytes < self._limit:
-            start = writer.size + self._held_bytes
-            held.append(one)
-            self._held_bytes += len(one[1])
+        writer, pending = self._rows, self._pending
+        if pending is not None and writer.size + self._pending_bytes < self._limit:
+            start = writer.size + self._pending_bytes
+            pending.append(entry)
+            self._pending_bytes += len(entry[1])
             return writer.number << 32 | start
         self._release()
         try:
-            return self._append([one])
+            return self._append([entry])
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
     def _release(self) -> None:
         """Write the lines that were held back."""
-        held = self._held
-        if not held:
+        pending = self._pending
+        if not pending:
             return
-        self._held, self._held_bytes = [], 0
+        self._pending, self._pending_bytes = [], 0
         if self._failed is not None:
             raise self._fail(self._failed)
         try:
             try:
-                self._append(held)
+                self._append(pending)
             except WriteError:
-                for one in held:  # perhaps some of them fit
-                    self._append([one])
+                for entry in pending:  # perhaps some of them fit
+                    self._append([entry])
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
@@ -506,7 +506,7 @@ class Journal:
                     self._flush(stream)
                 self.sync()
                 self._index.save()
-            elif not self._told:
+            elif not self._raised:
                 raise self._fail(self._failed)
         finally:
             with self._sync_lock:
@@ -515,7 +515,7 @@ class Journal:
 
     def _fail(self, error: WriteError) -> WriteError:
         self._failed = error
-        self._told = True
+        self._raised = True
         return error
 
     def _close_files(self) -> None:

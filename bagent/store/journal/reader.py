@@ -117,7 +117,7 @@ class JournalReader:
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """For each stage how many current outcomes are ok, and how many are not."""
-        found = {name: [0, 0] for name in self.stages()}
+        totals = {name: [0, 0] for name in self.stages()}
         for segment, index in enumerate(self.indexes):
             bad = bytes(map(bool, index.column("codes")))
             pairs: Iterable[tuple[int, int]] = zip(index.column("stages"), bad, strict=True)
@@ -125,30 +125,30 @@ class JournalReader:
             if lost is not None:
                 pairs = compress(pairs, lost.translate(_FLIPPED))
             for (stage, is_bad), count in Counter(pairs).items():
-                found[index.stage_names[stage]][is_bad] += count
-        return {name: (ok, not_ok) for name, (ok, not_ok) in found.items()}
+                totals[index.stage_names[stage]][is_bad] += count
+        return {name: (ok, not_ok) for name, (ok, not_ok) in totals.items()}
 
     def superseded(self) -> dict[int, bytearray]:
         """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
         if self._superseded is None:
             self._superseded = {}
-            for loser in superseded_lines(self.indexes):
-                segment = loser >> 32
+            for line in superseded_lines(self.indexes):
+                segment = line >> 32
                 if segment not in self._superseded:
                     self._superseded[segment] = bytearray(len(self.indexes[segment]))
-                self._superseded[segment][loser & 0xFFFFFFFF] = 1
+                self._superseded[segment][line & 0xFFFFFFFF] = 1
         return self._superseded
 
     def written(self, selection: Selection | None = None) -> Iterator[LineRef]:
         """The current lines in the order in which they were written."""
         for segment, index in enumerate(self.indexes):
-            wanted = self._wanted(segment, selection or Selection())
+            selected = self._select(segment, selection or Selection())
             names = ("rows", "answers", "offsets", "lengths", "codes")
             columns = [index.column(name) for name in names]
             for ordinal, (row, answer, offset, length, code) in enumerate(
                 zip(*columns, strict=True)
             ):
-                if wanted is None or wanted[ordinal]:
+                if selected is None or selected[ordinal]:
                     yield LineRef(row, answer, segment, offset, length, code)
 
     def ordered(self, selection: Selection | None = None) -> Iterator[LineRef]:
@@ -162,34 +162,34 @@ class JournalReader:
             if selection.stages is None or stage in selection.stages:
                 yield from self._ordered_stage(stage, selection)
 
-    def _wanted(self, segment: int, selection: Selection) -> bytearray | None:
+    def _select(self, segment: int, selection: Selection) -> bytearray | None:
         """One byte a line, 1 where it is current and selected; None means all are."""
         index = self.indexes[segment]
         lost = self.superseded().get(segment)
         every = selection.stages is None or selection.stages.issuperset(index.stage_names)
         if lost is None and every and selection.codes is None and selection.has is None:
             return None
-        wanted = (lost or bytearray(len(index))).translate(_FLIPPED)
+        selected = (lost or bytearray(len(index))).translate(_FLIPPED)
         if selection.codes is not None:
             for ordinal, code in enumerate(index.column("codes")):
                 if code not in selection.codes:
-                    wanted[ordinal] = 0
+                    selected[ordinal] = 0
         if selection.has is not None:
             for ordinal, unit in enumerate(index.column("units")):
                 if not selection.has(unit):
-                    wanted[ordinal] = 0
+                    selected[ordinal] = 0
         if selection.stages is not None and not every:
             numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
             for ordinal, stage in enumerate(index.column("stages")):
                 if stage not in numbers:
-                    wanted[ordinal] = 0
-        return wanted
+                    selected[ordinal] = 0
+        return selected
 
     def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[LineRef]:
         for near, low, upto in self._windows(stage, selection):
-            places = [place for run in near for place in run.places(low, upto)]
-            places.sort()
-            yield from places
+            refs = [ref for run in near for ref in run.places(low, upto)]
+            refs.sort()
+            yield from refs
 
     def _windows(self, stage: str, selection: Selection) -> Iterator[tuple[list[_Run], int, int]]:
         """Ascending ranges of rows of at most some ten thousand lines, with the runs they cut."""
@@ -208,7 +208,7 @@ class JournalReader:
             near = [run for run in runs if run.low < upto and run.high >= low]
             for run in near:
                 if run.keys is None:
-                    run.load(self.indexes[run.segment], self._wanted(run.segment, narrow))
+                    run.load(self.indexes[run.segment], self._select(run.segment, narrow))
             while upto - low > 1 and sum(run.count_in(low, upto) for run in near) > _WINDOW_LINES:
                 upto = low + (upto - low) // 2
             yield near, low, upto
@@ -232,17 +232,17 @@ class JournalReader:
         if len(live) == 1 and not live[0].answered:
             run = live[0]
             for rows, offsets, lengths, codes in run.plain(low, upto):
-                for some in slices(lengths):
-                    texts = self._texts_of(run.segment, offsets[some], lengths[some])
-                    yield Block(rows[some], codes[some], texts)
+                for part in slices(lengths):
+                    texts = self._texts_of(run.segment, offsets[part], lengths[part])
+                    yield Block(rows[part], codes[part], texts)
             return
-        places = [place for run in live for place in run.places(low, upto)]
-        places.sort()
-        for start in range(0, len(places), BLOCK_LINES):
-            block = places[start : start + BLOCK_LINES]
-            for part in slices([place.length for place in block]):
+        refs = [ref for run in live for ref in run.places(low, upto)]
+        refs.sort()
+        for start in range(0, len(refs), BLOCK_LINES):
+            block = refs[start : start + BLOCK_LINES]
+            for part in slices([ref.length for ref in block]):
                 lines = block[part]
-                codes = bytes([place.code for place in lines])
+                codes = bytes([ref.code for ref in lines])
                 yield Block([p.row for p in lines], codes, [text for _, text in self.texts(lines)])
 
     def _texts_of(
@@ -263,54 +263,54 @@ class JournalReader:
             os.pread(descriptor, min(n, most), o) for o, n in zip(offsets, lengths, strict=True)
         ]
 
-    def read(self, place: LineRef) -> bytes:
+    def read(self, ref: LineRef) -> bytes:
         """The line at a place, without its newline; empty where it cannot be read."""
-        most = self.indexes[place.segment].covered
-        data = os.pread(self._descriptor(place.segment), min(place.length - 1, most), place.offset)
-        return data if len(data) == place.length - 1 else b""
+        most = self.indexes[ref.segment].covered
+        data = os.pread(self._descriptor(ref.segment), min(ref.length - 1, most), ref.offset)
+        return data if len(data) == ref.length - 1 else b""
 
-    def texts(self, places: Iterable[LineRef]) -> Iterator[tuple[LineRef, bytes]]:
+    def texts(self, refs: Iterable[LineRef]) -> Iterator[tuple[LineRef, bytes]]:
         """Each place with its line and newline, in the order given; empty where it cannot be read.
 
         Lines that lie near each other are read in one piece of at most 8 MiB.
         """
-        left = iter(places)
-        while some := list(islice(left, BLOCK_LINES)):
-            blocks = self._blocks(some)
-            for place in some:
-                block = blocks.get(place.segment)
+        remaining = iter(refs)
+        while chunk := list(islice(remaining, BLOCK_LINES)):
+            blocks = self._blocks(chunk)
+            for ref in chunk:
+                block = blocks.get(ref.segment)
                 if block is None:
-                    line = self.read(place)
-                    yield place, line + b"\n" if line else line
+                    line = self.read(ref)
+                    yield ref, line + b"\n" if line else line
                 else:
-                    start = place.offset - block[0]
-                    yield place, block[1][start : start + place.length]
+                    start = ref.offset - block[0]
+                    yield ref, block[1][start : start + ref.length]
 
-    def _blocks(self, places: list[LineRef]) -> dict[int, tuple[int, bytes]]:
+    def _blocks(self, refs: list[LineRef]) -> dict[int, tuple[int, bytes]]:
         """For segments whose lines lie near each other: an offset and the bytes from there."""
         bounds: dict[int, tuple[int, int, int]] = {}
-        for _, _, segment, offset, length, _ in places:
-            low, high, wanted = bounds.get(segment, (offset, 0, 0))
-            bounds[segment] = (min(low, offset), max(high, offset + length), wanted + length)
+        for _, _, segment, offset, length, _ in refs:
+            low, high, size = bounds.get(segment, (offset, 0, 0))
+            bounds[segment] = (min(low, offset), max(high, offset + length), size + length)
         blocks = {}
-        for segment, (low, high, wanted) in bounds.items():
-            if high - low <= min(2 * wanted, _BLOCK_BYTES):
+        for segment, (low, high, size) in bounds.items():
+            if high - low <= min(2 * size, _BLOCK_BYTES):
                 data = os.pread(self._descriptor(segment), high - low, low)
                 if len(data) == high - low:
                     blocks[segment] = (low, data)
         return blocks
 
-    def location(self, place: LineRef) -> int:
+    def location(self, ref: LineRef) -> int:
         """The location of a place, for :meth:`read_at` and to be kept in one integer."""
-        segment = self.indexes[place.segment].segment
-        return pack_location(self.parts.index(segment.part), segment.number, place.offset)
+        segment = self.indexes[ref.segment].segment
+        return pack_location(self.parts.index(segment.part), segment.number, ref.offset)
 
     def read_at(self, location: int) -> bytes:
         """The line at a location, without its newline."""
         part, number, offset = unpack_location(location)
-        for place, index in enumerate(self.indexes):
+        for segment, index in enumerate(self.indexes):
             if index.segment.number == number and index.segment.part == self.parts[part]:
-                return read_line(self._descriptor(place), offset)
+                return read_line(self._descriptor(segment), offset)
         raise LookupError(f"no segment {number} of part {part}")
 
     def _descriptor(self, segment: int) -> int:
@@ -348,13 +348,13 @@ class _Run:
         self.answered = False
         self._columns: list[array[int]] = []
 
-    def load(self, index: SegmentIndex, wanted: bytearray | None) -> None:
+    def load(self, index: SegmentIndex, selected: bytearray | None) -> None:
         """Read the columns and sort the wanted lines by row."""
         rows = index.column("rows")
-        if self.low > -_MOST_ROWS and self.high < _MOST_ROWS and wanted is None:
+        if self.low > -_MOST_ROWS and self.high < _MOST_ROWS and selected is None:
             keys = [row << _ORDINAL_BITS | ordinal for ordinal, row in enumerate(rows)]
         else:
-            flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
+            flags: bytearray | bytes = b"\1" * len(rows) if selected is None else selected
             keys = [
                 _clamped(row) << _ORDINAL_BITS | ordinal
                 for ordinal, (row, flag) in enumerate(zip(rows, flags, strict=True))
@@ -396,12 +396,12 @@ class _Run:
         last = bisect_left(keys, high << _ORDINAL_BITS, first)
         rows, _, offsets, lengths, codes = self._columns
         for start in range(first, last, BLOCK_LINES):
-            some = [key & _ORDINALS for key in keys[start : min(start + BLOCK_LINES, last)]]
+            ordinals = [key & _ORDINALS for key in keys[start : min(start + BLOCK_LINES, last)]]
             yield (
-                [rows[n] for n in some],
-                [offsets[n] for n in some],
-                [lengths[n] for n in some],
-                bytes([codes[n] for n in some]),
+                [rows[n] for n in ordinals],
+                [offsets[n] for n in ordinals],
+                [lengths[n] for n in ordinals],
+                bytes([codes[n] for n in ordinals]),
             )
 
 
@@ -456,22 +456,22 @@ class OutcomeLookup:
         """The row keys of all current outcomes of a stage with one answer a row, good or bad."""
         salt = salt_of(stage, 0)
         superseded = self._lines.superseded()
-        for number, index in enumerate(self._lines.indexes):
+        for segment, index in enumerate(self._lines.indexes):
             if stage not in index.stage_names:
                 continue
-            wanted, lost = index.stage_names.index(stage), superseded.get(number)
+            number, lost = index.stage_names.index(stage), superseded.get(segment)
             columns = zip(index.column("units"), index.column("stages"), strict=True)
-            for ordinal, (unit, found) in enumerate(columns):
-                if found == wanted and (lost is None or not lost[ordinal]):
+            for ordinal, (unit, stage_number) in enumerate(columns):
+                if stage_number == number and (lost is None or not lost[ordinal]):
                     yield unit ^ salt
 
-    def read_at(self, place: int) -> Outcome:
+    def read_at(self, location: int) -> Outcome:
         """The outcome at a place.
 
         Raises:
             msgspec.DecodeError: the line broke since.
         """
-        return decode_outcome(self._lines.read_at(place))
+        return decode_outcome(self._lines.read_at(location))
 
     def close(self) -> None:
         """Close the segments."""

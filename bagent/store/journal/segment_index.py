@@ -116,8 +116,8 @@ def read_header(handle: BinaryIO) -> tuple[Header, int] | None:
 
 def identity(handle: BinaryIO) -> tuple[int, int, int]:
     """What tells a file from another one that took its place."""
-    found = os.fstat(handle.fileno())
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.fstat(handle.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Numbers(Sequence[int]):
@@ -227,11 +227,11 @@ class SegmentIndex:
         rows, stages = self.column("rows"), self.column("stages")
         if len(self.stage_names) == 1:
             return [(min(rows), max(rows), len(rows))] if rows else [(0, 0, 0)]
-        found = [(1 << 63, -1 << 63, 0)] * len(self.stage_names)
+        ranges = [(1 << 63, -1 << 63, 0)] * len(self.stage_names)
         for row, stage in zip(rows, stages, strict=True):
-            low, high, count = found[stage]
-            found[stage] = (min(low, row), max(high, row), count + 1)
-        return found
+            low, high, count = ranges[stage]
+            ranges[stage] = (min(low, row), max(high, row), count + 1)
+        return ranges
 
     def columns(self) -> dict[str, array[int]]:
         """All columns, read from the index file on first use."""
@@ -267,10 +267,10 @@ class SegmentIndex:
         that covers more lines. Those of before are the first ones in it."""
         if identity(handle) == self._layout.identity:
             return self._layout
-        found = read_header(handle)
-        if found is None or found[0].count < self._count:
+        result = read_header(handle)
+        if result is None or result[0].count < self._count:
             raise EOFError(f"{self.segment.sidecar} was changed meanwhile")
-        return _Layout(found[1], found[0].count, found[0].ok, identity(handle))
+        return _Layout(result[1], result[0].count, result[0].ok, identity(handle))
 
     @property
     def failures(self) -> bool:
@@ -319,7 +319,7 @@ class SegmentIndex:
                 self._scan_line(offset, line, report)
 
     def _scan_line(self, offset: int, line: bytes, report: Report) -> None:
-        whole = len(line) + 1
+        length = len(line) + 1
         sound = line.lstrip(b"\0")
         try:
             if sound:
@@ -328,13 +328,13 @@ class SegmentIndex:
                 return
             if not line:
                 self.lines += 1
-                self.covered = offset + whole
+                self.covered = offset + length
                 return
         except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
             pass
         self.lines += 1
         self.broken += 1
-        self.covered = offset + whole
+        self.covered = offset + length
         report(f"{self.segment.path}:{self.lines}: broken line of {len(line)} bytes, left out")
 
     def save(self) -> None:
@@ -362,10 +362,10 @@ class SegmentIndex:
             write_atomic(self.segment.sidecar, start, *(values.tobytes() for values in arrays))
 
     def _load(self, handle: BinaryIO, size: int) -> bool:
-        found = read_header(handle)
-        if found is None:
+        result = read_header(handle)
+        if result is None:
             return False
-        header, base = found
+        header, base = result
         if header.size > size:
             return False
         if header.size == size and header.mtime_ns != _mtime_ns(self.segment.path):

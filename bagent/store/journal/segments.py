@@ -89,7 +89,7 @@ def list_segments(
             regular = {entry.name: not entry.is_symlink() for entry in entries}
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found: list[Segment] = []
+    segments: list[Segment] = []
     renamed: list[str] = []
     for name, is_regular in regular.items():
         match = _NAME.match(name)
@@ -99,7 +99,7 @@ def list_segments(
             if match[0] not in regular:
                 renamed.append(name)
         elif is_regular:
-            found.append(Segment(match[2], int(match[3]), journal / name))
+            segments.append(Segment(match[2], int(match[3]), journal / name))
         else:
             raise link_error(journal / name)
     if renamed:
@@ -109,7 +109,7 @@ def list_segments(
             + (f", so {len(renamed)} files of it are missing" if len(renamed) > 1 else ""),
             hint=f"unpack or rename it to {_NAME.match(first)[0]}",  # type: ignore[index]
         )
-    return sorted(found, key=lambda s: (part_order(s.part), s.number))
+    return sorted(segments, key=lambda s: (part_order(s.part), s.number))
 
 
 def pack_location(part: int, segment: int, offset: int) -> int:
@@ -147,15 +147,15 @@ def whole_lines(handle: BinaryIO, start: int, end: int) -> Iterator[tuple[int, b
     What follows the last newline is left out. Memory: one block of 1 MiB, or the longest line.
     """
     handle.seek(start)
-    left = end - start
-    rest = b""
-    while left > 0:
-        block = handle.read(min(_BLOCK, left))
+    remaining = end - start
+    partial = b""
+    while remaining > 0:
+        block = handle.read(min(_BLOCK, remaining))
         if not block:
             return
-        left -= len(block)
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
+        remaining -= len(block)
+        lines = (partial + block).split(b"\n")
+        partial = lines.pop()
         for line in lines:
             yield start, line
             start += len(line) + 1
@@ -184,11 +184,11 @@ def mend_tail(path: Path, report: Report) -> None:
                 handle.write(b"\n")
                 report(f"{path}: the last line had no newline; added")
                 return
-            kept = _keep_torn(path, start, tail)
+            note = _keep_torn(path, start, tail)
             handle.truncate(start)
     except OSError as error:
         raise write_error(path, error) from error
-    report(f"{path}: cut off {size - start} bytes of an unfinished last line{kept}")
+    report(f"{path}: cut off {size - start} bytes of an unfinished last line{note}")
 
 
 def _after_last_newline(handle: BinaryIO, size: int) -> int:
@@ -196,9 +196,9 @@ def _after_last_newline(handle: BinaryIO, size: int) -> int:
     while end > 0:
         begin = max(0, end - _BLOCK)
         handle.seek(begin)
-        found = handle.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
+        index = handle.read(end - begin).rfind(b"\n")
+        if index >= 0:
+            return begin + index + 1
         end = begin
     return 0
 
@@ -232,8 +232,8 @@ def _keep_torn(path: Path, start: int, tail: bytes) -> str:
 
 def write_error(path: Path, error: OSError) -> WriteError:
     """The error for a person when ``path`` cannot be written."""
-    words = os.strerror(error.errno) if error.errno else str(error)
+    reason = os.strerror(error.errno) if error.errno else str(error)
     return WriteError(
-        f"cannot write {path}: {words}",
+        f"cannot write {path}: {reason}",
         hint="make room or mend the file system, then give the same command again",
     )

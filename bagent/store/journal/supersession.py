@@ -38,11 +38,11 @@ def superseded_lines(indexes: list[SegmentIndex], most: int = MAX_DUPLICATES) ->
             first = segment << 33
             codes = index.column("codes")
             gone = void.get(segment)
-            for place, unit in enumerate(index.column("units")):
-                if unit in twice and not (gone and gone[place]):
+            for ordinal, unit in enumerate(index.column("units")):
+                if unit in twice and not (gone and gone[ordinal]):
                     units.append(unit)
-                    lines.append(first | place << 1 | (codes[place] == OK_CODE))
-        yield from _losers_of(units, lines)
+                    lines.append(first | ordinal << 1 | (codes[ordinal] == OK_CODE))
+        yield from _superseded_of(units, lines)
 
 
 def voided(indexes: list[SegmentIndex]) -> dict[int, bytearray]:
@@ -58,13 +58,13 @@ def voided(indexes: list[SegmentIndex]) -> dict[int, bytearray]:
             for ordinal, code in enumerate(codes):
                 if code == VOID_CODE:
                     last[units[ordinal]] = segment, ordinal
-    found: dict[int, bytearray] = {}
+    masks: dict[int, bytearray] = {}
     for segment, index in enumerate(indexes if last else ()):
         for ordinal, unit in enumerate(index.column("units")):
             upto = last.get(unit)
             if upto is not None and (segment, ordinal) <= upto:
-                found.setdefault(segment, bytearray(len(index)))[ordinal] = 1
-    return found
+                masks.setdefault(segment, bytearray(len(index)))[ordinal] = 1
+    return masks
 
 
 def _twice(indexes: list[SegmentIndex], most: int) -> Iterator[set[int]]:
@@ -77,7 +77,7 @@ def _twice(indexes: list[SegmentIndex], most: int) -> Iterator[set[int]]:
         for unit in index.column("units"):
             appends[unit >> shift](unit)
     appends.clear()
-    found: set[int] = set()
+    duplicates: set[int] = set()
     for number, part in enumerate(parts):
         parts[number] = array("Q")
         once = set(part)
@@ -87,15 +87,15 @@ def _twice(indexes: list[SegmentIndex], most: int) -> Iterator[set[int]]:
             if unit in once:
                 once.discard(unit)
             else:
-                found.add(unit)
-        if len(found) > most:
-            yield found
-            found = set()
-    if found:
-        yield found
+                duplicates.add(unit)
+        if len(duplicates) > most:
+            yield duplicates
+            duplicates = set()
+    if duplicates:
+        yield duplicates
 
 
-def _losers_of(units: array[int], lines: array[int]) -> Iterator[int]:
+def _superseded_of(units: array[int], lines: array[int]) -> Iterator[int]:
     best: dict[int, int] = {}
     for unit, line in zip(units, lines, strict=True):
         before = best.get(unit)
@@ -126,7 +126,7 @@ class OutcomeRanges:
         self.void = voided(indexes)
         self._indexes = indexes
         self._bits = bits
-        self._kept = {n: _kept_ok(indexes[n], gone) for n, gone in self.void.items()}
+        self._ok_of_voided = {n: _ok_not_voided(indexes[n], gone) for n, gone in self.void.items()}
 
     def ranges(self) -> Iterator[tuple[array[int], Mapping[int, int]]]:
         """For each range, ascending: the units that are ok, and the others with their codes.
@@ -161,25 +161,25 @@ class OutcomeRanges:
             starts = [0] * len(columns)
             for number in range(first, end):
                 part = array("Q")
-                for place, column in enumerate(columns):
-                    start = starts[place]
-                    upto = starts[place] = bisect_left(column, number + 1 << shift, start)
+                for position, column in enumerate(columns):
+                    start = starts[position]
+                    upto = starts[position] = bisect_left(column, number + 1 << shift, start)
                     part += column[start:upto]
                 yield part
 
     def _ok_units(self, number: int, low: int, high: int) -> array[int]:
-        kept = self._kept.get(number)
-        if kept is None:
+        units = self._ok_of_voided.get(number)
+        if units is None:
             return self._indexes[number].ok_units(low, high)
-        return kept[bisect_left(kept, low) : bisect_left(kept, high)]
+        return units[bisect_left(units, low) : bisect_left(units, high)]
 
     def _failed(self, shift: int) -> list[tuple[array[int], bytearray]]:
         """Units with the codes of their failures in order, by range; empty where there are none."""
-        found: list[tuple[array[int], bytearray]] = []
+        by_range: list[tuple[array[int], bytearray]] = []
         for number, index in enumerate(self._indexes):
             if not index.failures:
                 continue
-            found = found or [(array("Q"), bytearray()) for _ in range(1 << self._bits)]
+            by_range = by_range or [(array("Q"), bytearray()) for _ in range(1 << self._bits)]
             codes = index.column("codes").tobytes()
             if number in self.void:
                 # What was taken back counts as little as what is ok.
@@ -187,13 +187,13 @@ class OutcomeRanges:
                 codes = bytes(OK_CODE if g else code for g, code in zip(gone, codes, strict=True))
             failing = compress(index.column("units"), codes)
             for unit, code in zip(failing, codes.replace(bytes([OK_CODE]), b""), strict=True):
-                units, kept = found[unit >> shift]
+                units, kinds = by_range[unit >> shift]
                 units.append(unit)
-                kept.append(code)
-        return found
+                kinds.append(code)
+        return by_range
 
 
-def _kept_ok(index: SegmentIndex, gone: bytearray) -> array[int]:
+def _ok_not_voided(index: SegmentIndex, gone: bytearray) -> array[int]:
     """Units of the ok lines that were not taken back, ascending."""
     units, codes = index.column("units"), index.column("codes")
     lines = zip(units, codes, gone, strict=True)

@@ -45,7 +45,7 @@ class TurnIndex:
         index = cls(list_segments(run_dir / "journal", "turns"))
         decoder = msgspec.json.Decoder(_Head)
         several = len({segment.part for segment in index._segments}) > 1
-        found: list[tuple[float, int, int, int, int]] = []
+        entries: list[tuple[float, int, int, int, int]] = []
         for number, segment in enumerate(index._segments):
             with segment.path.open("rb") as handle:
                 lines = whole_lines(handle, 0, segment.path.stat().st_size)
@@ -59,11 +59,11 @@ class TurnIndex:
                         continue
                     if not is_done(unit):
                         if several:
-                            found.append((head.at, unit, head.turn, number, offset))
+                            entries.append((head.at, unit, head.turn, number, offset))
                         else:
                             index._add(unit, head.turn, number, offset)
         # Parts that were divided anew may have gone on with one another's conversations.
-        for _, unit, turn, number, offset in sorted(found, key=lambda one: one[0]):
+        for _, unit, turn, number, offset in sorted(entries, key=lambda entry: entry[0]):
             index._add(unit, turn, number, offset)
         return index
 

@@ -119,19 +119,19 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
     parser.add_argument(
         "--wait", action="store_true", help="begin at a line on stdin: the rows to read, or a word"
     )
-    asked = parser.parse_args(argv)
-    if asked.wait:
+    arguments = parser.parse_args(argv)
+    if arguments.wait:
         rows = _first_line()
         if not rows:
             return 0
     read_input = input_reader(rows) if rows.startswith(b"{") else None
-    options = TableOptions(asked.out, asked.only_stale, asked.memory, read_input)
+    options = TableOptions(arguments.out, arguments.only_stale, arguments.memory, read_input)
 
-    def report(words: str) -> None:
-        sys.stderr.write(f"{words}\n")  # whoever started this says whose words they are
+    def report(message: str) -> None:
+        sys.stderr.write(f"{message}\n")  # whoever started this says whose words they are
 
     try:
-        make_tables(asked.run_dir, options, report)
+        make_tables(arguments.run_dir, options, report)
     except BagentError as error:
         sys.stderr.write(f"bagent: error: {error}\n")
         return error.exit_code
@@ -198,9 +198,9 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
             continue
         folder = root / base / path.lstrip("/")
         # In a container the path may be the host's, of which only the root is seen.
-        for one in (folder, *folder.parents):
-            if one.is_relative_to(root / base):
-                yield from _left(one / limit, one / used)
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root / base):
+                yield from _left(group / limit, group / used)
 
 
 def _left(limit: Path, used: Path) -> Iterator[int]:

@@ -71,19 +71,19 @@ def _has_columns(
 
     try:
         described = connection.execute(f"DESCRIBE FROM read_parquet({file_literal(path)})")
-        found = [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
+        columns = [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
     except duckdb.Error:
         return False
-    return [name for name, _ in found] == [name for name, _ in expected] and all(
+    return [name for name, _ in columns] == [name for name, _ in expected] and all(
         is_as_wide("VARCHAR" if right == "JSON" else right, kind)
-        for (_, kind), (_, right) in zip(found, expected, strict=True)
+        for (_, kind), (_, right) in zip(columns, expected, strict=True)
     )
 
 
 def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
     """For each table what it would be made of now: files with their sizes, settings, columns."""
     settings = (info.rows, info.keep_input, info.answer_columns)
-    found = {}
+    result = {}
     for table in TABLES:
         files = [
             (segment.path.name, segment.path.stat().st_size)
@@ -91,8 +91,8 @@ def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
         ]
         used = settings if _STREAMS[table] == "rows" else tuple(COLUMNS[table])
         content = msgspec.json.encode((_FORMAT, files, used))
-        found[table] = blake2b(content, digest_size=8).hexdigest()
-    return found
+        result[table] = blake2b(content, digest_size=8).hexdigest()
+    return result
 
 
 def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[str]:

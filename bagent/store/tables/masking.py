@@ -30,26 +30,26 @@ def masked_columns(fields: Iterable[str]) -> dict[str, str]:
         UsageError: a field is empty, or a column without which rows cannot be told apart.
     """
     paths: dict[str, list[list[str]]] = {}
-    whole: set[str] = set()
+    hidden: set[str] = set()
     for field in fields:
-        head, *rest = field.split(".")
-        if not all([head, *rest]) or (field in _WHOLE):
+        head, *path = field.split(".")
+        if not all([head, *path]) or (field in _WHOLE):
             raise UsageError(f"--redact {field}: no field to hide", hint="output.NAME, text, ...")
         if field in RESULTS:
-            whole.add(field)
+            hidden.add(field)
             continue
-        columns = [head] if head in ("output", "input") and rest else ["output", "input"]
-        steps = rest if head in ("output", "input") and rest else [head, *rest]
+        columns = [head] if head in ("output", "input") and path else ["output", "input"]
+        steps = path if head in ("output", "input") and path else [head, *path]
         for column in columns:
             paths.setdefault(column, []).append(steps)
-        whole.update(("error", *_REPEATS) if "output" in columns else ("error",))
-    found = {name: _hidden(name) for name in sorted(whole)}
-    for column in sorted(paths.keys() - whole):
+        hidden.update(("error", *_REPEATS) if "output" in columns else ("error",))
+    columns_sql = {name: _hidden(name) for name in sorted(hidden)}
+    for column in sorted(paths.keys() - hidden):
         value = quoted(column)
         for steps in paths[column]:
             value = _without(value, steps)
-        found[column] = value
-    return found
+        columns_sql[column] = value
+    return columns_sql
 
 
 def masked_answers(fields: Iterable[str]) -> frozenset[str]:

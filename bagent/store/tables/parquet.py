@@ -258,9 +258,9 @@ def _write_all(descriptor: int, lines: Sequence[bytes | memoryview]) -> int:
     size = sum(map(len, lines))
     written = os.writev(descriptor, lines)
     if written < size:
-        rest = b"".join(lines)
+        data = b"".join(lines)
         while written < size:
-            written += os.write(descriptor, rest[written:])
+            written += os.write(descriptor, data[written:])
     return size
 
 

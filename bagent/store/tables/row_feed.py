@@ -74,9 +74,9 @@ class InputRows:
         if self.problem is not None:
             return _NOTHING
         try:
-            found = self._at(row)
-            if found is not None and found.key == int(key, 16):
-                return _text_of(found)
+            input_row = self._at(row)
+            if input_row is not None and input_row.key == int(key, 16):
+                return _text_of(input_row)
             if decode_outcome_line(line).parents:
                 return _NOTHING
             return self._by_key(int(key, 16))
@@ -87,7 +87,7 @@ class InputRows:
     def _at(self, row: int) -> Row | None:
         if row < self._reached or not self._begun:
             self._begun = True
-            self._rows = (one for batch in self._read() for one in batch)
+            self._rows = (row for batch in self._read() for row in batch)
             self._row = next(self._rows, None)
         self._reached = row
         while self._row is not None and self._row.index < row:
@@ -191,8 +191,8 @@ class RowFeed:
             texts = block.texts
             if self._rows is not None and (self._keep or any(block.codes)):
                 codes = enumerate(block.codes)
-                wanted = [n for n, code in codes if self._keep or code != OK_CODE]
-                for n in wanted:
+                ordinals = [n for n, code in codes if self._keep or code != OK_CODE]
+                for n in ordinals:
                     texts[n] = self._with_input(self._rows, block, n, (failed, bad_lines))
             lengths = [*map(len, texts)]
             self.given += len(texts)
@@ -201,8 +201,8 @@ class RowFeed:
                     if length > self._longest:
                         texts[n] = self._shorten(bytes(texts[n]))
                         lengths[n] = len(texts[n])
-            for some in slices(lengths):
-                yield texts[some]
+            for part in slices(lengths):
+                yield texts[part]
 
     def _with_input(
         self, rows: InputFinder, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
@@ -257,10 +257,10 @@ def mended(lines: JournalReader) -> frozenset[int]:
     order = {name: number for number, name in enumerate(lines.stages())}
     superseded = lines.superseded()
     failed: dict[int, int] = {}
-    found: set[int] = set()
+    keys: set[int] = set()
     for good in (False, True):
-        for place, index in enumerate(lines.indexes):
-            lost = superseded.get(place)
+        for segment, index in enumerate(lines.indexes):
+            lost = superseded.get(segment)
             names = [(name, order[name]) for name in index.stage_names]
             columns = map(index.column, ("units", "codes", "stages", "answers"))
             for ordinal, (unit, code, stage, answer) in enumerate(zip(*columns, strict=True)):
@@ -271,7 +271,7 @@ def mended(lines: JournalReader) -> frozenset[int]:
                 if not good:
                     failed[key] = max(number, failed.get(key, 0))
                 elif number > failed.get(key, number):
-                    found.add(key)
+                    keys.add(key)
         if not failed:
             break
-    return frozenset(found)
+    return frozenset(keys)

@@ -144,12 +144,12 @@ def answer_names(properties: Iterable[str]) -> dict[str, str]:
     taken = {"id", "stage", "answer"}
     names: dict[str, str] = {}
     for name in properties:
-        shown, number = name or "_", 1
-        while shown.casefold() in taken:
+        column, number = name or "_", 1
+        while column.casefold() in taken:
             number += 1
-            shown = f"{name}_{number}"
-        taken.add(shown.casefold())
-        names[name] = shown
+            column = f"{name}_{number}"
+        taken.add(column.casefold())
+        names[name] = column
     return names
 
 
@@ -159,14 +159,14 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
     The output is parsed once per row; a value of another type becomes null. None in place of a
     property is the whole output, in the column ``value``.
     """
-    wanted = [(name, stored_type(kind)) for name, kind in dict(columns).items()]
-    names = _names_of(name for name, _ in wanted)
-    if not wanted:
+    typed_columns = [(name, stored_type(kind)) for name, kind in dict(columns).items()]
+    names = _names_of(name for name, _ in typed_columns)
+    if not typed_columns:
         return f"SELECT id, stage, answer FROM {source} WHERE status = 'ok'"
-    paths = "[" + ", ".join(literal(pointer(name)) for name, _ in wanted) + "]"
+    paths = "[" + ", ".join(literal(pointer(name)) for name, _ in typed_columns) + "]"
     typed = []
-    for place, (name, kind) in enumerate(wanted, 1):
-        value = f"parts[{place}]"
+    for number, (name, kind) in enumerate(typed_columns, 1):
+        value = f"parts[{number}]"
         if is_scalar(kind):
             value = f"{value}->>'$'"
         if is_nested(kind):
@@ -192,10 +192,10 @@ def table_columns(
     """Names and types of a table's columns in their order, as DuckDB tells them."""
     if table != "answers":
         return [(RENAMED.get(name, name), kind) for name, kind in COLUMNS[table].items()]
-    wanted = dict(answer_columns)
-    names = _names_of(wanted)
+    types = dict(answer_columns)
+    names = _names_of(types)
     own = [(name, RESULTS[name]) for name in ("id", "stage", "answer")]
-    return [*own, *((names[name], stored_type(kind)) for name, kind in wanted.items())]
+    return [*own, *((names[name], stored_type(kind)) for name, kind in types.items())]
 
 
 def json_columns(table: str, answer_columns: Iterable[tuple[str | None, str]]) -> list[str]:
@@ -221,9 +221,9 @@ def is_scalar(kind: str) -> bool:
     return kind.upper() != "JSON" and not kind.endswith("]") and not is_nested(kind)
 
 
-def _spread(prefix: str, words: str) -> dict[str, str]:
+def _spread(prefix: str, text: str) -> dict[str, str]:
     names = (("p50", "median"), ("p90", "90th percentile"), ("p99", "99th"), ("max", "longest"))
-    return {f"{prefix}_{name}": f"{words}, {share}" for name, share in names}
+    return {f"{prefix}_{name}": f"{text}, {share}" for name, share in names}
 
 
 _RESULT = COLUMN_DESCRIPTIONS["results"]
@@ -340,32 +340,32 @@ def check_select(columns: Columns, source: str) -> str | None:
     if not integers:
         return None
     paths = ", ".join(literal(pointer(name)) for name in integers)
-    found = []
-    for place, kind in enumerate(integers.values(), 1):
+    checks = []
+    for number, kind in enumerate(integers.values(), 1):
         if is_nested(kind):
-            texts = f"regexp_extract_all(parts[{place}]::VARCHAR, {literal(_NESTED)}, 1)"
+            texts = f"regexp_extract_all(parts[{number}]::VARCHAR, {literal(_NESTED)}, 1)"
         elif is_scalar(kind):
-            texts = f"[parts[{place}]->>'$']"
+            texts = f"[parts[{number}]->>'$']"
         else:
-            texts = f"TRY_CAST(parts[{place}] AS VARCHAR[])"
+            texts = f"TRY_CAST(parts[{number}] AS VARCHAR[])"
         base = "BIGINT" if is_nested(kind) else kind.removesuffix("[]")
-        found += [
+        checks += [
             f"coalesce(bool_or(list_bool_or([regexp_full_match(x, {literal(_INTEGER)})"
             f" AND TRY_CAST(x AS {narrow}) IS NULL FOR x IN {texts}])), false)"
             for narrow in (base, _EXACT)
         ]
     return (
-        f"SELECT {', '.join(found)} FROM (SELECT json_extract(output, [{paths}]) AS parts"
+        f"SELECT {', '.join(checks)} FROM (SELECT json_extract(output, [{paths}]) AS parts"
         f" FROM {source} WHERE status = 'ok'"
         f" AND regexp_matches(output::VARCHAR, {literal(_MAY_BE_WIDE)}))"
     )
 
 
-def wider_types(columns: Columns, found: tuple[bool, ...]) -> Columns:
+def wider_types(columns: Columns, flags: tuple[bool, ...]) -> Columns:
     """The columns that must be wider, with their types; ``found`` is the row of the check."""
     types: dict[str | None, str] = {}
-    for place, (name, kind) in enumerate(_integers(columns).items()):
-        too_wide, beyond_exact = found[2 * place : 2 * place + 2]
+    for position, (name, kind) in enumerate(_integers(columns).items()):
+        too_wide, beyond_exact = flags[2 * position : 2 * position + 2]
         if too_wide and is_nested(kind):
             types[name] = "JSON"  # which keeps all digits
         elif too_wide:

@@ -26,12 +26,12 @@ _PLACE = "(row, coalesce(id, ''), answer)"
 _UNIT = ("row", "stage", "id", "answer")
 
 
-def same_unit(one: str, other: str) -> str:
+def same_unit(left: str, right: str) -> str:
     """SQL: lines of two tables are of the same answer to the same row of the same stage.
 
     Stages may make several rows of one input row, so its number alone does not tell.
     """
-    return " AND ".join(f"{one}.{name} IS NOT DISTINCT FROM {other}.{name}" for name in _UNIT)
+    return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in _UNIT)
 
 
 def _spread(column: str, prefix: str) -> str:
