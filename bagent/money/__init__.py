@@ -1,4 +1,4 @@
-"""What answers cost: known prices, each with its source, and a run's spending against its budget.
+"""Costs: ``prices`` of hosted models, a run's ``budget``, and the ``gpu_time`` of own servers.
 
-Prices are dollars per million tokens. What is not known stays unknown: None, never 0.
+Prices are dollars per million tokens. An unknown price or cost is None, never 0.
 """

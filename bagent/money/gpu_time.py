@@ -13,8 +13,6 @@ from bagent.backends.request import Request
 from bagent.backends.wrappers import BackendWrapper
 from bagent.types import Failure, Reply
 
-HOUR = 3600.0
-
 
 class SharedTime:
     """One endpoint's time, divided at each moment by how many rows it has in flight.

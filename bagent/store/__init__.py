@@ -1,1 +1,11 @@
-"""What survives? The journal first, then the tables made from it."""
+"""The run directory: a journal of outcomes, and the tables made from it.
+
+- ``run_dir``: ``run.json``, progress files and finding runs
+- ``lock``: one owner per part of a run
+- ``journal``: append-only JSON lines and their indexes
+- ``results``, ``totals``, ``stats``: reading and counting the journal without DuckDB
+- ``query``: SQL over the tables, which are renewed when they are stale
+- ``run_input``: the input rows of a stored run
+- ``tables``: Parquet and DuckDB files
+- ``export_batch``: OpenAI batch output lines
+"""

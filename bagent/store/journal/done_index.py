@@ -1,7 +1,7 @@
-"""Which rows are finished: an index over all lines of a journal that takes 8 bytes a row.
+"""The finished units of a journal, in 8 bytes a unit.
 
-A unit is a (row key, stage, answer), named by 64 bits. Its first ok line is its outcome, whatever
-came later; without one, its last line is.
+A unit is a (row key, stage, answer), named by 64 bits. Its outcome is its first ok line, or its
+last line if none is ok.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MOST_CHUNKS = 32
 
 
 def units_of(keys: Sequence[int], stage: str, answer: int) -> array[int]:
-    """The unit of each row key, as ``unit_of`` makes it, all at once."""
+    """Return the unit of each row key, as ``unit_of`` does for one."""
     numbers = keys if isinstance(keys, array) else array("Q", keys)
     salts = salt_of(stage, answer).to_bytes(8, sys.byteorder) * len(numbers)
-    # One exclusive or of two long numbers: to do it number by number costs six times as much.
+    # One exclusive or of two long integers is six times faster than one per key.
     mixed = int.from_bytes(numbers.tobytes(), "little") ^ int.from_bytes(salts, "little")
     units = array("Q")
     units.frombytes(mixed.to_bytes(len(salts), "little"))
@@ -47,17 +47,17 @@ def units_of(keys: Sequence[int], stage: str, answer: int) -> array[int]:
 
 
 class SequentialLookup:
-    """Follows the lines of a journal beside the questions, and holds what was not asked for yet.
+    """Answers lookups that come in about the order of the journal, five times faster than a search.
 
-    Rows are mostly asked about in about the order in which they were written, so what is held is
-    about what was in flight at a time, and a look at it costs a fifth of one at all units. Where
-    the order is another one, each line is still read once only.
+    It reads the journal's units ahead of the lookups and drops those that were looked up, so the
+    set in memory stays about as large as the number of rows in flight. Lookups in another order
+    fall back to ``has``; each line is read once in any case.
 
     Args:
-        indexes: the segments in the order in which they were begun.
-        void: of which segments (by place) a line was taken back.
+        indexes: the segments in the order of their first lines.
+        void: numbers of the segments that have tombstoned lines.
         has: whether a unit is finished.
-        chunk: lines that are read at a time.
+        chunk: lines read at a time.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SequentialLookup:
         self._chunk = self._ahead = chunk
 
     def has_all(self, units: Iterable[int]) -> bool:
-        """Whether all these units are finished."""
+        """Return whether all these units are finished."""
         requested = set(units)
         ahead = self._read_ahead
         target = len(requested) + self._ahead
@@ -90,7 +90,7 @@ class SequentialLookup:
             return True
         if not all(map(self._has, requested)):
             return False
-        # They are further on, or were passed: look further, unless what is held is of no use.
+        # The units are further on, or were passed: read further, up to a limit.
         self._ahead *= 2
         if self._ahead > _MOST_CHUNKS * self._chunk:
             self._ahead = self._chunk
@@ -98,7 +98,7 @@ class SequentialLookup:
         return True
 
     def _finished(self) -> Iterator[Collection[int]]:
-        """Units of finished lines in the order of writing, some at a time."""
+        """Yield units of finished lines in chunks, in the order of writing."""
         step = self._chunk
         for number, index in enumerate(self._indexes):
             units = index.column("units")
@@ -113,7 +113,7 @@ class SequentialLookup:
                     yield self._without_resent(chunk, codes[start : start + step])
 
     def _without_resent(self, units: array[int], codes: array[int]) -> list[int]:
-        """Without the failures that are taken up again."""
+        """Leave out failures that are sent again."""
         lines = zip(units, codes, strict=True)
         return [unit for unit, code in lines if not code or self._has(unit)]
 
@@ -123,14 +123,14 @@ _PART_BITS = 13
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """Which outcomes count as finished when a run goes on; ok always does.
+    """Which outcomes count as finished when a run resumes; ok always does.
 
     Args:
-        ended: the run had ended with 0 or 1: besides what failed for a passing reason, the kinds
-            in ``again`` are sent again.
-        retry: error kinds or statuses to send again, and no others; None leaves it to the rest.
-        skip_failed: whatever failed is left as it is, unless ``retry`` names it.
-        again: the kinds, besides passing ones, that may come out otherwise.
+        ended: the run had ended with 0 or 1: kinds in ``again`` are sent again too.
+        retry: error kinds or statuses to send again, and no others; None: decided by the other
+            arguments.
+        skip_failed: no failure is sent again, unless ``retry`` names it.
+        again: kinds, besides passing ones, whose outcome may differ next time.
         accept_truncated: truncated answers are finished.
     """
 
@@ -150,16 +150,16 @@ class ResumePolicy:
         again: frozenset[str] = EXTERNAL_KINDS,
         accept_truncated: bool = False,
     ) -> ResumePolicy:
-        """A policy from the words of ``--retry KIND[,KIND]|all``.
+        """Make a policy from the value of ``--retry KIND[,KIND]|all``.
 
         Raises:
-            JobError: a word is no error kind and no status.
+            JobError: a name is neither an error kind nor a status.
         """
         kinds = None if retry is None else _parse_kinds(retry)
         return cls(ended, kinds, skip_failed, again, accept_truncated)
 
     def is_finished(self, status: str, kind: str | None) -> bool:
-        """Whether an outcome is left as it is."""
+        """Return whether an outcome is final."""
         if status == "ok":
             return True
         accepted = status == "truncated" and (kind is None or self.accept_truncated)
@@ -171,7 +171,7 @@ class ResumePolicy:
         return kind not in PASSING_KINDS and not (self.ended and kind in self.again)
 
     def finished_codes(self) -> frozenset[int]:
-        """The codes of :func:`bagent.store.journal.codec.code_of` that are left as they are."""
+        """Return the codes (see ``code_of``) of final outcomes."""
         codes = range(len(STATUSES) << 5)
         return frozenset(c for c in codes if self.is_finished(status_of(c), kind_of(c)))
 
@@ -193,13 +193,12 @@ def _parse_kinds(names: str) -> frozenset[str]:
 
 
 class UnitSet:
-    """A set of 64-bit numbers in 8 bytes each, cut by the highest bits.
+    """A set of 64-bit hashes in 8 bytes each, divided into parts by the highest bits.
 
-    The numbers are hashes already, so every part gets about as many. A part is sorted when a
-    number is first looked for in it: mostly few are.
+    A part is sorted at the first lookup in it; most parts never are.
 
     Args:
-        expected: about how many numbers will come.
+        expected: about how many numbers will be added.
     """
 
     def __init__(self, expected: int) -> None:
@@ -212,15 +211,15 @@ class UnitSet:
 
     @staticmethod
     def bits_for(expected: int) -> int:
-        """How many bits part so many numbers into parts of some thousand."""
+        """Return how many bits divide so many numbers into parts of some thousand."""
         return max(0, expected.bit_length() - _PART_BITS)
 
     def __len__(self) -> int:
-        """How many different numbers there are, as of the last :meth:`settle`."""
+        """Return the number of distinct members as of the last :meth:`settle`."""
         return self._count
 
     def has(self, number: int) -> bool:
-        """Whether the number is in the set, as of the last :meth:`settle`."""
+        """Return whether a number was in the set at the last :meth:`settle`."""
         at = number >> self._shift
         part = self._parts[at] if self._sorted[at] else self._sort(at)
         position = bisect_left(part, number)
@@ -232,19 +231,19 @@ class UnitSet:
         return part
 
     def add_all(self, numbers: Iterable[int]) -> None:
-        """Add numbers, in any order; they count once :meth:`settle` was called."""
+        """Add numbers in any order; they count after the next :meth:`settle`."""
         parts, shift = self._parts, self._shift
         for number in numbers:
             parts[number >> shift].append(number)
 
     def fill(self, at: int, numbers: array[int]) -> None:
-        """Make these numbers, each there once, a part: they count at once."""
+        """Set a part to these distinct numbers, which count at once."""
         self._count += len(numbers) - len(self._parts[at])
         self._parts[at] = numbers
         self._sorted[at] = 0
 
     def settle(self) -> None:
-        """Count what was added, without repeats."""
+        """Remove duplicates and update the count."""
         self._count = 0
         for at, part in enumerate(self._parts):
             once = set(part)
@@ -255,11 +254,10 @@ class UnitSet:
 
 
 class HashMap:
-    """From 64-bit numbers to 64-bit numbers in 32 bytes a pair; the first value stays.
+    """A map of 64-bit hashes to 64-bit numbers in 32 bytes a pair; the first value of a key stays.
 
-    Open addressing: the numbers are hashes already, so a remainder spreads them well enough
-    (Knuth, The Art of Computer Programming, volume 3, 6.4, algorithm L). 0 marks a free place
-    and counts as 1.
+    Open addressing with linear probing (Knuth, TAOCP volume 3, 6.4, algorithm L). 0 marks a free
+    slot; the key 0 is stored as 1.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -269,11 +267,11 @@ class HashMap:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Return the number of keys."""
         return self._count
 
     def add(self, key: int, value: int) -> None:
-        """Add a pair unless the key is there; no more than ``capacity`` different keys."""
+        """Add a pair unless the key exists; at most ``capacity`` distinct keys."""
         key = key or 1
         slot = self._slot(key)
         if not self._keys[slot]:
@@ -282,7 +280,7 @@ class HashMap:
             self._count += 1
 
     def find(self, key: int) -> int | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         slot = self._slot(key or 1)
         return self._values[slot] if self._keys[slot] else None
 
@@ -298,9 +296,8 @@ class HashMap:
 class DoneIndex:
     """The finished units of a journal, and the counts of all current outcomes.
 
-    ``codes`` counts the current outcomes by ``code_of``. ``failed_units``
-    are the units whose current outcome is not ok, in no order, with their codes in
-    ``failed_codes``; ``taken_up`` are those of them that are not finished.
+    ``codes`` counts the current outcomes by ``code_of``; ``failed_units`` are the units whose
+    current outcome is not ok, unordered, with their codes in ``failed_codes``.
     """
 
     def __init__(
@@ -311,41 +308,33 @@ class DoneIndex:
         near: SequentialLookup,
         failed_units: array[int],
         failed_codes: bytearray,
-        finished: frozenset[int],
     ) -> None:
         self.indexes = indexes
         self.codes = codes
         self.failed_units = failed_units
         self.failed_codes = failed_codes
-        self._finished = finished
         self._done = done
         self._near = near
         self.has = done.has
 
     def has_all(self, units: Iterable[int]) -> bool:
-        """Whether all these units are finished; fast where they come in the order of writing."""
+        """Return whether all units are finished; fast for lookups in the order of writing."""
         return self._near.has_all(units)
 
     def __len__(self) -> int:
-        """How many units are finished."""
+        """Return how many units are finished."""
         return len(self._done)
 
     @property
     def statuses(self) -> dict[str, int]:
-        """How many current outcomes have each status."""
+        """The number of current outcomes of each status."""
         return _summed((status_of(code), n) for code, n in self.codes.items())
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many current outcomes have each error kind."""
+        """The number of current outcomes of each error kind."""
         kinds = ((kind_of(code), n) for code, n in self.codes.items())
         return _summed((kind, n) for kind, n in kinds if kind is not None)
-
-    @property
-    def taken_up(self) -> array[int]:
-        """The units that failed and are not finished, in no order."""
-        failed = zip(self.failed_units, self.failed_codes, strict=True)
-        return array("Q", (unit for unit, code in failed if code not in self._finished))
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -363,15 +352,15 @@ def open_indexes(
     save: bool = False,
     seen_by: str | None = None,
 ) -> list[SegmentIndex]:
-    """The indexes of all row segments of a run directory, in the order they were begun.
+    """Return the indexes of all row segments of a run, in the order of their first lines.
 
     Args:
         run_dir: the run directory.
-        report: told about broken lines.
+        report: called with each broken line.
         part: only this part; None means all.
         save: write missing index files of sealed segments.
-        seen_by: leave out the other parts of this part's division (the same N of I/N): a row is
-            in one of them only, so none of theirs is one of its own.
+        seen_by: leave out the other parts of this part's division (the same N of I/N), which hold
+            none of its rows.
     """
     segments = list_segments(run_dir / "journal", "rows", part)
     if seen_by is not None:
@@ -383,7 +372,7 @@ def open_indexes(
 
 
 def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
-    """Parts of an earlier start come first; within a part the order of numbers stays."""
+    """Sort by start; segments of one part stay in the order of their numbers."""
     reached: dict[str, float] = {}
     keyed = []
     for position, index in enumerate(indexes):
@@ -406,9 +395,9 @@ def load_index(
 
     Args:
         run_dir: the run directory.
-        part: one part's journal, or None for those of all parts.
+        part: one part's journal; None for all parts.
         policy: which failures count as finished.
-        report: told about broken lines, as ``FILE:LINE: ...``.
+        report: called with each broken line, as ``FILE:LINE: ...``.
         save: write missing index files beside sealed segments.
         seen_by: as in :func:`open_indexes`.
     """
@@ -417,7 +406,7 @@ def load_index(
 
 
 def done_index(indexes: list[SegmentIndex], policy: ResumePolicy) -> DoneIndex:
-    """Which units are finished, of indexes in the order in which their lines were written."""
+    """Return the finished units of indexes in the order of writing."""
     done = UnitSet(sum(map(len, indexes)))
     outcomes = OutcomeRanges(indexes, done.bits)
     counts: Counter[int] = Counter()
@@ -430,14 +419,11 @@ def done_index(indexes: list[SegmentIndex], policy: ResumePolicy) -> DoneIndex:
         failed_codes.extend(bad.values())
         done.fill(at, ok)
     near = SequentialLookup(indexes, outcomes.void, done.has)
-    return DoneIndex(indexes, done, counts, near, failed_units, failed_codes, finished)
+    return DoneIndex(indexes, done, counts, near, failed_units, failed_codes)
 
 
 def count_outcomes(indexes: list[SegmentIndex]) -> Counter[int]:
-    """How many current outcomes have each code, of indexes in the order of writing.
-
-    Memory: some MB, however many there are.
-    """
+    """Count the current outcomes by code, in a few MB, of indexes in the order of writing."""
     outcomes = OutcomeRanges(indexes, UnitSet.bits_for(sum(map(len, indexes))))
     counts: Counter[int] = Counter()
     for ok, bad in outcomes.ranges():

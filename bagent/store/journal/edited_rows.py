@@ -1,8 +1,8 @@
-"""Which earlier outcomes count no more, since the input was edited between two starts.
+"""Outcomes of rows whose input was edited between two starts.
 
-A row is known by its key, which changes with its text. So the outcome of a row as it was before
-stays in the journal under its old key, and has to be taken back: by the new outcome of the row
-that has its place and id now, or, where it was none to be proud of, by its absence.
+The key of a row changes with its content, so the outcome of the old content stays in the journal
+under the old key. It is removed by a tombstone: when the row with the same number and id gets a
+new outcome, or, if it had failed, when the input no longer holds it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ORDINAL_BITS = 24
 _ORDINALS = (1 << _ORDINAL_BITS) - 1
 _MOST_ROWS = 1 << 38
 _MOST_LOADED = 16
-"""So many segments' columns are kept, some 2 MB each."""
+"""How many segments' columns are cached, 2 MB each."""
 
 _MOST_IN_SET = 1 << 18
-"""So many numbers are looked up in a set, which is faster than a search."""
+"""Up to this many units a set is used, which is faster than a binary search."""
 
 _WINDOW = 1 << 22
-"""Rows that are looked at together."""
+"""Rows compared at a time."""
 
 
 class _Named(msgspec.Struct):
@@ -56,7 +56,7 @@ def _named(path: Path, offset: int) -> _Named:
 
 
 class _Rows:
-    """The rows of one segment, sorted, and what is needed to tell their lines apart."""
+    """The lines of one segment, sorted by row."""
 
     def __init__(self, index: SegmentIndex) -> None:
         self.path = index.segment.path
@@ -71,14 +71,14 @@ class _Rows:
         )
 
     def lines_of(self, row: int) -> Iterator[int]:
-        """The ordinals of the lines of a row."""
+        """Yield the ordinals of the lines of a row."""
         at = bisect_left(self._keys, row << _ORDINAL_BITS)
         while at < len(self._keys) and self._keys[at] >> _ORDINAL_BITS == row:
             yield self._keys[at] & _ORDINALS
             at += 1
 
     def name(self, ordinal: int) -> _Named:
-        """What a line says of its row.
+        """Read the row's key, source and id from a line.
 
         Raises:
             OSError, msgspec.DecodeError: it cannot be read.
@@ -87,13 +87,13 @@ class _Rows:
 
 
 class EditedRows:
-    """Finds the outcomes of earlier starts that a new one replaces.
+    """Finds the outcomes of earlier starts that a new outcome replaces.
 
-    That are those of the same stage, number of row and answer, id and source whose key is another
-    one: the row as it was before it was edited. Rows known by their content alone are left.
+    These have the same stage, row number, answer, id and source, but another key. Rows without an
+    id of their own are never replaced.
 
     Args:
-        indexes: the segments as they are before this start writes.
+        indexes: the segments before this start writes.
     """
 
     def __init__(self, indexes: Sequence[SegmentIndex]) -> None:
@@ -107,7 +107,7 @@ class EditedRows:
         self._loaded: dict[int, _Rows] = {}
 
     def replaced_units(self, outcome: Outcome) -> list[int]:
-        """The units that ``outcome`` replaces; mostly none, found out without a look at lines."""
+        """Return the units that ``outcome`` replaces; lines are rarely read for this."""
         ranges = self._by_stage.get(outcome.stage)
         if ranges is None or outcome.row > ranges.highest:
             return []
@@ -116,7 +116,7 @@ class EditedRows:
         unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
         units: list[int] = []
         for segment in ranges.around(outcome.row):
-            # What cannot be read any more takes nothing from the new outcome: both stay.
+            # An unreadable outcome stays beside the new one.
             with suppress(OSError, EOFError, msgspec.DecodeError):
                 units.extend(self._in_segment(segment, outcome, unit))
         return units
@@ -146,7 +146,7 @@ class EditedRows:
 
 
 class EditedLine(NamedTuple):
-    """A line of a segment (its ``ordinal``-th sound one), and the unit it is of."""
+    """The ``ordinal``-th sound line of a segment, and its unit."""
 
     unit: int
     segment_index: SegmentIndex
@@ -154,16 +154,14 @@ class EditedLine(NamedTuple):
 
 
 def replaced_lines(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLine]:
-    """The lines that :class:`EditedRows` would have found, had each part seen those of all.
+    """Yield the lines replaced across parts, which one part's :class:`EditedRows` cannot see.
 
-    Of the lines of one row, answer, id and source with several keys only the newest counts. Each
-    line's numbers are looked at; only lines of rows that stand twice are read.
+    Of the lines of one row, answer, id and source with several keys only the newest counts. Only
+    lines of rows with several keys are read. Memory: 8 bytes for each of :data:`_WINDOW` rows.
 
     Args:
         indexes: the segments of all parts, in their order.
-        stage: of which lines.
-
-    Memory: 8 bytes for each of :data:`_WINDOW` rows.
+        stage: the stage of the lines.
     """
     void = voided(indexes)
     there = [
@@ -188,7 +186,7 @@ def replaced_lines(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLi
 
 
 _Part = tuple[SegmentIndex, int, bytearray | None]
-"""A segment, the number of the stage in it, and which of its lines were taken back."""
+"""A segment, the number of the stage in it, and its removed lines."""
 
 
 def _columns(index: SegmentIndex) -> list[Sequence[int]]:
@@ -196,7 +194,7 @@ def _columns(index: SegmentIndex) -> list[Sequence[int]]:
 
 
 def _current_lines(index: SegmentIndex, number: int, gone: bytearray | None) -> Sequence[bool]:
-    """Which lines are of the stage and were not taken back."""
+    """Return for each line whether it is of the stage and was not removed."""
     stages = index.column("stages")
     return [
         stage == number and not out
@@ -205,7 +203,7 @@ def _current_lines(index: SegmentIndex, number: int, gone: bytearray | None) -> 
 
 
 def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
-    """The rows of the window that have lines with several keys."""
+    """Return the rows of the window that have lines with several keys."""
     low, high = window.start, window.stop
     keys = array("Q", bytes(8 * len(window)))
     salts: dict[int, int] = {}
@@ -229,12 +227,13 @@ def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
 
 
 def _older(lines: Sequence[EditedLine]) -> Iterator[EditedLine]:
-    """Of the lines of one row those that a newer one with another unit replaces."""
+    """Return the lines of one row that a newer line with another unit replaces."""
     newest: dict[tuple[str, bytes], tuple[float, int]] = {}
     named_lines: list[tuple[tuple[str, bytes], int, EditedLine]] = []
     for line in lines:
         with suppress(OSError, EOFError, msgspec.DecodeError):
-            named = _named(line.segment_index.segment.path, line.segment_index.column("offsets")[line.ordinal])
+            index = line.segment_index
+            named = _named(index.segment.path, index.column("offsets")[line.ordinal])
             if named.id is None or named.id == named.key:
                 continue
             name = named.source, msgspec.json.encode(named.id)
@@ -245,7 +244,7 @@ def _older(lines: Sequence[EditedLine]) -> Iterator[EditedLine]:
 
 
 class _Ranges:
-    """Ranges of rows, (lowest, highest, place), to be asked which of them a row is in."""
+    """Ranges of rows as (lowest, highest, segment), searchable by row."""
 
     def __init__(self, ranges: list[tuple[int, int, int]]) -> None:
         self._ranges = sorted(ranges)
@@ -254,7 +253,7 @@ class _Ranges:
         self.highest = self._upto[-1]
 
     def around(self, row: int) -> Iterator[int]:
-        """The places of the ranges that hold the row."""
+        """Yield the segments of the ranges that hold the row."""
         at = bisect_right(self._lows, row) - 1
         while at >= 0 and self._upto[at] >= row:
             _, high, segment = self._ranges[at]
@@ -264,17 +263,15 @@ class _Ranges:
 
 
 def _same(first: Json, other: Json) -> bool:
-    """Whether two ids are the same as typed: 1 is neither "1" nor true."""
+    """Return whether two ids are equal and of one type: 1 is neither "1" nor true."""
     return type(first) is type(other) and first == other
 
 
 class UnseenRows:
-    """Units that failed: which of them were met in the input.
+    """Failed units, and which of them the input still holds. Memory: 9 bytes each.
 
     Args:
-        units: they, in any order.
-
-    Memory: 9 bytes each, and a set of them where they are few.
+        units: the failed units, in any order.
     """
 
     def __init__(self, units: Iterable[int]) -> None:
@@ -284,7 +281,7 @@ class UnseenRows:
         self._set: Container[int] | None = frozenset(self._units) if few else None
 
     def mark_seen(self, unit: int) -> None:
-        """A row of the input has this unit; it may be none of them."""
+        """Mark a unit of the input as seen; other units are ignored."""
         if self._set is not None and unit not in self._set:
             return
         at = bisect_left(self._units, unit)
@@ -292,5 +289,5 @@ class UnseenRows:
             self._met[at] = 1
 
     def unseen(self) -> Iterator[int]:
-        """Those that were not met."""
+        """Return the units that were not seen."""
         return (unit for unit, met in zip(self._units, self._met, strict=True) if not met)

@@ -1,7 +1,6 @@
-"""The current outcome of every unit, as places in a journal: in order of writing, or of the input.
+"""The current outcomes of a journal, in the order of writing or of the input.
 
-Of the lines of one unit, the first ok line is its current outcome; without one, the last line.
-All is found on the narrow columns of the index; the text of a line is read once, when it is due.
+Lines are selected and sorted on the narrow columns of the index; their text is read last, once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _FLIPPED = bytes([1, 0]) + bytes(254)
 
 
 class LineRef(NamedTuple):
-    """Where a line is, and what it is: ``code`` as in ``code_of``."""
+    """The location of a line: ``segment`` is a position in ``indexes``, ``code`` a ``code_of``."""
 
     row: int
     answer: int
@@ -52,10 +51,10 @@ class LineRef(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some lines in order: their rows, their codes, and their bytes with newline.
+    """Consecutive lines: their rows, codes, and bytes with newline.
 
-    The bytes of a line that cannot be read are empty or cut off. Views are of a part of what was
-    read at once: to copy each line costs as much as reading it.
+    An unreadable line is empty or cut off. Lines may be views of one larger read, since copying
+    each costs as much as reading it.
     """
 
     rows: list[int]
@@ -65,11 +64,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which current outcomes are wanted.
-
-    ``stages`` are stage names, ``codes`` are codes, ``has`` tells whether a unit is wanted; None
-    means all.
-    """
+    """A filter of current outcomes by stage name, code and unit; None means all."""
 
     stages: frozenset[str] | None = None
     codes: frozenset[int] | None = None
@@ -77,11 +72,11 @@ class Selection:
 
 
 class JournalReader:
-    """The current outcomes in a run directory, as its journal is when this is made.
+    """The current outcomes of a run, as of the reader's construction.
 
     Args:
         run_dir: the run directory.
-        report: told about broken lines.
+        report: called with each broken line.
         save: write missing index files of sealed segments.
     """
 
@@ -93,30 +88,30 @@ class JournalReader:
 
     @property
     def lines(self) -> int:
-        """How many sound lines there are, superseded ones too."""
+        """The number of sound lines, including superseded ones."""
         return sum(map(len, self.indexes))
 
     @property
     def broken(self) -> int:
-        """How many broken lines were left out."""
+        """The number of broken lines, which are left out."""
         return sum(index.broken for index in self.indexes)
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest line."""
+        """The length of the longest line in bytes."""
         return max((max(i.column("lengths"), default=0) for i in self.indexes), default=0)
 
     @property
     def mean(self) -> int:
-        """Bytes of a line in the mean."""
+        """The mean length of a line in bytes."""
         return sum(sum(i.column("lengths")) for i in self.indexes) // max(1, self.lines)
 
     def stages(self) -> list[str]:
-        """The stages in order of their first line."""
+        """Return the stages in the order of their first line."""
         return list(dict.fromkeys(name for i in self.indexes for name in i.stage_names))
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """For each stage how many current outcomes are ok, and how many are not."""
+        """Return the numbers of ok and other current outcomes of each stage."""
         totals = {name: [0, 0] for name in self.stages()}
         for segment, index in enumerate(self.indexes):
             bad = bytes(map(bool, index.column("codes")))
@@ -129,7 +124,7 @@ class JournalReader:
         return {name: (ok, not_ok) for name, (ok, not_ok) in totals.items()}
 
     def superseded(self) -> dict[int, bytearray]:
-        """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
+        """Return one byte a line, 1 where it is superseded, by position in ``indexes``."""
         if self._superseded is None:
             self._superseded = {}
             for line in superseded_lines(self.indexes):
@@ -140,7 +135,7 @@ class JournalReader:
         return self._superseded
 
     def written(self, selection: Selection | None = None) -> Iterator[LineRef]:
-        """The current lines in the order in which they were written."""
+        """Yield the current lines in the order of writing."""
         for segment, index in enumerate(self.indexes):
             selected = self._select(segment, selection or Selection())
             names = ("rows", "answers", "offsets", "lengths", "codes")
@@ -152,10 +147,9 @@ class JournalReader:
                     yield LineRef(row, answer, segment, offset, length, code)
 
     def ordered(self, selection: Selection | None = None) -> Iterator[LineRef]:
-        """The current lines by stage (in order of their first line), row, and answer.
+        """Yield the current lines by stage (in the order of first lines), row and answer.
 
-        Memory: about 12 bytes for each line of the segments whose rows overlap, and one window
-        of some ten thousand lines.
+        Memory: 12 bytes a line of segments whose rows overlap, and a window of 32,768 lines.
         """
         selection = selection or Selection()
         for stage in self.stages():
@@ -163,7 +157,7 @@ class JournalReader:
                 yield from self._ordered_stage(stage, selection)
 
     def _select(self, segment: int, selection: Selection) -> bytearray | None:
-        """One byte a line, 1 where it is current and selected; None means all are."""
+        """Return one byte a line, 1 where it is current and selected; None if all are."""
         index = self.indexes[segment]
         lost = self.superseded().get(segment)
         every = selection.stages is None or selection.stages.issuperset(index.stage_names)
@@ -192,7 +186,7 @@ class JournalReader:
             yield from refs
 
     def _windows(self, stage: str, selection: Selection) -> Iterator[tuple[list[_Run], int, int]]:
-        """Ascending ranges of rows of at most some ten thousand lines, with the runs they cut."""
+        """Yield ascending ranges of rows of a bounded number of lines, with their runs."""
         runs = []
         for segment, index in enumerate(self.indexes):
             if stage in index.stage_names:
@@ -218,7 +212,7 @@ class JournalReader:
                     run.drop()
 
     def blocks(self) -> Iterator[Block]:
-        """All current lines in the order of :meth:`ordered`, some hundred at a time."""
+        """Yield all current lines in the order of :meth:`ordered`, in blocks."""
         for stage in self.stages():
             for near, low, upto in self._windows(stage, Selection()):
                 ends = {run.low for run in near} | {run.high + 1 for run in near}
@@ -227,7 +221,7 @@ class JournalReader:
                     yield from self._blocks_of(near, begin, end)
 
     def _blocks_of(self, near: list[_Run], low: int, upto: int) -> Iterator[Block]:
-        """The lines with a row from ``low`` to below ``upto``; quickest where one run has them."""
+        """Yield the lines with ``low <= row < upto``; fastest where one run holds them all."""
         live = [run for run in near if run.count_in(low, upto)]
         if len(live) == 1 and not live[0].answered:
             run = live[0]
@@ -248,11 +242,11 @@ class JournalReader:
     def _texts_of(
         self, segment: int, offsets: list[int], lengths: list[int]
     ) -> list[bytes | memoryview]:
-        """Lines of one segment, each with its newline."""
+        """Read lines of one segment, each with its newline."""
         low = min(offsets)
         size = max(map(add, offsets, lengths)) - low
         descriptor = self._descriptor(segment)
-        # An index file that came with a run directory may name any length.
+        # An index file of somebody else's run directory may name any length.
         most = self.indexes[segment].covered
         if size <= max(2 * sum(lengths), _NEAR_BYTES):
             data = os.pread(descriptor, min(size, most), low)
@@ -264,15 +258,15 @@ class JournalReader:
         ]
 
     def read(self, ref: LineRef) -> bytes:
-        """The line at a place, without its newline; empty where it cannot be read."""
+        """Read a line without its newline; empty if it cannot be read."""
         most = self.indexes[ref.segment].covered
         data = os.pread(self._descriptor(ref.segment), min(ref.length - 1, most), ref.offset)
         return data if len(data) == ref.length - 1 else b""
 
     def texts(self, refs: Iterable[LineRef]) -> Iterator[tuple[LineRef, bytes]]:
-        """Each place with its line and newline, in the order given; empty where it cannot be read.
+        """Yield each reference with its line and newline; the line is empty if unreadable.
 
-        Lines that lie near each other are read in one piece of at most 8 MiB.
+        Neighbouring lines are read at once, in at most 8 MiB.
         """
         remaining = iter(refs)
         while chunk := list(islice(remaining, BLOCK_LINES)):
@@ -287,7 +281,7 @@ class JournalReader:
                     yield ref, block[1][start : start + ref.length]
 
     def _blocks(self, refs: list[LineRef]) -> dict[int, tuple[int, bytes]]:
-        """For segments whose lines lie near each other: an offset and the bytes from there."""
+        """Read segments whose lines are close together: an offset and the bytes from there."""
         bounds: dict[int, tuple[int, int, int]] = {}
         for _, _, segment, offset, length, _ in refs:
             low, high, size = bounds.get(segment, (offset, 0, 0))
@@ -301,12 +295,12 @@ class JournalReader:
         return blocks
 
     def location(self, ref: LineRef) -> int:
-        """The location of a place, for :meth:`read_at` and to be kept in one integer."""
+        """Return a reference as one integer, for :meth:`read_at`."""
         segment = self.indexes[ref.segment].segment
         return pack_location(self.parts.index(segment.part), segment.number, ref.offset)
 
     def read_at(self, location: int) -> bytes:
-        """The line at a location, without its newline."""
+        """Read the line at a location, without its newline."""
         part, number, offset = unpack_location(location)
         for segment, index in enumerate(self.indexes):
             if index.segment.number == number and index.segment.part == self.parts[part]:
@@ -337,7 +331,7 @@ class JournalReader:
 
 
 class _Run:
-    """The wanted lines of one segment and stage, sorted by row; loaded only while needed."""
+    """The selected lines of one segment and stage by row; its columns are loaded on demand."""
 
     def __init__(self, segment: int, low: int, high: int, count: int) -> None:
         self.segment = segment
@@ -349,7 +343,7 @@ class _Run:
         self._columns: list[array[int]] = []
 
     def load(self, index: SegmentIndex, selected: bytearray | None) -> None:
-        """Read the columns and sort the wanted lines by row."""
+        """Read the columns and sort the selected lines by row."""
         rows = index.column("rows")
         if self.low > -_MOST_ROWS and self.high < _MOST_ROWS and selected is None:
             keys = [row << _ORDINAL_BITS | ordinal for ordinal, row in enumerate(rows)]
@@ -367,17 +361,17 @@ class _Run:
         self.answered = self._columns[1].count(0) < len(rows)
 
     def drop(self) -> None:
-        """Forget the columns: no window reaches back."""
+        """Free the columns: later windows do not need them."""
         self.keys = array("q")
         self._columns = []
 
     def count_in(self, low: int, high: int) -> int:
-        """How many wanted lines have a row from ``low`` to below ``high``."""
+        """Return the number of selected lines with ``low <= row < high``."""
         keys = self.keys or array("q")
         return bisect_left(keys, high << _ORDINAL_BITS) - bisect_left(keys, low << _ORDINAL_BITS)
 
     def places(self, low: int, high: int) -> Iterator[LineRef]:
-        """The wanted lines with a row from ``low`` to below ``high``."""
+        """Yield the selected lines with ``low <= row < high``."""
         keys = self.keys or array("q")
         first = bisect_left(keys, low << _ORDINAL_BITS)
         last = bisect_left(keys, high << _ORDINAL_BITS, first)
@@ -390,7 +384,7 @@ class _Run:
             yield LineRef(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
 
     def plain(self, low: int, high: int) -> Iterator[tuple[list[int], list[int], list[int], bytes]]:
-        """Rows, offsets, lengths and codes of such lines, where all are first answers."""
+        """Yield rows, offsets, lengths and codes of such lines, if all are first answers."""
         keys = self.keys or array("q")
         first = bisect_left(keys, low << _ORDINAL_BITS)
         last = bisect_left(keys, high << _ORDINAL_BITS, first)
@@ -406,7 +400,7 @@ class _Run:
 
 
 def slices(lengths: Sequence[int], most: int = _BLOCK_BYTES) -> Iterator[slice]:
-    """Consecutive slices of lines of these lengths, each of at most so many bytes or one line."""
+    """Yield consecutive slices of lines, each of at most ``most`` bytes or one line."""
     if sum(lengths) <= most:
         yield slice(0, len(lengths))
         return
@@ -425,14 +419,12 @@ def _clamped(row: int) -> int:
 
 
 class OutcomeLookup:
-    """Finds the current outcome of each finished unit of a journal as it is when this is made.
-
-    Memory: 32 bytes a line.
+    """Finds the current outcomes of finished units, in 32 bytes of memory a line.
 
     Args:
         run_dir: the run directory.
         done: which units are finished.
-        report: told about broken lines.
+        report: called with each broken line.
     """
 
     def __init__(self, run_dir: Path, done: DoneIndex, report: Report) -> None:
@@ -449,11 +441,11 @@ class OutcomeLookup:
                     self._places.add(unit, base | offset)
 
     def find(self, unit: int) -> int | None:
-        """The place of a finished unit's outcome, None where it is not finished."""
+        """Return the location of a finished unit's outcome, or None."""
         return self._places.find(unit)
 
     def keys_of(self, stage: str) -> Iterator[int]:
-        """The row keys of all current outcomes of a stage with one answer a row, good or bad."""
+        """Yield the row keys of all current outcomes of a stage with one answer a row."""
         salt = salt_of(stage, 0)
         superseded = self._lines.superseded()
         for segment, index in enumerate(self._lines.indexes):
@@ -466,7 +458,7 @@ class OutcomeLookup:
                     yield unit ^ salt
 
     def read_at(self, location: int) -> Outcome:
-        """The outcome at a place.
+        """Return the outcome at a location.
 
         Raises:
             msgspec.DecodeError: the line broke since.

@@ -1,8 +1,8 @@
-"""Which lines of a journal do not count: of the lines of one unit, the first ok one is current.
+"""Superseded lines of a journal.
 
-Without an ok line the last one is. A void line takes those before it away. Most journals hold
-nearly every unit once, so units that stand twice are looked for first, and only their lines are
-compared.
+The current line of a unit is its first ok line, or its last line if none is ok. A tombstone
+removes the lines before it. Most units have one line, so the units with several are found first,
+and only their lines are compared.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from bagent.store.journal.codec import OK_CODE, VOID_CODE
 from bagent.store.journal.segment_index import SegmentIndex
 
 _PART_LINES = 65536
-"""So many units, about, are compared at a time."""
+"""About how many units are compared at a time."""
 
 MAX_DUPLICATES = 250_000
-"""Of so many units that stand twice, about, the lines are compared at a time."""
+"""About how many units with several lines are held in memory."""
 
 
 def superseded_lines(indexes: list[SegmentIndex], most: int = MAX_DUPLICATES) -> Iterator[int]:
-    """Lines that are not the current one of their unit, as segment << 32 | ordinal.
+    """Yield the lines that are not the current one of their unit, as segment << 32 | ordinal.
 
     Args:
         indexes: the segments in their order.
-        most: how many units that stand twice are kept in memory, about.
+        most: about how many units with several lines are held in memory.
     """
     void = voided(indexes)
     for segment, mask in void.items():
@@ -46,9 +46,9 @@ def superseded_lines(indexes: list[SegmentIndex], most: int = MAX_DUPLICATES) ->
 
 
 def voided(indexes: list[SegmentIndex]) -> dict[int, bytearray]:
-    """For segments (by place in ``indexes``) one byte a line: 1 where a void line took it away.
+    """Return one byte a line for each segment with tombstoned lines: 1 where it was removed.
 
-    Void lines themselves are among them; segments without any are left out.
+    Keys are positions in ``indexes``. Tombstones themselves count as removed.
     """
     last: dict[int, tuple[int, int]] = {}
     for segment, index in enumerate(indexes):
@@ -68,7 +68,7 @@ def voided(indexes: list[SegmentIndex]) -> dict[int, bytearray]:
 
 
 def _twice(indexes: list[SegmentIndex], most: int) -> Iterator[set[int]]:
-    """The units that have several lines, some at a time."""
+    """Yield sets of units that have several lines."""
     bits = (sum(map(len, indexes)) // _PART_LINES).bit_length()
     shift = 64 - bits
     parts = [array("Q") for _ in range(1 << bits)]
@@ -109,17 +109,17 @@ def _superseded_of(units: array[int], lines: array[int]) -> Iterator[int]:
 
 
 _READ_AT_ONCE = 1 << 18
-"""So many units, about, are read before they are cut: 2 MB."""
+"""About how many units are read at a time: 2 MB."""
 
 UNIT_BITS = 64
 
 
 class OutcomeRanges:
-    """The current outcome of each unit, in ranges that together hold every unit once.
+    """The current outcome of each unit, in ranges of units.
 
     Args:
-        indexes: the segments in the order in which their lines were written.
-        bits: ranges differ in so many of the highest bits.
+        indexes: the segments in the order of writing.
+        bits: how many of the highest bits name a range.
     """
 
     def __init__(self, indexes: list[SegmentIndex], bits: int) -> None:
@@ -129,9 +129,9 @@ class OutcomeRanges:
         self._ok_of_voided = {n: _ok_not_voided(indexes[n], gone) for n, gone in self.void.items()}
 
     def ranges(self) -> Iterator[tuple[array[int], Mapping[int, int]]]:
-        """For each range, ascending: the units that are ok, and the others with their codes.
+        """Yield for each range, ascending, its ok units and the codes of its other units.
 
-        No unit comes twice; those of one range are in no order.
+        Each unit comes once; units of one range are unordered.
         """
         shift = UNIT_BITS - self._bits
         failed = self._failed(shift)
@@ -147,7 +147,7 @@ class OutcomeRanges:
             yield ok, bad
 
     def _ok_parts(self, shift: int) -> Iterator[array[int]]:
-        """Units of ok lines by range; one that stands in several lines comes several times."""
+        """Yield the units of ok lines by range, with repeats."""
         total = sum(len(index) for index in self._indexes)
         ranges = 1 << self._bits
         step = max(1, ranges * _READ_AT_ONCE // max(total, 1))
@@ -174,7 +174,7 @@ class OutcomeRanges:
         return units[bisect_left(units, low) : bisect_left(units, high)]
 
     def _failed(self, shift: int) -> list[tuple[array[int], bytearray]]:
-        """Units with the codes of their failures in order, by range; empty where there are none."""
+        """Return failed units and their codes in order, by range; empty if nothing failed."""
         by_range: list[tuple[array[int], bytearray]] = []
         for number, index in enumerate(self._indexes):
             if not index.failures:
@@ -182,7 +182,6 @@ class OutcomeRanges:
             by_range = by_range or [(array("Q"), bytearray()) for _ in range(1 << self._bits)]
             codes = index.column("codes").tobytes()
             if number in self.void:
-                # What was taken back counts as little as what is ok.
                 gone = self.void[number]
                 codes = bytes(OK_CODE if g else code for g, code in zip(gone, codes, strict=True))
             failing = compress(index.column("units"), codes)
@@ -194,7 +193,7 @@ class OutcomeRanges:
 
 
 def _ok_not_voided(index: SegmentIndex, gone: bytearray) -> array[int]:
-    """Units of the ok lines that were not taken back, ascending."""
+    """Return the units of ok lines that were not removed, ascending."""
     units, codes = index.column("units"), index.column("codes")
     lines = zip(units, codes, gone, strict=True)
     return array("Q", sorted(unit for unit, code, lost in lines if code == OK_CODE and not lost))

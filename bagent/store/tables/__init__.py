@@ -1,1 +1,11 @@
-"""Parquet and DuckDB tables, built from the journal."""
+"""The tables of a run.
+
+- ``schema``: columns, types and descriptions
+- ``row_feed``: journal and input to JSON lines in input order
+- ``parquet``, ``parquet_concat``: parts made on threads, and joined
+- ``duckdb``: the database file
+- ``build``: one complete build, run in a child process
+- ``freshness``: which tables are up to date
+- ``views``: views over the tables
+- ``masking``: redaction of fields as SQL
+"""
