@@ -1,8 +1,8 @@
-"""One owner per part of a run, kept by a small file that is made with O_EXCL and renewed.
+"""The lock of one part of a run: a small file that is created with O_EXCL and renewed.
 
-No lock is used, so it works on file systems without any. An owner that has not renewed its file
-for 60 s, or whose process is gone on this host, is replaced; when it wakes up it finds another's
-token in the file and stops.
+It works on file systems without locks. An owner that has not renewed its file for 60 s, or whose
+process on this host is gone, is replaced; if it wakes up later, it finds another token in the
+file and stops.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bagent.files import read_regular, write_atomic
 from bagent.store.journal.segments import check_part, part_order, write_error
 
 RENEW_SECONDS = 15.0
-"""How often a live owner renews its time."""
+"""How often an owner renews its file."""
 
 STALE_SECONDS = 60.0
-"""After so long without renewal an owner counts as gone."""
+"""How long after the last renewal an owner counts as dead."""
 
 _FILE_BYTES = 512
 _SKEW_SECONDS = 60.0
@@ -35,10 +35,10 @@ _GONE_STATES = frozenset("ZXx")
 
 
 class LockRecord(msgspec.Struct, omit_defaults=True):
-    """What an owner file says. ``time`` is in Unix seconds.
+    """The content of an owner file. ``time`` is in Unix seconds.
 
-    ``started`` is the kernel's start time of the process in clock ticks, ``space`` names its pid
-    namespace; both empty where the system does not tell.
+    ``started`` is the kernel's start time of the process in clock ticks, ``space`` its pid
+    namespace; both are empty if unknown.
     """
 
     host: str
@@ -51,7 +51,7 @@ class LockRecord(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process that asks: its host, pid, start time and pid namespace."""
+    """A process: its host, pid, start time and pid namespace."""
 
     host: str
     pid: int
@@ -60,13 +60,13 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        """The process that runs this code."""
+        """Return the current process."""
         pid = os.getpid()
         return cls(socket.gethostname(), pid, _start_time(pid) or "", _pid_space())
 
 
 def owner_path(run_dir: Path, part: str) -> Path:
-    """``owner.json``, or ``owner-1-of-4.json`` for a part."""
+    """Return ``owner.json``, or ``owner-1-of-4.json`` for a part."""
     return run_dir / ("owner.json" if part == "all" else f"owner-{part}.json")
 
 
@@ -91,14 +91,14 @@ class RunLock:
     ) -> RunLock:
         """Become the owner of a part.
 
-        ``took_over`` tells afterwards whether a dead owner's file was there; its process might
-        yet wake up, so the journal should begin a new segment.
+        ``took_over`` is set if a dead owner was replaced; its process might wake up again, so the
+        journal should begin a new segment.
 
         Args:
             run_dir: the run directory, which exists.
             part: ``all``, or like ``1-of-4``.
             clock: Unix seconds.
-            process: who asks; None means this process.
+            process: the new owner; None means this process.
 
         Raises:
             OwnedError: a live process owns it; names its host and pid.
@@ -123,10 +123,10 @@ class RunLock:
         return owner
 
     def _take_over(self, before: LockRecord, me: Process) -> bool:
-        """Replace a dead owner's file; only one of several processes can win.
+        """Replace a dead owner's file; return whether this process won.
 
-        The one that makes the file named after the dead owner's token may rename its own file
-        over; it looks once more whether that owner is still the one in the file.
+        The process that creates the claim file named after the dead owner's token may replace the
+        owner file, after checking that the dead owner is still in it.
         """
         token = before.token or "unnamed"
         claim = self.path.with_name(f"{self.path.name}.{token}.claim")
@@ -146,7 +146,7 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def tick(self) -> None:
-        """Renew the time when 15 s have passed; call it often.
+        """Renew the time if 15 s have passed; call this often.
 
         Raises:
             StoppedEarly: another process has taken the run over.
@@ -157,9 +157,8 @@ class RunLock:
     def renew(self) -> None:
         """Renew the time now.
 
-        The time is written into the open file: had another process put its own file in this
-        place in the same moment, the write would go to the old one and harm nobody. A disk that
-        refuses does not stop the owner.
+        The time is written into the open file: if another process replaces the file at the same
+        moment, the write goes to the old one. Write errors do not stop the owner.
 
         Raises:
             StoppedEarly: another process has taken the run over.
@@ -192,7 +191,7 @@ class RunLock:
         )
 
     def release(self) -> None:
-        """Give the run back; another's file is left alone."""
+        """Remove the owner file, unless it is another's."""
         with contextlib.suppress(OSError):
             record = read_owner(self.path)
             if record is not None and record.token == self._record.token:
@@ -200,10 +199,7 @@ class RunLock:
 
 
 class LockRenewer(threading.Thread):
-    """Keeps an owner's time fresh, whatever the rest of the process waits for.
-
-    ``lost`` is the reason to stop once another process has taken the run over.
-    """
+    """A thread that renews a lock; ``lost`` is set once another process has taken it over."""
 
     def __init__(self, owner: RunLock, interval: float = 5.0) -> None:
         super().__init__(name="owner-renew", daemon=True)
@@ -213,7 +209,7 @@ class LockRenewer(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Renew in time until stopped or taken over."""
+        """Renew until stopped or taken over."""
         while not self._stopping.wait(self._interval):
             try:
                 self._owner.tick()
@@ -222,16 +218,16 @@ class LockRenewer(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop the thread."""
         self._stopping.set()
         self.join()
 
 
 def read_owner(path: Path) -> LockRecord | None:
-    """What an owner file says; None where there is none.
+    """Return the content of an owner file; None if there is none.
 
-    A file that is only half written counts as written at its modification time by nobody known.
-    So does a time that the file system has not reached yet: that host's clock is wrong.
+    A damaged file counts as written by an unknown process at its modification time, which also
+    replaces a time in the future, since that host's clock is wrong.
     """
     try:
         record = _decode(read_regular(path))
@@ -246,7 +242,7 @@ def read_owner(path: Path) -> LockRecord | None:
 
 
 def owners(run_dir: Path) -> dict[str, LockRecord]:
-    """The owner records in a run directory, by part."""
+    """Return the owner records in a run directory, by part."""
     records = {}
     for path in run_dir.glob("owner*.json"):
         part = path.stem.removeprefix("owner").removeprefix("-") or "all"
@@ -258,12 +254,12 @@ def owners(run_dir: Path) -> dict[str, LockRecord]:
 
 
 def is_live(record: LockRecord, now: float, me: Process | None = None) -> bool:
-    """Whether an owner is at work: renewed within 60 s, and not known to be gone on this host.
+    """Return whether an owner renewed within 60 s and is not known to be gone on this host.
 
     Args:
-        record: what the file says.
+        record: the owner.
         now: Unix seconds.
-        me: the process that asks; None means this one.
+        me: the current process; None to look it up.
     """
     if now - record.time >= STALE_SECONDS:
         return False
@@ -284,7 +280,7 @@ def _owned(record: LockRecord, path: Path) -> OwnedError:
 
 
 def _create(path: Path, record: LockRecord) -> bool:
-    """Make the file with its content; False where there is one already."""
+    """Create the file with its content; return False if it exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -304,25 +300,25 @@ def _decode(content: bytes) -> LockRecord | None:
 
 
 def _encode(record: LockRecord) -> bytes:
-    """JSON with blanks behind it, so that a file can be renewed in its place."""
+    """Return JSON padded with blanks, so that the file can be overwritten in place."""
     return msgspec.json.encode(record).ljust(_FILE_BYTES - 1) + b"\n"
 
 
 def _start_time(pid: int) -> str | None:
-    """The start time of a process in clock ticks (proc(5), field 22); None where it is gone.
+    """Return the start time of a process in clock ticks (proc(5), field 22); None if it is gone.
 
-    A zombie counts as gone. Empty where the process is there and /proc does not show it.
+    A zombie counts as gone. Empty if the process exists and /proc does not show it.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return "" if _answers(pid) else None
+        return "" if _exists(pid) else None
     if len(fields) < 20 or fields[0].decode() in _GONE_STATES:
         return None
     return fields[19].decode()
 
 
-def _answers(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:

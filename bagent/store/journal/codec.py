@@ -1,7 +1,7 @@
-"""How a record becomes one line of the journal, and how a line is read again.
+"""Journal records as lines of JSON, and back.
 
-A line is JSON in UTF-8 without line breaks, whatever the record holds: lone surrogates become the
-visible text ``\\udXXX``, NaN and infinities become strings.
+A line is UTF-8 without line breaks: lone surrogates become the visible text ``\\udXXX``, NaN and
+infinities become strings.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from bagent.text.unicode import clean_text, float_or_text
 from bagent.types import ErrorKind, Json, Outcome, Status
 
 STATUSES: tuple[str, ...] = get_args(Status)
-"""The words of ``Outcome.status``; the first is ``ok``."""
+"""The values of ``Outcome.status``; the first is ``ok``."""
 
 ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
-"""The words of ``Outcome.error_kind``."""
+"""The values of ``Outcome.error_kind``."""
 
 OTHER_KIND = 31
-"""Code of an error kind that this version does not know."""
+"""Code of an unknown error kind."""
 
 OK_CODE = 0
 """Code of a good outcome: status ``ok``, no error kind."""
 
 _KIND_CODES: dict[str | None, int] = {None: 0} | {k: i for i, k in enumerate(ERROR_KINDS, 1)}
 TOMBSTONE = "void"
-"""The status of a line that says: no line of this unit before it counts any more."""
+"""The status of a line that removes the earlier lines of its unit."""
 
 VOID_CODE = 7 << 5
-"""Code of such a line."""
+"""Code of a tombstone."""
 
 _STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} | {
     TOMBSTONE: VOID_CODE
@@ -46,7 +46,7 @@ _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.Msgsp
 
 
 class OutcomeHeader(msgspec.Struct):
-    """The narrow part of an outcome line that the index needs."""
+    """The fields of an outcome line that the index needs."""
 
     key: str
     row: int
@@ -64,7 +64,7 @@ class OutcomeHeader(msgspec.Struct):
 
 
 class OutcomeLine(Outcome, omit_defaults=True):
-    """An outcome as it is read: msgspec reads raw JSON only into a field that is never None."""
+    """A decoded outcome line; msgspec decodes raw JSON only into a field that is never None."""
 
     output: msgspec.Raw = msgspec.Raw(b"")
     response: msgspec.Raw = msgspec.Raw(b"")
@@ -77,7 +77,7 @@ _BRIEF = msgspec.json.Decoder(OutcomeHeader)
 
 
 def code_of(status: str, error_kind: str | None) -> int:
-    """One byte for a status and an error kind; 0 means ok.
+    """Return one byte for a status and an error kind; 0 means ok.
 
     Raises:
         KeyError: no such status.
@@ -86,12 +86,12 @@ def code_of(status: str, error_kind: str | None) -> int:
 
 
 def status_of(code: int) -> str:
-    """The status word in a code made by :func:`code_of`."""
+    """Return the status in a code."""
     return STATUSES[code >> 5]
 
 
 def kind_of(code: int) -> str | None:
-    """The error kind in a code made by :func:`code_of`; ``other`` for an unknown one."""
+    """Return the error kind in a code; ``other`` for an unknown one."""
     number = code & 31
     if number == 0:
         return None
@@ -99,33 +99,29 @@ def kind_of(code: int) -> str | None:
 
 
 ACCEPTED_CODE = code_of("truncated", None)
-"""The code of a truncated answer that the job accepts: such an outcome has no error kind."""
+"""The code of a truncated answer that the job accepts; it has no error kind."""
 
 FINISHED_CODES = frozenset({OK_CODE, ACCEPTED_CODE})
-"""The codes of outcomes that are no failures."""
+"""The codes of outcomes that are not failures."""
 
 
 @lru_cache(maxsize=65536)
 def salt_of(stage: str, answer: int) -> int:
-    """The 64-bit BLAKE2b hash of a stage and an answer number."""
+    """Return the 64-bit BLAKE2b hash of a stage and an answer number."""
     text = f"{answer} {stage}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=8, person=b"bagent.unit").digest())
 
 
 def unit_of(key: int, stage: str, answer: int = 0) -> int:
-    """The 64-bit name of a (row key, stage, answer).
-
-    The row key is a 64-bit hash already, so it is combined by exclusive or with the 64-bit
-    BLAKE2b hash of stage and answer, which is computed once per pair.
-    """
+    """Return the 64-bit name of a (row key, stage, answer): the key, a hash, xor the salt."""
     return key ^ salt_of(stage, answer)
 
 
 def clean(value: Json, depth: int = 0) -> Json:
-    """A copy of a JSON value that every JSON reader takes.
+    """Return a copy of a JSON value that every JSON parser accepts.
 
     Lone surrogates become visible text, NaN and infinities the strings ``NaN``, ``Infinity`` and
-    ``-Infinity``, raw JSON its value; what is nested deeper than 400 levels becomes text.
+    ``-Infinity``, raw JSON its value, and values nested deeper than 400 levels text.
     """
     if isinstance(value, str):
         return clean_text(value)
@@ -145,7 +141,7 @@ def clean(value: Json, depth: int = 0) -> Json:
 
 
 def _parsed(raw: bytes) -> Json:
-    """The value of a JSON text that msgspec refuses; text that is no JSON stays text."""
+    """Parse JSON that msgspec refuses; return other text as it is."""
     text = raw.decode("utf-8", "replace")
     try:
         return json.loads(text)
@@ -154,7 +150,7 @@ def _parsed(raw: bytes) -> Json:
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """One journal line, with its newline, for any outcome."""
+    """Return the journal line of an outcome, with its newline."""
     try:
         for raw in (outcome.output, outcome.response):
             if raw is not None:
@@ -172,7 +168,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def encode_record(record: msgspec.Struct) -> bytes:
-    """One journal line, with its newline, for a turn, attempt, sample or tool record."""
+    """Return the journal line of another record, with its newline."""
     try:
         return _ENCODER.encode(record) + b"\n"
     except _REFUSALS:
@@ -180,7 +176,7 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 
 def _encode_carefully(record: msgspec.Struct) -> bytes:
-    """The slow way, for what msgspec refuses or would change without a word."""
+    """Encode values that msgspec refuses or would change silently."""
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(record)):
         value = getattr(record, field.name)
@@ -197,10 +193,10 @@ def _column(value: Any) -> Any:
 
 
 def decode_outcome(line: bytes) -> Outcome:
-    """The outcome in one journal line.
+    """Return the outcome of a journal line.
 
     Raises:
-        msgspec.DecodeError: the line is not a whole outcome.
+        msgspec.DecodeError: the line is not a complete outcome.
     """
     fields = msgspec.structs.asdict(decode_outcome_line(line))
     for name in ("output", "response"):
@@ -210,7 +206,7 @@ def decode_outcome(line: bytes) -> Outcome:
 
 
 def decode_outcome_line(line: bytes) -> OutcomeLine:
-    """Like :func:`decode_outcome`, quicker: a missing output is empty raw text, not None."""
+    """Decode faster than :func:`decode_outcome`: a missing output is empty raw text, not None."""
     try:
         return _LINE.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -218,10 +214,10 @@ def decode_outcome_line(line: bytes) -> OutcomeLine:
 
 
 def decode_brief(line: bytes) -> OutcomeHeader:
-    """The narrow part of one journal line, after checking that the whole line is sound.
+    """Return the header of a journal line, after checking the complete line.
 
     Raises:
-        msgspec.DecodeError: the line is not a whole outcome, or not UTF-8.
+        msgspec.DecodeError: the line is not a complete outcome, or not UTF-8.
     """
     try:
         if not line.isascii():

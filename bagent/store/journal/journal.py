@@ -1,7 +1,7 @@
-"""The journal: append-only JSON lines, the only truth about a run.
+"""The writer of a journal.
 
-A row is finished once its line is written; :class:`Syncer` brings the lines to the disk a few
-times a second, so that a row never waits for the disk.
+A row is finished once its line is written; :class:`Syncer` syncs the lines to disk a few times a
+second, so that no row waits for the disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
 
 class SegmentWriter:
-    """Appends whole lines to the segments of one stream, the last of which it holds open."""
+    """Appends complete lines to the segments of one stream; the last one is open."""
 
     def __init__(self, journal: Path, stream: Stream, part: str, limit: int) -> None:
         self.journal = journal
@@ -167,7 +167,7 @@ class SegmentWriter:
 
 
 def _fdatasync(descriptor: int) -> None:
-    """Sync; a file system that has no such thing counts as synced."""
+    """Sync a file; file systems without sync are ignored."""
     sync = getattr(os, "fdatasync", os.fsync)
     try:
         sync(descriptor)
@@ -177,16 +177,16 @@ def _fdatasync(descriptor: int) -> None:
 
 
 FLUSH_SECONDS = 1.0
-"""How long attempts, samples and tool records may wait in memory."""
+"""How long attempts, samples and tool records are buffered."""
 
 _FLUSH_BYTES = 64 * 1024
 
 
 class Journal:
-    """The journal of one part of a run, opened for writing by its one owner.
+    """The journal of one part of a run, opened for writing by its owner.
 
-    Every method but :meth:`sync` belongs to one thread. After a :class:`WriteError` the journal
-    takes nothing more (each further write raises it again) and stays readable.
+    All methods except :meth:`sync` must be called in one thread. After a :class:`WriteError` every
+    further write raises it again; reads still work.
     """
 
     def __init__(self, path: Path, part: str, clock: Callable[[], float], limit: int) -> None:
@@ -210,11 +210,11 @@ class Journal:
         self._pending: list[tuple[Outcome, bytes]] | None = None
         self._pending_bytes = 0
         self.edited: EditedRows | None = None
-        """Finds what a new outcome replaces; None where no earlier start wrote anything."""
+        """Finds the outcomes that a new one replaces; None if no earlier start wrote anything."""
         self.on_tombstone: Callable[[int], None] = lambda _: None
         """Called with each unit that :meth:`write_tombstone` writes."""
         self.redact = Redactor()
-        """Masks the secrets of the run in errors; answers are written as they came."""
+        """Masks the secrets of the run in errors; answers are written unchanged."""
 
     @classmethod
     def open(
@@ -227,16 +227,15 @@ class Journal:
         new_segment: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Journal:
-        """Open the journal of ``part`` under ``run_dir`` and mend what a crash left behind.
+        """Open the journal of ``part`` under ``run_dir`` and repair it after a crash.
 
         Args:
             run_dir: the run directory; its folder ``journal`` is made.
             part: ``all``, or like ``1-of-4``.
-            clock: seconds; decides when buffered records are due.
-            report: told what was mended or is broken, one line each.
-            new_segment: begin a new segment even if the last one has room; for a run that was
-                taken over from an owner that may still wake up and write.
-            segment_bytes: size from which a segment is sealed.
+            clock: seconds; decides when buffered records are written.
+            report: called with each repaired or broken line.
+            new_segment: begin a new segment, since a previous owner may still write to the last.
+            segment_bytes: size at which a segment is sealed.
 
         Raises:
             WriteError: the journal cannot be written.
@@ -264,12 +263,12 @@ class Journal:
         self._index = open_index(self._rows.segment, report, save=True)
 
     def write(self, outcome: Outcome) -> int:
-        """Write the line of a finished row; its location, for :meth:`read_at`.
+        """Write the line of a finished row; return its location, for :meth:`read_at`.
 
-        Secrets are masked in the error of ``outcome`` itself: it is told to others after this.
+        Secrets are masked in the error of ``outcome`` itself, which is also shown elsewhere.
 
         Raises:
-            WriteError: the line could not be written whole; nothing of it is left.
+            WriteError: the line could not be written; no part of it remains.
         """
         outcome.error = self.redact.optional(outcome.error)
         if self.edited is not None:
@@ -278,14 +277,14 @@ class Journal:
         return self._write(outcome)
 
     def write_tombstone(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
-        """Write that no line of this unit before this one counts any more.
+        """Write a line that removes the earlier lines of a unit.
 
         Raises:
             WriteError: as for :meth:`write`.
         """
         key = f"{unit ^ salt_of(stage, answer):016x}"
         void: Any = TOMBSTONE
-        # A segment's place among those of other parts follows from the times in it.
+        # Segments of several parts are ordered by the times in their lines.
         self._write(
             Outcome(
                 key=key,
@@ -303,13 +302,12 @@ class Journal:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, lines of rows are held back, and written with one system call at the end.
+        """Buffer lines of rows inside the block, and write them with one system call at its end.
 
-        For outcomes that came with one answer: they are worth as much as one line. Nothing may be
-        awaited inside.
+        For outcomes that arrived in one response. The block must not await.
 
         Raises:
-            WriteError: as for :meth:`write`; what still fits is written.
+            WriteError: as for :meth:`write`; lines that still fit are written.
         """
         if self._pending is not None:
             yield
@@ -340,7 +338,7 @@ class Journal:
             raise self._fail(error) from error.__cause__
 
     def _release(self) -> None:
-        """Write the lines that were held back."""
+        """Write the buffered lines of rows."""
         pending = self._pending
         if not pending:
             return
@@ -351,13 +349,13 @@ class Journal:
             try:
                 self._append(pending)
             except WriteError:
-                for entry in pending:  # perhaps some of them fit
+                for entry in pending:  # some of them may fit
                     self._append([entry])
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
     def _append(self, lines: list[tuple[Outcome, bytes]]) -> int:
-        """Write lines in one call, and index them; the location of the first."""
+        """Write lines in one call and index them; return the location of the first."""
         writer = self._rows
         if writer.size >= self._limit:
             self._seal()
@@ -368,7 +366,7 @@ class Journal:
         return writer.number << 32 | start
 
     def write_turn(self, turn: Turn) -> None:
-        """Write one whole turn of a conversation that goes on (synced like rows).
+        """Write one complete turn of an unfinished conversation (synced like rows).
 
         Raises:
             WriteError: as for :meth:`write`.
@@ -385,16 +383,16 @@ class Journal:
             raise self._fail(error) from error.__cause__
 
     def write_attempt(self, attempt: Attempt) -> None:
-        """Note one row's part in one request; written with others, not synced."""
+        """Buffer an attempt; it is not synced."""
         attempt.error = self.redact.optional(attempt.error)
         self._buffer("attempts", attempt)
 
     def write_sample(self, sample: EndpointSample) -> None:
-        """Note the state of an endpoint; written with others, not synced."""
+        """Buffer an endpoint sample; it is not synced."""
         self._buffer("endpoints", sample)
 
     def write_tool(self, record: ToolRecord) -> None:
-        """Note one tool call; written with others, not synced."""
+        """Buffer a tool call; it is not synced."""
         record.error = self.redact.optional(record.error)
         self._buffer("tools", record)
 
@@ -420,7 +418,7 @@ class Journal:
         buffer.clear()
 
     def tick(self) -> None:
-        """Write buffered records that have waited for a second; call it often.
+        """Write records buffered for a second or more; call this often.
 
         Raises:
             WriteError: they cannot be written.
@@ -441,16 +439,14 @@ class Journal:
             self._flush(stream)
 
     def _seal(self) -> None:
-        """Close the full segment of rows, with its index beside it, and begin the next."""
+        """Save the index of the full segment of rows, and begin the next segment."""
         self._index.save()
         self._rows.begin_next()
         self._new_files = True
         self._index = SegmentIndex(self._rows.segment)
 
     def sync(self) -> None:
-        """Bring rows and turns to the disk (``fdatasync``) if any were written since.
-
-        Safe from another thread.
+        """Sync new rows and turns to disk; thread-safe.
 
         Raises:
             WriteError: the disk refused; every later write raises it too.
@@ -469,16 +465,16 @@ class Journal:
                 _sync_directory(self.path)
 
     def save_index(self) -> None:
-        """Bring the index of the open segment beside it, so that nobody need read its lines."""
+        """Write the index of the open segment, so that readers need not read its lines."""
         if self._rows.descriptor >= 0:
             self._index.save()
 
     def read_at(self, location: int) -> Outcome:
-        """The outcome at a location of this part's journal.
+        """Return the outcome at a location in this part's journal.
 
         Raises:
-            msgspec.DecodeError: there is no whole line at that place.
-            WriteError: lines that were held back could not be written.
+            msgspec.DecodeError: there is no complete line at that location.
+            WriteError: buffered lines could not be written.
         """
         self._release()
         _, number, offset = unpack_location(location)
@@ -493,10 +489,10 @@ class Journal:
         return decode_outcome(read_line(descriptor, offset))
 
     def close(self) -> None:
-        """Write what is buffered, sync, save the index and close the files.
+        """Write buffered records, sync, save the index and close the files.
 
         Raises:
-            WriteError: something could not be written, and no call has said so yet.
+            WriteError: something could not be written, and no earlier call raised it.
         """
         if self._closed:
             return
@@ -527,9 +523,9 @@ class Journal:
 
 
 class Syncer(threading.Thread):
-    """Syncs a journal about every ``interval`` seconds until it is stopped or the disk refuses.
+    """Syncs a journal every ``interval`` seconds until it is stopped or a sync fails.
 
-    A refusal is kept by the journal, whose next write or close raises it.
+    The journal's next write or close raises that error.
     """
 
     def __init__(self, journal: Journal, interval: float = 0.05) -> None:
@@ -539,7 +535,7 @@ class Syncer(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Sync until stopped, and once more at the end."""
+        """Sync until stopped, and a last time then."""
         try:
             while not self._stopping.wait(self._interval):
                 self._journal.sync()
@@ -548,13 +544,13 @@ class Syncer(threading.Thread):
             return
 
     def stop(self) -> None:
-        """Sync for the last time and end the thread."""
+        """Sync a last time and end the thread."""
         self._stopping.set()
         self.join()
 
 
 def _sync_directory(path: Path) -> None:
-    """Make new file names last; where a file system cannot do that there is nothing to lose."""
+    """Sync a directory, where the file system supports that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,9 +1,8 @@
-"""The index of one segment: what each line is and where, without its text.
+"""The index of one segment: the fields and the offset of each line.
 
-It is kept beside a segment in a compact file (``.idx``): a magic line, a JSON header, then one
-array per column, then the units of the ok lines in ascending order. The header names how many
-bytes of the segment it covers; lines that came later are read from the segment itself, and an
-index that does not fit its segment is made anew.
+Format of the ``.idx`` file beside a segment: a magic line, a JSON header, one array per column,
+and the units of the ok lines in ascending order. The header says how many bytes of the segment it
+covers; later lines are read from the segment. An index that does not match its segment is rebuilt.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ COLUMNS: dict[str, str] = {
 """Columns and their array type codes. ``requests`` is 0 where no request was sent."""
 
 WIDTH = sum(array(code).itemsize for code in COLUMNS.values())
-"""Bytes of one line over all columns."""
+"""Bytes of one line in all columns."""
 
 
 class SegmentTotals(msgspec.Struct):
@@ -78,10 +77,10 @@ class SegmentTotals(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """What an index file says of itself.
+    """The header of an index file.
 
-    ``size`` is how many bytes of the segment it covers, ``ok`` how many ascending units follow the
-    columns; a file of an earlier version has none and -1 here.
+    ``size`` is how many bytes of the segment it covers; ``ok`` how many ascending units follow the
+    columns, -1 in files of earlier versions, which have none.
     """
 
     size: int
@@ -98,7 +97,7 @@ class Header(msgspec.Struct):
 
 
 def read_header(handle: BinaryIO) -> tuple[Header, int] | None:
-    """The header of an index file and the byte where its columns begin; None if it is none.
+    """Return the header of an index file and the offset of its columns; None if it is none.
 
     Raises:
         msgspec.DecodeError: the header is damaged.
@@ -115,13 +114,13 @@ def read_header(handle: BinaryIO) -> tuple[Header, int] | None:
 
 
 def identity(handle: BinaryIO) -> tuple[int, int, int]:
-    """What tells a file from another one that took its place."""
+    """Return what distinguishes a file from its replacement."""
     status = os.fstat(handle.fileno())
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Numbers(Sequence[int]):
-    """64-bit numbers in a file, from byte ``base`` on."""
+    """64-bit numbers in a file, from offset ``base``."""
 
     def __init__(self, descriptor: int, base: int, count: int) -> None:
         self._descriptor = descriptor
@@ -141,8 +140,7 @@ _IS_OK = bytes([1]) + bytes(255)
 
 
 class _Layout(NamedTuple):
-    """Where in an index file the columns begin, of how many lines they are, how many ascending
-    units follow (-1: none), and which file it is."""
+    """An index file: the offset and length of its columns, its ascending units (-1: none)."""
 
     base: int
     lines: int
@@ -151,10 +149,10 @@ class _Layout(NamedTuple):
 
 
 class SegmentIndex:
-    """The index of one segment, in memory or (its columns) still in its file.
+    """The index of one segment, with its columns in memory or still in the index file.
 
-    ``covered`` is how many bytes of the segment it describes, ``lines`` how many lines, broken
-    ones too. ``stage_names`` are the stages in order of first line.
+    ``covered`` is how many bytes of the segment it describes, ``lines`` how many lines, including
+    broken ones. ``stage_names`` are the stages in the order of their first line.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -173,11 +171,11 @@ class SegmentIndex:
         self._ranges: list[tuple[int, int, int]] | None = None
 
     def __len__(self) -> int:
-        """How many sound lines there are."""
+        """Return the number of sound lines."""
         return self._count
 
     def add(self, line: OutcomeHeader | Outcome, offset: int, length: int) -> None:
-        """Count a line of ``length`` bytes (newline included) that begins at ``offset``.
+        """Add a line of ``length`` bytes (with newline) at ``offset``.
 
         Raises:
             ValueError: the key is not 16 hex digits, a number out of range, the status unknown.
@@ -218,7 +216,7 @@ class SegmentIndex:
         return number
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """For each stage the smallest and the largest row and the number of lines."""
+        """Return the smallest row, largest row and number of lines of each stage."""
         if self._ranges is None or sum(r[2] for r in self._ranges) != self._count:
             self._ranges = self._find_ranges()
         return self._ranges
@@ -234,7 +232,7 @@ class SegmentIndex:
         return ranges
 
     def columns(self) -> dict[str, array[int]]:
-        """All columns, read from the index file on first use."""
+        """Return all columns, read from the index file on first use."""
         if self._arrays is None:
             return self._hold({name: self.column(name) for name in COLUMNS})
         return self._arrays
@@ -245,7 +243,7 @@ class SegmentIndex:
         return arrays
 
     def column(self, name: str) -> array[int]:
-        """One column; read from the index file, and not kept, while the others are not needed."""
+        """Return one column; if it is read from the index file, it is not cached."""
         if self._arrays is not None:
             return self._arrays[name]
         values = array(COLUMNS[name])
@@ -263,8 +261,8 @@ class SegmentIndex:
         return values
 
     def _layout_now(self, handle: BinaryIO) -> _Layout:
-        """Where things are in the file that is there now: its writer may have put one in its place
-        that covers more lines. Those of before are the first ones in it."""
+        """Return the layout of the current file: its writer may have replaced it by a longer one,
+        which begins with the same lines."""
         if identity(handle) == self._layout.identity:
             return self._layout
         result = read_header(handle)
@@ -281,7 +279,7 @@ class SegmentIndex:
         return codes.count(OK_CODE) < len(codes)
 
     def ok_units(self, low: int = 0, high: int = 1 << 64) -> array[int]:
-        """The units of ok lines from ``low`` to below ``high``, ascending; repeats stay."""
+        """Return the units of ok lines with ``low <= unit < high``, ascending, with repeats."""
         if self._arrays is None and self._layout.ok >= 0:
             return self._read_ok(low, high)
         count, ascending = self._ascending
@@ -309,10 +307,10 @@ class SegmentIndex:
         return values
 
     def scan(self, end: int, report: Report) -> None:
-        """Read the lines from where this index ends to byte ``end`` of the segment.
+        """Read the lines from the end of this index to byte ``end`` of the segment.
 
-        A broken line is reported with file and line number and left out; so is one that was
-        written behind zero bytes, of which the whole line is kept.
+        Broken lines are reported with file and line number and left out. Zero bytes before a line
+        are skipped.
         """
         with self.segment.path.open("rb") as handle:
             for offset, line in whole_lines(handle, self.covered, end):
@@ -338,7 +336,7 @@ class SegmentIndex:
         report(f"{self.segment.path}:{self.lines}: broken line of {len(line)} bytes, left out")
 
     def save(self) -> None:
-        """Write the index file; what cannot be written is left out, it is made anew when needed."""
+        """Write the index file; an error is ignored, since the index can be rebuilt."""
         columns = self.columns()
         ascending = self.ok_units()
         header = msgspec.json.encode(
@@ -381,12 +379,12 @@ class SegmentIndex:
 
 
 def open_index(segment: Segment, report: Report, *, save: bool = False) -> SegmentIndex:
-    """The index of a segment as it is now: from its file where that fits, else by reading it.
+    """Return the index of a segment: from its index file if that matches, else by reading it.
 
     Args:
         segment: the segment.
-        report: told about broken lines, as ``FILE:LINE: ...``.
-        save: write the index file where it was missing or fell short.
+        report: called with each broken line, as ``FILE:LINE: ...``.
+        save: write the index file if it was missing or too short.
     """
     size = segment.path.stat().st_size
     index = SegmentIndex(segment)

@@ -1,8 +1,8 @@
-"""The files of a journal: their names, their order, and the mending of a torn end.
+"""The files of a journal: their names, their order, and the repair of a torn end.
 
 ``RUN/journal/rows-all-000001.jsonl``: stream, part, number. A part is ``all`` or ``1-of-4``. Only
-the last segment of a part grows; the others are sealed. Each writer appends whole lines to files
-that nobody else writes, so no lock is needed on any file system.
+the last segment of a part grows; the others are sealed. Each writer appends complete lines to
+its own files, so no lock is needed on any file system.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bagent.errors import UsageError, WriteError
 from bagent.files import link_error
 
 Stream = Literal["rows", "turns", "attempts", "endpoints", "tools"]
-"""``rows`` and ``turns`` are the synced truth; the others are written without sync."""
+"""``rows`` and ``turns`` are synced; the others are not."""
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""Size in bytes from which a segment is sealed and the next one begun."""
+"""Size in bytes at which a segment is sealed and the next one begins."""
 
 OFFSET_BITS = 32
 PART_SHIFT = 56
@@ -32,12 +32,12 @@ _NAME = re.compile(r"(rows|turns|attempts|endpoints|tools)-(all|\d+-of-\d+)-(\d{
 _PART = re.compile(r"all|[1-9]\d*-of-[1-9]\d*")
 
 Report = Callable[[str], None]
-"""Takes one line of words for a person."""
+"""Receives one-line messages for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One journal file: its part, its number from 1, and where it is."""
+    """One journal file: its part, its number from 1, and its path."""
 
     part: str
     number: int
@@ -45,15 +45,15 @@ class Segment:
 
     @property
     def sidecar(self) -> Path:
-        """Where the index of this segment is kept."""
+        """The path of the index file."""
         return self.path.with_suffix(".idx")
 
 
 def check_part(part: str) -> str:
-    """``part`` itself when it is ``all`` or like ``1-of-4``.
+    """Return ``part`` if it is ``all`` or like ``1-of-4``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is not.
     """
     if not _PART.fullmatch(part):
         raise ValueError(f"not a part name: {part!r}")
@@ -61,7 +61,7 @@ def check_part(part: str) -> str:
 
 
 def part_order(part: str) -> tuple[int, int]:
-    """Sort key of part names: ``all`` first, then by count and number."""
+    """Return the sort key of a part: ``all`` first, then by count and number."""
     if part == "all":
         return (0, 0)
     number, _, count = part.partition("-of-")
@@ -69,14 +69,14 @@ def part_order(part: str) -> tuple[int, int]:
 
 
 def segment_path(journal: Path, stream: str, part: str, number: int) -> Path:
-    """The path of a segment."""
+    """Return the path of a segment."""
     return journal / f"{stream}-{part}-{number:06d}.jsonl"
 
 
 def list_segments(
     journal: Path, stream: Stream | None = None, part: str | None = None
 ) -> list[Segment]:
-    """The segments of one stream, by part and number; None in place of a stream or part: of all.
+    """Return the segments of a stream and part (None: of all), by part and number.
 
     Raises:
         UsageError: the journal or a segment is a link, or a segment was packed or renamed: its
@@ -113,7 +113,7 @@ def list_segments(
 
 
 def pack_location(part: int, segment: int, offset: int) -> int:
-    """A place in a journal in one integer: number of the part, of the segment, byte offset.
+    """Return one integer for a part, a segment number and a byte offset.
 
     ``part`` counts the parts of a run directory from 0 in the order of :func:`list_segments`;
     within a :class:`~bagent.store.journal.journal.Journal`, which has one part, it is 0.
@@ -122,7 +122,7 @@ def pack_location(part: int, segment: int, offset: int) -> int:
 
 
 def unpack_location(location: int) -> tuple[int, int, int]:
-    """Part, segment number and byte offset of a location made by :func:`pack_location`."""
+    """Return the part, segment number and byte offset of a location."""
     offset = location & ((1 << OFFSET_BITS) - 1)
     segment = (location >> OFFSET_BITS) & ((1 << (PART_SHIFT - OFFSET_BITS)) - 1)
     return location >> PART_SHIFT, segment, offset
@@ -162,10 +162,10 @@ def whole_lines(handle: BinaryIO, start: int, end: int) -> Iterator[tuple[int, b
 
 
 def mend_tail(path: Path, report: Report) -> None:
-    """Make the file end with a whole line, so that the next line cannot be glued to a torn one.
+    """Repair the end of a file, so that the next line begins on its own.
 
-    A torn last line is cut off and kept in ``torn-NAME-OFFSET`` beside it; a whole JSON line
-    without newline gets one; zero bytes that a crash left at the end are cut.
+    A torn last line is moved to ``torn-NAME-OFFSET`` beside it; a complete JSON line without
+    newline gets one; trailing zero bytes of a crash are cut.
 
     Raises:
         WriteError: the file cannot be changed.
@@ -231,7 +231,7 @@ def _keep_torn(path: Path, start: int, tail: bytes) -> str:
 
 
 def write_error(path: Path, error: OSError) -> WriteError:
-    """The error for a person when ``path`` cannot be written."""
+    """Return the error for a file that cannot be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return WriteError(
         f"cannot write {path}: {reason}",

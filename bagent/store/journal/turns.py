@@ -1,4 +1,4 @@
-"""Where the turns of unfinished conversations stand in the journal, and reading them from there."""
+"""An index of the turns of unfinished conversations in the journal."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class _Head(msgspec.Struct):
 
 
 class TurnIndex:
-    """The places of the turns of conversations that are not finished; texts stay on disk.
+    """The offsets of the turns of unfinished conversations: about 100 bytes of memory a turn.
 
-    Some 100 bytes a turn are kept. Use it in one thread.
+    Not thread-safe.
     """
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
-        # Of each unit: turn, segment, offset, and so on, in the order of writing.
-        self._places: dict[int, array[int]] = {}
+        # For each unit: turn, segment, offset of each of its lines, in the order of writing.
+        self._refs: dict[int, array[int]] = {}
 
     @classmethod
     def load(cls, run_dir: Path, is_done: Callable[[int], bool], *, report: Report) -> TurnIndex:
-        """Read what the journal under ``run_dir`` holds now.
+        """Read the turns of the journal under ``run_dir``.
 
         Args:
             run_dir: the run directory.
             is_done: whether a unit (:func:`bagent.store.journal.codec.unit_of`) is finished.
-            report: told about broken lines.
+            report: called with each broken line.
         """
         index = cls(list_segments(run_dir / "journal", "turns"))
         decoder = msgspec.json.Decoder(_Head)
@@ -62,38 +62,38 @@ class TurnIndex:
                             entries.append((head.at, unit, head.turn, number, offset))
                         else:
                             index._add(unit, head.turn, number, offset)
-        # Parts that were divided anew may have gone on with one another's conversations.
+        # After a new division into parts, a part may continue another's conversations.
         for _, unit, turn, number, offset in sorted(entries, key=lambda entry: entry[0]):
             index._add(unit, turn, number, offset)
         return index
 
     def _add(self, unit: int, turn: int, segment: int, offset: int) -> None:
-        """A later line for the same or an earlier turn takes the place of what came before."""
-        places = self._places.get(unit)
-        if places is None:
-            places = self._places[unit] = array("q")
-        while places and places[-3] >= turn:
-            del places[-3:]
+        """Add a line; it rerefs lines of the same and of later turns."""
+        refs = self._refs.get(unit)
+        if refs is None:
+            refs = self._refs[unit] = array("q")
+        while refs and refs[-3] >= turn:
+            del refs[-3:]
         if turn > 0:
-            places.extend((turn, segment, offset))
-        if not places:
-            del self._places[unit]
+            refs.extend((turn, segment, offset))
+        if not refs:
+            del self._refs[unit]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._refs)
 
     def pop(self, unit: int) -> list[Turn]:
-        """The turns of a conversation in their order, once: they are then forgotten here.
+        """Remove and return the turns of a conversation, in order.
 
         Raises:
             msgspec.DecodeError: the journal was changed meanwhile.
         """
-        places = self._places.pop(unit, None)
-        if places is None:
+        refs = self._refs.pop(unit, None)
+        if refs is None:
             return []
         turns = []
-        for start in range(0, len(places), 3):
-            _, number, offset = places[start : start + 3]
+        for start in range(0, len(refs), 3):
+            _, number, offset = refs[start : start + 3]
             descriptor = os.open(self._segments[number].path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 line = read_line(descriptor, offset)
