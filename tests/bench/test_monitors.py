@@ -1,4 +1,4 @@
-"""Engines' own counters are read while a load goes on, without holding it up."""
+"""Lag of the client and counters of the servers during a load."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import itertools
 import json
 from pathlib import Path
 
+import pytest
+
 from bagent.backends.http.client import Transport
-from bagent.bench.monitors import ServerWatch
+from bagent.bench.monitors import ClientState, ClientWatch, ServerWatch, client_limits
 from bagent.bench.plan import BenchTarget
 from bagent.bench.records import RowFile
 from bagent.fleet.hostfile import hosts_in
 from bagent.servers.resolve import host_endpoints
+from support.jumping_loop import in_event_loop
 from support.simulated_fleets import addresses, simulated
 
 
@@ -43,3 +46,34 @@ def test_counters_are_read_during_a_load_and_at_its_ends(tmp_path: Path) -> None
     assert during and set(during) <= set(names)
     assert sorted(row["endpoint"] for row in rows if row["stage"] == 8) == sorted(names)
     assert all(row["running"] == 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (ClientState("x", 2.0, 0.3), []),
+        (ClientState("x", None, 0.3), []),
+        (ClientState("x", 9.9, 0.79, 9.9), []),
+        (ClientState("x", 30.0, 0.3), ["event loop 30 ms late"]),
+        (ClientState("x", 2.0, 0.95), ["95 % of a core in use"]),
+        (ClientState("x", 2.0, 0.3, 250.0), ["requests sent 250 ms late"]),
+    ],
+)
+def test_the_limits_of_a_client(state: ClientState, words: list[str]) -> None:
+    assert client_limits(state) == words
+
+
+@in_event_loop
+async def test_a_loop_that_is_held_up_is_seen_as_late() -> None:
+    loop = asyncio.get_running_loop()
+    spent = iter([1.0, 3.5])
+    watch = ClientWatch(cpu=lambda: next(spent))
+    await asyncio.sleep(0.05)
+    until = loop.time() + 0.1
+    while loop.time() < until:  # holds the loop up
+        pass
+    await asyncio.sleep(0.05)
+    _, cpu = watch.stop()
+    lags = watch.lags_us
+    assert max(lags) > 70_000
+    assert cpu == 2.5

@@ -14,7 +14,6 @@ from bagent.bench.client import PromptSizes, calibrate
 from bagent.bench.plan import BenchTarget
 from bagent.bench.prompts import (
     NONCE,
-    WORDS,
     AnswerPlan,
     Lengths,
     PromptGroups,
@@ -26,10 +25,6 @@ from bagent.bench.prompts import (
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok
 from support.simulated_fleets import simulated
-
-
-def test_words_are_all_different() -> None:
-    assert len(WORDS) == len(set(WORDS)) == 64
 
 
 @pytest.mark.parametrize("words", [1, 5, 10, 11, 500, 20_000])

@@ -1,53 +1,50 @@
-"""What a prefix cache can reuse, counted in blocks."""
+"""What a prefix cache can reuse, and whether warming it pays."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from bagent.check.prefix_sharing import BLOCK, PACKED, PromptBytes, count_shares
+from bagent.backends.endpoint import Endpoint
+from bagent.check.prefix_sharing import BLOCK, PACKED, PromptBytes, count_shares, warming
+from bagent.check.report import WarmReport
+from bagent.job.load import JobRequest, load_job
+from bagent.servers.resolve import Servers
 
 
 def prompt(*ids: int) -> PromptBytes:
     return PromptBytes(struct.pack(f"<{len(ids)}I", *ids), len(ids))
 
 
-def test_blocks_of_a_common_beginning_are_shared_by_all() -> None:
-    common = range(40)
-    found = count_shares([prompt(*common, *range(n, n + 24)) for n in (100, 200, 300)], PACKED)
-    assert found is not None
-    # 40 common tokens fill two blocks of 16; the third block holds different tokens already.
-    assert found.by_all == 2 * BLOCK
-    assert found.prompt == 64
-    assert found.by_none == 64 - 2 * BLOCK
-    assert found.by_most == found.by_some == 0
+COMMON, BLOCK_IDS = range(40), range(BLOCK)
 
 
-def test_equal_text_behind_a_difference_is_not_shared() -> None:
-    tail = range(1000, 1000 + 64)
-    found = count_shares([prompt(n, *tail) for n in range(4)], PACKED)
-    assert found is not None
-    assert found.by_all == found.by_most == found.by_some == 0
-    assert found.by_none == 65
-
-
-def test_half_of_the_rows_are_most_and_two_of_five_are_some() -> None:
-    block = list(range(BLOCK))
-    first = [prompt(*block, *range(50, 66)) for _ in range(3)]
-    second = [prompt(*block, *range(80, 96)) for _ in range(2)]
-    found = count_shares([*first, *second], PACKED)
-    assert found is not None
-    assert found.by_all == BLOCK
-    assert found.by_most == pytest.approx(3 * BLOCK / 5)
-    assert found.by_some == pytest.approx(2 * BLOCK / 5)
-    assert found.by_none == 0
-
-
-def test_the_last_partial_block_is_never_shared() -> None:
-    found = count_shares([prompt(*range(20)), prompt(*range(20))], PACKED)
-    assert found is not None
-    assert (found.by_all, found.by_none) == (BLOCK, 4)
+@pytest.mark.parametrize(
+    ("prompts", "by_all", "by_most", "by_some", "by_none"),
+    [
+        # 40 common tokens fill two blocks of 16; the third block differs.
+        ([prompt(*COMMON, *range(n, n + 24)) for n in (100, 200, 300)], 32, 0, 0, 32),
+        ([prompt(n, *range(1000, 1064)) for n in range(4)], 0, 0, 0, 65),
+        (
+            [prompt(*BLOCK_IDS, *range(50, 66))] * 3 + [prompt(*BLOCK_IDS, *range(80, 96))] * 2,
+            *(16, 3 * 16 / 5, 2 * 16 / 5, 0),
+        ),
+        ([prompt(*range(20))] * 2, 16, 0, 0, 4),
+    ],
+    ids=["equal beginning", "equal text behind a difference", "some rows", "last partial block"],
+)
+def test_blocks_are_counted_by_how_many_rows_share_them(
+    prompts: list[PromptBytes], by_all: float, by_most: float, by_some: float, by_none: float
+) -> None:
+    shares = count_shares(prompts, PACKED)
+    assert shares is not None
+    found = (shares.by_all, shares.by_most, shares.by_some, shares.by_none)
+    assert found == pytest.approx((by_all, by_most, by_some, by_none))
 
 
 def test_text_is_cut_by_its_bytes_per_token() -> None:
@@ -65,6 +62,76 @@ def test_the_four_kinds_add_up_to_the_prompt() -> None:
     assert total == pytest.approx(found.prompt)
 
 
-def test_one_prompt_shares_nothing_that_can_be_told() -> None:
-    assert count_shares([prompt(1, 2, 3)], PACKED) is None
-    assert count_shares([], PACKED) is None
+HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
+OWN = {"backend": "vllm://h:1"}
+NOT_STARTED = {"backend": "sim"}
+
+
+def advice(
+    folder: Path, keys: Mapping[str, Any], shared: float, rows: int, endpoints: int = 1
+) -> WarmReport:
+    text = yaml.safe_dump({"input": "rows.jsonl", "prompt": "{{ x }}", **keys})
+    job = load_job(JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env={}))
+    own = keys["backend"] != "openai"
+    found = [Endpoint(f"h:{n}", f"http://h:{n}/v1", own=own) for n in range(endpoints)]
+    if keys["backend"] == "sim":
+        return warming(job, Servers([], "sim"), shared, rows)
+    servers = Servers(found, "vllm" if own else "openai")
+    return warming(job, servers, shared, rows)
+
+
+def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: Path) -> None:
+    found = advice(tmp_path, HOSTED, 2000.0, 500)
+    assert (found.warms, found.tokens, found.rows, found.saves) == (True, 2000, 16, 30_000)
+    assert found.why == (
+        "one request goes ahead at each endpoint: it saves 2,000 tokens for 15 others that would"
+        " start with it at once, 30,000 in all"
+    )
+
+
+OWN_WHY = (
+    "no: an engine of your own computes a beginning once, also for rows that start"
+    " together (batching: {prefix: always} sends one ahead all the same)"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared", "rows", "why"),
+    [
+        (HOSTED, 1000.0, 500, "no: all prompts begin with 1,000 equal tokens, it takes 1,024"),
+        (
+            HOSTED,
+            2000.0,
+            3,
+            "no: one request ahead saves 2,000 tokens for 2 others that would start with it at"
+            " once, 4,000 in all; it takes 8,192",
+        ),
+        (
+            HOSTED | {"limits": {"concurrency": 4}},
+            2000.0,
+            500,
+            "no: one request ahead saves 2,000 tokens for 3 others that would start with it at"
+            " once, 6,000 in all; it takes 8,192",
+        ),
+        (HOSTED | {"batching": {"prefix": "never"}}, 2000.0, 500, "no: batching.prefix is never"),
+        (OWN, 2000.0, 500, OWN_WHY),
+        (NOT_STARTED, 2000.0, 500, OWN_WHY),
+    ],
+    ids=["short", "few rows", "few at once", "never", "own engine", "not started yet"],
+)
+def test_where_it_does_not_the_sum_or_the_reason_is_said(
+    tmp_path: Path, keys: Mapping[str, Any], shared: float, rows: int, why: str
+) -> None:
+    found = advice(tmp_path, keys, shared, rows)
+    assert (found.warms, found.why) == (False, why)
+
+
+def test_an_own_engine_is_warmed_where_the_job_says_always(tmp_path: Path) -> None:
+    found = advice(tmp_path, OWN | {"batching": {"prefix": "always"}}, 2000.0, 500)
+    assert (found.warms, found.rows) == (True, 64)
+
+
+def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:
+    keys = OWN | {"batching": {"prefix": "always"}}
+    assert advice(tmp_path, keys, 2000.0, 100, endpoints=20).rows == 5
+    assert advice(tmp_path, keys | {"limits": {"per_endpoint": 8}}, 2000.0, 100).rows == 8

@@ -83,17 +83,8 @@ def test_a_pipe_is_read_no_further_than_the_rows_that_are_looked_at() -> None:
     assert pipe.taken <= 11
 
 
-def test_a_pipe_that_ends_early_is_counted() -> None:
-    assert count_rows(Pipe(7), 10, piped=True)[1] == RowCount(7, "counted")
-
-
 def test_a_source_without_a_size_is_at_least_what_was_read() -> None:
     pipe = Pipe(volume.COUNT_ROWS + 50)
     found = count_rows(pipe, 10)[1]
     assert found.how == "at least"
     assert found.rows > volume.COUNT_ROWS
-
-
-def test_no_rows_are_counted_as_none(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text("\n\n")
-    assert look(tmp_path / "r.jsonl") == ([], RowCount(0, "counted"))

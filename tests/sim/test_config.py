@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.errors import JobError
-from bagent.sim import OPTIONS, EngineConfig, SimConfig, parse_sim_url
+from bagent.sim import OPTIONS, SimConfig, parse_sim_url
 
 
 def test_url_options_reach_every_group() -> None:
@@ -13,11 +13,6 @@ def test_url_options_reach_every_group() -> None:
     assert config.answers.output_tokens == 7
     assert config.faults.rate_429 == pytest.approx(0.1)
     assert config.faults.stall == 90.0
-
-
-@pytest.mark.parametrize("url", ["sim", "sim://", "sim://?"])
-def test_bare_url_is_the_default(url: str) -> None:
-    assert parse_sim_url(url) == SimConfig()
 
 
 @pytest.mark.parametrize(
@@ -62,10 +57,6 @@ def test_wrong_urls_are_explained(url: str, words: str) -> None:
 
 def test_options_that_can_be_unset_take_none() -> None:
     assert parse_sim_url("sim://?max_queue=none&retry_after=2").faults.max_queue is None
-
-
-def test_a_long_context_gets_a_cache_that_holds_it() -> None:
-    assert EngineConfig(max_model_len=1_000_000).kv_blocks == 62_500
 
 
 def test_every_option_has_help_and_reads_its_own_default() -> None:
