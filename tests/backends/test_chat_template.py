@@ -12,7 +12,6 @@ from bagent.backends.batching.chat_template import (
     ChatTemplate,
     is_dated,
     learn_template,
-    proof_conversations,
     quarter_hour,
     sentinel_messages,
     shape_of,
@@ -95,22 +94,6 @@ def test_the_shape_is_the_sequence_of_roles() -> None:
     assert shape_of(talk("a", "b", "c", "d")) == ("system", "user", "assistant", "user")
     assert shape_of([]) is None
     assert shape_of([{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)) is None
-
-
-def test_every_text_of_a_proof_differs_and_holds_what_templates_stumble_over() -> None:
-    template = ChatTemplate(("", "", "<|end|>"))
-    first, second = proof_conversations(CHAT, template)
-    assert [m["role"] for m in first] == list(CHAT)
-    assert len({m["content"] for m in first + second}) == 4
-    for message in first:
-        text = message["content"]
-        assert text != text.lstrip()
-        assert text != text.rstrip()
-        for piece in ("{{ x }}", "{0}", "é" if "é" in text else "ï", "🙂", "<|im_end|>", "<|end|>"):
-            assert piece in text
-    for message in second:
-        assert message["content"].startswith("<tool_response>")
-        assert message["content"].endswith("</tool_response>")
 
 
 @pytest.mark.parametrize(

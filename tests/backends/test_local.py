@@ -174,14 +174,6 @@ def test_only_smollm2_gets_another_template_than_its_own() -> None:
     )
 
 
-def test_keys_differ_each_time() -> None:
-    keys = {
-        fit_settings(RequestedSettings(), Path("m"), SMALL, Machine(2, GIB)).api_key
-        for _ in range(5)
-    }
-    assert len(keys) == 5
-
-
 @pytest.mark.parametrize(
     ("files", "cpus", "memory"),
     [

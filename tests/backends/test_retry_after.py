@@ -127,10 +127,6 @@ def test_useless_reset_headers_count_as_not_named(reset):
     assert retry_after({"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}, NOW) is None
 
 
-def test_no_headers_name_nothing():
-    assert retry_after({}, NOW) is None
-
-
 @pytest.mark.parametrize(
     ("words", "seconds"),
     [

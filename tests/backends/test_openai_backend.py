@@ -12,7 +12,7 @@ import pytest
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.openai.models import read_models
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.types import Failure, Usage
+from bagent.types import Failure
 from support.backend_calls import (
     PLAIN,
     QUICK,
@@ -124,15 +124,6 @@ async def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs)
 
 
 # --- answers ----------------------------------------------------------------------------------
-
-
-def test_an_answer_is_read(fs):
-    fs.set_script({"r1": [ok("yes", "length", model="served", headers={"X-Request-Id": "q1"})]})
-    exchange = ask(fs.url)
-    found = reply(exchange)
-    assert (found.text, found.finish_reason, found.model) == ("yes", "length", "served")
-    assert found.usage == Usage(prompt=1, completion=1)
-    assert exchange.request_id == "q1"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "none of it"])

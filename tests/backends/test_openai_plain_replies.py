@@ -97,12 +97,6 @@ def test_an_event_with_more_than_a_piece_is_no_usual_one(event):
     assert decode_plain_event(msgspec.json.encode(event)) is None
 
 
-def test_a_piece_of_another_choice_is_none_of_the_answer():
-    piece = decode_plain_event(b'{"choices":[{"index":1,"delta":{"content":"x"}}]}')
-    assert piece is not None
-    assert piece.text is None
-
-
 @pytest.mark.parametrize("form", ["delta", "text"])
 def test_pieces_of_a_stream_come_to_the_same_whichever_way_they_are_read(form):
     def reader(*, strange: bool) -> Reply:

@@ -82,15 +82,6 @@ def test_total_bounds_a_body_that_trickles():
     late(asyncio.run(main()), "no whole answer from here within 0.3 s")
 
 
-@pytest.mark.parametrize("chunks", [[PING] * 100, [delta("", role="assistant")] * 100])
-def test_comments_and_empty_deltas_are_no_first_token(fs, chunks):
-    fs.set_script({"r1": [stream(chunks, gap=0.05)]})
-    late(
-        ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT)),
-        "here sent no first token within 0.3 s",
-    )
-
-
 def test_comments_do_not_keep_a_stream_alive(fs):
     fs.set_script({"r1": [stream([delta("half"), *[PING] * 100], gap=0.1)]})
     limits = Timeouts(idle=LIMIT)

@@ -128,13 +128,6 @@ def test_other_refusals_teach_nothing(fs, call, words):
     assert notices == []
 
 
-def test_what_validators_repeat_of_the_input_teaches_nothing(fs):
-    echoed = {"detail": [{"loc": ["body", "n"], "msg": "too big", "input": "response_format"}]}
-    fs.set_script({"r1": [status(422, echoed)]})
-    (exchange,), _ = talk(fs, request(settings=with_schema()))
-    assert not exchange.learned
-
-
 def test_the_same_refusal_twice_is_final(fs):
     fs.set_script({"r1": [refusing("json_schema is not supported")]})
     (first, second), notices = talk(fs, *(request(settings=with_schema()) for _ in range(2)))

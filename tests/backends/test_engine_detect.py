@@ -147,12 +147,6 @@ def test_a_refused_model_list_is_a_failure(status: int, kind: str) -> None:
     assert (found.kind, found.status) == (kind, status)
 
 
-def test_nobody_there_is_a_failure(unused_port: int) -> None:
-    found = asyncio.run(_learn(f"http://127.0.0.1:{unused_port}/v1"))
-    assert isinstance(found, Failure)
-    assert (found.kind, found.message) == ("connect", "cannot connect to here: Connection refused")
-
-
 async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
     """Only the model list answers; all the other routes hang."""
 

@@ -257,18 +257,6 @@ async def test_a_get_over_a_connection_that_was_just_closed_is_sent_again() -> N
         assert b"Content-" not in head
 
 
-def test_a_get_where_nobody_listens_is_not_connected() -> None:
-    async def work() -> None:
-        transport = Transport()
-        try:
-            await transport.get(Endpoint("e", "http://127.0.0.1:1"), "http://127.0.0.1:1/x", 10)
-        finally:
-            await transport.close()
-
-    with pytest.raises(NotConnected):
-        asyncio.run(work())
-
-
 def test_errors_are_caught_as_what_they_are() -> None:
     assert isinstance(BadAddress("x"), ValueError)
     assert isinstance(ConnectTimeout(), TimeoutError)
