@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from bagent.backends.base import Exchange
-from bagent.backends.endpoint import Endpoint
+from bagent.backends.batching.chat_template import ChatTemplate, Shape
+from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
@@ -38,7 +39,11 @@ _DROPPED = ("top_k", "top_p", "temperature", "seed", "presence_penalty", "freque
 _NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
 
 
-Lesson = tuple[str, str | None, bytes | None, bool]
+FormScope = tuple[str | None, bytes | None, bool]
+"""The model, the schema, and whether tools may be called."""
+
+Feature = tuple[str, str | None]
+"""``schema`` or ``hints``, and the model."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -58,6 +63,97 @@ class Form(msgspec.Struct, frozen=True):
 DEFAULT_FORM = Form()
 
 
+TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
+"""Engines (as named by ``/models``) that report token ids and implement vLLM's protocol."""
+
+
+class Route(msgspec.Struct):
+    """One group route of an endpoint."""
+
+    worked: bool = False
+    """A group was answered."""
+    strikes: int = 0
+    """Refusals of groups."""
+    off: str = ""
+    """Why the route is not used, empty if it is."""
+
+
+class LearnedRoute(msgspec.Struct):
+    """The template of one shape of conversation, or why there is none."""
+
+    template: ChatTemplate | None = None
+    off: str = ""
+    """Why there is no template."""
+    sampled: bool = False
+    """A chat answer confirmed the template."""
+    sampling: bool = False
+    """A request that may confirm it is in flight."""
+    quarter_hour: int | None = None
+    """When a template with a date was learned."""
+    first_ids: tuple[int, ...] = ()
+    """The token ids with which every prompt begins."""
+
+
+class EndpointProfile(msgspec.Struct):
+    """What was learned of one endpoint."""
+
+    engine: str | None = None
+    """As ``/models`` names it; empty if it names none, None before a probe."""
+    model: str = ""
+    """The first model that a probe found."""
+    tokenizes: bool = True
+    """``/tokenize`` reports counts, as far as is known."""
+    lists: Route = msgspec.field(default_factory=Route)
+    batch: Route = msgspec.field(default_factory=Route)
+    shapes: dict[tuple[str | None, Shape], LearnedRoute] = msgspec.field(default_factory=dict)
+    not_before: float = 0.0
+    """When to try to learn again (Unix seconds)."""
+    forms: dict[FormScope, Form] = msgspec.field(default_factory=dict)
+    features: dict[Feature, bool | None] = msgspec.field(default_factory=dict)
+    """Whether a feature works; None while a request tries it."""
+
+    def update(self, capabilities: Capabilities) -> None:
+        """Add the result of a probe."""
+        self.engine = capabilities.engine or ""
+        self.model = capabilities.models[0] if capabilities.models else self.model
+        if capabilities.lists is False:
+            self.lists.off = self.lists.off or "it takes no lists of prompts"
+        if capabilities.chat_batch is False:
+            self.batch.off = self.batch.off or "it serves no batches of chats"
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether the engine implements vLLM's whole protocol."""
+        return self.engine in TOKEN_ID_ENGINES
+
+    @property
+    def awaits_sample(self) -> bool:
+        """Whether a template waits for a chat answer to confirm it."""
+        return any(
+            route.template is not None and not route.off and not route.sampled
+            for route in self.shapes.values()
+        )
+
+
+class EndpointProfiles:
+    """The profiles of all endpoints of a backend."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[str, EndpointProfile] = {}
+
+    def of(self, endpoint: Endpoint) -> EndpointProfile:
+        """Return the endpoint's profile, a new one if there is none."""
+        profile = self._profiles.get(endpoint.name)
+        if profile is None:
+            profile = self._profiles[endpoint.name] = EndpointProfile()
+        return profile
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Discard all but engine and model: the server may be another one."""
+        old = self.of(endpoint)
+        self._profiles[endpoint.name] = EndpointProfile(engine=old.engine, model=old.model)
+
+
 class EndpointForms:
     """The request form that each endpoint accepts.
 
@@ -67,19 +163,17 @@ class EndpointForms:
         notice: called with a message when a lesson changes the form.
     """
 
-    def __init__(self, enforce: str, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, profiles: EndpointProfiles, enforce: str, notice: Callable[[str], None]
+    ) -> None:
+        self._profile = profiles.of
         self._enforce = enforce
         self._default = Form(native_schema=enforce != "prompt")
         self._notice = notice
-        self._forms: dict[Lesson, Form] = {}
 
     def of(self, endpoint: Endpoint, request: Request) -> Form:
         """Return the form for such a request to the endpoint."""
-        return self._forms.get(_lesson_key(endpoint, request), self._default)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Return to the default form for the endpoint."""
-        self._forms = {key: form for key, form in self._forms.items() if key[0] != endpoint.name}
+        return self._profile(endpoint).forms.get(_form_scope(request), self._default)
 
     def learn(self, endpoint: Endpoint, request: Request, failure: Failure, used: Form) -> bool:
         """Adapt the form to a refusal; return whether a retry may succeed."""
@@ -110,9 +204,9 @@ class EndpointForms:
             lesson = f"refuses {dropped}; it is no longer sent"
         else:
             return False
-        key = _lesson_key(endpoint, request)
-        before = self._forms.get(key, self._default)
-        self._forms[key] = after = msgspec.structs.replace(before, **change)
+        forms, scope = self._profile(endpoint).forms, _form_scope(request)
+        before = forms.get(scope, self._default)
+        forms[scope] = after = msgspec.structs.replace(before, **change)
         if lesson and after != before:
             self._notice(f"{endpoint.name} {lesson} ({message})")
         return True
@@ -139,12 +233,12 @@ def _refused_name(request: Request, message: str, used: Form) -> str | None:
     return None
 
 
-def _lesson_key(endpoint: Endpoint, request: Request) -> Lesson:
+def _form_scope(request: Request) -> FormScope:
     """Return the scope of a lesson: an endpoint may refuse one schema, a schema beside callable
     tools, or one model's parameter."""
     output = request.settings.output
     calls = output is not None and bool(request.settings.tools) and request.tool_choice != "none"
-    return endpoint.name, request.settings.model, output.document if output else None, calls
+    return request.settings.model, output.document if output else None, calls
 
 
 Hints = dict[str, str]
@@ -159,52 +253,37 @@ _OF_HINTS = re.compile(r"priorit|nvext|agent_hints", re.IGNORECASE)
 
 NO_CALL = "it kept to the schema and could call no tool; it is asked again without the schema"
 
-Try = tuple[str, str, str | None]
-"""A feature (``schema`` or ``hints``), the endpoint, the model."""
 
-
-class Abilities:
+class OptionalFeatures:
     """Optional features of the endpoints of one backend, each tried by one request at a time."""
 
-    def __init__(self) -> None:
-        self._known: dict[Try, bool | None] = {}
+    def __init__(self, profiles: EndpointProfiles) -> None:
+        self._profile = profiles.of
 
     def form(
-        self, endpoint: Endpoint, request: Request, form: Form, engine: str | None
-    ) -> tuple[Form, tuple[Try, ...]]:
+        self, endpoint: Endpoint, request: Request, form: Form
+    ) -> tuple[Form, tuple[Feature, ...]]:
         """Return ``form`` with the features to use, and those that this request tries."""
         settings = request.settings
         if not (request.returning or settings.apart):
             return form, ()
-        tries: list[Try] = []
+        profile = self._profile(endpoint)
+        tries: list[Feature] = []
         if settings.apart and settings.tools and request.tool_choice != "none":
-            can = self._may(("schema", endpoint.name, settings.model), tries, request.tool_choice)
+            can = _may(profile, ("schema", settings.model), tries, request.tool_choice)
             form = form if can else msgspec.structs.replace(form, native_schema=False)
         tag = endpoint.tags.get("priority")
-        hints = BY_ENGINE.get(engine or "", "") if tag is None else BY_TAG.get(tag, "")
+        hints = BY_ENGINE.get(profile.engine or "", "") if tag is None else BY_TAG.get(tag, "")
         own = {"priority", "nvext"} & settings.extra.keys()
-        if hints and request.returning and not own and self._may(_hints(endpoint), tries, None):
+        if hints and request.returning and not own and _may(profile, _HINTS, tries, None):
             form = msgspec.structs.replace(form, hints=hints)
         return form, tuple(tries)
-
-    def _may(self, what: Try, tries: list[Try], forced: object) -> bool:
-        """Return whether to use a feature: it works, or this request tries it.
-
-        A turn that is forced to call a tool proves nothing for one that may.
-        """
-        if what in self._known:
-            return bool(self._known[what])
-        if forced is not None:
-            return False
-        self._known[what] = None
-        tries.append(what)
-        return True
 
     def learn(
         self,
         endpoint: Endpoint,
         form: Form,
-        tries: tuple[Try, ...],
+        tries: tuple[Feature, ...],
         result: Reply | Failure,
         exchange: Exchange,
     ) -> Reply | Failure:
@@ -212,35 +291,46 @@ class Abilities:
 
         Sets ``exchange.learned`` if the call should be resent in another form.
         """
+        features = self._profile(endpoint).features
         refusal = result if isinstance(result, Failure) and result.status in REFUSED else None
         if refusal and form.hints and _OF_HINTS.search(refusal.message):
-            self._known[_hints(endpoint)] = False
+            features[_HINTS] = False
             exchange.learned = True
             return result
         for attempt in tries:
             if attempt[0] == "hints":
                 if isinstance(result, Reply):
-                    self._known[attempt] = True
+                    features[attempt] = True
             elif refusal:
-                self._known[attempt] = False
+                features[attempt] = False
                 exchange.learned = True
             elif isinstance(result, Reply):
-                self._known[attempt] = bool(result.tool_calls)
+                features[attempt] = bool(result.tool_calls)
                 if not result.tool_calls:
                     exchange.learned = True
                     return Failure("bad_response", NO_CALL, passing=True, status=200)
         return result
 
-    def leave(self, tries: tuple[Try, ...]) -> None:
+    def leave(self, endpoint: Endpoint, tries: tuple[Feature, ...]) -> None:
         """End the attempts of a request; what it left open may be tried again."""
-        for what in tries:
-            if self._known.get(what, False) is None:
-                del self._known[what]
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Discard what was learned of the endpoint."""
-        self._known = {what: can for what, can in self._known.items() if what[1] != endpoint.name}
+        features = self._profile(endpoint).features
+        for feature in tries:
+            if features.get(feature, False) is None:
+                del features[feature]
 
 
-def _hints(endpoint: Endpoint) -> Try:
-    return "hints", endpoint.name, None
+_HINTS: Feature = ("hints", None)
+
+
+def _may(profile: EndpointProfile, feature: Feature, tries: list[Feature], forced: object) -> bool:
+    """Return whether to use a feature: it works, or this request tries it.
+
+    A turn that is forced to call a tool proves nothing for one that may.
+    """
+    if feature in profile.features:
+        return bool(profile.features[feature])
+    if forced is not None:
+        return False
+    profile.features[feature] = None
+    tries.append(feature)
+    return True

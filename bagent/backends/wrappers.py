@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.keys import KeySource
-from bagent.backends.profile import EndpointForms
+from bagent.backends.profile import EndpointForms, EndpointProfiles
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
@@ -110,12 +110,16 @@ class SingleRequestBackend(ABC):
     """Base of backends that send one call per request.
 
     Args:
-        forms: how each endpoint wants its requests.
+        enforce: see :class:`bagent.backends.profile.EndpointForms`.
         clock: Unix seconds.
+        notice: called with a message when something is learned.
     """
 
-    def __init__(self, forms: EndpointForms, clock: Callable[[], float]) -> None:
-        self._forms = forms
+    def __init__(
+        self, enforce: str, clock: Callable[[], float], notice: Callable[[str], None]
+    ) -> None:
+        self._profiles = EndpointProfiles()
+        self._forms = EndpointForms(self._profiles, enforce, notice)
         self._clock = clock
 
     def group_key(self, request: Request) -> Hashable | None:
@@ -134,7 +138,7 @@ class SingleRequestBackend(ABC):
 
     def forget(self, endpoint: Endpoint) -> None:
         """Return to the default form for the endpoint."""
-        self._forms.forget(endpoint)
+        self._profiles.forget(endpoint)
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.errors import shorten
-from bagent.backends.profile import EndpointForms, Form
+from bagent.backends.profile import EndpointForms, EndpointProfiles, Form
 from bagent.backends.request import Request
 from bagent.batches.http import BatchHttpClient
 from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
@@ -120,7 +120,7 @@ class LearnedForms:
         self.name = endpoint.name
         self.limits = limits
         self._endpoint = endpoint
-        self._forms = EndpointForms(enforce, notice)
+        self._forms = EndpointForms(EndpointProfiles(), enforce, notice)
 
     def form(self, request: Request) -> Form:
         """Return the learned form."""

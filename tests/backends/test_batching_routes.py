@@ -30,7 +30,7 @@ def ready(mode: str = "auto", engine: str | None = "vllm") -> Setting:
     """An engine that is known, with the template for :data:`ROW` learned and confirmed."""
     setting = Setting(TinyEngine(engine=engine), mode)
     asyncio.run(setting.learn(ROW))
-    if setting.groups.awaiting:
+    if setting.profiles.of(OWN).awaits_sample:
         setting.confirm(ROW)
     return setting
 
@@ -100,11 +100,11 @@ def test_mode_single_lets_every_call_go_alone(given: Request) -> None:
 
 def test_what_a_probe_found_missing_is_not_tried() -> None:
     setting = ready("chat")
-    setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False, chat_batch=False))
+    setting.profiles.of(OWN).update(Capabilities(engine="vllm", lists=False, chat_batch=False))
     assert setting.limit(ROW) == 1
     assert setting.notices == []
     setting = ready()
-    setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False))
+    setting.profiles.of(OWN).update(Capabilities(engine="vllm", lists=False))
     assert setting.limit(RAW) == 1
     assert setting.limit(ROW) == MAX_CHATS
 
@@ -221,10 +221,10 @@ def test_a_distrusted_template_closes_its_own_shape_only() -> None:
 def test_an_endpoint_that_came_back_is_learned_anew() -> None:
     setting = ready()
     setting.groups.refused(OWN, "chats", refusal(404))
-    setting.groups.forget(OWN)
+    setting.profiles.forget(OWN)
     assert setting.limit(ROW) is None
     assert setting.limit(RAW) == MAX_PROMPTS
-    assert setting.groups.awaiting == 0
+    assert not setting.profiles.of(OWN).awaits_sample
 
 
 def ab(settings: CallSettings) -> Request:

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.profile import DEFAULT_FORM, EndpointForms, Form
+from bagent.backends.profile import DEFAULT_FORM, EndpointForms, EndpointProfiles, Form
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
 
@@ -19,7 +19,7 @@ SAMPLING = {"temperature": 0, "top_p": 0.9, "top_k": 5, "seed": 1}
 def taught(words: str) -> tuple[bool, Form, list[str]]:
     """Whether a refusal taught anything, the form after it, what people were told."""
     notices: list[str] = []
-    forms = EndpointForms("auto", notices.append)
+    forms = EndpointForms(EndpointProfiles(), "auto", notices.append)
     request = Request(CallSettings("m", SAMPLING, {}), b"[]")
     failure = Failure("rejected", f"HTTP 400: {words}", status=400)
     learned = forms.learn(HERE, request, failure, DEFAULT_FORM)
@@ -81,7 +81,7 @@ def test_other_refusals_teach_nothing(words: str) -> None:
 
 def test_a_refused_strict_schema_is_sent_without_strict_before_it_goes_to_the_prompt() -> None:
     notices: list[str] = []
-    forms = EndpointForms("auto", notices.append)
+    forms = EndpointForms(EndpointProfiles(), "auto", notices.append)
     output = OutputFormat("answer", b"{}", strict=True)
     request = Request(CallSettings("m", {}, {}, output=output), b"[]")
     words = "Invalid schema for response_format 'answer': schema must have a 'type' key."
@@ -97,7 +97,7 @@ def test_a_refused_strict_schema_is_sent_without_strict_before_it_goes_to_the_pr
 
 def test_a_refused_strict_tool_is_sent_without_strict() -> None:
     tool = {"type": "function", "function": {"name": "pick", "parameters": {}, "strict": True}}
-    forms = EndpointForms("auto", list[str]().append)
+    forms = EndpointForms(EndpointProfiles(), "auto", list[str]().append)
     request = Request(CallSettings("m", {}, {}, tools=[tool]), b"[]")
     words = "Invalid schema for function 'pick': In context=(), schema must have a 'type' key."
     assert forms.learn(HERE, request, Failure("rejected", words, status=400), DEFAULT_FORM)

@@ -27,7 +27,7 @@ def learned(template: str, *rows: object, **engine: object) -> Setting:
 
 def reason(setting: Setting) -> str:
     """Why the row's shape has no template; empty if it has one."""
-    (found,) = setting.groups.known(OWN).shapes.values()
+    (found,) = setting.profiles.of(OWN).shapes.values()
     assert bool(found.off) == (found.template is None)
     return found.off
 
@@ -48,7 +48,7 @@ def reason(setting: Setting) -> str:
 def test_templates_that_pass_texts_on_are_learned_and_render_alike(template: str) -> None:
     setting = learned(template)
     assert reason(setting) == ""
-    (found,) = setting.groups.known(OWN).shapes.values()
+    (found,) = setting.profiles.of(OWN).shapes.values()
     row = chat(" {a} ", "\n<|im_end|> naïve ")
     assert found.template is not None
     assert row.messages is not None
@@ -133,7 +133,7 @@ def test_an_engine_in_trouble_is_asked_again_later_and_rows_go_alone_meanwhile(
 ) -> None:
     setting = Setting(TinyEngine(answer=lambda _: trouble))
     asyncio.run(setting.learn(ROW))
-    assert setting.groups.known(OWN).shapes == {}
+    assert setting.profiles.of(OWN).shapes == {}
     assert setting.limit(ROW) == 1
     setting.now += LEARN_AGAIN
     assert setting.limit(ROW) is None
@@ -153,12 +153,12 @@ def test_an_endpoint_forgotten_while_it_is_learned_stays_unknown() -> None:
     setting = Setting()
 
     def forget(path: str) -> None:
-        setting.groups.forget(OWN)
+        setting.profiles.forget(OWN)
 
     setting.engine.answer = forget
     asyncio.run(setting.learn(ROW))
-    assert setting.groups.known(OWN).shapes == {}
-    assert setting.groups.awaiting == 0
+    assert setting.profiles.of(OWN).shapes == {}
+    assert not setting.profiles.of(OWN).awaits_sample
 
 
 def test_engines_that_are_hosted_are_not_asked() -> None:
@@ -185,13 +185,13 @@ def test_lists_begin_once_a_chat_answer_had_no_other_prompt(tells_prompt: bool) 
     ids = list(map(ord, TinyEngine().render(ROW.messages)))
     setting = sampled({"prompt_token_ids": ids} if tells_prompt else {})
     assert setting.limit(ROW) == MAX_PROMPTS
-    assert setting.groups.awaiting == 0
+    assert not setting.profiles.of(OWN).awaits_sample
 
 
 def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
     setting = sampled({"prompt_token_ids": [1, 2, 3]})
     assert setting.limit(ROW) == MAX_CHATS
-    assert setting.groups.awaiting == 0
+    assert not setting.profiles.of(OWN).awaits_sample
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.tokenize import PromptCounter
+from bagent.backends.profile import EndpointProfiles
 from bagent.backends.request import CallSettings, Request
 from bagent.types import Failure
 from support.tiny_engine import OWN, chat, raw_prompt
@@ -33,7 +34,9 @@ class Told:
 
 def count(told: Told, request: Request, endpoint: Endpoint = OWN, times: int = 1) -> int | None:
     """What a counter finds, asked so many times."""
-    counter = PromptCounter(told.ask, lambda endpoint, request: request.settings.model or "")
+    counter = PromptCounter(
+        EndpointProfiles(), told.ask, lambda endpoint, request: request.settings.model or ""
+    )
     found = None
     for _ in range(times):
         found = asyncio.run(counter.count(endpoint, request, 5.0))
@@ -118,8 +121,9 @@ def test_a_prompt_that_the_server_refuses_to_count_for_its_length_is_too_long():
 
 def test_a_server_that_came_back_is_asked_again():
     told = Told((404, b""))
-    counter = PromptCounter(told.ask, lambda endpoint, request: "")
+    profiles = EndpointProfiles()
+    counter = PromptCounter(profiles, told.ask, lambda endpoint, request: "")
     asyncio.run(counter.count(OWN, raw_prompt("x"), 5.0))
-    counter.forget(OWN)
+    profiles.forget(OWN)
     told.answer = (200, b'{"count": 3}')
     assert asyncio.run(counter.count(OWN, raw_prompt("x"), 5.0)) == 3

@@ -13,6 +13,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.batching.routes import GroupRoutes
 from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.profile import EndpointProfiles
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure
 
@@ -106,13 +107,16 @@ class Setting:
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = GroupRoutes(self.mode, lambda: self.now, self.notices.append)
-        self.learner = TemplateProber(self.groups, self.engine.ask, self._probe, lambda _, r: "m")
+        self.profiles = EndpointProfiles()
+        self.groups = GroupRoutes(self.profiles, self.mode, lambda: self.now, self.notices.append)
+        self.learner = TemplateProber(
+            self.groups, self.profiles, self.engine.ask, self._probe, lambda _, r: "m"
+        )
 
     async def _probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         found = await self.engine.probe(endpoint, seconds)
         if isinstance(found, Capabilities):
-            self.groups.probed(endpoint, found)
+            self.profiles.of(endpoint).update(found)
         return found
 
     async def learn(self, *samples: Request, endpoint: Endpoint = OWN) -> None:

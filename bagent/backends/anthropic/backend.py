@@ -17,7 +17,7 @@ from bagent.backends.http.request import HttpExchange, HttpRequest
 from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
-from bagent.backends.profile import EndpointForms, Form
+from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
@@ -49,12 +49,11 @@ class AnthropicBackend(SingleRequestBackend):
         clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(EndpointForms(enforce, notice), clock)
+        super().__init__(enforce, clock, notice)
         self._transport = transport
         self._http = HttpExchange(transport, clock)
         self._chats = ChatRequests("Anthropic's API", IGNORED_SAMPLING, notice)
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
-        self._served: dict[str, str] = {}
 
     async def _send(
         self, endpoint: Endpoint, request: Request, timeouts: Timeouts, exchange: Exchange
@@ -78,7 +77,7 @@ class AnthropicBackend(SingleRequestBackend):
 
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> AnthropicWriter:
         settings = request.settings
-        model = settings.model or endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+        model = settings.model or endpoint.tags.get("model") or self._profiles.of(endpoint).model
         key = (model, form, id(settings))
         cached = self._writers.get(key)
         if cached is None:
@@ -98,7 +97,7 @@ class AnthropicBackend(SingleRequestBackend):
         if isinstance(capabilities, Failure) or not capabilities.models_route:
             return capabilities
         if len(capabilities.models) == 1:
-            self._served[endpoint.name] = capabilities.models[0]
+            self._profiles.of(endpoint).update(capabilities)
             return capabilities
         return Capabilities(engine=capabilities.engine, models_route=True)
 

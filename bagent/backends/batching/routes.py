@@ -14,7 +14,6 @@ from typing import Any, Literal
 import msgspec
 
 from bagent.backends.batching.chat_template import (
-    ChatTemplate,
     Shape,
     is_dated,
     quarter_hour,
@@ -22,8 +21,9 @@ from bagent.backends.batching.chat_template import (
     shows_reasoning,
 )
 from bagent.backends.batching.wire import MAX_PROMPTS, GroupAnswer
-from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.chat import BodyWriter
+from bagent.backends.profile import EndpointProfile, EndpointProfiles, LearnedRoute, Route
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Reply
 
@@ -80,9 +80,6 @@ MAX_CHATS = 128
 LEARN_AGAIN = 30.0
 """Seconds until an endpoint that could not be asked is asked again."""
 
-TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
-"""Engines (as named by ``/models``) that report token ids and implement vLLM's protocol."""
-
 _NO_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
 """In a 404: the model is missing, not the route."""
 
@@ -98,55 +95,11 @@ _NO_LISTS = re.compile(
 )
 
 
-class Route(msgspec.Struct):
-    """One group route of an endpoint."""
-
-    worked: bool = False
-    """A group was answered."""
-    strikes: int = 0
-    """Refusals of groups."""
-    off: str = ""
-    """Why the route is not used, empty if it is."""
-
-
-class LearnedRoute(msgspec.Struct):
-    """The template of one shape of conversation, or why there is none."""
-
-    template: ChatTemplate | None = None
-    off: str = ""
-    """Why there is no template."""
-    sampled: bool = False
-    """A chat answer confirmed the template."""
-    sampling: bool = False
-    """A request that may confirm it is in flight."""
-    quarter_hour: int | None = None
-    """When a template with a date was learned."""
-    first_ids: tuple[int, ...] = ()
-    """The token ids with which every prompt begins."""
-
-
-class KnownRoutes(msgspec.Struct):
-    """The group routes of one endpoint."""
-
-    engine: str | None = None
-    """Empty if the endpoint names none, None before a probe."""
-    lists: Route = msgspec.field(default_factory=Route)
-    batch: Route = msgspec.field(default_factory=Route)
-    shapes: dict[tuple[str | None, Shape], LearnedRoute] = msgspec.field(default_factory=dict)
-    not_before: float = 0.0
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether the engine implements vLLM's whole protocol."""
-        return self.engine in TOKEN_ID_ENGINES
-
-
 class GroupRoutes:
     """Decides which calls share a request and records what responses taught.
 
-    ``awaiting`` counts the templates that wait for a chat answer to confirm them.
-
     Args:
+        profiles: what is known of each endpoint.
         mode: ``auto``, ``single``, ``chat`` or ``completions``.
         clock: Unix seconds.
         notice: called with a line for people when rows must go alone although it was meant or
@@ -154,38 +107,18 @@ class GroupRoutes:
     """
 
     def __init__(
-        self, mode: str, clock: Callable[[], float], notice: Callable[[str], None]
+        self,
+        profiles: EndpointProfiles,
+        mode: str,
+        clock: Callable[[], float],
+        notice: Callable[[str], None],
     ) -> None:
+        self._profile = profiles.of
         self.mode = mode
         self._clock = clock
         self._notice = notice
-        self._known: dict[str, KnownRoutes] = {}
         self._ways: dict[CallSettings, BatchRoutes] = {}
         self._told = False
-        self.awaiting = 0
-
-    def known(self, endpoint: Endpoint) -> KnownRoutes:
-        """Return the state of the endpoint, new if there is none."""
-        state = self._known.get(endpoint.name)
-        if state is None:
-            state = self._known[endpoint.name] = KnownRoutes()
-        return state
-
-    def probed(self, endpoint: Endpoint, capabilities: Capabilities) -> None:
-        """Record the result of a probe."""
-        state = self.known(endpoint)
-        state.engine = capabilities.engine or ""
-        if capabilities.lists is False:
-            state.lists.off = state.lists.off or "it takes no lists of prompts"
-        if capabilities.chat_batch is False:
-            state.batch.off = state.batch.off or "it serves no batches of chats"
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Discard all but the engine's name: the server may be another one."""
-        if endpoint.name in self._known:
-            old = self._known[endpoint.name]
-            self.awaiting -= sum(_awaits(learned) for learned in old.shapes.values())
-            self._known[endpoint.name] = KnownRoutes(engine=old.engine)
 
     # --- which calls -------------------------------------------------------------------------
 
@@ -235,26 +168,26 @@ class GroupRoutes:
             if self.mode == "completions":
                 self._unproven(f"{endpoint.name} is no engine of your own")
             return 1
-        state = self.known(endpoint)
-        if state.engine is None:
-            return self._ask_first(state)
-        if state.engine in _ONE_BY_ONE:
+        profile = self._profile(endpoint)
+        if profile.engine is None:
+            return self._ask_first(profile)
+        if profile.engine in _ONE_BY_ONE:
             return 1
         ways = self.ways(request.settings)
         if request.prompt is not None:
             batched = ways.prompts and self.mode != "chat" and request.max_tokens is not None
-            return MAX_PROMPTS if batched and not state.lists.off else 1
-        if state.takes_all and not state.lists.off:
+            return MAX_PROMPTS if batched and not profile.lists.off else 1
+        if profile.takes_all and not profile.lists.off:
             shape = self._shape(request, ways)
             if shape is not None:
-                learned = state.shapes.get((request.settings.model, shape))
+                learned = profile.shapes.get((request.settings.model, shape))
                 if learned is None or self._stale(learned):
-                    return self._ask_first(state)
+                    return self._ask_first(profile)
                 if learned.template is not None and not learned.off:
                     return MAX_PROMPTS if learned.sampled else 1
         else:
-            self._unproven(state.lists.off or f"{endpoint.name} tells no token ids")
-        return MAX_CHATS if self._batches(state, ways) else 1
+            self._unproven(profile.lists.off or f"{endpoint.name} tells no token ids")
+        return MAX_CHATS if self._batches(profile, ways) else 1
 
     def way(self, endpoint: Endpoint, request: Request) -> BatchRoute | None:
         """Return how a group with ``request`` is sent now; None: each call alone."""
@@ -267,58 +200,57 @@ class GroupRoutes:
 
     def learned(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
         """Return the proven template for the request's shape, if it may be used."""
-        state = self.known(endpoint)
+        profile = self._profile(endpoint)
         shape = self._shape(request, self.ways(request.settings))
-        if shape is None or state.lists.off:
+        if shape is None or profile.lists.off:
             return None
-        learned = state.shapes.get((request.settings.model, shape))
+        learned = profile.shapes.get((request.settings.model, shape))
         if learned is None or learned.template is None or learned.off or self._stale(learned):
             return None
         return learned
 
-    def _ask_first(self, state: KnownRoutes) -> int | None:
-        return None if self._clock() >= state.not_before else 1
+    def _ask_first(self, profile: EndpointProfile) -> int | None:
+        return None if self._clock() >= profile.not_before else 1
 
     def _stale(self, learned: LearnedRoute) -> bool:
         return (
             learned.quarter_hour is not None and quarter_hour(self._clock()) != learned.quarter_hour
         )
 
-    def _batches(self, state: KnownRoutes, ways: BatchRoutes) -> bool:
+    def _batches(self, profile: EndpointProfile, ways: BatchRoutes) -> bool:
         """Return whether chats use the batch route, which saves CPU here and in the server."""
-        if self.mode == "completions" or not ways.chats or state.batch.off:
+        if self.mode == "completions" or not ways.chats or profile.batch.off:
             return False
-        return state.takes_all or self.mode == "chat"
+        return profile.takes_all or self.mode == "chat"
 
     def wants(self, endpoint: Endpoint, request: Request) -> Shape | None:
         """Return the shape to learn before ``request`` can join a group, None if none."""
-        state = self.known(endpoint)
-        if not endpoint.own or not state.takes_all or state.lists.off or request.stream:
+        profile = self._profile(endpoint)
+        if not endpoint.own or not profile.takes_all or profile.lists.off or request.stream:
             return None
         shape = self._shape(request, self.ways(request.settings))
         if shape is None or request.body is not None:
             return None
-        learned = state.shapes.get((request.settings.model, shape))
+        learned = profile.shapes.get((request.settings.model, shape))
         return shape if learned is None or self._stale(learned) else None
 
     # --- what was learned ---------------------------------------------------------------------
 
     def later(self, endpoint: Endpoint) -> None:
         """Postpone learning: the endpoint could not be asked."""
-        self.known(endpoint).not_before = self._clock() + LEARN_AGAIN
+        self._profile(endpoint).not_before = self._clock() + LEARN_AGAIN
 
     def learn(
         self, endpoint: Endpoint, request: Request, shape: Shape, learned: LearnedRoute
     ) -> None:
         """Record what was learned of the request's shape."""
-        shapes = self.known(endpoint).shapes
+        shapes = self._profile(endpoint).shapes
         key = (request.settings.model, shape)
         old = shapes.get(key)
         if learned.template is not None and is_dated(learned.template, self._clock()):
             learned.quarter_hour = quarter_hour(self._clock())
             if old is not None and old.template == learned.template:
                 learned.sampled = old.sampled
-        self.awaiting += _awaits(learned) - (_awaits(old) if old is not None else 0)
         shapes[key] = learned
         if learned.off:
             self._unproven(f"{endpoint.name}: {learned.off}")
@@ -332,7 +264,6 @@ class GroupRoutes:
 
     def sampled(self, endpoint: Endpoint, learned: LearnedRoute, why_not: str) -> None:
         """Record that a chat answer confirmed a template, or refuted it (``why_not``)."""
-        self.awaiting -= _awaits(learned)
         learned.sampled = True
         learned.off = why_not
         if why_not:
@@ -376,8 +307,8 @@ class GroupRoutes:
         return False
 
     def _route(self, endpoint: Endpoint, way: BatchRoute) -> Route:
-        state = self.known(endpoint)
-        return state.batch if way == "chats" else state.lists
+        profile = self._profile(endpoint)
+        return profile.batch if way == "chats" else profile.lists
 
     def _close(self, endpoint: Endpoint, way: BatchRoute, why: str) -> None:
         route = self._route(endpoint, way)
@@ -392,11 +323,6 @@ class GroupRoutes:
         if self.mode == "completions" and not self._told:
             self._told = True
             self._notice(f"chats cannot go as lists of prompts, they go singly: {why}")
-
-
-def _awaits(learned: LearnedRoute) -> int:
-    """Return 1 if the template waits for a chat answer to confirm it, else 0."""
-    return int(learned.template is not None and not learned.off and not learned.sampled)
 
 
 ROUTE_PATHS: dict[BatchRoute, str] = {

@@ -24,10 +24,11 @@ from bagent.backends.batching.chat_template import (
     shows_reasoning,
     unusable_reason,
 )
-from bagent.backends.batching.routes import GroupRoutes, LearnedRoute
+from bagent.backends.batching.routes import GroupRoutes
 from bagent.backends.batching.wire import read_detokenized, read_prompt_ids, read_token_ids
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai.errors import failure_from_status
+from bagent.backends.profile import EndpointProfiles, LearnedRoute
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Message, Reply
@@ -62,11 +63,13 @@ class TemplateProber:
     def __init__(
         self,
         groups: GroupRoutes,
+        profiles: EndpointProfiles,
         ask: Ask,
         probe: Probe,
         model_of: Callable[[Endpoint, Request], str],
     ) -> None:
         self._groups = groups
+        self._profile = profiles.of
         self._ask = ask
         self._probe = probe
         self._model_of = model_of
@@ -78,7 +81,7 @@ class TemplateProber:
         """See :meth:`bagent.backends.base.Backend.learn`."""
         limits = _short(timeouts)
         async with self._locks.setdefault(endpoint.name, asyncio.Lock()):
-            if self._groups.known(endpoint).engine is None:
+            if self._profile(endpoint).engine is None:
                 result = await self._probe(endpoint, limits.total or SECONDS)
                 if isinstance(result, Failure):
                     self._groups.later(endpoint)
@@ -98,14 +101,14 @@ class TemplateProber:
     ) -> bool:
         """Learn and prove a template; return False if the endpoint cannot be asked now."""
         asking = _Asking(self._ask, endpoint, self._model_of(endpoint, rows[0]), limits)
-        state = self._groups.known(endpoint)
+        profile = self._profile(endpoint)
         try:
             learned = await _learn(asking, shape, rows)
         except _NotNow:
             return False
         except _NotProven as why:
             learned = LearnedRoute(off=str(why))
-        if state is self._groups.known(endpoint):  # else it was forgotten meanwhile
+        if profile is self._profile(endpoint):  # else it was forgotten meanwhile
             self._groups.learn(endpoint, rows[0], shape, learned)
         return True
 

@@ -27,7 +27,6 @@ from bagent.backends.bedrock.wire import (
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
-from bagent.backends.profile import EndpointForms
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
@@ -72,7 +71,7 @@ class BedrockBackend(SingleRequestBackend):
         clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(EndpointForms(enforce, notice), clock)
+        super().__init__(enforce, clock, notice)
         self._config = config
         self._chats = ChatRequests("Bedrock's Converse", IGNORED_SAMPLING, notice)
         self._threads = WorkerThreads(config.threads, "bedrock")

@@ -23,7 +23,7 @@ from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import read_line_reply
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.openai.tokenize import PromptCounter
-from bagent.backends.profile import Abilities, EndpointForms, Form
+from bagent.backends.profile import EndpointForms, EndpointProfiles, Form, OptionalFeatures
 from bagent.backends.request import Request
 from bagent.clocks import unix
 from bagent.types import Failure, Reply
@@ -56,13 +56,15 @@ class OpenAIBackend:
         self._transport = transport
         self._http = HttpExchange(transport, clock)
         self._clock = clock
-        self._forms = EndpointForms(enforce, notice)
-        self._abilities = Abilities()
+        self._profiles = EndpointProfiles()
+        self._forms = EndpointForms(self._profiles, enforce, notice)
+        self._features = OptionalFeatures(self._profiles)
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
-        self._served: dict[str, str] = {}
-        self._groups = GroupRoutes(batching, clock, notice)
-        self._learner = TemplateProber(self._groups, self._ask, self.probe, self._model)
-        self._counter = PromptCounter(self._ask, self._model)
+        self._groups = GroupRoutes(self._profiles, batching, clock, notice)
+        self._learner = TemplateProber(
+            self._groups, self._profiles, self._ask, self.probe, self._model
+        )
+        self._counter = PromptCounter(self._profiles, self._ask, self._model)
 
     def group_key(self, request: Request) -> Hashable | None:
         """Return the settings, limits and shape of the call."""
@@ -80,10 +82,7 @@ class OpenAIBackend:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Discard what was learned of the endpoint."""
-        self._groups.forget(endpoint)
-        self._forms.forget(endpoint)
-        self._abilities.forget(endpoint)
-        self._counter.forget(endpoint)
+        self._profiles.forget(endpoint)
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
@@ -122,15 +121,14 @@ class OpenAIBackend:
         exchange: Exchange,
     ) -> Reply | Failure:
         """Send one call with an optional feature that the endpoint has or may have."""
-        engine = self._groups.known(endpoint).engine
-        able, tries = self._abilities.form(endpoint, request, form, engine)
+        able, tries = self._features.form(endpoint, request, form)
         try:
             result = await self._send_one(endpoint, request, able, timeouts, exchange)
             if not (tries or able.hints):
                 return result
-            return self._abilities.learn(endpoint, able, tries, result, exchange)
+            return self._features.learn(endpoint, able, tries, result, exchange)
         finally:
-            self._abilities.leave(tries)
+            self._features.leave(endpoint, tries)
 
     async def _send_one(
         self,
@@ -150,7 +148,8 @@ class OpenAIBackend:
             reader = StreamReader(exchange.sent, self._clock, on_call)
             http_request.began = request.began
             return await self._http.send(http_request, exchange, read_reply, reader)
-        sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
+        waits = self._profiles.of(endpoint).awaits_sample
+        sample = self._groups.awaits_sample(endpoint, request) if waits else None
         if sample is None:
             return (await self._send_whole(request, http_request, exchange))[0]
         sample.sampling = True
@@ -177,8 +176,9 @@ class OpenAIBackend:
             exchange.learned = True
             return Failure("overloaded", f"{endpoint.name} takes no such group any more", True)
         learned = groups.learned(endpoint, request) if way == "templated" else None
-        writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
-        body = group_body(writer, way, group, learned, all_known)
+        writer = self._writer(endpoint, request, form)
+        token_ids = self._profiles.of(endpoint).takes_all
+        body = group_body(writer, way, group, learned, token_ids)
         answer = await self._http.post(
             HttpRequest(endpoint, ROUTE_PATHS[way], body, timeouts), exchange
         )
@@ -240,16 +240,14 @@ class OpenAIBackend:
         """Return the model to send, empty for none."""
         model = request.settings.model or ""
         if not model and not (request.body and request.body.get("model")):
-            model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+            model = endpoint.tags.get("model") or self._profiles.of(endpoint).model
         return model
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``. A missing route is not a failure."""
         capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Capabilities):
-            self._groups.probed(endpoint, capabilities)
-            if capabilities.models:
-                self._served[endpoint.name] = capabilities.models[0]
+            self._profiles.of(endpoint).update(capabilities)
         return capabilities
 
     async def close(self) -> None:

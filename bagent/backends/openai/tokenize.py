@@ -14,6 +14,7 @@ import msgspec
 from bagent.backends.base import TOO_LONG, Ask, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status
+from bagent.backends.profile import EndpointProfiles
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
@@ -31,14 +32,12 @@ class PromptCounter:
         model_of: the model name to send for a request; empty for none.
     """
 
-    def __init__(self, ask: Ask, model_of: Callable[[Endpoint, Request], str]) -> None:
+    def __init__(
+        self, profiles: EndpointProfiles, ask: Ask, model_of: Callable[[Endpoint, Request], str]
+    ) -> None:
+        self._profile = profiles.of
         self._ask = ask
         self._model_of = model_of
-        self._without: set[str] = set()
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint again: it may be another server."""
-        self._without.discard(endpoint.name)
 
     async def count(self, endpoint: Endpoint, request: Request, seconds: float) -> int | None:
         """Return the tokens of the prompt as the endpoint renders it, within ``seconds``.
@@ -47,7 +46,7 @@ class PromptCounter:
         would count wrongly: those with images and those that the server truncates.
         """
         fields = _question(request)
-        if fields is None or not endpoint.own or endpoint.name in self._without:
+        if fields is None or not endpoint.own or not self._profile(endpoint).tokenizes:
             return None
         if model := self._model_of(endpoint, request):
             fields["model"] = model
@@ -63,7 +62,8 @@ class PromptCounter:
         body = _json(raw) if status == 200 else None
         count = body.get("count") if isinstance(body, dict) else None
         if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):
-            self._without.add(endpoint.name)  # llama.cpp's route of that name is another one
+            # llama.cpp's route of that name is another one.
+            self._profile(endpoint).tokenizes = False
         return count if type(count) is int and count > 0 else None
 
 
