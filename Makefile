@@ -10,7 +10,7 @@ WORKERS ?= 2
 # Compiled tests are kept, also where the environment says otherwise: compiling all of them takes
 # each process some twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
-CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_money_of_runs.py
+CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -25,7 +25,7 @@ os.fsync = os.fdatasync = lambda file: os.fstat(file if isinstance(file, int) el
 LONGEST = (
     "tests/runs/test_kill.py",
     "tests/runs/test_exit_codes.py",
-    "tests/cases/",
+    "tests/end_to_end/",
     "tests/jobs/",
     "tests/cli/",
 )

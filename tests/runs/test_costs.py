@@ -1,69 +1,69 @@
-"""Which price holds for a job, and budgets that stages share."""
+"""What a run says of its money: rows by GPU time, the check's and the report's table by mode."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bagent.backends.http.client import Transport
-from bagent.backends.registry import BackendConfig, make_backend
-from bagent.errors import JobError
-from bagent.job.load import JobRequest, load_job
-from bagent.job.spec.job import Job
-from bagent.money.budget import BudgetedBackend
-from bagent.servers.pricing import BudgetGuard, job_price
-from support.jobs import write_job
+from support.cli import Completed
+from support.jobs import results, run_json, write_job
+
+pytestmark = pytest.mark.slow  # each test is several runs
+
+Bagent = Callable[..., Completed]
+LONG = {"temperature": 0, "max_tokens": 4000}
+MODES = ["single", "cached", "provider batch", "own fleet"]
 
 
-def job(folder: Path, backend: str, **keys: Any) -> Job:
-    path = write_job(folder, backend, 1, **keys)
-    return load_job(JobRequest(path=path, cwd=folder))
+def test_gpus_of_ones_own_cost_by_the_hour_and_the_report_sets_modes_side_by_side(
+    job_dir: Path, bagent: Bagent
+) -> None:
+    prices = {"gpu_hour": 3600, "input": 4, "output": 20, "batch": 0.5}
+    write_job(
+        job_dir, "sim", 6, model="auto", prices=prices, limits={"concurrency": 2}, sampling=LONG
+    )
+    done = bagent(["run", "job.yaml", "--progress", "none"])
+    assert done.code == 0, done.err
+    found = results(job_dir)
+    # At $1 a GPU second, shares of at most two rows at once: no less than half of each's time.
+    for row in found:
+        assert 0 < row["cost_usd"] <= row["latency_ms"] / 1000 + 0.05
+    spent = sum(row["finished_at"] - row["started_at"] for row in found)
+    assert sum(row["cost_usd"] for row in found) <= spent + 0.3
+    (kept,) = run_json(job_dir / "runs" / "job")["prices"]
+    assert (kept["gpu_hour"], kept["price"]["batch"]) == (3600, 0.5)
+    assert bagent(["report"]).code == 0
+    page = (job_dir / "runs" / "job" / "report.html").read_text()
+    assert "This job by mode" in page
+    assert all(f">{mode}<" in page for mode in MODES)
 
 
-def test_the_jobs_own_prices_go_before_known_ones(tmp_path: Path) -> None:
-    mine = job(tmp_path, "anthropic", model="claude-opus-5-5", prices={"input": 1, "output": 2})
-    price = job_price(mine, "anthropic", "claude-opus-5-5")
-    assert price is not None
-    # Without prices of their own, tokens of a cache cost what others do.
-    assert (price.input, price.output, price.cached, price.cache_write) == (1, 2, 1, 1)
+def test_a_price_of_gpus_only_leaves_the_providers_modes_empty(
+    job_dir: Path, bagent: Bagent
+) -> None:
+    write_job(job_dir, "sim", 2, model="auto", prices={"gpu_hour": 2}, sampling=LONG)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    assert all(row["cost_usd"] > 0 for row in results(job_dir))
+    over = bagent(["run", "job.yaml", "--fresh", "--budget", "5"])
+    assert over.code == 2
+    assert "prices: {input" in over.err
 
 
-def test_known_prices_hold_at_the_providers_own_address_only(tmp_path: Path) -> None:
-    there = job(tmp_path, "anthropic", model="claude-opus-5-5")
-    price = job_price(there, "anthropic", "claude-opus-5-5")
-    assert price is not None
-    assert price.source.startswith("https://")
-    gateway = job(tmp_path, "anthropic://gateway.example.org", model="claude-opus-5-5")
-    assert job_price(gateway, "anthropic", "claude-opus-5-5") is None
-    assert job_price(there, "anthropic", "claude-next") is None
-    assert job_price(there, "bedrock", "claude-opus-5-5") is None
-
-
-def test_prices_of_a_job_are_whole_or_wrong(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="output"):
-        job(tmp_path, "anthropic", prices={"input": 1})
-
-
-def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
-    prices = {"input": 1_000_000, "output": 0}
-    mine = job(tmp_path, "anthropic", prices=prices, limits={"budget_usd": 10})
-
-    exhausted: list[str] = []
-    guard = BudgetGuard(exhausted.append)
-    inner = make_backend("anthropic", Transport(), BackendConfig())
-    first, second = (guard.wrap(inner, mine, "anthropic") for _ in range(2))
-    assert isinstance(first, BudgetedBackend)
-    assert isinstance(second, BudgetedBackend)
-    begun: list[str] = []
-    first.spending.reserve(6.0, lambda: begun.append("first"))
-    second.spending.reserve(6.0, lambda: begun.append("second"))
-    first.spending.settle(6.0, 6.0)
-    assert (len(exhausted), begun) == (1, ["first"])
-
-
-def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:
-    inner = make_backend("anthropic", Transport(), BackendConfig())
-    guard = BudgetGuard(pytest.fail)
-    assert guard.wrap(inner, job(tmp_path, "anthropic"), "anthropic") is inner
+def test_a_check_estimates_each_mode_and_says_what_only_a_run_can_tell(
+    job_dir: Path, bagent: Bagent
+) -> None:
+    prices = {"input": 10, "output": 100, "cached": 1, "batch": 0.5}
+    write_job(job_dir, "sim", 20, model="auto", prices=prices)
+    cost = json.loads(bagent(["check", "job.yaml", "--json"]).out)["cost"]
+    modes = {one["mode"]: one["usd"] for one in cost["modes"]}
+    assert list(modes) == MODES
+    assert modes["single"] == pytest.approx(cost["total_usd_at_most"], rel=0.01)
+    assert modes["provider batch"] == pytest.approx(modes["single"] / 2)
+    assert modes["cached"] <= modes["single"]
+    assert modes["own fleet"] is None
+    text = bagent(["check", "job.yaml"]).out
+    assert "provider batch" in text
+    assert "measured by a run on your GPUs" in text

@@ -195,7 +195,7 @@ def test_a_slow_reader_of_stdout_gets_every_line_in_order():
     assert asyncio.run(main()).split() == [b"%d" % number for number in range(30_000)]
 
 
-def test_whoever_waits_for_the_last_line_of_stdout_learns_that_it_failed():
+def test_a_failed_last_line_of_stdout_is_reported():
     async def main() -> OSError | None:
         reader, writer = os.pipe()
         lines = StdoutWriter(writer, lambda _: None)

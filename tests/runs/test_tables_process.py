@@ -25,12 +25,6 @@ def test_a_child_that_waits_makes_the_tables_of_what_was_written_meanwhile(tmp_p
     assert (tmp_path / "run" / "results.parquet").is_file()
 
 
-def test_a_child_that_nobody_started_is_started_when_needed(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", map(stored, range(3)))
-    assert TablesChild(tmp_path / "run").make() == (0, "")
-    assert (tmp_path / "run" / "run.duckdb").is_file()
-
-
 def test_a_child_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None:
     make_run(tmp_path / "run", map(stored, range(3)))
     child, others = TablesChild(tmp_path / "run"), _children()

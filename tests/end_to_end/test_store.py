@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import subprocess
 import sys
 
@@ -12,7 +10,7 @@ import pytest
 from support.cli import Running, run_bagent, run_here
 from support.jobs import database, parquet, results_by_id, sql, write_job
 from support.replies import echo, gated, ok, ok_json, status
-from support.run_outcomes import NO_TABLES, RUN, run_rows, run_script
+from support.run_outcomes import RUN, run_rows, run_script
 
 ANY = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ONE_AT_A_TIME = {"concurrency": 1, "retries": 0}
@@ -44,27 +42,6 @@ def test_late_errors_late_keys_and_first_failures_fix_no_type(fs, job_dir):
     assert [row["a"] for row in parquet(job_dir / "runs/job", "answers")] == [2, 4, None]
 
 
-def test_tables_grow_with_a_resume_that_brings_new_keys(fs, job_dir):
-    output = {"schema": {"type": "object"}}
-    script = {"r1": [ok_json({"a": None})], "r2": [status(400)]}
-    assert run_script(fs, job_dir, script, output=output, results={})[0].code == 1
-    fs.set_script({"*": [ok_json({"a": "text", "New": {"k": None}})]})
-    assert run_bagent([*RUN, "--retry", "all"], job_dir).code == 0
-    found = {row["id"]: row["output"] for row in parquet(job_dir / "runs/job")}
-    assert "New" in found["r2"]
-    assert len(database(job_dir / "runs/job", "select * from results")) == 2
-
-
-def test_no_rows_leave_tables_with_their_columns(fs, job_dir):
-    write_job(job_dir, fs.url, 0, output={"schema": ANY})
-    assert run_bagent(RUN, job_dir).code == 0
-    columns = sql(f"describe select * from '{job_dir}/runs/job/results.parquet'")
-    types = {row["column_name"]: row["column_type"] for row in columns}
-    assert {"id", "status", "output", "input"} <= set(types)
-    assert types["error"] == types["error_kind"] == "VARCHAR"
-    assert run_bagent(["query", "select count(*) n from results"], job_dir).code == 0
-
-
 def test_input_fields_named_as_columns_are_kept_apart(fs, job_dir):
     fs.set_script({"*": [ok("fine")]})
     rows = [
@@ -87,42 +64,6 @@ def test_input_fields_named_as_columns_are_kept_apart(fs, job_dir):
         assert [found[0][name] for name in ("status", "error", "text")] == ["ok", None, "fine"]
     shown = run_bagent(["results", "--with-input", "--ordered"], job_dir).lines()
     assert [line["input"] for line in shown] == rows
-
-
-def test_properties_of_an_answer_named_alike_or_as_columns_are_kept(fs, job_dir):
-    names = ["Name", "name", "id", "ID", "stage", "answer", "a b", "row"]
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
-    value = {name: f"value of {name}" for name in names}
-    script = {"r1": [ok_json(value)]}
-    done, found = run_script(fs, job_dir, script, output={"schema": schema}, results={})
-    assert done.code == 0, done.err
-    assert "table" not in done.err.lower()
-    row = parquet(job_dir / "runs/job", "answers")[0]
-    assert set(value.values()) <= set(row.values())
-    assert row["id"] == "r1"
-    assert found["r1"]["output"] == value
-
-
-def test_values_that_tables_find_hard_are_kept_as_they_were(fs, job_dir):
-    values = {
-        "big": {"n": 123456789012345678901234567890},
-        "float": {"n": 1e308},
-        "text": {"n": "12"},
-        "nul": {"n": "a\x00b"},
-        "deep": {"n": [[[{"x": []}]]]},
-        "none": {"n": None},
-        "array": [1, 2],
-        "word": "yes",
-    }
-    script = {name: [ok_json(value)] for name, value in values.items()}
-    done, found = run_script(fs, job_dir, script, output={"schema": {}}, results={})
-    assert done.code == 0, done.err
-    assert "could not be made" not in done.err
-    assert {name: found[name]["output"] for name in values} == values
-    assert len(parquet(job_dir / "runs/job")) == len(values)
-    shown = run_bagent(["results", "--format", "csv"], job_dir)
-    assert shown.code == 0
-    assert "123456789012345678901234567890" in shown.out
 
 
 @pytest.mark.process("concurrent")
@@ -203,25 +144,3 @@ def test_failed_rows_are_a_file_that_can_be_run(fs, job_dir):
     done, found = run_rows(job_dir, "-i", "runs/job/failed.jsonl", "--name", "rest")
     assert done.code == 0, done.err
     assert sorted(found) == ["r2", "r3"]
-
-
-def test_a_table_for_people_and_a_csv_have_a_line_for_each_row(fs, job_dir):
-    text = 'two\nlines, "quoted"'
-    script = {name: [ok(text)] for name in ("r1", "r2", "r3")}
-    assert run_script(fs, job_dir, script)[0].code == 0
-    shown = run_bagent(["results", "--format", "csv", "--columns", "id,text"], job_dir)
-    cells = list(csv.reader(io.StringIO(shown.out)))
-    assert cells == [["id", "text"], ["r1", text], ["r2", text], ["r3", text]]
-    table = run_bagent(["results", "--format", "table"], job_dir)
-    assert table.code == 0
-    assert len(table.out.splitlines()) == 5, table.out
-
-
-def test_tables_that_the_job_does_not_want_are_not_made(fs, job_dir):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 2, results=NO_TABLES)
-    assert run_bagent(RUN, job_dir).code == 0
-    kinds = {path.suffix for path in (job_dir / "runs/job").iterdir()}
-    assert not kinds & {".parquet", ".duckdb"}
-    asked = run_bagent(["query", "--format", "csv", "select count(*) from results"], job_dir)
-    assert asked.out.split()[-1] == "2", asked.err

@@ -8,54 +8,17 @@ from support.cli import run_bagent
 from support.jobs import parquet, results_by_id, write_job
 from support.replies import (
     ABSENT,
-    error_body,
     ok,
     ok_reasoning,
     ok_tools,
     raw,
     refused,
-    status,
     tool_call,
 )
 from support.run_outcomes import NO_TABLES, RUN, run_script, statuses
 
 GOOD = ok("good")
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "good"}, "finish_reason": "stop"}
-
-
-def test_errors_behind_status_200_that_may_pass_are_retried(fs, job_dir):
-    passing = {
-        "code": status(200, {"error": {"code": 502, "message": "upstream"}}),
-        "page": raw("<h1>gateway</h1>", "text/html"),
-        "word": status(200, {"error": {"code": "rate_limit_exceeded", "message": "slow"}}),
-        "text": status(200, {"error": "upstream connect error"}),
-        "in-the-choice": status(200, {"choices": [{"index": 0, "error": {"code": 502}}]}),
-        "no-choices": status(200, {"choices": None}),
-        "no-reason": status(200, {"choices": [CHOICE | {"finish_reason": None}]}),
-        "empty-body": raw(""),
-        "half-a-body": raw('{"choices": [{"message": {"content": "go'),
-    }
-    done, found = run_script(fs, job_dir, {name: [bad, GOOD] for name, bad in passing.items()})
-    assert done.code == 0, done.err
-    ends = {name: (row["text"], row["attempts"]) for name, row in found.items()}
-    assert ends == dict.fromkeys(passing, ("good", 2))
-
-
-def test_errors_behind_status_200_that_last_are_sent_once_and_shown(fs, job_dir):
-    lasting = {
-        "code": status(200, {"error": {"code": 400, "message": "no such thing"}}),
-        "type": status(200, {"error": {"type": "invalid_request_error", "message": "wrong"}}),
-        "key": status(200, error_body(401, "bad key")),
-        "flat": status(200, {"object": "error", "message": "wrong", "code": 400}),
-    }
-    script = {name: [bad, GOOD] for name, bad in lasting.items()}
-    script["key"] = [lasting["key"]] * 2 + [GOOD]  # the server's, unless it serves others
-    done, found = run_script(fs, job_dir, script)
-    assert done.code == 1
-    assert set(statuses(found).values()) == {"failed"}
-    assert all(fs.count(name) == 1 + (name == "key") for name in lasting)
-    assert found["key"]["error_kind"] == "auth"
-    assert "no such thing" in found["code"]["error"]
 
 
 def test_token_counts_that_are_missing_are_unknown_and_not_zero(fs, job_dir):

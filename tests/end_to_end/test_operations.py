@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -13,16 +12,6 @@ from support.replies import at_barrier, close, echo, error_body, hang, ok, raw, 
 from support.run_outcomes import NO_TABLES, RUN, run_rows, shell
 
 BAGENT = f"{sys.executable} -m bagent"
-
-
-@pytest.mark.process("pipe")
-@pytest.mark.parametrize(("code", "printed"), [(200, "next"), (401, "code 1")])
-def test_the_exit_code_tells_a_script_whether_to_continue(fs, job_dir, code, printed):
-    fs.set_script({"r1": [echo() if code == 200 else status(code)], "*": [echo()]})
-    write_job(job_dir, fs.url, 5, results=NO_TABLES)
-    done = shell(f"{BAGENT} {' '.join(RUN)} && echo next || echo code $?", job_dir)
-    assert done.stdout.strip() == printed
-    assert "Traceback" not in done.stderr
 
 
 def test_allowed_failures_count_over_all_starts(fs, job_dir):
@@ -122,28 +111,6 @@ def test_each_failed_row_and_the_summary_tell_the_real_cause(fs, job_dir):
     assert run_bagent(["query", "--format", "csv", query], job_dir).out.split()[-1] == "2"
 
 
-def test_long_odd_and_alike_error_bodies_are_one_short_line_each(fs, job_dir):
-    script = {
-        "long": [status(400, error_body(400, "long words " * 20_000))],
-        "page": [raw("<html>" + "<p>page</p>" * 9000, "text/html", 400)],
-        "empty": [raw(b"", "text/plain", 400)],
-        "detail": [status(400, {"detail": [{"loc": ["body", "model"], "msg": "field required"}]})],
-        "flat": [status(400, {"message": "plain form"})],
-        "text": [status(400, {"error": "just text"})],
-    }
-    alike = [f"Request req_{n}f{n}a77{n}: {n * 977} is too many." for n in range(1, 7)]
-    script |= {f"r{n}": [status(400, error_body(400, words))] for n, words in enumerate(alike)}
-    fs.set_script(script)
-    write_job(job_dir, fs.url, [{"id": name, "text": ""} for name in script], results=NO_TABLES)
-    done, found = run_rows(job_dir, "--no-canary")
-    assert done.code == 1
-    assert "6 x rejected, HTTP 400" in done.err
-    assert max(map(len, done.err.splitlines())) < 700
-    assert all("HTTP 400" in row["error"] and len(row["error"]) < 1500 for row in found.values())
-    for name, words in [("detail", "field required"), ("flat", "plain form"), ("r1", alike[1])]:
-        assert words in found[name]["error"]
-
-
 def test_a_log_holds_plain_lines_that_tell_of_retries(fs, job_dir):
     fs.set_script({"r1": [status(500, headers={"Retry-After": "0.3"}), echo()], "*": [echo()]})
     write_job(job_dir, fs.url, 5, results=NO_TABLES)
@@ -152,17 +119,6 @@ def test_a_log_holds_plain_lines_that_tell_of_retries(fs, job_dir):
     assert done.out == ""
     assert not set(done.err) & set(map(chr, [*range(10), *range(11, 32), 127]))
     assert "1 retry" in done.err
-
-
-def test_progress_for_programs_is_one_json_object_a_line(fs, job_dir):
-    fs.set_script({"r2": [status(400)], "*": [echo()]})
-    write_job(job_dir, fs.url, 5, results=NO_TABLES)
-    done = run_bagent(["run", "job.yaml", "--progress", "json"], job_dir)
-    assert done.code == 1
-    events = [json.loads(line) for line in done.err.splitlines()]
-    end = next(event for event in events if event["event"] == "end")
-    assert (end["ok"], end["failed"]) == (4, 1)
-    assert (events[-1]["event"], events[-1]["exit_code"]) == ("summary", 1)
 
 
 def test_silence_ends_with_the_next_command_and_with_why_a_run_did_not_end_well(fs, job_dir):
@@ -189,19 +145,6 @@ def test_what_a_server_writes_cannot_play_with_the_terminal(fs, job_dir):
     assert done.code == 1
     assert not set("\x1b\x07\u202e") & set(done.err)
     assert "bad" in done.err
-
-
-def test_a_key_that_a_server_repeats_is_not_shown(fs, job_dir):
-    words = "Incorrect API key provided: sk-secret-1234567890."
-    fs.set_script({"*": [status(401, error_body(401, words))]})
-    backend = {"url": fs.url, "api_key_env": "MY_KEY"}
-    write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
-    done = run_bagent(RUN, job_dir, env={"MY_KEY": "sk-secret-1234567890"})
-    assert done.code == 76
-    assert "Incorrect API key provided" in done.err
-    assert "sk-secret-1234567890" not in done.err
-    for path in (job_dir / "runs").rglob("*"):
-        assert not path.is_file() or b"sk-secret-1234567890" not in path.read_bytes(), path
 
 
 def test_a_missing_key_is_found_before_anything_is_sent(fs, job_dir):
@@ -231,16 +174,3 @@ def test_a_plain_locale_is_enough(fs, job_dir):
     assert found["ü"]["text"] == "grün \U0001f33f"
     shown = run_bagent(["results"], job_dir, env={"LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"})
     assert shown.lines()[0]["text"] == "grün \U0001f33f"
-
-
-@pytest.mark.process("pipe")
-def test_the_command_that_an_ending_names_works_as_it_stands(fs, job_dir):
-    fs.set_script({"r1": [status(400)], "*": [echo()]})
-    write_job(job_dir, fs.url, 3)
-    last = run_bagent(RUN, job_dir).err.splitlines()[-1]
-    assert last.startswith("next")
-    command = last.removeprefix("next").strip().removeprefix("bagent")
-    fs.set_script({"*": [echo()]})
-    typed = shell(f"{BAGENT} {command}", job_dir)
-    assert typed.returncode == 0, typed.stderr
-    assert (fs.count("r1"), fs.count("r2")) == (2, 1)

@@ -1,4 +1,4 @@
-"""One process notes the input for those that share its rows: nothing else may change by it."""
+"""The index of the input that one process makes for those that share its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepared(job_dir):
     return make
 
 
-def test_parts_that_follow_the_notes_have_all_rows_once_between_them(prepared, job_dir):
+def test_parts_that_use_the_index_have_all_rows_once_between_them(prepared, job_dir):
     found = []
     with share_input_index(prepared(), FEWEST) as path:
         assert path == str(job_dir / "runs/job/journal/input-all-shared.pieces")
@@ -35,17 +35,14 @@ def test_parts_that_follow_the_notes_have_all_rows_once_between_them(prepared, j
     assert not (job_dir / "own").exists()
 
 
-def test_few_parts_read_for_themselves(prepared):
-    with share_input_index(prepared(), FEWEST - 1) as path:
-        assert path is None
-
-
-def test_an_input_of_which_rows_are_picked_is_not_noted(prepared):
-    with share_input_index(prepared(limit=10), FEWEST) as path:
-        assert path is None
-
-
-def test_without_a_place_for_the_notes_there_are_none(prepared, job_dir):
-    job = prepared()
-    with share_input_index(replace(job, run_dir=job_dir / "nowhere"), FEWEST) as path:
+@pytest.mark.parametrize(
+    ("parts", "options", "folder"),
+    [(FEWEST - 1, {}, "runs/job"), (FEWEST, {"limit": 10}, "runs/job"), (FEWEST, {}, "nowhere")],
+    ids=["few parts", "a selection of rows", "no run directory"],
+)
+def test_an_input_is_not_indexed_where_that_saves_nothing(
+    prepared, job_dir, parts, options, folder
+):
+    job = replace(prepared(**options), run_dir=job_dir / folder)
+    with share_input_index(job, parts) as path:
         assert path is None

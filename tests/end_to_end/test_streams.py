@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from support.jobs import parquet
-from support.replies import delta, error_body, ok, ok_json, stream, usage_chunk, wire
+from support.replies import delta, error_body, ok, stream, usage_chunk, wire
 from support.run_outcomes import run_script
 
 GOOD = ok("good")
@@ -33,31 +31,6 @@ def test_a_stream_that_breaks_off_is_never_a_whole_answer(fs, job_dir):
     assert done.code == 0, done.err
     ends = {name: (row["text"], row["attempts"]) for name, row in found.items()}
     assert ends == dict.fromkeys(script, ("good", 2))
-
-
-def test_a_stream_that_always_breaks_fails_and_keeps_what_came(fs, job_dir):
-    script = {"r1": [stream([delta("half an answer")], end="close")]}
-    done, found = run_script(fs, job_dir, script, stream=True, limits={"retries": 1})
-    assert done.code == 1
-    row = found["r1"]
-    assert (row["status"], row["error_kind"], row["attempts"]) == ("failed", "bad_response", 2)
-    assert row["text"] == "half an answer"
-    assert row["output"] is None
-
-
-def test_what_a_stream_says_after_its_finish_reason_changes_nothing(fs, job_dir):
-    whole = [delta("go"), delta("od", "stop")]
-    script = {
-        "cut": [stream(whole, end="cut")],
-        "counts": [stream([*whole, usage_chunk(5, 2)], end="close")],
-        "length": [stream([delta("half "), delta("", "length")], end="cut")],
-    }
-    done, found = run_script(fs, job_dir, script, stream=True)
-    assert done.code == 1
-    assert {row["attempts"] for row in found.values()} == {1}
-    assert (found["cut"]["text"], found["cut"]["completion_tokens"]) == ("good", None)
-    assert (found["counts"]["text"], found["counts"]["completion_tokens"]) == ("good", 2)
-    assert (found["length"]["status"], found["length"]["text"]) == ("truncated", "half ")
 
 
 def test_an_error_in_the_middle_of_a_stream_is_that_error(fs, job_dir):
@@ -90,16 +63,6 @@ def test_two_attempts_of_a_streamed_row_are_never_mixed(fs, job_dir):
     assert sorted(str(one["error_kind"]) for one in attempts) == ["None"] * 2 + ["bad_response"] * 2
 
 
-def test_a_cut_stream_that_happens_to_be_valid_json_is_still_cut(fs, job_dir):
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    cut = stream([delta('{"a": 1}')], end="close")
-    done, found = run_script(
-        fs, job_dir, {"r1": [cut, ok_json({"a": 2})]}, stream=True, output={"schema": schema}
-    )
-    assert done.code == 0, done.err
-    assert (found["r1"]["output"], found["r1"]["attempts"]) == ({"a": 2}, 2)
-
-
 def test_a_stream_that_stalls_is_given_up_and_retried(fs, job_dir):
     stalled = [delta("half"), ": waiting\n\n", ": waiting\n\n"]
     limits = {"retries": 1, "timeout": {"idle": "0.5s", "total": "30s"}}
@@ -109,10 +72,3 @@ def test_a_stream_that_stalls_is_given_up_and_retried(fs, job_dir):
     assert done.code == 0, done.err
     assert (found["stalls"]["text"], found["stalls"]["attempts"]) == ("good", 2)
     assert (found["slow"]["text"], found["slow"]["attempts"]) == ("0 1 2 3 ", 1)
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_the_time_to_the_first_token_is_known_for_streamed_answers_only(fs, job_dir, streamed):
-    _, found = run_script(fs, job_dir, {"r1": [ok("good", delay=0.3)]}, stream=streamed)
-    ttft = found["r1"]["ttft_ms"]
-    assert (ttft is not None and ttft >= 250) if streamed else ttft is None

@@ -15,10 +15,6 @@ from support.jobs import (
     write_rows,
 )
 from support.replies import (
-    canned,
-    close,
-    context_overflow,
-    context_overflow_openai,
     echo,
     error_body,
     gated,
@@ -36,24 +32,6 @@ def finished_file(folder):
     return path
 
 
-def test_one_row_too_long_for_the_model_fails_alone(fs, job_dir):
-    good = [row for row in rows(6) if row["id"] not in ("r3", "r5")]
-    write_job(job_dir, fs.url, good, results=NO_TABLES)
-    _, without = run_rows(job_dir)
-    fs.set_script({"r3": [context_overflow()], "r5": [context_overflow_openai()], "*": [canned()]})
-    write_job(job_dir, fs.url, 6, name="all", results=NO_TABLES)
-    done, found = run_rows(job_dir)
-    assert done.code == 1
-    assert len(found) == 6
-    for name in ("r3", "r5"):
-        assert (found[name]["status"], found[name]["error_kind"]) == ("failed", "context_overflow")
-        assert "maximum context length" in found[name]["error"]
-        assert fs.count(name) == 1
-    for name, row in without.items():
-        assert [found[name][key] for key in SAME] == [row[key] for key in SAME]
-    assert "context_overflow 2" in done.err
-
-
 def test_a_damaged_run_json_is_named(fs, job_dir):
     fs.set_script({"*": [ok("fine")]})
     write_job(job_dir, fs.url, 2, results=NO_TABLES)
@@ -61,26 +39,6 @@ def test_a_damaged_run_json_is_named(fs, job_dir):
     (job_dir / "runs/job/run.json").write_text('{"name": "jo')
     assert "run.json" in error_of(run_bagent(RUN, job_dir))
     assert run_bagent([*RUN, "--fresh"], job_dir).code == 0
-
-
-def test_rows_that_failed_in_an_outage_are_the_ones_sent_again(fs, job_dir):
-    down = {name: [close()] for name in ("r4", "r5", "r6")}
-    fs.set_script({**down, "*": [echo()]})
-    write_job(job_dir, fs.url, 10, limits={"retries": 0})
-    done = run_bagent(RUN, job_dir)
-    assert done.code == 1
-    assert {row["error_kind"] for n, row in results_by_id(job_dir).items() if n in down} == {
-        "connect"
-    }
-    before = len(fs.requests)
-    fs.set_script({"*": [echo()]})
-    done, found = run_rows(job_dir)
-    assert done.code == 0, done.err
-    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r4", "r5", "r6"]
-    assert set(statuses(found).values()) == {"ok"}
-    assert len(found) == len(results_by_id(job_dir)) == 10
-    attempts = [row for row in parquet(job_dir / "runs/job", "attempts") if row["row"] == 3]
-    assert [row["error_kind"] for row in attempts] == ["connect", None]
 
 
 @pytest.mark.process("kill")
@@ -191,35 +149,6 @@ def test_a_row_that_fails_again_and_again_is_one_current_row(fs, job_dir):
     assert len(parquet(run, "attempts")) == len(fs.requests)
     failed = run / "failed.jsonl"
     assert not failed.exists() or failed.read_bytes() == b""
-
-
-def test_truncated_invalid_and_empty_answers_are_gaps_too(fs, job_dir):
-    schema = {"type": "object", "required": ["a"]}
-    fs.set_script(
-        {
-            "r1": [ok('{"a": 1, "b": [', finish_reason="length")],
-            "r2": [ok('{"b": 1}')],
-            "r3": [ok(None)],
-            "*": [ok('{"a": 1}')],
-        }
-    )
-    output = {"schema": schema, "retries": 0}
-    write_job(job_dir, fs.url, 5, output=output, limits={"retries": 0}, results=NO_TABLES)
-    done, found = run_rows(job_dir)
-    assert done.code == 1
-    assert statuses(found) == {
-        "r1": "truncated",
-        "r2": "invalid",
-        "r3": "failed",
-        "r4": "ok",
-        "r5": "ok",
-    }
-    fs.set_script({"*": [ok('{"a": 2}')]})
-    before = len(fs.requests)
-    done, found = run_rows(job_dir, "--retry", "truncated,schema,empty")
-    assert done.code == 0, done.err
-    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r1", "r2", "r3"]
-    assert {row["output"]["a"] for row in found.values()} == {1, 2}
 
 
 def without_index(run):

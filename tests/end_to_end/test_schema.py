@@ -9,8 +9,8 @@ import pytest
 
 from support.cli import run_bagent
 from support.jobs import write_job
-from support.replies import error_body, ok, ok_json, status
-from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, run_script, statuses
+from support.replies import ok, ok_json
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, run_script
 
 PERSON = {
     "type": "object",
@@ -38,30 +38,6 @@ def answers(fs, job_dir):
 # --- cut off --------------------------------------------------------------------------------------
 
 
-def test_a_cut_answer_is_truncated_however_well_it_can_be_repaired(fs, answers):
-    script = {
-        "half": [ok('{"name":"n","items":["a","b', "length"), GOOD],
-        "whole": [ok('{"name":"n","items":["a"]}', "length"), GOOD],
-        "stop": [ok('{"name":"n","items":["a","b', "max_tokens"), GOOD],
-    }
-    done, found = answers(script)
-    assert done.code == 1
-    ends = {(row["status"], row["error_kind"], row["output"]) for row in found.values()}
-    assert ends == {("truncated", "truncated", None)}
-    assert all(fs.count(name) == 1 for name in script)
-    assert found["half"]["text"] == '{"name":"n","items":["a","b'
-
-
-def test_a_cut_answer_may_be_asked_again_with_more_room(fs, answers):
-    cut = ok('{"name":"n","items":["' + "a" * 50, "length")
-    done, found = answers({"once": [cut, GOOD], "never": [cut]}, grow=2)
-    assert done.code == 1
-    assert statuses(found) == {"once": "ok", "never": "truncated"}
-    assert [seen.body["max_tokens"] for seen in fs.of("once")] == [64, 128]
-    assert [seen.body["max_tokens"] for seen in fs.of("never")] == [64, 128]
-    assert "aaaa" not in str(fs.of("once")[1].body["messages"])
-
-
 # --- not what was asked for ----------------------------------------------------------------------
 
 
@@ -81,25 +57,6 @@ def test_prose_and_half_an_object_are_asked_again_with_the_validators_words(fs, 
     assert "may not enforce the schema" in done.err
 
 
-def test_an_answer_that_stays_wrong_is_invalid_with_the_reason(fs, answers):
-    done, found = answers({"r1": [ok_json({"name": 7, "items": "a"})]})
-    assert done.code == 1
-    row = found["r1"]
-    assert (row["status"], row["error_kind"], row["turns"]) == ("invalid", "schema", 3)
-    assert "/name" in row["error"] or "/items" in row["error"]
-    assert row["output"] is None
-    assert json.loads(row["text"]) == {"name": 7, "items": "a"}
-    assert len(fs.of("r1")[2].body["messages"]) == len(fs.of("r1")[1].body["messages"])
-    assert "1 x schema" in done.err
-
-
-def test_a_cut_after_a_retry_prompt_is_truncated_and_has_no_output(fs, answers):
-    done, found = answers({"r1": [ok("prose"), ok('{"name": "n", "items": [', "length")]})
-    assert done.code == 1
-    assert (found["r1"]["status"], found["r1"]["output"]) == ("truncated", None)
-    assert fs.count("r1") == 2
-
-
 def test_a_server_that_refuses_response_format_is_asked_in_words(fs, answers):
     words = "response_format.type json_schema is not supported"
     fs.server.check = lambda seen: words if "response_format" in seen.body else None
@@ -114,33 +71,7 @@ def test_a_server_that_refuses_response_format_is_asked_in_words(fs, answers):
     assert '"items"' in last["messages"][0]["content"]
 
 
-def test_a_schema_that_the_server_cannot_compile_is_not_every_rows_failure(answers):
-    refusal = status(400, error_body(400, "Invalid schema for response_format 'answer'"))
-    done, found = answers({name: [refusal, GOOD] for name in ("r1", "r2", "r3")})
-    assert done.code == 0, done.err
-    assert set(statuses(found).values()) == {"ok"}
-
-
 # --- schemas --------------------------------------------------------------------------------------
-
-
-def test_formats_count_wherever_they_stand_and_unknown_ones_are_a_warning(fs, job_dir):
-    day = {"type": "string", "format": "date"}
-    schema = {
-        "type": "object",
-        "properties": {
-            "list": {"type": "array", "items": {"$ref": "#/$defs/day"}},
-            "loose": {"format": "email"},
-            "odd": {"type": "string", "format": "banana"},
-        },
-        "$defs": {"day": day},
-    }
-    values = {"list": ["2024-05-06", "2023-02-29"], "loose": 5, "odd": "x"}
-    script = {name: [ok_json({name: value})] for name, value in values.items()}
-    done, found = run_script(fs, job_dir, script, output={"schema": schema, "retries": 0})
-    assert done.code == 1
-    assert statuses(found) == {"list": "invalid", "loose": "ok", "odd": "ok"}
-    assert done.err.index("banana") < done.err.index("finished")
 
 
 def test_a_reference_to_a_file_beside_the_schema_is_followed(fs, job_dir):

@@ -6,11 +6,12 @@ import shlex
 
 import pytest
 
-from support.jobs import results_by_id, write_job, write_rows
+from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import context_overflow, echo, error_body, ok, ok_json, raw, refused, status
 
 RUN = ["run", "job.yaml", "--progress", "plain"]
 CUT = ok("half", finish_reason="length", usage={"prompt_tokens": 5, "completion_tokens": 64})
+NO_TABLES = {"duckdb": False, "parquet": False}
 SCHEMA = {
     "type": "object",
     "properties": {"score": {"type": "integer"}},
@@ -103,18 +104,6 @@ def test_an_invalid_answer_is_sent_again_where_another_one_may_come(fs, job_dir,
     assert bagent(RUN).code == 0
 
 
-def test_the_summary_names_the_tokens_at_which_answers_ended(fs, job_dir, bagent):
-    fs.set_script({"*": [CUT]})
-    write_job(job_dir, fs.url, 4)
-    done = bagent(RUN)
-    assert "cause       raise sampling.max_tokens: 4 answers ended at 64 tokens" in done.err
-    assert "fit the schema" not in done.err
-    fs.set_script({"*": [echo()]})
-    typed = type_next(bagent, done)
-    assert typed.code == 0, typed.err
-    assert fs.requests[-1].body["max_tokens"] == 128
-
-
 def test_accepted_truncated_answers_are_finished_and_exit_with_0(fs, job_dir, bagent):
     fs.set_script({"r1": [CUT], "*": [echo()]})
     write_job(job_dir, fs.url, 3, output={"truncated": "accept"})
@@ -171,7 +160,45 @@ def test_a_lasting_failure_of_a_row_that_left_the_input_counts_no_more(fs, job_d
     fs.set_script({"r1": [status(400, error_body(400, "no"))], "*": [echo()]})
     write_job(job_dir, fs.url, 3)
     assert bagent(RUN).code == 1
-    rows = (job_dir / "rows.jsonl").read_text().splitlines(keepends=True)
-    (job_dir / "rows.jsonl").write_text("".join(rows[1:]))
+    write_rows(job_dir / "rows.jsonl", rows(3)[1:])
     done = bagent(RUN)
     assert (done.code, len(fs.requests)) == (0, 3), done.err
+
+
+def test_rows_mended_edited_or_removed_leave_nothing_of_what_they_were(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, results=NO_TABLES)
+    values = rows(6)
+    values[1] = {"id": "r2"}
+    values[2] = {"id": "r3"}
+    path = write_rows(job_dir / "rows.jsonl", values)
+    path.write_bytes(path.read_bytes() + b'{"id": "r7", "text": "cut o\n')
+    assert bagent(RUN).code == 1
+    assert len(fs.requests) == 4
+
+    values[1]["text"] = "mended"
+    del values[2]
+    values[-1]["text"] = "edited"
+    write_rows(path, [*values, {"id": "r7", "text": "cut off"}])
+    ended = bagent(RUN)
+    assert ended.code == 0, ended.err
+    # r6 has moved up by the row that is gone, so its old answer cannot be told from another row's.
+    assert len(fs.requests) == 7
+    values[-1]["text"] = "edited again"
+    write_rows(path, [*values, {"id": "r7", "text": "cut off"}])
+    assert bagent(RUN).code == 0
+    assert len(fs.requests) == 8
+    texts = {
+        name: [row["text"] for row in results(job_dir) if row["id"] == name]
+        for name in ("r2", "r3", "r7")
+    }
+    assert texts == {"r2": ["id=r2 mended"], "r3": [], "r7": ["id=r7 cut off"]}
+
+
+def test_what_a_limit_leaves_out_is_not_taken_for_removed(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    values = [*rows(3), {"id": "r4"}]
+    write_job(job_dir, fs.url, values, results=NO_TABLES)
+    assert bagent(RUN).code == 1
+    bagent([*RUN, "--limit", "2"])
+    assert results_by_id(job_dir)["r4"]["error_kind"] == "template"

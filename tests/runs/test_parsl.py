@@ -50,22 +50,22 @@ class ScriptedPool:
     def __init__(self, folder, script):
         self.folder = folder
         self.jobs_begun = 1
-        self.orders = []
+        self.tasks = []
         self._script = list(script)
 
-    def submit(self, order):
-        self.orders.append(order)
+    def submit(self, task):
+        self.tasks.append(task)
         future = Future()
         what = self._script.pop(0)
         if isinstance(what, BaseException):
             future.set_exception(what)
         elif what is not None:
-            future.set_result(msgspec.json.encode(ChunkState("n1", code=what, reason="said so")))
+            future.set_result(msgspec.json.encode(ChunkState("n1", code=what, reason="stopped")))
         return future
 
     @property
     def parts(self):
-        return [order.part for order in self.orders]
+        return [task.part for task in self.tasks]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def prepared(job_dir):
     return found
 
 
-def run_head(prepared, tmp_path, script, **more):
+def run_chunks(prepared, tmp_path, script, **more):
     """The chunks after a run of three of them, and the pool."""
     pool = ScriptedPool(tmp_path, script)
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
@@ -101,24 +101,24 @@ def run_head(prepared, tmp_path, script, **more):
 def test_chunks_are_given_out_until_they_end_or_are_lost_four_times(
     prepared, tmp_path, plan, script, codes
 ):
-    chunks, pool = run_head(prepared, tmp_path, script, plan=plan)
+    chunks, pool = run_chunks(prepared, tmp_path, script, plan=plan)
     assert sorted(chunk.code for chunk in chunks) == sorted(codes)
     assert set(pool.parts) == {"1-of-3", "2-of-3", "3-of-3"}
     assert len(pool.parts) == len(script)
-    assert pool.orders[0].env == {"K": "v"}
+    assert pool.tasks[0].env == {"K": "v"}
     if len(script) == 6:
         assert "3-of-3 was lost" in chunks[2].reason
 
 
 def test_what_one_chunk_cannot_go_on_from_stops_the_others(prepared, tmp_path):
-    chunks, pool = run_head(prepared, tmp_path, [EXIT_NEEDS_PERSON, None])
+    chunks, pool = run_chunks(prepared, tmp_path, [EXIT_NEEDS_PERSON, None])
     assert [chunk.code for chunk in chunks] == [EXIT_NEEDS_PERSON, EXIT_STOPPED, EXIT_STOPPED]
     assert signals_path(tmp_path / "chunks").read_text() == f"{int(signal.SIGTERM)}\n"
     assert len(pool.parts) == 2
 
 
 def test_without_workers_a_person_is_told_why(prepared, tmp_path):
-    chunks, _ = run_head(prepared, tmp_path, [RuntimeError("sbatch:\n bad account"), None])
+    chunks, _ = run_chunks(prepared, tmp_path, [RuntimeError("sbatch:\n bad account"), None])
     assert chunks[0].code == EXIT_NEEDS_PERSON
     assert chunks[0].reason == "there are no workers: RuntimeError sbatch: bad account"
 
@@ -139,17 +139,17 @@ def test_batch_jobs_that_end_without_a_worker_are_not_sent_for_ever(prepared, tm
 
 
 def test_a_signal_is_passed_on_by_a_file_and_what_never_began_is_left(prepared, tmp_path):
-    chunks, _ = run_head(prepared, tmp_path, [None, None], signals=[signal.SIGUSR1])
+    chunks, _ = run_chunks(prepared, tmp_path, [None, None], signals=[signal.SIGUSR1])
     assert [(c.code, c.reason) for c in chunks] == [(EXIT_STOPPED, "got SIGUSR1")] * 3
     assert signals_path(tmp_path / "chunks").read_text() == f"{int(signal.SIGUSR1)}\n"
 
 
 def test_the_deadline_and_the_stop_file_stop_all_chunks(prepared, tmp_path):
     now = time.time()
-    chunks, _ = run_head(prepared, tmp_path, [None, None], deadline=Deadline(now + 30, 60))
+    chunks, _ = run_chunks(prepared, tmp_path, [None, None], deadline=Deadline(now + 30, 60))
     assert {chunk.reason for chunk in chunks} == {"the deadline is near"}
     (prepared.run_dir / "stop").touch()
-    chunks, _ = run_head(prepared, tmp_path, [None, None])
+    chunks, _ = run_chunks(prepared, tmp_path, [None, None])
     assert all("stop is there" in chunk.reason for chunk in chunks)
 
 
@@ -187,7 +187,7 @@ def test_limits_are_shared_by_the_chunks_that_run_at_once(prepared):
 
 
 @pytest.fixture
-def order(fs, job_dir, tmp_path):
+def task(fs, job_dir, tmp_path):
     write_job(job_dir, fs.url, 12, results=NO_TABLES, limits={"concurrency": 3})
     options = RunOptions(
         job=Path("job.yaml"), cwd=job_dir, shard="1/1", progress="worker", tables=False
@@ -200,31 +200,31 @@ def order(fs, job_dir, tmp_path):
     )
 
 
-def test_a_chunk_is_done_by_a_process_of_its_own(fs, order, job_dir):
+def test_a_chunk_is_done_by_a_process_of_its_own(fs, task, job_dir):
     fs.set_script({"*": [echo()]})
-    end = msgspec.json.decode(run_chunk(order), type=ChunkState)
+    end = msgspec.json.decode(run_chunk(task), type=ChunkState)
     assert end.code == 0, end
     assert end.state.ok == 12
     assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(12))
 
 
-def test_a_chunk_takes_over_from_an_owner_on_a_node_that_is_gone(fs, order, job_dir):
+def test_a_chunk_takes_over_from_an_owner_on_a_node_that_is_gone(fs, task, job_dir):
     fs.set_script({"*": [echo()]})
-    run_dir = Path(order.run_dir)
+    run_dir = Path(task.run_dir)
     run_dir.mkdir(parents=True)
     gone = LockRecord("lost-node", 77, time.time() - 59, token="t")
     owner_path(run_dir, "1-of-1").write_bytes(msgspec.json.encode(gone))
-    end = msgspec.json.decode(run_chunk(order), type=ChunkState)
+    end = msgspec.json.decode(run_chunk(task), type=ChunkState)
     assert end.code == 0, end
     assert len(results_by_id(job_dir)) == 12
 
 
-def test_a_chunk_does_not_begin_once_there_is_a_signal(fs, order):
-    signals_path(Path(order.folder)).write_text("10\n")
-    end = msgspec.json.decode(run_chunk(order), type=ChunkState)
+def test_a_chunk_does_not_begin_once_there_is_a_signal(fs, task):
+    signals_path(Path(task.folder)).write_text("10\n")
+    end = msgspec.json.decode(run_chunk(task), type=ChunkState)
     assert end.code == EXIT_STOPPED
     assert fs.requests == []
-    assert read_state(Path(order.folder), order.part) is None
+    assert read_state(Path(task.folder), task.part) is None
 
 
 @pytest.mark.process("environment")
@@ -260,7 +260,7 @@ def test_with_parsl_every_row_is_answered_once_and_told_once(fs, job_dir, bagent
     assert done.code == 0, done.err
     assert len(fs.requests) == 60
     assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(60))
-    assert "rows        60 ok, 0 not ok" in done.err
+    assert "rows        60 rows: 60 ok, 0 failed" in done.err
     assert "4 chunks, 2 at once on this machine" in done.err
     assert (job_dir / "runs/job/results.parquet").exists()
     files = [path for path in (job_dir / "runs").rglob("*") if path.is_file()]

@@ -1,0 +1,124 @@
+"""Polling of engines' loads, on a clock that jumps, and a hostfile that changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.engines.metrics import EngineLoad
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.limits.load_feedback import LoadFeedback
+from bagent.runs.hostfile_reload import HostfileFollower, watch_loads
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import always, setup
+
+
+class ReportingEngines:
+    """Engines in which nothing waits; each tells so after its own seconds."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def due(self, endpoint):
+        return True
+
+    async def read(self, endpoint, limit, model):
+        await asyncio.sleep(self.seconds[endpoint.name])
+        return EngineLoad(at=0.0, waiting=0, running=8)
+
+
+def grown(seconds, until):
+    """The limits of the engines at last, and what was sent when these grew from 8 rows to 16."""
+
+    async def main():
+        s = setup({name: always(seconds=500.0) for name in seconds}, limit=8, growing=True)
+        for state in s.states:
+            state.feedback = LoadFeedback()
+        for row in range(60):
+            s.fleet.submit(s.call(row))
+        watching = asyncio.ensure_future(watch_loads(s.fleet, ReportingEngines(seconds), None))
+        await asyncio.sleep(until)
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        sent = s.backend.sent[16:32]
+        await s.fleet.drain(0)
+        return [state.limit.value for state in s.states], sent
+
+    return run_jumping(main())
+
+
+def test_engines_that_begin_together_grow_before_either_takes_more():
+    limits, sent = grown({"e0": 0.0, "e1": 0.2}, 1.0)
+    assert limits == [16, 16]
+    assert Counter(name for _, name, _ in sent) == {"e0": 8, "e1": 8}
+    assert len({at for at, _, _ in sent}) == 1
+
+
+def test_an_engine_that_tells_late_keeps_nobody_from_growing():
+    limits, sent = grown({"e0": 0.0, "e1": 4.0}, 9.0)
+    assert limits[0] > 8
+    assert {name for _, name, _ in sent[:8]} == {"e0"}
+    assert sent[0][0] < 1005.0  # the second look, which begins when the first is over
+
+
+class Seen:
+    """Takes who joins and leaves."""
+
+    def __init__(self) -> None:
+        self.changes: list[str] = []
+        self.notices: list[str] = []
+        self.changed = asyncio.Event()
+
+    def join(self, states: Sequence[EndpointState]) -> None:
+        """Note it."""
+        self.changes += [f"+{state.name}" for state in states]
+        self.changed.set()
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Note it."""
+        self.changes += [f"-{name}" for name in names]
+
+    def notice(self, words: str) -> None:
+        """Note it."""
+        self.notices.append(words)
+        self.changed.set()
+
+    async def something(self) -> None:
+        """Wait for a change or a notice."""
+        self.changed.clear()
+        await asyncio.wait_for(self.changed.wait(), 20)
+
+
+def states(endpoints: Sequence[Endpoint]) -> list[EndpointState]:
+    return [EndpointState(endpoint, InFlightLimit(1, 1)) for endpoint in endpoints]
+
+
+def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    async def main() -> Seen:
+        hosts = tmp_path / "hosts.txt"
+        hosts.write_text("a\nb\n")
+        seen = Seen()
+        used = [Endpoint(f"{name}:8000", f"http://{name}:8000/v1") for name in "ab"]
+        follower = HostfileFollower(hosts, None, {}, seen.notice, used)
+        following = asyncio.create_task(follower.follow(seen, states))
+        await asyncio.sleep(0)
+        hosts.write_text("a\nc api_key_env=NOT_SET\n")
+        await seen.something()
+        assert seen.changes == []
+        hosts.write_text("a\nc\n")
+        await seen.something()
+        following.cancel()
+        return seen
+
+    seen = asyncio.run(main())
+    assert seen.changes == ["-b:8000", "+c:8000"]
+    assert "NOT_SET is not set; the 2 endpoints stay as they were" in seen.notices[0]
+    assert seen.notices[1:] == ["hosts.txt changed: 1 joined, 1 left"]
