@@ -175,14 +175,6 @@ class FleetSet:
         stats = [fleet.stats() for fleet in self._fleets]
         if len(stats) == 1:
             return stats[0]
-        return FleetStats(
-            in_flight=sum(s.in_flight for s in stats),
-            limit=sum(s.limit for s in stats),
-            ready=sum(s.ready for s in stats),
-            retrying=sum(s.retrying for s in stats),
-            throttled_s=min((s.throttled_s for s in stats), default=0.0),
-            endpoints_up=sum(s.endpoints_up for s in stats),
-            endpoints=sum(s.endpoints for s in stats),
-            throttle_answers=sum(s.throttle_answers for s in stats),
-            requests=sum(s.requests for s in stats),
-        )
+        sums = {name: sum(getattr(s, name) for s in stats) for name in FleetStats.__struct_fields__}
+        throttled_s = min((s.throttled_s for s in stats), default=0.0)
+        return FleetStats(**sums | {"throttled_s": throttled_s})

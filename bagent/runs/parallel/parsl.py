@@ -41,7 +41,7 @@ from bagent.observe import Progress
 from bagent.rows import RowReader
 from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
 from bagent.runs.deadline import Deadline, read_deadline
-from bagent.runs.execute import display_path, make_display
+from bagent.runs.execute import display_path
 from bagent.runs.parallel.parsl_task import (
     ChunkState,
     ChunkTask,
@@ -53,16 +53,12 @@ from bagent.runs.parallel.parsl_task import (
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.parallel.workers import (
     Worker,
-    count_earlier_codes,
-    final_state,
-    finish,
     max_concurrent_parts,
     merged_state,
     part_options,
     refuse_unshared,
-    share_input_index,
+    run_parts,
 )
-from bagent.runs.run_store import open_run_dir
 from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, raise_on_signal
 
 PER_SLOT = 4
@@ -102,35 +98,21 @@ def run_parsl(options: RunOptions, workers: int) -> int:
     deadline = read_deadline(
         options.deadline, options.env, time.time(), margin=options.margin, job_end=job_end
     )
+    folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
+
+    def work(chunks: Sequence[Worker], progress: Progress, before: Mapping[int, int]) -> None:
+        limits = ParslLimits(at_once, plan, deadline)
+        with _signals() as signals, open_pool(plan, run_chunk, folder) as pool:
+            ParslCoordinator(prepared, chunks, pool, progress, limits, before).run(signals)
+
     with raise_on_signal():
         rows = open_input(prepared)
         count = chunk_count(plan, estimated_rows(rows, options))
         rows.close()
-        notes: list[str] = []
-        open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
-        before = count_earlier_codes(prepared)
         at_once = max_concurrent_parts(prepared.job.limits, min(plan.slots, count))
         parts = [_with_deadline(part, deadline) for part in part_options(prepared, count, at_once)]
-        progress = make_display(options)
-        for text in (*prepared.warnings, *notes):
-            progress.note(text)
-        run = display_path(prepared.run_dir, options.cwd)
         summary = f"{count} chunks, {at_once} at once {_location(plan)}"
-        progress.start(f"{prepared.job.name}: {summary}, results in {run}")
-        folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
-        limits = ParslLimits(at_once, plan, deadline)
-        try:
-            with (
-                _signals() as signals,
-                share_input_index(prepared, count) as notes_path,
-                open_pool(plan, run_chunk, folder) as pool,
-            ):
-                chunks = [Worker(replace(part, notes=notes_path)) for part in parts]
-                ParslCoordinator(prepared, chunks, pool, progress, limits, before).run(signals)
-            state = final_state(prepared, chunks, progress, before)
-        finally:
-            progress.stop()
-    return finish(prepared, chunks, progress, state)
+        return run_parts(prepared, parts, summary, work)
 
 
 def chunk_count(plan: PoolPlan, rows: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -84,6 +85,51 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
     )
 
 
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _sum_structs(parts: Sequence[S], **values: object) -> S:
+    """Return a struct whose fields are the sums of those of ``parts``, except for ``values``."""
+    kind = type(parts[0])
+    names = [name for name in kind.__struct_fields__ if name not in values]
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    return kind(**sums, **values)
+
+
+def _start(parts: Sequence[StartCounts]) -> StartCounts:
+    return _sum_structs(parts, by_status=_sums(part.by_status for part in parts))
+
+
+def _rates(parts: Sequence[Rates]) -> Rates:
+    return _sum_structs(
+        parts,
+        span_s=max(part.span_s for part in parts),
+        prompt_tokens_per_s=_sum_known(part.prompt_tokens_per_s for part in parts),
+        completion_tokens_per_s=_sum_known(part.completion_tokens_per_s for part in parts),
+    )
+
+
+def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
+    return _sum_structs(
+        parts,
+        throttled_s=max(part.throttled_s for part in parts),
+        endpoints_up=max(part.endpoints_up for part in parts),
+        endpoints=max(part.endpoints for part in parts),
+    )
+
+
+def _feed(parts: Sequence[FeedStats]) -> FeedStats:
+    """Return the progress of reading; every worker reads the whole input, so the slowest counts."""
+    slowest = min(parts, key=lambda part: part.position)
+    return _sum_structs(
+        parts,
+        position=slowest.position,
+        size=slowest.size,
+        ended=all(part.ended for part in parts),
+        finished=None,
+    )
+
+
 def _range(parts: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
     ranges = [part for part in parts if part is not None]
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
@@ -92,17 +138,6 @@ def _range(parts: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
 def _latest(etas: Iterable[float | None]) -> float | None:
     values = list(etas)
     return None if None in values else max(eta for eta in values if eta is not None)
-
-
-def _start(parts: Sequence[StartCounts]) -> StartCounts:
-    return StartCounts(
-        done=sum(part.done for part in parts),
-        ok=sum(part.ok for part in parts),
-        failed=sum(part.failed for part in parts),
-        sent=sum(part.sent for part in parts),
-        copied=sum(part.copied for part in parts),
-        by_status=_sums(part.by_status for part in parts),
-    )
 
 
 def _sum_codes(*counts: Mapping[int, int]) -> Counter[int]:
@@ -168,15 +203,6 @@ def _distribution(parts: Sequence[Distribution]) -> Distribution:
     )
 
 
-def _rates(parts: Sequence[Rates]) -> Rates:
-    return Rates(
-        span_s=max(part.span_s for part in parts),
-        rows_per_s=sum(part.rows_per_s for part in parts),
-        prompt_tokens_per_s=_sum_known(part.prompt_tokens_per_s for part in parts),
-        completion_tokens_per_s=_sum_known(part.completion_tokens_per_s for part in parts),
-    )
-
-
 def _errors(states: Sequence[Snapshot]) -> tuple[tuple[ErrorGroup, ...], int]:
     """Merge error groups of equal patterns; the first worker's first row stays."""
     groups: dict[tuple[str, str], ErrorGroup] = {}
@@ -195,30 +221,3 @@ def _errors(states: Sequence[Snapshot]) -> tuple[tuple[ErrorGroup, ...], int]:
         state.errors_other for state in states
     )
     return tuple(ranked[:MOST_GROUPS]), other
-
-
-def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
-    return FleetStats(
-        in_flight=sum(part.in_flight for part in parts),
-        limit=sum(part.limit for part in parts),
-        ready=sum(part.ready for part in parts),
-        retrying=sum(part.retrying for part in parts),
-        throttled_s=max(part.throttled_s for part in parts),
-        endpoints_up=max(part.endpoints_up for part in parts),
-        endpoints=max(part.endpoints for part in parts),
-        throttle_answers=sum(part.throttle_answers for part in parts),
-        requests=sum(part.requests for part in parts),
-    )
-
-
-def _feed(parts: Sequence[FeedStats]) -> FeedStats:
-    """Return the progress of reading; every worker reads the whole input, so the slowest counts."""
-    slowest = min(parts, key=lambda part: part.position)
-    return FeedStats(
-        read=sum(part.read for part in parts),
-        skipped=sum(part.skipped for part in parts),
-        position=slowest.position,
-        size=slowest.size,
-        ended=all(part.ended for part in parts),
-        expected=sum(part.expected for part in parts),
-    )

@@ -145,25 +145,46 @@ def run_workers(options: RunOptions, count: int) -> int:
     """
     prepared = prepare(options)
     refuse_unshared(prepared)
+
+    def work(workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]) -> None:
+        asyncio.run(WorkerPool(workers, progress, before).run())
+
     with raise_on_signal():
         open_input(prepared).close()
-        notes: list[str] = []
-        open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
-        before = count_earlier_codes(prepared)
         parts = part_options(prepared, count)
-        progress = make_display(options)
-        for text in (*prepared.warnings, *notes):
-            progress.note(text)
-        run = display_path(prepared.run_dir, options.cwd)
-        progress.start(f"{prepared.job.name}: {len(parts)} processes, results in {run}")
-        try:
-            with share_input_index(prepared, len(parts)) as notes_path:
-                workers = [Worker(replace(part, notes=notes_path)) for part in parts]
-                asyncio.run(WorkerPool(workers, progress, before).run())
-            state = final_state(prepared, workers, progress, before)
-        finally:
-            progress.stop()
-        return finish(prepared, workers, progress, state)
+        return run_parts(prepared, parts, f"{len(parts)} processes", work)
+
+
+def run_parts(
+    prepared: RunContext,
+    parts: Sequence[RunOptions],
+    summary: str,
+    work: Callable[[Sequence[Worker], Progress, Mapping[int, int]], None],
+) -> int:
+    """Run the parts of a job with one display and return the exit code of the run.
+
+    Args:
+        parts: the options of each part.
+        summary: how many parts run, and where.
+        work: runs all parts; gets their workers, the display, and the outcomes of earlier starts
+            by code.
+    """
+    notes: list[str] = []
+    open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
+    before = count_earlier_codes(prepared)
+    progress = make_display(prepared.options)
+    for text in (*prepared.warnings, *notes):
+        progress.note(text)
+    run = display_path(prepared.run_dir, prepared.options.cwd)
+    progress.start(f"{prepared.job.name}: {summary}, results in {run}")
+    try:
+        with share_input_index(prepared, len(parts)) as index:
+            workers = [Worker(replace(part, notes=index)) for part in parts]
+            work(workers, progress, before)
+        state = final_state(prepared, workers, progress, before)
+    finally:
+        progress.stop()
+    return finish(prepared, workers, progress, state)
 
 
 def max_concurrent_parts(limits: LimitsSpec, count: int) -> int:
