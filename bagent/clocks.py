@@ -1,4 +1,4 @@
-"""Unix seconds of which the differences are right, whatever happens to the machine's clock."""
+"""Unix timestamps whose differences are not affected by changes of the system clock."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 
 class SteadyUnix:
-    """Stamps in Unix seconds: the wall clock as it was when this was made, and the monotonic
-    seconds since.
+    """A clock in Unix seconds: the wall clock at construction plus monotonic time since then.
 
-    A wall clock that is set (by NTP, by hand, after a suspend) would show as hours of latency or
-    as less than none; what is between two of these stamps is what has passed. What is compared
-    with dates of others (``Retry-After``, deadlines, the times of files) needs the wall clock.
+    A change of the wall clock (NTP, suspend) does not show up as latency. Use the wall clock for
+    comparisons with external times (``Retry-After``, deadlines, file times).
 
     Args:
         wall: Unix seconds.
-        steady: seconds of a clock that is never set.
+        steady: monotonic seconds.
     """
 
     def __init__(
@@ -28,9 +26,9 @@ class SteadyUnix:
         self._offset = wall() - steady()
 
     def __call__(self) -> float:
-        """The stamp of now."""
+        """Return the current time."""
         return self._offset + self._steady()
 
 
 unix = SteadyUnix()
-"""The stamps of this process."""
+"""The clock of this process."""

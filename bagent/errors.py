@@ -1,4 +1,4 @@
-"""Every way a command can end other than well, on one page.
+"""The error tree and the exit codes.
 
 ::
 
@@ -12,11 +12,11 @@
     │   ├── ChangedError            the job changed since the run began
     │   └── MissingPackage          an optional package is not installed
     ├── WriteError          (74)    results cannot be written
-    ├── StoppedEarly        (75)    the same command goes on
-    └── NeedsPerson         (76)    a person must act before the same command goes on
+    ├── StoppedEarly        (75)    the same command resumes
+    └── NeedsPerson         (76)    a person must act before the same command resumes
 
-What happens to a single row is not an exception but a value:
-:class:`bagent.types.Failure`. Only these classes cross a room's border as exceptions.
+The failure of a single row is a value, :class:`bagent.types.Failure`. Packages raise only these
+exceptions to each other.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ EXIT_CODES: dict[int, str] = {
     EXIT_NEEDS_PERSON: "stopped early, a person must act first",
     EXIT_INTERRUPTED: "second Ctrl-C",
 }
-"""Every exit code in a few words."""
+"""Each exit code with a short description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a file: ``line`` and ``column`` count from 1; 0 means unknown."""
+    """A position in a file: ``line`` and ``column`` count from 1; 0 means unknown."""
 
     file: str | Path
     line: int = 0
@@ -64,12 +64,12 @@ class Position:
 
 
 class BagentError(Exception):
-    """Base of all errors meant for a person.
+    """Base class of all errors shown to users.
 
     Args:
         message: what is wrong, one line.
-        hint: how to mend it, one line, shown in brackets; may be empty.
-        at: where in which file, if known.
+        hint: how to fix it, one line, shown in brackets; may be empty.
+        at: the position in a file, if known.
     """
 
     exit_code = EXIT_USAGE
@@ -110,11 +110,11 @@ class OwnedError(UsageError):
 
 
 class ChangedError(UsageError):
-    """The job differs from the one that the run directory was made with."""
+    """The job differs from the one of the run directory."""
 
 
 class MissingPackage(UsageError):
-    """An optional package is needed and not installed; the hint is the command to type."""
+    """An optional package is not installed; the hint is the command that installs it."""
 
 
 class WriteError(BagentError):
@@ -124,7 +124,7 @@ class WriteError(BagentError):
 
 
 class StoppedEarly(BagentError):
-    """The run stopped before its end; the same command goes on."""
+    """The run stopped before its end; the same command resumes it."""
 
     exit_code = EXIT_STOPPED
 

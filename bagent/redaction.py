@@ -1,4 +1,4 @@
-"""Which values are secret, and texts without them. Used by every package that writes texts."""
+"""Secret values, and masking them in text."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ MASK = "***"
 HARMLESS_HEADERS = frozenset(
     {"accept", "anthropic-version", "content-type", "user-agent", "x-request-id"}
 )
-"""The only headers whose values may be shown. Names tell too little: gateways read keys from
-``X-Pass``, ``X-Session`` or ``x-goog-iap-jwt-assertion``."""
+"""The only headers whose values may be shown; gateways read keys from headers of any name."""
 
 SHORTEST_SECRET = 6
-"""A shorter secret would also be found inside harmless words."""
+"""Shorter secrets occur inside ordinary words."""
 
 _SECRET_WORDS = frozenset(
     {"key", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd"}
     | {"credential", "credentials", "auth", "authorization"}
 )
-_PLACE_NAME = re.compile(r"(?:\w+_)?(?:HOST|HOSTNAME|NODE|ADDR|ADDRESS|IP|PORT|REGION)")
+_ADDRESS_NAME = re.compile(r"(?:\w+_)?(?:HOST|HOSTNAME|NODE|ADDR|ADDRESS|IP|PORT|REGION)")
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether a variable, header or key of this name probably holds a secret."""
+    """Return whether a variable, header or key with this name probably holds a secret."""
     parts = re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
     return not _SECRET_WORDS.isdisjoint(parts)
 
 
 def looks_like_address(variable: str) -> bool:
-    """Return whether a variable of this name holds a host or a port, which may be shown."""
-    return _PLACE_NAME.fullmatch(variable.upper()) is not None and not looks_secret(variable)
+    """Return whether a variable with this name holds a host or port, which may be shown."""
+    return _ADDRESS_NAME.fullmatch(variable.upper()) is not None and not looks_secret(variable)
 
 
 def header_is_secret(name: str) -> bool:
-    """Return whether the value of header ``name`` is never to be shown."""
+    """Return whether the value of header ``name`` must not be shown."""
     return name.lower() not in HARMLESS_HEADERS
 
 
 def mask_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return ``text`` with each of ``secrets`` masked, as it is and as URLs write it.
+    """Return ``text`` with ``secrets`` masked, also in their URL encodings.
 
-    A secret that is too short to be told from other words is masked where it is the whole text.
+    A secret shorter than :data:`SHORTEST_SECRET` is masked only if it is the complete text.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         for form in {secret, quote(secret), quote(secret, safe=""), quote_plus(secret)}:
@@ -56,7 +55,7 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 class Redactor:
-    """Masks the secrets of one run in texts that are written down.
+    """Masks the secrets of one run.
 
     Args:
         secrets: the values.
@@ -74,7 +73,7 @@ class Redactor:
         return None if text is None else self(text)
 
     def values(self, value: Any) -> Any:
-        """Return a JSON value whose texts hold none of the secrets."""
+        """Return a JSON value with the secrets masked in its strings."""
         if isinstance(value, dict):
             return {name: self.values(item) for name, item in value.items()}
         if isinstance(value, list):

@@ -1,7 +1,4 @@
-"""A run's money: what is spent, what is in flight, and whether one more call fits the budget.
-
-A pure object: it knows no network and no clock.
-"""
+"""The budget of a run: a ledger of spent and reserved dollars, and a backend that waits for it."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from bagent.types import Failure, Reply
 
 
 class BudgetLedger:
-    """Lets calls begin only as long as all of them together cannot pass the budget.
+    """Admits calls as long as their maximum costs together fit the budget.
 
     Args:
         budget: dollars.
-        exhausted: called once, with words for people, when nothing is in flight any more and
-            the next call might pass the budget.
+        exhausted: called once with a message when nothing is in flight and the next call might
+            exceed the budget.
     """
 
     def __init__(self, budget: float, exhausted: Callable[[str], None]) -> None:
@@ -35,18 +32,20 @@ class BudgetLedger:
         self.reserved = 0.0
 
     def reserve(self, most: float, begin: Callable[[], None]) -> None:
-        """Call ``begin`` as soon as a call of at most ``most`` dollars fits; first come, first
-        served. Once the budget is exhausted it is never called."""
+        """Call ``begin`` once a call of at most ``most`` dollars fits, in the order of requests.
+
+        It is never called once the budget is exhausted.
+        """
         self._waiting.append((most, begin))
         self._admit()
 
     def cancel(self, begin: Callable[[], None]) -> None:
-        """Whoever asked no longer waits."""
+        """Cancel a waiting reservation."""
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not begin)
         self._admit()
 
     def settle(self, most: float, actual: float) -> None:
-        """A call that was let in with ``most`` is over and cost ``actual``."""
+        """Replace the reservation of a finished call by its actual cost."""
         self._calls -= 1
         self.reserved = self.reserved - most if self._calls else 0.0
         self.spent += actual
@@ -70,18 +69,18 @@ class BudgetLedger:
 
 
 TOKENS_PER_BYTE = 0.5
-"""Prompt tokens that a byte of a request may be at most, but for rare scripts: English has 0.25."""
+"""Upper bound of prompt tokens a byte, except for rare scripts; English has 0.25."""
 
 TEMPLATE_TOKENS = 64
 UNLIMITED = 4096
-"""Tokens of an answer where the request names no limit."""
+"""Tokens of an answer if the request has no limit."""
 
 
 class BudgetedBackend(BackendWrapper):
-    """Sends through ``inner`` what fits the budget.
+    """Sends through ``inner`` the calls that fit the budget.
 
-    A call that ended without an answer is taken to have cost all it might have, unless the
-    server refused it: who answered nothing may still send a bill.
+    A call without an answer counts with its maximum cost, since it may be billed, unless the
+    server refused it.
     """
 
     def __init__(self, inner: Backend, price: Price, spending: BudgetLedger) -> None:
@@ -92,10 +91,10 @@ class BudgetedBackend(BackendWrapper):
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send once the budget has room; where it never has, wait to be cancelled."""
+        """Send once the budget admits the call; wait for cancellation if it never does."""
         most = sum(self._at_most(request) for request in group)
-        await self._room(most)
-        actual = most  # also where the call is given up on its way
+        await self._reserve(most)
+        actual = most  # also if the call is cancelled in flight
         try:
             exchange = await self._inner.send(endpoint, group, timeouts)
             actual = sum(
@@ -106,7 +105,7 @@ class BudgetedBackend(BackendWrapper):
         finally:
             self.spending.settle(most, actual)
 
-    async def _room(self, most: float) -> None:
+    async def _reserve(self, most: float) -> None:
         begun = asyncio.Event()
         begin = begun.set
         self.spending.reserve(most, begin)

@@ -1,4 +1,4 @@
-"""The time of a fleet's GPUs, shared out over the rows that were in flight."""
+"""GPU time of own servers, divided among the rows in flight."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bagent.types import Failure, Reply
 
 
 class SharedTime:
-    """One endpoint's time, divided at each moment by how many rows it has in flight.
+    """The virtual time of processor sharing (Kleinrock 1976) at one endpoint.
 
-    All shares together are the time in which it had any. This is the virtual time of processor
-    sharing (Kleinrock 1976): a row's share is by how much that time went on while it was there.
+    It advances by elapsed time divided by the rows in flight. A row's share of the endpoint's time
+    is the virtual time that passed while the row was in flight; all shares sum to the busy time.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SharedTime:
         self._share = 0.0
 
     def change(self, now: float, rows: int) -> float:
-        """``rows`` more (or, below 0, fewer) from ``now`` on; returns the virtual time in s."""
+        """Add ``rows`` (negative to remove) at ``now``; return the virtual time in seconds."""
         if self._rows:
             self._share += (now - self._at) / self._rows
         self._at = now
@@ -36,9 +36,9 @@ class SharedTime:
 
 
 class GpuTimeBackend(BackendWrapper):
-    """Sends through ``inner``; replies then tell their share of GPU time in their usage.
+    """Sends through ``inner`` and adds each reply's share of GPU time to its usage.
 
-    An endpoint has as many GPUs as its tag ``gpus`` says, else 1.
+    The tag ``gpus`` of an endpoint is its number of GPUs, 1 by default.
 
     Args:
         clock: seconds on a monotonic clock.
@@ -52,7 +52,7 @@ class GpuTimeBackend(BackendWrapper):
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """As the inner backend does; each reply of the group gets the same share."""
+        """Send a group; its replies get equal shares."""
         shared = self._times.get(endpoint.name)
         if shared is None:
             shared = self._times[endpoint.name] = SharedTime()

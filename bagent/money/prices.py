@@ -1,6 +1,6 @@
-"""Prices of hosted models, from ``prices.json`` beside this file or from the user's own job.
+"""Prices of hosted models, from ``prices.json`` or the job, and the cost of each way to run.
 
-An entry holds for the provider's own API only: the same model costs other money elsewhere.
+A price is that of the provider's own API; other resellers of the model charge differently.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SNAPSHOT = re.compile(r"(-latest|[-@]\d{8}|-\d{4}-\d{2}-\d{2})$")
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What one model costs, in dollars per million tokens; None where the source does not tell.
+    """The price of a model in dollars per million tokens; an unknown price is None.
 
-    ``input`` is for prompt tokens that no cache held, ``cached`` for those read from a cache,
-    ``cache_write`` for those written to one for five minutes. ``batch`` is the factor for the
-    provider's batch service. ``source`` is the page that says so, as it was on ``date``.
+    ``input`` is for uncached prompt tokens, ``cached`` for those read from a cache, ``cache_write``
+    for those written to one for five minutes. ``batch`` is the factor for the provider's batch
+    service. ``source`` is the page of the price on ``date``.
     """
 
     provider: str
@@ -37,7 +37,7 @@ class Price(msgspec.Struct, frozen=True):
     date: str = ""
 
     def cost(self, usage: Usage) -> float | None:
-        """Dollars for the tokens of ``usage``; None where a count or a price is unknown."""
+        """Return the dollars for ``usage``; None if a count or a price is unknown."""
         if usage.prompt is None or usage.completion is None:
             return None
         read, written = usage.cached or 0, usage.cache_write or 0
@@ -49,7 +49,7 @@ class Price(msgspec.Struct, frozen=True):
         return total / MILLION
 
     def in_batches(self) -> Price | None:
-        """The price in the provider's batch service; None where the source does not tell it."""
+        """Return the price in the provider's batch service; None if unknown."""
         factor = self.batch
         if factor is None:
             return None
@@ -62,20 +62,20 @@ class Price(msgspec.Struct, frozen=True):
         )
 
     def at_most(self, prompt: int, completion: int) -> float:
-        """Dollars for so many tokens if no cache helps, and all of the prompt is written to one."""
+        """Return the maximum cost: no cache hit, and the complete prompt written to the cache."""
         dearest = max(self.input, self.cache_write or 0.0)
         return (prompt * dearest + completion * self.output) / MILLION
 
 
 def known_prices() -> list[Price]:
-    """All prices that come with this version, by provider and model."""
+    """Return the built-in prices, sorted by provider and model."""
     text = files("bagent.money").joinpath("prices.json").read_bytes()
     prices = msgspec.json.decode(text, type=list[Price])
     return sorted(prices, key=lambda price: (price.provider, price.model))
 
 
 def find_price(prices: Sequence[Price], provider: str, model: str) -> Price | None:
-    """The price of ``model`` at its provider; a dated name is found without its date."""
+    """Return the price of a model, also by a name with a date; None if unknown."""
     bare = _SNAPSHOT.sub("", model)
     for price in prices:
         if price.provider == provider and price.model in (model, bare):
@@ -84,12 +84,12 @@ def find_price(prices: Sequence[Price], provider: str, model: str) -> Price | No
 
 
 def pricer(price: Price | None) -> Callable[[str | None, Usage], float | None] | None:
-    """What a stage is given to tell the cost of a row; None where no price is known."""
+    """Return a function for the cost of a row by its tokens; None without a price."""
     return None if price is None else lambda _, usage: price.cost(usage)
 
 
 def gpu_pricer(hour: float) -> Callable[[str | None, Usage], float | None]:
-    """The same for GPUs of one's own; ``hour`` is what one costs in an hour, in dollars."""
+    """Return a function for the cost of a row by its GPU time; ``hour`` is dollars a GPU hour."""
 
     def cost(_: str | None, usage: Usage) -> float | None:
         return None if usage.gpu_seconds is None else usage.gpu_seconds * hour / 3600
@@ -105,11 +105,11 @@ MODE_DESCRIPTIONS = {
     BATCH: "by the provider's batch service, within a day; nothing cached",
     FLEET: "the GPUs' time, by your price of an hour",
 }
-"""The modes in the order of tables, and what each means."""
+"""The modes in the order of tables, with their descriptions."""
 
 
 class StageUsage(msgspec.Struct, frozen=True):
-    """Tokens of a stage's answers, and what its rows' share of GPU time cost; None: not known."""
+    """Tokens of a stage's answers and the cost of its GPU time; unknown values are None."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -118,7 +118,7 @@ class StageUsage(msgspec.Struct, frozen=True):
 
 
 class ModeCost(msgspec.Struct, frozen=True):
-    """Dollars of one mode; ``per_thousand`` is that of 1,000 rows."""
+    """The dollars of one mode, in total and per 1,000 rows."""
 
     mode: str
     usd: float | None
@@ -127,11 +127,7 @@ class ModeCost(msgspec.Struct, frozen=True):
 
 
 class StagePrice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a stage's tokens cost, as it stands in run.json.
-
-    ``price`` is that of tokens, ``gpu_hour`` that of one GPU for an hour, where the stage ran on
-    GPUs of the user's own.
-    """
+    """The prices of a stage, as stored in run.json: of tokens, or of a GPU hour on own GPUs."""
 
     stage: str
     price: Price | None = None
@@ -139,7 +135,7 @@ class StagePrice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def mode_costs(price: Price | None, spent: StageUsage) -> dict[str, float | None]:
-    """Dollars by mode."""
+    """Return the dollars by mode."""
     single = cached = None
     if price is not None and spent.prompt is not None and spent.completion is not None:
         single = price.cost(Usage(prompt=spent.prompt, completion=spent.completion))
@@ -152,7 +148,7 @@ def mode_costs(price: Price | None, spent: StageUsage) -> dict[str, float | None
 
 
 def sum_costs(parts: Iterable[dict[str, float | None]], rows: int) -> Sequence[ModeCost]:
-    """The table of several stages' costs: None where one of them is not known."""
+    """Return the costs of several stages by mode; None if one of them is unknown."""
     stages = list(parts)
     table = []
     for mode, how in MODE_DESCRIPTIONS.items():

@@ -1,9 +1,8 @@
-"""Outcomes as lines of an OpenAI batch's output and error files.
+"""Outcomes as lines of an OpenAI batch's output and error files (OpenAI's Batch API reference).
 
-Source: OpenAI's Batch API reference. A failed request that was answered has its error inside
-``response.body``; one that never was has ``response: null`` and a top-level ``error``. The
-answer to a line of a batch file is the body as received; that to another row is written as a chat
-completion.
+An error response is inside ``response.body``; a request without a response has ``response: null``
+and a top-level ``error``. The answer to a line of a batch file is the body as received; other
+answers are written as chat completions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _LINE_ID = "batch_req_"
 
 
 def batch_line(outcome: Outcome) -> bytes:
-    """One output line with its newline: ``{"id", "custom_id", "response", "error"}``."""
+    """Return one output line with its newline: ``{"id", "custom_id", "response", "error"}``."""
     name = outcome.id if isinstance(outcome.id, str) else msgspec.json.encode(outcome.id).decode()
     line: dict[str, Any] = {
         "id": f"{_LINE_ID}{outcome.key}-{outcome.answer}",
@@ -42,7 +41,7 @@ def batch_line(outcome: Outcome) -> bytes:
 
 
 def _is_answered(outcome: Outcome) -> bool:
-    """Whether a model answered; a filtered answer has no text."""
+    """Return whether a model answered; a filtered answer has no text."""
     if outcome.finish_reason is None:
         return False
     return outcome.text is not None or outcome.status == "refused" or bool(_calls(outcome))
@@ -53,7 +52,7 @@ def _response(status: int, outcome: Outcome, body: dict[str, Any] | msgspec.Raw)
 
 
 def _calls(outcome: Outcome) -> list[Json]:
-    """The calls of tools that are a row's answer, empty for any other answer."""
+    """Return the tool calls that are a row's answer; empty for other answers."""
     if outcome.output is None or b'"tool_calls"' not in bytes(outcome.output):
         return []
     value = msgspec.json.decode(outcome.output)

@@ -1,4 +1,4 @@
-"""SQL over a run, while it goes on or after it, without ever holding a lock on its files."""
+"""SQL over a run, also while it runs, without locking its files."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ def open_tables(
     access: Access = NOTHING,
     settings: Mapping[str, Setting] | None = None,
 ) -> Iterator[DuckDBPyConnection]:
-    """A DuckDB connection in memory with a view for each table of a run, as it is now.
+    """Open an in-memory DuckDB connection with a view for each table of one or several runs.
 
-    The tables of several runs follow each other; ``VIEWS`` are there too.
-    Stale tables are made anew by a child process: in the run directory, or in a temporary one
-    where that cannot be written, is full, keeps no Parquet files, or has a damaged ``run.json``.
-    ``report`` is told of that.
+    ``VIEWS`` are included. The tables of several runs are concatenated. A child process rebuilds
+    stale tables in the run directory, or in a temporary folder if the run directory is read-only
+    or full, keeps no Parquet files, or has a damaged ``run.json``.
 
     Args:
         runs: one or several runs.
-        report: told what people should know.
-        access: what may be reached beside the tables.
-        settings: of DuckDB.
+        report: called with messages for the user.
+        access: files that may be read besides the tables.
+        settings: DuckDB settings.
 
     Raises:
         WriteError: the tables could not be made.
@@ -61,7 +60,7 @@ def open_tables(
 
 @contextmanager
 def table_folders(runs: Sequence[RunDir], report: Report) -> Iterator[list[Path]]:
-    """For each run a folder with its Parquet tables, as they are now; see :func:`open_tables`.
+    """Yield a folder with up-to-date Parquet tables for each run; see :func:`open_tables`.
 
     Raises:
         WriteError: the tables could not be made.
@@ -77,10 +76,9 @@ def connect_tables(
     access: Access = NOTHING,
     settings: Mapping[str, Setting] | None = None,
 ) -> Iterator[DuckDBPyConnection]:
-    """A DuckDB connection in memory with views over the Parquet tables of these folders.
+    """Open an in-memory DuckDB connection with views over the Parquet tables of folders.
 
-    What does not fit its memory goes to the node's temporary folder, never to the current one.
-    See :func:`open_tables` for the other arguments.
+    It spills to the temporary folder of the node. See :func:`open_tables` for the arguments.
     """
     paths = {table: [folder / f"{table}.parquet" for folder in folders] for table in TABLES}
     files = [*access.files, *(path for group in paths.values() for path in group)]
@@ -105,7 +103,7 @@ def connect_tables(
 
 
 def has_fresh_tables(run: RunDir) -> bool:
-    """Whether the run directory holds tables of the journal as it is now."""
+    """Return whether the tables in the run directory are up to date."""
     damaged: list[str] = []
     info = run.load_or_report(damaged.append)
     if info is None or damaged or not info.parquet:
@@ -114,12 +112,12 @@ def has_fresh_tables(run: RunDir) -> bool:
 
 
 def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
-    """Where tables are that fit the journal: those in the run directory are used where they do."""
+    """Return the folder of up-to-date tables, after rebuilding them if needed."""
     damaged: list[str] = []
     info = run.load_or_report(damaged.append) or RunInfo(run.path.name)
     for message in damaged:
         report(message)
-    # Tables that were made while run.json was whole know more than those made now.
+    # Tables that were made before run.json was damaged are better than new ones.
     if info.parquet and not damaged:
         if not stale_tables(run.path, info, signatures(run.path, info)):
             return run.path
@@ -132,11 +130,11 @@ def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
 
 
 def plain_rows(cursor: DuckDBPyConnection, *, raw_json: bool) -> Iterator[Sequence[Any]]:
-    """The rows of a query; wide integers, decimals in the tables, are whole numbers.
+    """Yield the rows of a query, with wide integers (stored as decimals) as ints.
 
     Args:
         cursor: the query.
-        raw_json: JSON columns come as raw JSON (``msgspec.Raw``), not as text.
+        raw_json: return JSON columns as ``msgspec.Raw`` instead of text.
     """
     kinds = [str(column[1]) for column in cursor.description or []]
     converters = [_CONVERTERS.get(k) if raw_json or k != "JSON" else None for k in kinds]
@@ -153,7 +151,7 @@ def plain_rows(cursor: DuckDBPyConnection, *, raw_json: bool) -> Iterator[Sequen
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "JSON": lambda text: msgspec.Raw(text.encode()),
     "DECIMAL(38,0)": int,
-    "DECIMAL(38,0)[]": lambda values: [None if one is None else int(one) for one in values],
+    "DECIMAL(38,0)[]": lambda values: [None if value is None else int(value) for value in values],
 }
 
 
@@ -169,7 +167,7 @@ def _renew(run_dir: Path, folder: Path) -> None:
 
 
 def run_tables_child(arguments: list[str]) -> tuple[int, str]:
-    """Make tables in a child process, which alone pays for DuckDB's memory.
+    """Make tables in a child process, so that its memory is returned to the system.
 
     Args:
         arguments: the command line of :mod:`bagent.store.tables.build`.
@@ -177,14 +175,14 @@ def run_tables_child(arguments: list[str]) -> tuple[int, str]:
     Returns:
         The exit code and what the child wrote to stderr.
     """
-    # -P: never a module of the current folder, which may be the run directory.
+    # -P: import no module from the current folder, which may be the run directory.
     command = [sys.executable, "-P", "-m", "bagent.store.tables.build", *arguments]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     return done.returncode, done.stderr.decode("utf-8", "replace")
 
 
 def one_statement(sql: str) -> str:
-    """``sql`` itself, without blanks and the semicolon at its end.
+    """Return ``sql`` without surrounding blanks and a final semicolon.
 
     Raises:
         UsageError: it is empty.

@@ -1,4 +1,4 @@
-"""Reading results straight from the journal, without DuckDB, while a run goes on or after it."""
+"""Reading results from the journal without DuckDB, also while a run runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bagent.store.totals import Totals, accept_truncated, accepts_truncated, las
 from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
-"""The columns of a result as JSON, in order; ``input`` follows only where it is asked for."""
+"""The columns of a result in order, less ``input``, which is added on request."""
 
 FindInput = Callable[[Path], InputFinder | None]
 
@@ -39,13 +39,13 @@ _RECENT_LINES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ResultQuery:
-    """Which results, and in which order.
+    """A filter and an order of results.
 
     Args:
         statuses: only these; None means all.
         stages: only these; None means all.
-        ordered: by stage, row and answer; else in the order in which they were finished.
-        done: only units that this index has, for a run that will bring the others itself.
+        ordered: by stage, row and answer; else in the order of finishing.
+        done: only units in this index.
     """
 
     statuses: frozenset[str] | None = None
@@ -54,7 +54,7 @@ class ResultQuery:
     done: DoneIndex | None = None
 
     def selection(self) -> Selection:
-        """The same, in the codes of the index."""
+        """Return the filter in codes of the index."""
         codes = None
         if self.statuses is not None:
             all_codes = range(len(STATUSES) << 5)
@@ -63,7 +63,7 @@ class ResultQuery:
 
 
 def iter_line_refs(lines: JournalReader, query: ResultQuery) -> Iterator[LineRef]:
-    """The places of the wanted results."""
+    """Yield the locations of the results that a query selects."""
     return (lines.ordered if query.ordered else lines.written)(query.selection())
 
 
@@ -74,17 +74,17 @@ def iter_results(
     report: Report,
     find_input: FindInput | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The current results as dicts with the columns of the ``results`` table.
+    """Yield the current results as dicts with the columns of ``results``.
 
-    ``output`` is raw JSON text (``msgspec.Raw``) or None. Memory: an index of the lines, never
-    their text. A line that broke since it was indexed is reported and left out.
+    ``output`` is raw JSON (``msgspec.Raw``) or None. Broken lines are reported and left out.
+    Memory: an index of the lines.
 
     Args:
         run_dir: the run directory.
-        wanted: which, and in which order; None means all, as they were finished.
-        report: told about broken lines.
-        find_input: given a path for a copy of the input, makes what finds it; with it, results
-            have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
+        query: which results, in which order; None means all, in the order of finishing.
+        report: called with each broken line.
+        find_input: makes an input finder, given a path for a copy of the input; results then have
+            ``input`` as raw JSON. The copy is needed only if the results are not ``ordered``.
     """
     with JournalReader(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
         for ref in iter_line_refs(lines, query or ResultQuery()):
@@ -103,7 +103,7 @@ def iter_results(
 
 
 def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:
-    """One result with the columns of the ``results`` table, less ``input``."""
+    """Return an outcome as a dict with the columns of ``results``, less ``input``."""
     result = {name: getattr(outcome, name) for name in RESULT_NAMES}
     output = outcome.output
     if output is not None and not bytes(output):
@@ -112,7 +112,7 @@ def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:
 
 
 class _Inputs:
-    """The input rows with a temporary directory for the copy, where the input is wanted."""
+    """The input finder, if any, and the temporary folder for its copy of the input."""
 
     def __init__(self, find_input: FindInput | None, report: Report) -> None:
         self.rows: InputFinder | None = None
@@ -137,7 +137,7 @@ class _Inputs:
 def iter_outcomes(
     run_dir: Path, query: ResultQuery | None = None, *, report: Report
 ) -> Iterator[Outcome]:
-    """The current outcomes themselves, for a stage that reads what an earlier one wrote."""
+    """Yield the current outcomes, for a stage that reads those of an earlier one."""
     with JournalReader(run_dir, report) as lines:
         for ref in iter_line_refs(lines, query or ResultQuery()):
             try:
@@ -148,13 +148,11 @@ def iter_outcomes(
 
 
 class AnswerStore:
-    """Finds ok outcomes by unit or by request hash, also in another run (``--reuse``).
-
-    Memory: 32 bytes an ok line.
+    """Finds ok outcomes by unit or request hash, in 32 bytes of memory an ok line.
 
     Args:
-        run_dir: the run directory.
-        report: told about broken lines.
+        run_dir: the run directory, or another run's (``--reuse``).
+        report: called with each broken line.
         by_request: look up by ``request_hash``, else by unit.
     """
 
@@ -171,11 +169,11 @@ class AnswerStore:
                     self._places.add(name, base | offset)
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Return the number of outcomes."""
         return len(self._places)
 
     def find(self, name: int) -> Outcome | None:
-        """The first ok outcome of a unit or request hash (as integer), or None."""
+        """Return the first ok outcome of a unit or request hash (as an integer), or None."""
         location = self._places.find(name)
         if location is None:
             return None
@@ -193,12 +191,11 @@ class AnswerStore:
 class RunSummary:
     """The counts of a run.
 
-    ``totals`` are those of the run, as :mod:`bagent.store.totals` defines them. ``statuses`` and
-    ``kinds`` count the current outcomes of all stages; ``stages`` has (ok, not ok) of each stage,
-    empty where there is only one.
-    Tokens and cost are sums over all lines, also of outcomes that later ones replaced; they are
-    None where no line has any. ``without_tokens`` lines have no token counts.
-    ``rows_per_second`` is the speed over the last lines, None where it cannot be told.
+    ``totals`` are defined by :mod:`bagent.store.totals`. ``statuses`` and ``kinds`` count the
+    current outcomes of all stages; ``stages`` has (ok, not ok) of each stage, and is empty if there
+    is only one. Tokens and cost are sums over all lines, including superseded ones; they are None
+    if no line has any. ``without_tokens`` lines have no token counts. ``rows_per_second`` is the
+    speed over the last lines, None if unknown.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -217,7 +214,7 @@ class RunSummary:
 
     @property
     def finished(self) -> int:
-        """How many units have an outcome."""
+        """The number of units with an outcome."""
         return sum(self.statuses.values())
 
 
@@ -226,8 +223,8 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
 
     Args:
         run_dir: the run directory.
-        report: told about broken lines.
-        info: what its ``run.json`` says; None where it cannot be read.
+        report: called with each broken line.
+        info: the content of ``run.json``; None if it cannot be read.
     """
     last = last_stage_of(info)
     accept = info is not None and accepts_truncated(info.job)
@@ -258,7 +255,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
 
 
 def _speed(lines: JournalReader) -> float | None:
-    """Rows a second over the last thousand lines of the segment that was written last."""
+    """Return the rows a second over the last thousand lines of the newest segment."""
     indexes = [index for index in lines.indexes if index.totals.last is not None]
     if not indexes:
         return None
@@ -281,7 +278,7 @@ def _speed(lines: JournalReader) -> float | None:
 
 
 def encode_result(result: dict[str, Any]) -> bytes:
-    """A result as one line of JSON, with its newline."""
+    """Return a result as one line of JSON, with its newline."""
     value: Json = result
     try:
         return msgspec.json.encode(value) + b"\n"

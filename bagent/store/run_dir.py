@@ -1,4 +1,4 @@
-"""The run directory: ``run.json``, the files beside it, and what may go on in it."""
+"""The run directory: ``run.json``, its seal, the files beside it, and finding runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _KEY_BYTES = 32
 
 
 def sign(run_dir: Path, content: bytes) -> str:
-    """The seal of what this process writes about a run; empty where no key can be kept."""
+    """Return the seal of content in a run directory; empty if no key can be stored."""
     key = _read_key() or _make_key()
     return _digest(key, run_dir, content) if key else ""
 
 
 def is_signed(run_dir: Path, content: bytes, signature: str) -> bool:
-    """Whether ``found`` is the seal that this user gave this content in this directory."""
+    """Return whether ``signature`` is this user's seal of the content in this directory."""
     key = _read_key()
     return bool(key) and hmac.compare_digest(_digest(key, run_dir, content), signature)
 
@@ -55,7 +55,7 @@ def _read_key() -> bytes:
 
 
 def _make_key() -> bytes:
-    """Make the key, whole at once: others may make it at the same time."""
+    """Create the key atomically, since other processes may do so at the same time."""
     with suppress(OSError, RuntimeError):
         path = _key_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def _make_key() -> bytes:
 
 
 OnChange = Literal["refuse", "continue", "fresh"]
-"""What to do when the job changed: the words of ``--on-change``."""
+"""What to do when the job changed: the values of ``--on-change``."""
 
 _TABLES = ("results", "answers", "attempts", "tool_calls", "endpoints")
 _OWN_NAMES = frozenset(
@@ -84,12 +84,11 @@ _OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", "progress*.json", ".tables-*
 
 
 class Start(msgspec.Struct, omit_defaults=True):
-    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it goes on.
+    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it runs.
 
-    ``command`` is what goes on with the run, in words; ``reason`` and ``action`` say why it
-    stopped early and what a person must do first. ``resent`` are the kinds of failure that the
-    same command sends again once the run has ended, ``dropped`` the failed rows that stages left
-    out.
+    ``command`` resumes the run; ``reason`` and ``action`` say why it stopped early and what a
+    person must do first. ``resent`` are the kinds of failure that the same command sends again
+    once the run has ended, ``dropped`` the failed rows that stages left out.
     """
 
     at: float
@@ -107,15 +106,14 @@ class Start(msgspec.Struct, omit_defaults=True):
 
 
 class RunInfo(msgspec.Struct, omit_defaults=True):
-    """What ``run.json`` says.
+    """The content of ``run.json``.
 
-    ``job`` is the resolved job with secrets masked. ``fingerprints`` name what must not change
-    between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
-    JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
-    columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
-    ``prices`` are those of each stage, as they were known at its last start. ``stages`` are those
-    of the results, in order; ``query_last``: the last one is a query, which may select no rows.
-    ``seal`` tells whether this user wrote it.
+    ``job`` is the resolved job with secrets masked. ``fingerprints`` are hashes of what must not
+    change between two starts (``prompt``, ``schema``, ``model`` ...). ``rows`` is the JSON of the
+    rows configuration, to read the input again. ``answer_columns`` are the typed columns of
+    ``answers``: pairs of property name (None: the complete answer) and DuckDB type. ``prices`` are
+    those of each stage at its last start. ``stages`` are those of the results, in order;
+    ``query_last``: the last one is a query, which may select no rows.
     """
 
     name: str
@@ -137,15 +135,15 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     seal: str = ""
 
     def sealed_content(self) -> bytes:
-        """What the seal vouches for: files that the run read, and what is done with them."""
+        """Return what the seal covers: the files that the run read, and their use."""
         content = (self.rows, self.job, self.keep_input)
         return msgspec.json.encode(content, order="sorted")
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the run: the worst of the parts that it was last started in.
+        """The exit code of the run: the highest of the parts that it was last started in.
 
-        None while a part goes on, has not begun, or was killed before it could write its end.
+        None while a part runs, has not begun, or was killed.
         """
         if not self.starts:
             return None
@@ -172,18 +170,18 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
 
 
 class RunDir:
-    """A run directory. Making this value does nothing on the disk."""
+    """A run directory, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, mode: int | None = None) -> RunDir:
-        """Make the directory, or take the one that is there.
+        """Make the directory, or use the existing one.
 
         Args:
             path: the directory.
-            mode: who may enter it, as for ``chmod``; None: its owner alone where it is new.
+            mode: its mode, as for ``chmod``; None: 0700 if it is new.
 
         Raises:
             WriteError: it cannot be made.
@@ -203,12 +201,12 @@ class RunDir:
 
     @property
     def failed(self) -> Path:
-        """The input rows that did not come out ok."""
+        """The file of input rows that are not ok."""
         return self.path / "failed.jsonl"
 
     @property
     def bad_lines(self) -> Path:
-        """The input lines that could not be read."""
+        """The file of input lines that could not be read."""
         return self.path / "bad_lines.txt"
 
     @property
@@ -222,20 +220,20 @@ class RunDir:
         return self.path / "stop"
 
     def stop_requested(self) -> bool:
-        """Whether somebody put the file ``stop`` into the directory."""
+        """Return whether the file ``stop`` is in the directory."""
         return self.stop_file.exists()
 
     def clear_stop(self) -> None:
-        """Remove the file ``stop``: this start is newer than the wish."""
+        """Remove the file ``stop``, which is older than this start."""
         with contextlib.suppress(OSError):
             self.stop_file.unlink()
 
     def is_run(self) -> bool:
-        """Whether there is a run in the directory."""
+        """Return whether there is a run in the directory."""
         return (self.path / "run.json").is_file() or self.journal.is_dir()
 
     def load(self) -> RunInfo | None:
-        """What ``run.json`` and the files of the parts say; None where there is none.
+        """Read ``run.json`` and the files of the parts; None if there is none.
 
         Raises:
             UsageError: ``run.json`` is damaged.
@@ -252,10 +250,7 @@ class RunDir:
         return info
 
     def load_or_report(self, report: Report) -> RunInfo | None:
-        """What :meth:`load` finds, for who only reads: a damaged file is reported, and as none.
-
-        The journal is the truth; ``run.json`` adds what the job was and how the starts ended.
-        """
+        """Return the result of :meth:`load`; a damaged file is reported and gives None."""
         try:
             return self.load()
         except UsageError as error:
@@ -263,7 +258,7 @@ class RunDir:
         return None
 
     def is_own(self, info: RunInfo) -> bool:
-        """Whether this user wrote what ``run.json`` says of the input and the job."""
+        """Return whether this user wrote the input and job in ``run.json``."""
         return is_signed(self.path, info.sealed_content(), info.seal)
 
     def _read(self, path: Path) -> RunInfo | None:
@@ -278,7 +273,7 @@ class RunDir:
             ) from error
 
     def save(self, info: RunInfo, part: str = "all") -> None:
-        """Write ``run.json``; a part has its own file, since parts start and end on their own.
+        """Write ``run.json``, or the file of a part, since parts start and end on their own.
 
         Raises:
             WriteError: it cannot be written.
@@ -287,19 +282,19 @@ class RunDir:
         own = RunInfo(**msgspec.structs.asdict(info))
         own.starts = [start for start in info.starts if start.part == part]
         if part == "all":
-            _write_whole(self.path / "run.json", own)
+            _write_info(self.path / "run.json", own)
             return
-        _write_whole(self.path / f"run-{part}.json", own)
+        _write_info(self.path / f"run-{part}.json", own)
         if not (self.path / "run.json").exists():
             own.starts = []
-            _write_whole(self.path / "run.json", own)
+            _write_info(self.path / "run.json", own)
 
     def check_fingerprint(self, now: Mapping[str, str], on_change: OnChange) -> list[str]:
-        """What changed since the run began; empty when nothing did.
+        """Return what changed since the run began; empty if nothing did.
 
         Args:
-            now: a hash for each thing that must not change.
-            on_change: ``refuse`` raises when something changed; the caller acts on the others.
+            now: the current fingerprints.
+            on_change: ``refuse`` raises if something changed; the caller handles the others.
 
         Raises:
             ChangedError: something changed and ``on_change`` is ``refuse``.
@@ -318,12 +313,12 @@ class RunDir:
         return changed
 
     def move_aside(self, clock: Callable[[], float] = time.time) -> Path:
-        """Move the run to ``NAME.YYYYMMDD-HHMMSS`` beside it; where it went.
+        """Move the run to ``NAME.YYYYMMDD-HHMMSS`` beside it, and return that path.
 
-        What else is in the directory stays where it is.
+        Other files in the directory stay.
 
         Raises:
-            OwnedError: a live process works on it.
+            OwnedError: a live process owns it.
             UsageError: it cannot be moved.
         """
         for record in owners(self.path).values():
@@ -356,7 +351,7 @@ def _is_own(entry: Path) -> bool:
 
 
 def _new_directory(path: Path) -> Path:
-    """Make ``path``, or where that is taken ``path-2`` and so on."""
+    """Make ``path``, or ``path-2`` and so on if it exists."""
     number = 1
     while True:
         target = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -368,8 +363,8 @@ def _new_directory(path: Path) -> Path:
         return target
 
 
-def _write_whole(path: Path, info: RunInfo) -> None:
-    """Write a file that is either the old one or the new one, whatever happens."""
+def _write_info(path: Path, info: RunInfo) -> None:
+    """Write ``run.json`` or the file of a part atomically."""
     text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
     try:
         write_atomic(path, text, sync=True)
@@ -378,7 +373,7 @@ def _write_whole(path: Path, info: RunInfo) -> None:
 
 
 def list_runs(runs_dir: Path) -> list[RunDir]:
-    """The runs directly under a folder, latest start first."""
+    """Return the runs directly under a folder, latest start first."""
     try:
         runs = [RunDir(path) for path in runs_dir.iterdir() if RunDir(path).is_run()]
     except OSError:
@@ -399,10 +394,10 @@ def _latest(run: RunDir) -> float:
 
 
 def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
-    """The run that a person means: a directory, else a name under ``runs_dir``; None: the latest.
+    """Return a run by its directory or its name under ``runs_dir``; None: the latest.
 
     Raises:
-        UsageError: there is none; the hint names what comes near.
+        UsageError: there is none; the hint suggests similar names.
     """
     if name is None:
         runs = list_runs(runs_dir)
@@ -427,13 +422,13 @@ def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
 
 
 PROGRESS_INTERVAL_S = 5.0
-"""Seconds between two notes: a parallel file system is asked for little."""
+"""Seconds between two writes, few enough for a parallel file system."""
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """What a start knew of its end at one moment; each number is None where nobody knew it.
+    """The progress of a start at ``at`` (Unix seconds); an unknown number is None.
 
-    ``at`` is in Unix seconds. The others are those of :class:`bagent.observe.Snapshot`.
+    The fields are those of :class:`bagent.observe.Snapshot`.
     """
 
     at: float
@@ -444,7 +439,7 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class ProgressFile:
-    """Writes the progress of one part of a run, now and then.
+    """Writes the progress of one part of a run every few seconds.
 
     Args:
         run_dir: the run directory.
@@ -456,7 +451,7 @@ class ProgressFile:
         self._due = 0.0
 
     def write(self, progress: RunProgress, *, last: bool = False) -> None:
-        """Write the file if it is due, or for the last time; a full disk stops nothing."""
+        """Write the file if it is due or ``last``; errors are ignored."""
         if not last and time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PROGRESS_INTERVAL_S
@@ -465,9 +460,9 @@ class ProgressFile:
 
 
 def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
-    """Return the progress of all ``parts`` as one; None where one of them has written none.
+    """Return the combined progress of ``parts``; None if one of them has written none.
 
-    The total of several parts is left to the caller: each of them knows its own rows alone.
+    The total of several parts is None: each knows only its own rows.
     """
     parts_progress = []
     for part in parts:

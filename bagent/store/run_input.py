@@ -1,4 +1,4 @@
-"""The input of a run for who only looks at it: what may be read again, or what was kept of it."""
+"""The input rows of a stored run: read again, or taken from ``results.parquet``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 class ParquetInput:
-    """Finds the input of journal lines that come in order of stage and row.
+    """Finds the input of journal lines, in order of stage and row, in a Parquet file.
 
     Args:
-        results: the Parquet file, with the columns of ``results``.
+        results: the Parquet file of ``results``.
     """
 
     def __init__(self, results: Path) -> None:
@@ -42,7 +42,7 @@ class ParquetInput:
         self._rows: list[tuple[int, str | None, str]] = []
 
     def find(self, row: int, key: str, line: bytes) -> InputText:
-        """The input of a journal line, nothing where there is none."""
+        """Return the input of a journal line; empty if there is none."""
         try:
             outcome = decode_outcome_line(line)
         except msgspec.DecodeError:
@@ -79,7 +79,7 @@ class ParquetInput:
 
 
 def _checked(text: bytes) -> InputText:
-    """JSON text in one line; nothing where the file holds something else."""
+    """Return JSON text as one line; empty if it is not JSON."""
     try:
         _RAW.decode(text)
     except msgspec.DecodeError:
@@ -88,10 +88,10 @@ def _checked(text: bytes) -> InputText:
 
 
 def input_reader(rows: str | bytes) -> ReadInput:
-    """Reads the input of a configuration of rows that this process or its parent made.
+    """Return a function that reads the input of a trusted rows configuration.
 
-    All rows are read, whatever ``where``, a sample, a limit or a shard picked among them: an
-    earlier start may have picked others, and each row has the same number and key in all.
+    Filters, samples, limits and shards are ignored, since an earlier start may have selected other
+    rows; the number and key of a row do not depend on them.
     """
     from bagent.rows import RowsConfig, read_again
 
@@ -101,13 +101,15 @@ def input_reader(rows: str | bytes) -> ReadInput:
 
 
 def find_input(run: RunDir, info: RunInfo, spool: Path, report: Report) -> InputFinder | None:
-    """Finds the input of a run's journal lines, without running or reading what others name.
+    """Return a finder of the input of a run's journal lines; None if there is no input.
+
+    Files named by another user's ``run.json`` are not read, and its SQL is not executed.
 
     Args:
-        run: the run directory, which may be somebody else's.
-        info: what its ``run.json`` says.
-        spool: path of a copy of the input that may be needed.
-        report: told why there is no input.
+        run: the run directory.
+        info: the content of its ``run.json``.
+        spool: path for a copy of the input.
+        report: called with the reason if there is no input.
     """
     if info.rows is None:
         return None
@@ -121,7 +123,7 @@ def find_input(run: RunDir, info: RunInfo, spool: Path, report: Report) -> Input
 
 
 def _reader(run: RunDir, info: RunInfo) -> ReadInput:
-    """Reads the files that ``run.json`` names.
+    """Return a function that reads the files that ``run.json`` names.
 
     Raises:
         UsageError: it was not written by this user for this directory, or names SQL.

@@ -1,4 +1,4 @@
-"""The growth of the engines' cache counters over a run, from the ends of its sample files."""
+"""Prefix-cache share and tool-call counts of a run, from its journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagent.files import open_regular
 from bagent.store.journal.segments import list_segments, whole_lines
 
 HEAD = TAIL = 1 << 20
-"""Bytes at the begin and the end of each file that are read: thousands of endpoints' samples."""
+"""Bytes read at the start and the end of each file: samples of thousands of endpoints."""
 
 
 class _Sample(msgspec.Struct):
@@ -25,10 +25,9 @@ _decode_sample = msgspec.json.Decoder(_Sample).decode
 
 
 def cache_share(run_dir: Path) -> float | None:
-    """The share (0 to 1) of prompt tokens that prefix caches knew; None where no endpoint told.
+    """Return the share (0 to 1) of prompt tokens found in prefix caches; None if not reported.
 
-    Each endpoint's first reading is compared with its last; one that was restarted between counts
-    from its restart.
+    It compares the first and last sample of each endpoint; a restarted one counts from its restart.
     """
     firsts: dict[str, _Sample] = {}
     lasts: dict[str, _Sample] = {}
@@ -49,7 +48,7 @@ def cache_share(run_dir: Path) -> float | None:
 
 
 def _samples(path: Path) -> Iterator[_Sample]:
-    """Those with counters, of the file's begin and end; a line that is not whole is passed over."""
+    """Yield samples with counters from the start and end of a file; partial lines are skipped."""
     with open_regular(path) as file:
         lines = file.read(HEAD).split(b"\n")
         size = file.seek(0, 2)
@@ -66,7 +65,7 @@ def _samples(path: Path) -> Iterator[_Sample]:
 
 
 class ToolCount(msgspec.Struct):
-    """Calls of one tool, those of them that failed, and the error of the last failed one."""
+    """Calls of one tool, how many failed, and the last error."""
 
     calls: int = 0
     failed: int = 0
@@ -82,7 +81,7 @@ _decode_call = msgspec.json.Decoder(_Call).decode
 
 
 def count_tools(run_dir: Path, part: str | None = None) -> dict[str, ToolCount]:
-    """Return the counts of each tool that was called, by name.
+    """Return the counts of each called tool, by name.
 
     Args:
         run_dir: the run directory.

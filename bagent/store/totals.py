@@ -1,7 +1,7 @@
-"""The totals of a run: one definition for the summary, ``status``, progress and the exit code.
+"""The totals of a run, shared by the summary, ``status``, progress and the exit code.
 
-A row counts by its current outcome in the journal, whichever start wrote it. Of a job with several
-stages the rows of the last one count.
+A row counts by its current outcome, whichever start wrote it. Of a job with several stages only
+the rows of the last one count.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TRUNCATED_CODE = code_of("truncated", "truncated")
 
 
 def accept_truncated(codes: Mapping[int, int]) -> Counter[int]:
-    """Return the counts by outcome code of a job that accepts truncated answers by now."""
+    """Return the counts by outcome code for a job that accepts truncated answers."""
     counts = Counter(codes)
     counts[ACCEPTED_CODE] += counts.pop(TRUNCATED_CODE, 0)
     return counts
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """How many rows have a result, and which.
+    """Counts of rows with a result.
 
-    ``accepted`` rows are neither ok nor failed: their answers were cut off, and the job accepts
-    that. ``by_status`` counts all rows, ``by_kind`` the failed ones.
+    ``accepted`` rows have a truncated answer that the job accepts. ``by_status`` counts all rows,
+    ``by_kind`` the failed ones.
     """
 
     ok: int = 0
@@ -43,12 +43,12 @@ class Totals(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many rows have a result."""
+        """The number of rows with a result."""
         return self.ok + self.accepted + self.failed
 
     @classmethod
     def of(cls, codes: Mapping[int, int]) -> Totals:
-        """The totals of outcomes counted by :func:`bagent.store.journal.codec.code_of`."""
+        """Return the totals of outcomes counted by code (see ``code_of``)."""
         statuses: Counter[str] = Counter()
         kinds: Counter[str] = Counter()
         for code, number in codes.items():
@@ -62,13 +62,13 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class LastStage(msgspec.Struct, frozen=True):
-    """The last stage of a job. ``may_be_empty``: it is a query, which may select no rows."""
+    """The last stage of a job; ``may_be_empty`` is set for a query, which may select no rows."""
 
     name: str
     may_be_empty: bool = False
 
     def codes(self, run_dir: Path, part: str | None) -> Counter[int]:
-        """Count its current outcomes; those of all stages where all rows failed before it.
+        """Count its current outcomes by code; those of all stages if no row reached it.
 
         Args:
             run_dir: the run directory.
@@ -91,7 +91,7 @@ def _count(lines: JournalReader, selection: Selection, part: str | None) -> Coun
 
 
 def last_stage_of(info: RunInfo | None) -> LastStage | None:
-    """Return the last stage of a run; None where it has one only."""
+    """Return the last stage of a run; None if it has only one."""
     if info is None or len(info.stages) < 2:
         return None
     return LastStage(info.stages[-1], info.query_last)
@@ -105,7 +105,7 @@ def run_codes(
     Args:
         run_dir: the run directory.
         part: one part's journal, or None for those of all parts.
-        last: the last stage; None where the job has one stage.
+        last: the last stage; None if the job has one stage.
         accept: the job accepts truncated answers.
     """
     if last is not None:
@@ -116,10 +116,9 @@ def run_codes(
 
 
 def stage_causes(run_dir: Path, part: str | None) -> dict[str, int]:
-    """Count why rows failed in any stage, by kind.
+    """Count the failed rows of all stages by kind.
 
-    Rows that failed since what they are made of had failed are ``bad_input``: that is no cause
-    where there is another one.
+    ``bad_input`` is left out if there is another kind: rows made of failed rows have it.
     """
     kinds = dict(Totals.of(run_codes(run_dir, part, None)).by_kind)
     if len(kinds) > 1:
