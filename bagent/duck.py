@@ -1,8 +1,8 @@
-"""The one place that opens DuckDB, and what may go from data into its SQL.
+"""DuckDB connections with restricted access, and safe SQL from names, texts, paths and types.
 
-A connection reaches no file, no network and no extension unless its :class:`Access` says so. Names,
-texts, paths and types become SQL only by :func:`quoted`, :func:`literal`, :func:`file_literal` and
-:func:`column_type`; SQL that a job brings is looked at by :func:`single_query` before it is run.
+A connection reaches no file, network or extension unless its :class:`Access` allows it. Data
+becomes SQL only by :func:`quoted`, :func:`literal`, :func:`file_literal` and :func:`column_type`.
+:func:`single_query` checks the SQL of a job before it is executed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Setting = str | bool | int
 _PATTERN = frozenset("*?[")
 _SPILL = count()
 _READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-"""Nodes of DuckDB's syntax tree that only read; others are a COPY, INSERT ... inside a WITH."""
+"""Nodes of DuckDB's syntax tree that only read, unlike COPY or INSERT inside a WITH."""
 
 _WRITES = re.compile(r"(?i)\b(?:copy|insert|update|delete|merge)\b")
 _SCALAR = re.compile(
@@ -39,11 +39,11 @@ _SCALAR = re.compile(
 
 
 _installs: ContextVar[bool] = ContextVar("installs", default=True)
-"""Whether SQL of the user may have DuckDB install the extensions that it needs."""
+"""Whether DuckDB may install extensions that SQL of the user needs."""
 
 
 class SqlError(ValueError):
-    """SQL of a job is not one statement that only reads; its text says why."""
+    """SQL of a job is not one statement that only reads."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ class SqlError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a connection may reach on the disk.
+    """What a connection may access on disk.
 
-    ``files`` and ``folders`` are paths that it may read and write, links followed; ``everything``
-    is for SQL that the user or the user's job wrote.
+    ``files`` and ``folders`` may be read and written, following links. ``everything`` is for SQL
+    of the user or of the user's job.
     """
 
     files: Sequence[Path] = ()
@@ -74,13 +74,13 @@ def connect(
     spill: Path | None = None,
     settings: Mapping[str, Setting] | None = None,
 ) -> DuckDBPyConnection:
-    """Open a DuckDB in memory, or a file of it, that reaches only what ``access`` says.
+    """Open an in-memory DuckDB, or a DuckDB file, restricted to ``access``.
 
     Args:
-        access: what it may reach; its settings cannot be changed unless that is everything.
+        access: what it may access; settings are locked unless that is everything.
         database: a DuckDB file.
         read_only: open it for reading.
-        spill: folder for what does not fit into memory; None: one of this process alone.
+        spill: folder for data beyond the memory limit; None for a private one.
         settings: more settings, by name.
     """
     import duckdb
@@ -111,7 +111,7 @@ def connect(
 
 @contextmanager
 def without_installs() -> Iterator[None]:
-    """Let no connection that is opened meanwhile install an extension."""
+    """Prevent connections opened inside the block from installing extensions."""
     token = _installs.set(False)
     try:
         yield
@@ -120,17 +120,17 @@ def without_installs() -> Iterator[None]:
 
 
 def _lock(connection: DuckDBPyConnection, access: Access) -> None:
-    """Close the way to all files but those of ``access``, and keep it closed."""
+    """Deny access to all files but those of ``access``, and lock the settings."""
     for name, paths in (("allowed_paths", access.files), ("allowed_directories", access.folders)):
         absolute = [str(path.absolute()) for path in paths]
-        # DuckDB compares a path as it stands in the SQL first, and then what it leads to.
+        # DuckDB compares the path in the SQL first, then its target.
         connection.execute(f"SET {name} = ?", [[*absolute, *map(escape_pattern, absolute)]])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
 
 def private_folder() -> Path:
-    """A folder that only this user can enter, for this process; removed at its end."""
+    """Return this process's temporary folder, private to the user."""
     return Path(_folder_of(os.getpid()).name)
 
 
@@ -140,42 +140,40 @@ def _folder_of(process: int) -> tempfile.TemporaryDirectory[str]:
 
 
 def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
+    """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Text as an SQL string."""
+    """Return text as an SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def escape_pattern(path: str) -> str:
-    """A path that DuckDB does not take for a pattern."""
+    """Return a path that DuckDB does not expand as a pattern."""
     return "".join(f"[{char}]" if char in _PATTERN else char for char in path)
 
 
 def file_literal(path: Path) -> str:
-    """The path of a file to be read as an SQL string: never a pattern, never another file."""
+    """Return the path of a file as an SQL string that names only that file."""
     return literal(escape_pattern(str(path.absolute())))
 
 
 def is_plain_scalar(kind: str) -> bool:
-    """Whether a type is a plain one, and no list."""
+    """Return whether a type is a scalar."""
     return not kind.endswith("]") and _SCALAR.fullmatch(kind) is not None
 
 
 def column_type(kind: str) -> str:
-    """The type of a column, where it is a plain one; JSON in place of anything else."""
+    """Return a scalar type or a list of one unchanged; JSON for anything else."""
     return kind if _SCALAR.fullmatch(kind) else "JSON"
 
 
 def single_query(connection: DuckDBPyConnection, sql: str) -> str:
-    """The one query that ``sql`` is, without the semicolon and the comment at its end.
-
-    Nothing is executed but DuckDB's parser.
+    """Return ``sql`` without final semicolons and comments, after parsing it.
 
     Raises:
-        SqlError: it is none, several statements, or writes something.
+        SqlError: it is not one statement, or it writes.
         duckdb.Error: it cannot be parsed.
     """
     import duckdb
@@ -189,7 +187,7 @@ def single_query(connection: DuckDBPyConnection, sql: str) -> str:
             "join them by WITH name AS (...)",
         )
     kind = statements[0].type
-    if kind == duckdb.StatementType.MULTI:  # a PIVOT, which finds its columns first
+    if kind == duckdb.StatementType.MULTI:  # a PIVOT without listed columns
         if _WRITES.search(sql):
             raise SqlError("a query only reads", "quote a column of such a name")
     elif kind != duckdb.StatementType.SELECT:
@@ -200,17 +198,17 @@ def single_query(connection: DuckDBPyConnection, sql: str) -> str:
 
 
 def syntax_tree(connection: DuckDBPyConnection, query: str) -> dict[str, Any]:
-    """DuckDB's syntax tree of a query: ``statements``, or ``error`` and ``error_message``."""
+    """Return the syntax tree of a query: ``statements``, or ``error`` and ``error_message``."""
     answer = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     tree: dict[str, Any] = json.loads(answer[0][0])
     return tree
 
 
 def check_reads(tree: Any) -> None:
-    """Look for statements inside a query that write, such as ``WITH x AS (COPY ...)``.
+    """Check that no statement inside a query writes, such as ``WITH x AS (COPY ...)``.
 
     Raises:
-        SqlError: there is one.
+        SqlError: one does.
     """
     pending = [tree]
     while pending:
@@ -225,7 +223,7 @@ def check_reads(tree: Any) -> None:
 
 
 def _without_end(sql: str) -> str:
-    """A statement without blanks, comments and semicolons behind it."""
+    """Return a statement without trailing blanks, comments and semicolons."""
     import duckdb
 
     content = sql.encode()
@@ -249,10 +247,10 @@ _TOKEN = re.compile(
 
 
 def parse_type(text: str, *, bare_names: bool = False) -> Nested | None:
-    """Read a type such as ``STRUCT("line" BIGINT, "tags" VARCHAR[])[]``; None where it is none.
+    """Parse a type such as ``STRUCT("line" BIGINT, "tags" VARCHAR[])[]``; None if invalid.
 
-    Names stand in quotes; with ``bare_names`` also without, as in what DuckDB describes. JSON
-    inside of it is text, since other readers of Parquet take nested JSON for bytes.
+    Names are quoted; with ``bare_names`` they need not be, as in DuckDB's descriptions. JSON
+    becomes text, since other readers of Parquet treat nested JSON as bytes.
     """
     if len(text) > _LONGEST:
         return None
@@ -273,7 +271,7 @@ def parse_type(text: str, *, bare_names: bool = False) -> Nested | None:
 
 
 def type_sql(kind: Nested) -> str:
-    """Return the SQL of a type."""
+    """Return a type as SQL."""
     if isinstance(kind, str):
         return kind
     if isinstance(kind, list):
@@ -283,15 +281,12 @@ def type_sql(kind: Nested) -> str:
 
 
 def is_nested(kind: str) -> bool:
-    """Whether a type holds structs."""
+    """Return whether a type is a struct or a list of structs."""
     return kind[:7].upper() == "STRUCT("
 
 
 def nested_value(value: str, kind: str) -> str:
-    """Return SQL for a JSON value as a nested type.
-
-    A field that is missing or of another type becomes null, and so does what has another shape.
-    """
+    """Return SQL for a JSON value as a nested type; missing or mismatched parts become null."""
     structure = json.dumps(parse_type(kind), ensure_ascii=False)
     return f"from_json({value}, {literal(structure)})"
 

@@ -1,7 +1,6 @@
-"""The records that pass between the rooms, on one page.
+"""The records that packages exchange.
 
-Everything here is a plain value: no behaviour beyond trivial properties, no I/O, no imports from
-other rooms. JSON values are Python values as ``msgspec.json.decode`` makes them.
+They are plain values without I/O. JSON values are Python values as made by ``msgspec.json.decode``.
 """
 
 from __future__ import annotations
@@ -43,46 +42,44 @@ ErrorKind = Literal[
 PASSING_KINDS: frozenset[str] = frozenset(
     {"rate_limited", "overloaded", "timeout", "connect", "bad_response", "empty"}
 )
-"""Failures for a passing reason: worth sending again later."""
+"""Failures for a passing reason, which are sent again."""
 
 EXTERNAL_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"})
-"""Failures by something outside of the job and its input, which may have been mended since."""
+"""Failures with a cause outside of the job and its input, which may have been fixed since."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One input row.
+    """One row of the input, or one made by a stage.
 
-    ``index`` is its place in the input, from 0, counted before any filter (blank lines take no
-    index). ``key`` is the 64-bit name that survives moving the line: made of the id, the fields
-    that the job uses, and how often that pair came before. ``line`` is the physical line (from
-    1) in ``source``, or the row number where a source has no lines. A row that cannot be read has
-    ``error`` and ``raw`` (its bytes) and empty ``data``.
-
-    A row that a stage made has ``parents``: what it was made of, each as ``STAGE:ID:ANSWER``, and
-    ``parents_failed``, how many input rows among those failed. ``extra`` are further names for its
-    prompt. ``endpoint`` is the only one that may answer it.
+    A row that cannot be read has ``error``, ``raw`` and empty ``data``.
     """
 
     index: int
+    """Number in the input, from 0, before any filter; blank lines have none."""
     key: int
+    """64-bit hash of the id, the fields that the job uses, and earlier occurrences of that pair."""
     id: Json
     data: dict[str, Any]
     source: str
     line: int
+    """Physical line in ``source``, from 1, or the row number if the source has no lines."""
     error: str | None = None
     raw: bytes | None = None
     parents: tuple[str, ...] = ()
+    """Of a row made by a stage: what it was made of, each as ``STAGE:ID:ANSWER``."""
     parents_failed: int | None = None
+    """How many input rows among the parents failed."""
     extra: dict[str, Any] | None = None
+    """Additional variables of its prompt."""
     endpoint: str | None = None
+    """The only endpoint that may answer it."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Token counts as the server told them; None where it did not.
+    """Token counts as reported by the server; an unreported count is None.
 
-    ``prompt`` is the whole prompt; of it ``cached`` tokens were read from a prompt cache and
-    ``cache_write`` tokens were written to one, where providers bill that apart. ``gpu_seconds`` is
-    the answer's share of the time of GPUs, where that is paid for.
+    ``prompt`` includes the ``cached`` tokens read from a prompt cache and the ``cache_write`` tokens
+    written to one. ``gpu_seconds`` is the answer's share of GPU time on own servers.
     """
 
     prompt: int | None = None
@@ -94,7 +91,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One tool call that a model asked for; ``arguments`` is JSON text exactly as received."""
+    """One tool call of a model; ``arguments`` is JSON text as received."""
 
     id: str
     name: str
@@ -102,54 +99,47 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What an endpoint answered to one call, already freed of its wire form.
-
-    ``finish_reason`` is the wire's word, normalised to the OpenAI words where a provider has
-    others (``stop length tool_calls content_filter``); unknown words are kept as they are, a
-    missing one is None. ``ttft_ms`` is None where nothing streamed and the server did not tell.
-    ``text`` is None where the server sent no content at all. ``blocks`` is the turn in the
-    provider's own form where a conversation has to give it back unchanged, such as thinking with
-    its signature; None where text and tool calls say all. ``message`` has the fields of an OpenAI
-    message beyond text and tool calls that a conversation gives back (its reasoning, under the
-    name that the server has for it).
-    ``vectors`` are embeddings, one for each text sent. ``body`` is the whole JSON body as
-    received, for calls whose body was written by the user.
-    """
+    """The answer of an endpoint to one call, independent of its wire protocol."""
 
     text: str | None
+    """None if the response had no content."""
     finish_reason: str | None
+    """``stop``, ``length``, ``tool_calls`` or ``content_filter``, or the provider's own value."""
     model: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = Usage()
     ttft_ms: float | None = None
+    """None if the response was not streamed and the server did not report it."""
     logprobs: Json = None
     request_id: str | None = None
     blocks: list[Json] | None = None
+    """The turn in the provider's form, if a conversation must return it (signed thinking)."""
     vectors: list[list[float]] | None = None
+    """Embeddings, one for each text of the request."""
     message: dict[str, Json] | None = None
+    """Fields of an OpenAI message besides text and tool calls that a conversation returns."""
     body: bytes | None = None
+    """The JSON body as received, for requests whose body was written by the user."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a call, or a row, has no good answer.
-
-    ``passing`` says whether sending the same request again may help. ``retry_after`` is in
-    seconds from when the answer came, None where the server named none. ``status`` is the HTTP
-    status, None where there was no HTTP answer. ``text`` is partial answer text, for people.
-    ``busy`` says that the server, or this machine, is full: waiting is the cure, and the waiting
-    costs the row no try.
-    """
+    """The reason why a call or a row has no valid answer."""
 
     kind: ErrorKind
     message: str
     passing: bool = False
+    """Whether the same request may succeed later."""
     status: int | None = None
+    """HTTP status; None without an HTTP response."""
     retry_after: float | None = None
+    """Seconds from the response, if the server asked for a wait."""
     text: str | None = None
+    """Partial answer text, for people."""
     finish_reason: str | None = None
     busy: bool = False
+    """The server or this machine is full: waiting helps and does not count as an attempt."""
 
 
 def _column(description: str, sql: str = "") -> msgspec.Meta:
@@ -283,14 +273,9 @@ class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
-    """One turn of a conversation that goes on: what a resume needs to continue it.
+    """One turn of an unfinished conversation, from which a resume continues it.
 
-    ``messages`` are the messages that this turn added (the assistant's and the answers to it),
-    never input text. A later line for the same turn replaces an earlier one, and a turn 0 says
-    that the conversation begins anew. ``begun`` are the calls of tools with side effects that were
-    started and have no answer among ``messages``. ``request_hash`` (16 hex digits) names the
-    prompt and the settings that the conversation began with; ``at`` is in Unix seconds. ``usage``
-    and ``attempts`` are what all of it took so far.
+    A later line for the same turn replaces an earlier one; turn 0 restarts the conversation.
     """
 
     key: str
@@ -299,12 +284,18 @@ class Turn(msgspec.Struct, omit_defaults=True):
     answer: int
     turn: int
     messages: list[Message]
+    """Messages added by this turn: the assistant's and the answers to it, never input text."""
     group: str | None = None
     begun: list[ToolCall] = []
+    """Started calls of tools with side effects that have no answer among ``messages``."""
     request_hash: str | None = None
+    """Names the first prompt and the settings of the conversation (16 hex digits)."""
     at: float | None = None
+    """Unix seconds."""
     usage: Usage | None = None
+    """Usage of the conversation so far."""
     attempts: int = 0
+    """Attempts of the conversation so far."""
 
 
 class EndpointSample(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -346,10 +337,10 @@ class ToolRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class FleetStats(msgspec.Struct, frozen=True):
-    """The fleet at one moment, for progress displays.
+    """The state of a fleet, for progress displays.
 
-    ``in_flight`` and ``limit`` count rows; ``retrying`` rows wait for their next try and hold no
-    slot; ``throttled_s`` is how long the account-wide pause still lasts, 0 where there is none.
+    ``in_flight`` and ``limit`` count rows; ``retrying`` rows wait for their next attempt without a
+    slot; ``throttled_s`` is the rest of an account-wide pause, 0 without one.
     """
 
     in_flight: int

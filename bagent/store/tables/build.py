@@ -1,4 +1,4 @@
-"""One making of the tables of a run: part by part, then the files are put in place."""
+"""The build of a run's tables: made in parts in a work directory, then moved into place."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from bagent.store.tables.schema import TABLES, WiderColumns, check_select, wider
 class TableOptions:
     """How to make the tables.
 
-    ``out`` is where they go, None means the run directory. ``only_stale`` leaves alone what is
-    up to date. ``read_input`` reads the input rows; None: as anybody may.
-    ``wait`` is called between two looks at a locked ``run.duckdb`` with seconds.
+    ``out`` is their folder, None the run directory. ``only_stale`` skips tables that are up to
+    date. ``read_input`` reads the input rows of the user's own run. ``wait`` sleeps between two
+    checks of a locked ``run.duckdb``.
     """
 
     out: Path | None = None
@@ -62,12 +62,12 @@ class TableOptions:
 
 
 def make_tables(run_dir: Path, options: TableOptions, report: Report) -> list[str]:
-    """Make the tables of a run; the names of those that were made anew.
+    """Make the tables of a run, and return the names of those that were rebuilt.
 
     Args:
         run_dir: the run directory.
         options: how.
-        report: told what people should know, one line each.
+        report: called with messages for the user.
 
     Raises:
         WriteError: a table cannot be written.
@@ -103,9 +103,9 @@ def make_tables(run_dir: Path, options: TableOptions, report: Report) -> list[st
 
 
 def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
-    """The command line of this module; the exit code.
+    """Run the command line of this module and return the exit code.
 
-    ``rows`` is what ``--wait`` reads from stdin.
+    ``rows`` stands for the line that ``--wait`` reads from stdin.
     """
     parser = argparse.ArgumentParser(
         prog="python -m bagent.store.tables.build", description=__doc__
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
     options = TableOptions(arguments.out, arguments.only_stale, arguments.memory, read_input)
 
     def report(message: str) -> None:
-        sys.stderr.write(f"{message}\n")  # whoever started this says whose words they are
+        sys.stderr.write(f"{message}\n")
 
     try:
         make_tables(arguments.run_dir, options, report)
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
 
 
 def _first_line() -> bytes:
-    """Load what takes long, then wait for a line; empty: whoever was to write it is gone."""
+    """Import what loads slowly, then read a line; empty if the writer is gone."""
     import bagent.rows
     import bagent.store.tables.build  # noqa: F401
 
@@ -148,16 +148,16 @@ def _first_line() -> bytes:
 
 
 LEAST_MB = 150
-"""What DuckDB may take in any case, in MB."""
+"""The memory that DuckDB always gets, in MB."""
 
 _SHARE = 0.35
-"""Of what is free: two DuckDBs are at work, and their limit does not count all that they take."""
+"""Share of the free memory; two DuckDBs work at a time, and exceed their limits somewhat."""
 
 _UNLIMITED = 1 << 60
 
 
 def most_memory_mb(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """The most that a DuckDB may be allowed: a third of what machine, cgroup and SLURM have left.
+    """Return the most memory for a DuckDB: a third of what machine, cgroup and SLURM leave free.
 
     Args:
         env: environment variables.
@@ -170,7 +170,7 @@ def most_memory_mb(env: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def _limits(env: Mapping[str, str], root: Path) -> Iterator[int]:
-    """Every limit that is known, in bytes."""
+    """Yield every known memory limit in bytes."""
     for line in _lines(root / "proc" / "meminfo"):
         name, _, value = line.partition(":")
         if name == "MemAvailable":
@@ -186,7 +186,7 @@ def _limits(env: Mapping[str, str], root: Path) -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """What each cgroup above this process has left; those of version 2 and of version 1."""
+    """Yield the free memory of each cgroup of this process, versions 1 and 2."""
     for line in _lines(root / "proc" / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -197,19 +197,19 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
         else:
             continue
         folder = root / base / path.lstrip("/")
-        # In a container the path may be the host's, of which only the root is seen.
+        # In a container the path may be the host's, of which only the root is visible.
         for group in (folder, *folder.parents):
             if group.is_relative_to(root / base):
-                yield from _left(group / limit, group / used)
+                yield from _free_bytes(group / limit, group / used)
 
 
-def _left(limit: Path, used: Path) -> Iterator[int]:
+def _free_bytes(limit: Path, used: Path) -> Iterator[int]:
     with suppress(ValueError, IndexError):
         most, taken = int(_lines(limit)[0]), int(_lines(used)[0])
         for line in _lines(limit.with_name("memory.stat")):
             name, _, value = line.partition(" ")
             if name in ("inactive_file", "total_inactive_file"):
-                taken -= int(value)  # cached files, which give way
+                taken -= int(value)  # the page cache is reclaimed
                 break
         yield max(0, most - max(0, taken))
 
@@ -222,16 +222,16 @@ def _lines(path: Path) -> list[str]:
 
 
 LOCK_SECONDS = 0.5
-"""Seconds between two looks at a ``run.duckdb`` that another process writes."""
+"""Seconds between two checks of a ``run.duckdb`` that another process writes."""
 
-LOCK_LOOKS = 4
-"""So often is it looked at before the new tables go beside it."""
+LOCK_CHECKS = 4
+"""The number of checks before the new tables are written beside it."""
 
 LEFTOVER_SECONDS = 600.0
-"""Unfinished tables of a process that is gone are removed when this old."""
+"""The age at which unfinished tables of dead processes are removed."""
 
 _NAMED = 5
-"""So many rows are named that do not fit."""
+"""The number of shortened rows named in a message."""
 
 _PLAIN: dict[str, Stream] = {
     "attempts": "attempts",
@@ -241,10 +241,7 @@ _PLAIN: dict[str, Stream] = {
 
 
 def work_directory(out: Path) -> TemporaryDirectory[str]:
-    """A directory under ``out`` for unfinished tables, removed at its end.
-
-    Those that killed processes of this host left behind are removed too.
-    """
+    """Make a temporary directory under ``out``; remove those of killed processes of this host."""
     mine = f".tables-{socket.gethostname()}-"
     for path in out.glob(f"{mine}*-*"):
         pid = path.name.removeprefix(mine).partition("-")[0]
@@ -256,7 +253,7 @@ def work_directory(out: Path) -> TemporaryDirectory[str]:
 
 
 class TableBuilder:
-    """One making of tables: what all its steps need."""
+    """One build of the tables of a run."""
 
     def __init__(
         self, run_dir: Path, info: RunInfo, work: Path, options: TableOptions, report: Report
@@ -271,10 +268,10 @@ class TableBuilder:
         self.columns = {name: sql.stored_type(kind) for name, kind in info.answer_columns}
 
     def make(self, stale: list[str], now: dict[str, str]) -> None:
-        """Make the stale tables, and the database of all; more memory is tried step by step.
+        """Make the stale tables and the database, with more memory at each attempt.
 
         Raises:
-            duckdb.OutOfMemoryException: they need more than this machine has.
+            duckdb.OutOfMemoryException: they need more memory than this machine has.
         """
         base = self.work
         with JournalReader(self.run_dir, self.report, save=True) as lines:
@@ -306,7 +303,7 @@ class TableBuilder:
         write_atomic(self.out / "tables.json", text)
 
     def _make(self, stale: list[str], lines: JournalReader, limits: MemoryLimits) -> str:
-        """Make the tables within limits; the name of the database."""
+        """Make the tables within limits; return the name of the database."""
         with (
             closing(PartMaker(self.work, limits, self._sources())) as parts,
             closing(TableOutputs(self.work, limits, self.info, self._sources())) as tables,
@@ -317,22 +314,22 @@ class TableBuilder:
             if "results" in stale:
                 self._make_results(stale, lines, parts, tables)
             elif "answers" in stale:
-                tables.take(parts.made([self._answers_job(self.out / "results.parquet")]))
+                tables.add(parts.run([self._answers_job(self.out / "results.parquet")]))
             for table in stale:
                 if table in _PLAIN:
-                    tables.take(parts.made(self._plain_jobs(table)))
+                    tables.add(parts.run(self._plain_jobs(table)))
             database = None if tables.database is None else tables.database.finish()
             for table, path in tables.finished():
                 path.replace(self.out / f"{table}.parquet")
             return "" if tables.database is None else self._publish(tables.database, database)
 
     def _sources(self) -> list[Path]:
-        """The files outside of the working directory that DuckDB reads."""
+        """Return the files outside of the work directory that DuckDB reads."""
         segments = [s.path for s in list_segments(self.run_dir / "journal")]
         return [*segments, *(self.out / f"{table}.parquet" for table in sql.TABLES)]
 
     def _plain_jobs(self, table: str) -> Iterator[TableJob]:
-        """A part for each segment, which is read up to where it is now."""
+        """Yield a job for each segment, which is read up to its current end."""
         empty = self.work / "empty.jsonl"
         empty.touch()
         paths = [segment.path for segment in list_segments(self.run_dir / "journal", _PLAIN[table])]
@@ -350,7 +347,7 @@ class TableBuilder:
         return Copy("answers", sql.answers_select(self.columns.items(), source), part)
 
     def _check_of(self, results: Path) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-        """Looks for integers in results that the columns of their answers cannot hold."""
+        """Return a check for integers too wide for the columns of answers; None if not needed."""
         select = check_select(self.columns, f"read_parquet({file_literal(results)})")
 
         def check(connection: duckdb.DuckDBPyConnection) -> None:
@@ -375,17 +372,17 @@ class TableBuilder:
     def _make_results(
         self, stale: list[str], lines: JournalReader, parts: PartMaker, tables: TableOutputs
     ) -> None:
-        """Make ``results``, and ``answers`` from it; and the files of what failed."""
+        """Make ``results``, ``answers`` from it, and the files of failed rows."""
         longest = parts.limits.line_bytes
         rows = self._input_rows()
         feed = RowFeed(lines, rows, keep_input=self.info.keep_input, longest=longest)
         names = ("failed.jsonl", "bad_lines.txt")
         with (self.work / names[0]).open("wb") as failed, (self.work / names[1]).open("wb") as bad:
             chunks = parts.chunks(feed.pieces(failed, bad))
-            tables.take(parts.made(self._result_jobs(chunks, answers="answers" in stale)))
+            tables.add(parts.run(self._result_jobs(chunks, answers="answers" in stale)))
         if rows is not None:
             rows.close()
-        broken = lines.broken + feed.given - tables.counts["results"]
+        broken = lines.broken + feed.line_count - tables.counts["results"]
         if broken:
             broken_lines = "1 broken line" if broken == 1 else f"{broken} broken lines"
             self.notes.append(f"left out: {broken_lines} of the journal")
@@ -409,16 +406,16 @@ class TableBuilder:
                 (self.out / name).unlink(missing_ok=True)
 
     def _input_rows(self) -> InputFinder | None:
-        """The input, where something needs it: a column of the table, or a list of failures."""
+        """Return a finder of the input; None if there is none."""
         spool = self.work / "input-spool"
         if self.options.read_input is not None:
             return InputRows(self.options.read_input, spool)
         return find_input(RunDir(self.run_dir), self.info, spool, self.notes.append)
 
-    def _publish(self, warehouse: DuckDBWriter, file: Path | None) -> str:
-        """Put the database in place; the name it has there, empty where there is none.
+    def _publish(self, writer: DuckDBWriter, file: Path | None) -> str:
+        """Move the database into place; return its name, empty if there is none.
 
-        Who has ``run.duckdb`` open for writing keeps it: the new one goes beside it.
+        If another process has ``run.duckdb`` open for writing, the new one is put beside it.
         """
         if file is None:
             self.notes.append(
@@ -427,30 +424,30 @@ class TableBuilder:
             return ""
         target = self.out / "run.duckdb"
         beside = self.out / "run.new.duckdb"
-        if target.exists() and not warehouse.on_scratch and self._stays_locked(target):
-            self._place(file, beside, warehouse)
+        if target.exists() and not writer.on_scratch and self._stays_locked(target):
+            self._place(file, beside, writer)
             self.notes.append(
                 f"another program has {target} open for writing;"
                 f" the new tables are in {beside.name}"
             )
             return beside.name
         try:
-            self._place(file, target, warehouse)
+            self._place(file, target, writer)
         except OSError as error:
-            self._place(file, beside, warehouse)
+            self._place(file, beside, writer)
             self.notes.append(f"{target} cannot be replaced ({error.strerror}); see {beside.name}")
             return beside.name
         beside.unlink(missing_ok=True)
         return target.name
 
-    def _place(self, file: Path, target: Path, warehouse: DuckDBWriter) -> None:
-        if warehouse.on_scratch:
+    def _place(self, file: Path, target: Path, writer: DuckDBWriter) -> None:
+        if writer.on_scratch:
             copy_file(file, target)
         else:
             file.replace(target)
 
     def _stays_locked(self, target: Path) -> bool:
-        for _ in range(LOCK_LOOKS):
+        for _ in range(LOCK_CHECKS):
             if not is_written_by_another(target):
                 return False
             self.options.wait(LOCK_SECONDS)

@@ -1,4 +1,4 @@
-"""The tables of a run in the making: Parquet files and a DuckDB file, filled part by part."""
+"""Output files of a build: Parquet files and a DuckDB file, filled part by part."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from bagent.store.tables.parquet_concat import ParquetConcat, count_rows
 from bagent.store.tables.schema import json_columns
 
 _NOT_TRIED = "dictionary,chimp,patas"
-"""Packings that cost time to try: other ones, ``fsst`` and ``alp``, hold what they gain."""
+"""Compressions that are slow to try and gain nothing over ``fsst`` and ``alp``."""
 
 _STORAGE = "v1.0.0"
-"""Every DuckDB from this version on reads the file."""
+"""The oldest DuckDB that can read the file."""
 
 
 class TableOutputs:
-    """The tables in the making: to each, parts are added in their order.
+    """The tables of a build, to which parts are added in order.
 
     Args:
         work: a directory for temporary files.
-        limits: memory of the database.
-        info: which kinds of tables are wanted.
-        sources: files elsewhere that tables are taken from.
+        limits: memory limits of the database.
+        info: which kinds of files are made.
+        sources: files elsewhere that tables are copied from.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class TableOutputs:
         self._parquet = info.parquet
         self._joins: dict[str, ParquetConcat] = {}
 
-    def take(self, jobs: Iterable[TableJob]) -> None:
-        """Add the parts of jobs that are done, and remove them."""
+    def add(self, jobs: Iterable[TableJob]) -> None:
+        """Add and remove the parts of finished jobs."""
         for job in jobs:
             for copy in job.copies:
                 if self._parquet:
@@ -63,7 +63,7 @@ class TableOutputs:
                 copy.part.unlink()
 
     def finished(self) -> Iterator[tuple[str, Path]]:
-        """The tables' names and Parquet files, which are whole now."""
+        """Finish the Parquet files; yield the tables' names and files."""
         for table, join in self._joins.items():
             join.finish()
             yield table, self._work / f"{table}.parquet"
@@ -77,13 +77,13 @@ class TableOutputs:
 
 
 class DuckDBWriter:
-    """A DuckDB file in the making, where files can be locked.
+    """The DuckDB file of a build, if files can be locked.
 
     Args:
-        work: a directory for temporary files; also for the file, if files there can be locked.
-        limits: memory.
+        work: a directory for temporary files, and for the file if files there can be locked.
+        limits: memory limits.
         info: which columns are JSON.
-        sources: files elsewhere that rows are taken from.
+        sources: files elsewhere that rows are copied from.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class DuckDBWriter:
         return self._scratch is not None and self.database is not None
 
     def add(self, table: str, part: Path) -> None:
-        """Put the rows of a Parquet file behind those of a table, which is made if need be."""
+        """Append the rows of a Parquet file to a table, which is created if needed."""
         if self.database is None:
             return
         target = f"store.{quoted(table)}"
@@ -140,7 +140,7 @@ class DuckDBWriter:
         self._con.execute(f"INSERT INTO {target} {rows}")
 
     def finish(self) -> Path | None:
-        """Close the file; its path, None where there is none."""
+        """Commit and detach the file; return its path, None if there is none."""
         if self.database is not None:
             self._con.execute("COMMIT")
             self._con.execute("DETACH store")
@@ -154,7 +154,7 @@ class DuckDBWriter:
 
 
 def is_written_by_another(path: Path) -> bool:
-    """Whether another process has a DuckDB file open for writing; the file is not read."""
+    """Return whether another process has a DuckDB file open for writing, without reading it."""
     if Path(f"{path}.wal").exists():
         return True
     try:
@@ -171,7 +171,7 @@ def is_written_by_another(path: Path) -> bool:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file so that ``target`` appears whole or not at all."""
+    """Copy a file atomically."""
     temporary = target.with_name(f"{target.name}.tmp")
     shutil.copyfile(source, temporary)
     temporary.replace(target)

@@ -1,4 +1,4 @@
-"""Which tables are made of the journal as it is now, kept in ``tables.json``."""
+"""Which tables are up to date, recorded in ``tables.json``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _STREAMS: dict[str, Stream] = {
 
 
 class Freshness(msgspec.Struct, omit_defaults=True):
-    """What ``tables.json`` says: a signature of the source for each table that was made.
+    """The content of ``tables.json``: the signature of the source of each table.
 
-    ``database`` is the name of the DuckDB file, empty where there is none. ``notes`` are words
-    for people about what could not be done. ``json_columns`` of a table hold JSON as text.
+    ``database`` is the name of the DuckDB file, empty if there is none. ``notes`` are messages
+    about the build. ``json_columns`` of a table hold JSON as text.
     """
 
     tables: dict[str, str] = msgspec.field(default_factory=dict)
@@ -42,7 +42,7 @@ class Freshness(msgspec.Struct, omit_defaults=True):
 
 
 def read_freshness(directory: Path) -> Freshness:
-    """What is written about the tables in a directory; empty where nothing is."""
+    """Read ``tables.json`` in a directory; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         content = read_regular(directory / "tables.json")
         return msgspec.json.decode(content, type=Freshness)
@@ -50,7 +50,7 @@ def read_freshness(directory: Path) -> Freshness:
 
 
 def valid_tables(directory: Path, info: RunInfo) -> frozenset[str]:
-    """The tables whose files are Parquet with the right columns; they may be somebody else's."""
+    """Return the tables whose Parquet files have the right columns; the files are not trusted."""
     paths = {table: directory / f"{table}.parquet" for table in TABLES}
     regular = {table: path for table, path in paths.items() if is_regular(path)}
     if not regular:
@@ -66,7 +66,7 @@ def valid_tables(directory: Path, info: RunInfo) -> frozenset[str]:
 def _has_columns(
     connection: DuckDBPyConnection, path: Path, expected: list[tuple[str, str]]
 ) -> bool:
-    """Whether a file is Parquet with these columns; JSON is text there."""
+    """Return whether a file is Parquet with these columns, JSON being text."""
     import duckdb
 
     try:
@@ -81,7 +81,7 @@ def _has_columns(
 
 
 def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
-    """For each table what it would be made of now: files with their sizes, settings, columns."""
+    """Return the current signature of each table's source: files with sizes, settings, columns."""
     settings = (info.rows, info.keep_input, info.answer_columns)
     result = {}
     for table in TABLES:
@@ -96,12 +96,12 @@ def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
 
 
 def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[str]:
-    """The tables in ``directory`` that are missing, older than the journal, or of other columns.
+    """Return the tables that are missing, older than the journal, or have other columns.
 
     Args:
-        directory: where the tables are.
-        info: of the run. Where no Parquet is wanted all are made anew when one is stale.
-        now: the signatures of the journal as it is.
+        directory: the folder of the tables.
+        info: the run. Without Parquet files, all tables are stale if one is.
+        now: the current signatures.
     """
     made = read_freshness(directory)
     if made.database and not (directory / Path(made.database).name).is_file():

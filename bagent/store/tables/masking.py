@@ -1,8 +1,8 @@
-"""Hiding fields of results, as SQL: a value goes, that there was one stays.
+"""Redaction of fields of results, as SQL: values are replaced, nulls stay.
 
 A field is a column (``error``), a path into a JSON column (``output.name.first``, ``input.ssn``) or
-a plain name: the column, else that property of both ``input`` and ``output``. With a property of
-the output goes whatever repeats it word for word: text, reasoning, logprobs and the error.
+a plain name: the column, else that property of both ``input`` and ``output``. Redacting a property
+of the output also redacts what may repeat it: text, reasoning, logprobs and the error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bagent.errors import UsageError
 from bagent.store.tables.schema import RESULTS
 
 MASK = "'***'"
-"""What stands for a hidden text, as SQL."""
+"""The replacement of a text, as SQL."""
 
 _JSON_MASK = "***"
 _REPEATS = ("text", "reasoning", "logprobs", "error")
@@ -24,10 +24,10 @@ _WHOLE = frozenset({"row", "stage", "answer", "status"})
 
 
 def masked_columns(fields: Iterable[str]) -> dict[str, str]:
-    """For each column of ``results`` that is changed, the SQL of its new value.
+    """Return the SQL of the new value of each column of ``results`` that changes.
 
     Raises:
-        UsageError: a field is empty, or a column without which rows cannot be told apart.
+        UsageError: a field is empty, or a column that identifies rows.
     """
     paths: dict[str, list[list[str]]] = {}
     hidden: set[str] = set()
@@ -53,7 +53,7 @@ def masked_columns(fields: Iterable[str]) -> dict[str, str]:
 
 
 def masked_answers(fields: Iterable[str]) -> frozenset[str]:
-    """The columns of ``answers`` that are hidden."""
+    """Return the columns of ``answers`` that are redacted."""
     names = set()
     for field in fields:
         steps = field.removeprefix("output.").split(".")
@@ -74,7 +74,7 @@ def _hidden(column: str) -> str:
 
 
 def _without(value: str, steps: list[str]) -> str:
-    """A JSON value less one property; what is no object on the way there is hidden whole."""
+    """Return SQL for a JSON value without one property; a non-object on its path is replaced."""
     cases = []
     for depth in range(len(steps), -1, -1):
         pointer = literal("".join(f"/{_escaped(step)}" for step in steps[:depth]))

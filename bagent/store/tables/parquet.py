@@ -1,7 +1,6 @@
-"""Parquet parts of a table, made on a few threads, each with a DuckDB of its own.
+"""Parquet parts of a table, made on threads with separate DuckDB connections.
 
-DuckDB's own threads took up to twice the CPU for the same work; connections that share nothing
-do not.
+DuckDB's own threads used up to twice the CPU for the same work.
 """
 
 from __future__ import annotations
@@ -22,38 +21,37 @@ import duckdb
 from bagent.duck import Access, Setting, connect, literal, private_folder
 
 OBJECT_BYTES = 16 * 1024 * 1024
-"""The longest line that DuckDB reads unless the journal holds a longer one."""
+"""The default of the longest line that DuckDB reads."""
 
 CHUNK_BYTES = 64 * 1024 * 1024
-"""Size in bytes from which a file of lines becomes a part."""
+"""The size in bytes at which a file of lines becomes a part."""
 
 _TAIL_BYTES = 64 * 1024
 VECTOR_LINES = 2048
 VECTOR_BYTES = 8 * 1024 * 1024
 _MEMORY_FACTOR = 12
-"""DuckDB works on so many lines at a time, and takes so many times their bytes for it. A part ends
-where they hold ``VECTOR_BYTES``."""
+"""DuckDB's memory for ``VECTOR_LINES`` lines, in multiples of their bytes. A part ends where so
+many lines hold ``VECTOR_BYTES``."""
 
 GROUP_ROWS = 30720
-"""A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
+"""Rows per row group, which is in memory until written; the default 122,880 rows take 150 MB."""
 
 _SHORT_LINE = 1024 * 1024
-"""Lines of so many bytes are never shortened."""
+"""Lines up to this many bytes are never shortened."""
 
 _PACKED = "FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 10240"
-"""A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
 
 
 def memory_steps(
     least_mb: int, longest: int, group_bytes: int, most_mb: int
 ) -> Iterator[MemoryLimits]:
-    """What to try, one after the other: more memory, and then shorter lines.
+    """Yield limits to try in turn: more memory, then shorter lines.
 
     Args:
         least_mb: enough for usual lines.
-        longest: the longest line that is known of, in bytes.
-        group_bytes: ``VECTOR_LINES`` lines in the mean, or all that there are.
-        most_mb: what the machine allows.
+        longest: the longest known line in bytes.
+        group_bytes: the bytes of ``VECTOR_LINES`` mean lines, or of all lines.
+        most_mb: the most that the machine allows.
     """
     group_rows = VECTOR_LINES if group_bytes > VECTOR_BYTES else GROUP_ROWS
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
@@ -73,15 +71,13 @@ def memory_steps(
 
 
 def is_out_of_memory(error: duckdb.Error) -> bool:
-    """Whether DuckDB failed for its memory limit; at a commit it says so in another error."""
+    """Return whether DuckDB failed for its memory limit; a commit raises another error."""
     return isinstance(error, duckdb.OutOfMemoryException) or "memory_limit" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """What the child may use: memory in MB for each DuckDB, and the longest line in bytes that it
-    gets; how many rows the database packs together, and how many parts are made at a time.
-    """
+    """Limits of a build: memory of each DuckDB, longest line, rows per group, parallel parts."""
 
     memory_mb: int
     line_bytes: int
@@ -96,7 +92,7 @@ class MemoryLimits:
 
 
 class TableChunk(NamedTuple):
-    """A file of lines that becomes a part, and its longest line in bytes."""
+    """A file of lines for a part, and its longest line in bytes."""
 
     path: Path
     longest: int
@@ -104,7 +100,7 @@ class TableChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A part of one table: its SELECT and the Parquet file to be made."""
+    """A part of one table: its SELECT and its Parquet file."""
 
     table: str
     select: str
@@ -113,10 +109,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """Parts that are made one after the other: a later one may read what an earlier one made.
+    """Parts that are made in order; a later one may read an earlier one.
 
-    ``source`` is a file of lines that is written over afterwards, None where there is none.
-    ``check`` is called in the end with the connection, and may raise.
+    ``source`` is a file of lines that is reused afterwards. ``check`` is called at the end with
+    the connection, and may raise.
     """
 
     copies: tuple[Copy, ...]
@@ -130,7 +126,7 @@ class PartMaker:
     Args:
         work: a directory for temporary files.
         limits: memory and line length.
-        sources: files elsewhere that parts are made of.
+        sources: files elsewhere that parts are made from.
     """
 
     def __init__(self, work: Path, limits: MemoryLimits, sources: Sequence[Path] = ()) -> None:
@@ -143,7 +139,7 @@ class PartMaker:
                 connect(
                     Access(files=sources, folders=[work, private_folder()]),
                     spill=work / f"spill-{number}",
-                    # Statistics would declare a column without nulls otherwise than the next part.
+                    # With statistics, a column without nulls would differ from other parts.
                     settings={
                         **limits.settings,
                         "disabled_optimizers": "statistics_propagation",
@@ -153,8 +149,8 @@ class PartMaker:
         self._spare: list[Path] = []
         self._chunks = 0
 
-    def made(self, jobs: Iterable[TableJob]) -> Generator[TableJob]:
-        """The jobs in their order, each when its files are there; a few are done ahead."""
+    def run(self, jobs: Iterable[TableJob]) -> Generator[TableJob]:
+        """Yield the jobs in order as they finish; a few are made ahead."""
         ahead: deque[tuple[TableJob, Future[None]]] = deque()
         for job in jobs:
             ahead.append((job, self._pool.submit(self._make, job)))
@@ -180,11 +176,10 @@ class PartMaker:
             self._idle.put(con)
 
     def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[TableChunk]:
-        """Files of some 64 MB with these lines, some hundred at a time; at least one.
+        """Yield at least one file of about 64 MB with the lines; smaller files for long lines.
 
-        Long lines come in smaller files. The pages of a file that was used are used again: new
-        ones cost as much as parsing what they hold. Each has a new name: what a reader may have
-        kept of an old one under the same name would be wrong.
+        Used files are overwritten, since new pages cost as much as parsing, but renamed, since
+        readers may cache a file by its name.
         """
         remaining = iter(pieces)
         more = True
@@ -201,14 +196,14 @@ class PartMaker:
             yield TableChunk(path, longest)
 
     def close(self) -> None:
-        """Stop, and close the connections."""
+        """Stop the threads and close the connections."""
         self._pool.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().close()
 
 
 def _fill(handle: IO[bytes], pieces: Iterator[Sequence[bytes | memoryview]]) -> tuple[bool, int]:
-    """Write lines up to the size of a part; whether there may be more, and the longest one."""
+    """Write lines up to the size of a part; return whether there may be more, and the longest."""
     size = longest = lines_near = bytes_near = 0
     near: deque[tuple[int, int]] = deque()
     more = False
@@ -231,7 +226,7 @@ def _fill(handle: IO[bytes], pieces: Iterator[Sequence[bytes | memoryview]]) -> 
 
 
 def longest_line(path: Path) -> int:
-    """At least the longest line of a file in bytes, where that is longer than usual."""
+    """Return the longest line of a file in bytes, 0 if none exceeds :data:`OBJECT_BYTES`."""
     longest = start = 0
     with path.open("rb") as handle:
         size = handle.seek(0, os.SEEK_END)
@@ -249,12 +244,12 @@ def longest_line(path: Path) -> int:
 
 
 def object_bytes(longest: int) -> int:
-    """What DuckDB must be ready for to read a line of so many bytes."""
+    """Return DuckDB's ``maximum_object_size`` for a line of so many bytes."""
     return max(OBJECT_BYTES, longest + longest // 8)
 
 
 def _write_all(descriptor: int, lines: Sequence[bytes | memoryview]) -> int:
-    """Write some hundred lines where the file stands, without putting them together first."""
+    """Write lines without joining them first; return their bytes."""
     size = sum(map(len, lines))
     written = os.writev(descriptor, lines)
     if written < size:
@@ -265,7 +260,7 @@ def _write_all(descriptor: int, lines: Sequence[bytes | memoryview]) -> int:
 
 
 def write_parquet(con: duckdb.DuckDBPyConnection, select: str, path: Path) -> None:
-    """Write a selection as Parquet; through a pipe where DuckDB cannot lock the file."""
+    """Write a selection as Parquet; through a pipe if DuckDB cannot lock the file."""
     try:
         _copy(con, select, str(path), "")
     except duckdb.IOException as error:
@@ -274,7 +269,7 @@ def write_parquet(con: duckdb.DuckDBPyConnection, select: str, path: Path) -> No
         pipe = private_folder() / f"{path.name}-{threading.get_ident()}"
         os.mkfifo(pipe, 0o600)
         with ThreadPoolExecutor(1, "parquet") as pool:
-            # Opened for both, so that neither end waits for the other.
+            # Opened for reading too, so that opening does not block.
             writing = os.open(pipe, os.O_RDWR)
             copied = pool.submit(_drain, os.open(pipe, os.O_RDONLY), path)
             try:
@@ -290,7 +285,7 @@ def _copy(con: duckdb.DuckDBPyConnection, select: str, target: str, more: str) -
 
 
 def _drain(descriptor: int, path: Path) -> None:
-    """Copy what comes through a pipe into a file; reads on to the end also if that fails."""
+    """Copy a pipe into a file; drain it even if writing fails."""
     with os.fdopen(descriptor, "rb") as source:
         try:
             with path.open("wb") as target:

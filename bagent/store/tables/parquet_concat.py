@@ -1,9 +1,9 @@
-"""Puts Parquet files of the same columns together to one, without unpacking what they hold.
+"""Concatenation of Parquet files with equal columns, without decoding their row groups.
 
-A Parquet file is its groups of rows, one behind the other, then a footer that says where they
-are: https://parquet.apache.org/docs/file-format/. The footer is a Thrift structure in the compact
-protocol: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. It is
-read into plain values here, the places in it are moved, and it is written again.
+A Parquet file is a sequence of row groups and a footer with their offsets
+(https://parquet.apache.org/docs/file-format/). The footer is a Thrift structure in the compact
+protocol (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md). It is
+decoded here, its offsets are shifted, and it is encoded again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, NamedTuple
 _MAGIC = b"PAR1"
 _PIECE = 1 << 20
 
-# Types of the compact protocol. A boolean field is all in its type; in a list it takes a byte.
+# Types of the compact protocol. A boolean field has its value in its type; in a list, in a byte.
 _STOP, _I16, _I32, _I64, _BINARY, _LIST, _STRUCT = 0, 4, 5, 6, 8, 9, 12
 _BOOLEAN = (1, 2)
 _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
-"""Types of so many bytes that are taken over as they are."""
+"""Types with a fixed number of bytes, which are copied."""
 
 # Fields of parquet.thrift.
 _SCHEMA, _ROWS, _GROUPS = 2, 3, 4
@@ -31,7 +31,7 @@ _DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _BLOOM = 9, 10, 11, 14
 
 
 class Field(NamedTuple):
-    """A value of a structure with its type."""
+    """A typed value of a structure."""
 
     kind: int
     value: Any
@@ -42,10 +42,10 @@ Struct = dict[int, Field]
 
 
 class ParquetConcat:
-    """A Parquet file in the making, to which whole files are added.
+    """A Parquet file to which complete files are appended.
 
     Args:
-        path: the file; it is there, unfinished, until :meth:`finish`.
+        path: the file, which is incomplete until :meth:`finish`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,10 +55,10 @@ class ParquetConcat:
         self._groups: list[bytes] = []
 
     def add(self, part: Path) -> int:
-        """Add the rows of a Parquet file with the columns of the first one; how many they are.
+        """Append a Parquet file with the columns of the first one; return its number of rows.
 
         Raises:
-            ValueError: it is no Parquet file, or has other columns.
+            ValueError: it is not a Parquet file, or has other columns.
         """
         with part.open("rb") as source:
             footer, end = _read_footer(source)
@@ -80,9 +80,9 @@ class ParquetConcat:
         return rows
 
     def finish(self) -> None:
-        """Write the footer and close the file; at least one part must have been added."""
+        """Write the footer and close the file, which must have at least one part."""
         for element in self._footer[_SCHEMA].value[1]:
-            _call_json_text(element)
+            _declare_json_as_text(element)
         self._footer[_GROUPS] = Field(_LIST, (_STRUCT, self._groups))
         out = bytearray()
         _write_struct(self._footer, out)
@@ -94,18 +94,18 @@ class ParquetConcat:
         self._file.close()
 
 
-def _call_json_text(element: Struct) -> None:
-    """Declare a column of JSON as text: other readers take Parquet's JSON for bytes."""
+def _declare_json_as_text(element: Struct) -> None:
+    """Declare a column of JSON as text, since other readers treat Parquet's JSON as bytes."""
     if element.get(_CONVERTED) == Field(_I32, _JSON):
         element[_CONVERTED] = Field(_I32, _UTF8)
         element[_LOGICAL] = Field(_STRUCT, {_STRING: Field(_STRUCT, {})})
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a Parquet file has.
+    """Return the number of rows of a Parquet file.
 
     Raises:
-        ValueError: it is no Parquet file.
+        ValueError: it is not a Parquet file.
     """
     with path.open("rb") as source:
         rows: int = _read_footer(source)[0][_ROWS].value
@@ -113,7 +113,7 @@ def count_rows(path: Path) -> int:
 
 
 def _read_footer(source: BinaryIO) -> tuple[Struct, int]:
-    """The footer of a Parquet file, and the offset at which it begins."""
+    """Return the footer of a Parquet file and its offset."""
     size = source.seek(0, os.SEEK_END)
     source.seek(max(0, size - 8))
     tail = source.read(8)
@@ -131,9 +131,9 @@ def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
 
 
 def _move_group(group: Struct, moved: int, number: int) -> None:
-    """Change the places in a group of rows, which begins ``moved`` bytes later now."""
+    """Shift the offsets in a row group by ``moved`` bytes, and set its number."""
     _move(group, (_GROUP_OFFSET,), moved)
-    if _ORDINAL in group:  # 16 bits: beyond them it is left out, as is allowed
+    if _ORDINAL in group:  # 16 bits; optional, so larger numbers are left out
         group[_ORDINAL] = Field(_I16, number)
         if number > 0x7FFF:
             del group[_ORDINAL]
@@ -145,18 +145,18 @@ def _move_group(group: Struct, moved: int, number: int) -> None:
 def _move(struct: Struct, numbers: tuple[int, ...], moved: int) -> None:
     for number in numbers:
         field = struct.get(number)
-        if field is not None and field.value > 0:  # 0 stands for none
+        if field is not None and field.value > 0:  # 0 means none
             struct[number] = Field(field.kind, field.value + moved)
 
 
 class _Reader:
-    """Reads values of the compact protocol from bytes."""
+    """Decodes values of the compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -175,10 +175,10 @@ class _Reader:
         return value >> 1 ^ -(value & 1)
 
     def struct(self) -> Struct:
-        """A structure."""
+        """Decode a structure."""
         fields: Struct = {}
         number = 0
-        while (head := self._take(1)[0]) != _STOP:
+        while (head := self._read(1)[0]) != _STOP:
             number = number + (head >> 4) if head >> 4 else self._signed()
             kind = head & 15
             fields[number] = Field(kind, None if kind in _BOOLEAN else self._value(kind))
@@ -188,15 +188,15 @@ class _Reader:
         if kind in (_I16, _I32, _I64):
             return self._signed()
         if kind == _BINARY:
-            return self._take(self._unsigned())
+            return self._read(self._unsigned())
         if kind == _STRUCT:
             return self.struct()
         if kind == _LIST:
-            head = self._take(1)[0]
+            head = self._read(1)[0]
             count = head >> 4 if head >> 4 < 15 else self._unsigned()
             return head & 15, [self._value(head & 15) for _ in range(count)]
         if kind in _FIXED:
-            return self._take(_FIXED[kind])
+            return self._read(_FIXED[kind])
         raise ValueError(f"a value of type {kind} in the footer of a Parquet file")
 
 
@@ -227,7 +227,7 @@ def _write_struct(fields: Struct, out: bytearray) -> None:
 
 
 def _write(kind: int, value: Any, out: bytearray) -> None:
-    if isinstance(value, bytes) and kind != _BINARY:  # fixed, or a structure that is written
+    if isinstance(value, bytes) and kind != _BINARY:  # fixed size, or an encoded structure
         out += value
     elif kind == _BINARY:
         _write_unsigned(len(value), out)

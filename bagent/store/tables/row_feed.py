@@ -1,7 +1,7 @@
-"""From the journal and the input to JSON lines in input order, for the tables.
+"""JSON lines of ``results`` in input order, merged from the journal and the input.
 
-Journal and input are both read in order of rows and merged, so neither is ever in memory. Where
-the input was reordered since, rows are found by key in a copy on the disk.
+Both are read in the order of rows, so neither is held in memory. If the input was reordered, rows
+are found by key in a copy on disk.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bagent.store.journal.reader import Block, JournalReader, slices
 from bagent.types import Row
 
 ReadInput = Callable[[], Iterator[list[Row]]]
-"""Reads the input rows from the start, ascending by index."""
+"""Reads the input rows in batches, ascending by index."""
 
 _ENCODE = msgspec.json.Encoder().encode
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LONG_FIELD = 16 * 1024
-"""Bytes of JSON from which a field is left out of a line that is too long."""
+"""Fields longer than this many bytes are removed from lines that are too long."""
 
 
 class InputText(NamedTuple):
-    """What the input holds for a row: its JSON text, or the bytes of an unreadable line."""
+    """The input of a row: its JSON text, or the bytes of an unreadable line."""
 
     text: bytes | None = None
     raw: bytes | None = None
@@ -46,11 +46,11 @@ _NOTHING = InputText()
 
 
 class InputRows:
-    """Finds input rows for journal lines that come in order of rows.
+    """Finds the input of journal lines that come in the order of rows.
 
     Args:
         read: reads the input from its start; called again for each stage.
-        spool: path of the copy that is made only when rows have moved.
+        spool: path of the copy, which is made only if rows have moved.
     """
 
     def __init__(self, read: ReadInput, spool: Path) -> None:
@@ -64,12 +64,12 @@ class InputRows:
         self._begun = False
 
     def find(self, row: int, key: str, line: bytes) -> InputText:
-        """The input of a journal line, nothing where there is none.
+        """Return the input of a journal line; empty if there is none.
 
         Args:
             row: its row number.
             key: its key, 16 hex digits.
-            line: the line; rows that have parents do not come from the input.
+            line: the line; rows with parents are not from the input.
         """
         if self.problem is not None:
             return _NOTHING
@@ -123,7 +123,7 @@ class InputRows:
         return self._spool
 
     def close(self) -> None:
-        """Close the copy, if one was made."""
+        """Close the copy, if any."""
         if self._spool is not None:
             self._spool[1].close()
 
@@ -138,33 +138,33 @@ def _text_of(row: Row) -> InputText:
 
 
 class InputFinder(Protocol):
-    """Finds the input of journal lines that come in order of stage and row."""
+    """Finds the input of journal lines that come in the order of stages and rows."""
 
     problem: str | None
 
     def find(self, row: int, key: str, line: bytes) -> InputText:
-        """The input of a journal line, nothing where there is none."""
+        """Return the input of a journal line; empty if there is none."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
 
 
 class RowFeed:
-    """Makes the lines of the ``results`` table, and the files of what failed.
+    """Makes the lines of the ``results`` table, and the files of failed rows.
 
     Args:
         lines: the journal.
-        rows: the input, or None where it is not to be read.
-        keep_input: put the input into the lines.
-        longest: lines longer than this many bytes go without their long fields.
+        rows: the input; None if it is not read.
+        keep_input: add the input to the lines.
+        longest: lines longer than this many bytes lose their long fields.
     """
 
     def __init__(
         self, lines: JournalReader, rows: InputFinder | None, *, keep_input: bool, longest: int
     ) -> None:
-        self.given = 0
+        self.line_count = 0
         self.shortened: list[str] = []
-        """Rows that go without their long fields."""
+        """Rows whose long fields were removed."""
         self.failed = 0
         self.bad = 0
         self._lines = lines
@@ -179,13 +179,13 @@ class RowFeed:
     def pieces(
         self, failed: BinaryIO, bad_lines: BinaryIO
     ) -> Iterator[Sequence[bytes | memoryview]]:
-        """The lines in order of stage, row and answer, each with its newline, some at a time.
+        """Yield the lines in order of stage, row and answer, in blocks, each with its newline.
 
-        Only a line that gets its input is parsed here: DuckDB finds what else is broken.
+        Only lines that get their input are parsed here; DuckDB finds other broken ones.
 
         Args:
-            failed: takes the input rows that did not come out ok.
-            bad_lines: takes the input lines that could not be read.
+            failed: receives the input rows that are not ok.
+            bad_lines: receives the input lines that could not be read.
         """
         for block in self._lines.blocks():
             texts = block.texts
@@ -195,7 +195,7 @@ class RowFeed:
                 for n in ordinals:
                     texts[n] = self._with_input(self._rows, block, n, (failed, bad_lines))
             lengths = [*map(len, texts)]
-            self.given += len(texts)
+            self.line_count += len(texts)
             if max(lengths, default=0) > self._longest:
                 for n, length in enumerate(lengths):
                     if length > self._longest:
@@ -233,7 +233,7 @@ class RowFeed:
             bad.write(raw.rstrip(b"\r\n") + b"\n")
 
     def _shorten(self, line: bytes) -> bytes:
-        """The line without its long fields, and a word about its row."""
+        """Return the line without its long fields, and record its row."""
         try:
             fields = _FIELDS.decode(line)
         except msgspec.DecodeError:
@@ -250,9 +250,9 @@ class RowFeed:
 
 
 def mended(lines: JournalReader) -> frozenset[int]:
-    """Keys of rows that failed in a stage, and came out well of a later one all the same.
+    """Return the keys of rows that failed in a stage but are ok in a later one.
 
-    Stages are in the order of their first lines. Memory: the keys of what failed.
+    Stages are in the order of their first lines. Memory: the keys of failed rows.
     """
     order = {name: number for number, name in enumerate(lines.stages())}
     superseded = lines.superseded()

@@ -1,7 +1,7 @@
-"""The tables of a run: their columns and types, in the order that users see.
+"""The tables of a run: columns, types and descriptions, in the order that users see.
 
-Types are given to DuckDB, never guessed from data: a column that is null at first cannot change
-its type later. What models wrote stays JSON text, so that no key is ever lost.
+Types are never inferred from data, so that a column of nulls has its type. Output of models stays
+JSON text, so that no key is lost.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endp
 
 
 def column_definitions(columns: dict[str, str]) -> str:
-    """Columns as in CREATE TABLE, under their names in the table."""
+    """Return columns as in CREATE TABLE, by their names in the table."""
     return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
 
 
 def read_json(path: Path, columns: dict[str, str], object_bytes: int) -> str:
-    """SQL that reads JSON lines with these columns; a broken line gives a row of nulls.
+    """Return SQL that reads JSON lines; a broken line gives a row of nulls.
 
     Args:
         path: the file.
-        columns: names and types, nothing is inferred.
-        object_bytes: the longest line that is read, in bytes.
+        columns: names and types.
+        object_bytes: the longest readable line in bytes.
     """
     types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
     return (
@@ -113,7 +113,7 @@ def read_json(path: Path, columns: dict[str, str], object_bytes: int) -> str:
 
 
 def json_select(table: str, path: Path, object_bytes: int) -> str:
-    """SQL that reads the lines of a journal file as rows of a table; broken lines give none."""
+    """Return SQL that reads a journal file as rows of a table, without broken lines."""
     columns = COLUMNS[table]
     source = read_json(path, columns, object_bytes)
     defaults = DEFAULTS if table == "results" else PLAIN_DEFAULTS
@@ -124,10 +124,7 @@ def json_select(table: str, path: Path, object_bytes: int) -> str:
 
 
 def select_list(columns: dict[str, str], defaults: dict[str, str]) -> str:
-    """The columns as a SELECT list under their names in the table.
-
-    The usual values are put in where a line left them out.
-    """
+    """Return a SELECT list of columns by their names in the table, with defaults filled in."""
     return ", ".join(
         (f"coalesce({quoted(n)}, {defaults[n]})" if n in defaults else quoted(n))
         + f" AS {quoted(RENAMED.get(n, n))}"
@@ -136,10 +133,10 @@ def select_list(columns: dict[str, str], defaults: dict[str, str]) -> str:
 
 
 def answer_names(properties: Iterable[str]) -> dict[str, str]:
-    """Column names of ``answers`` for the properties of a schema.
+    """Return the column names of ``answers`` for the properties of a schema.
 
-    DuckDB's names do not tell upper case from lower, so a property whose name is taken (also by
-    ``id``, ``stage``, ``answer``) gets ``_2``, ``_3`` ... behind it.
+    DuckDB's names ignore case; a name that exists already (also ``id``, ``stage``, ``answer``) gets
+    the suffix ``_2``, ``_3`` ...
     """
     taken = {"id", "stage", "answer"}
     names: dict[str, str] = {}
@@ -154,10 +151,10 @@ def answer_names(properties: Iterable[str]) -> dict[str, str]:
 
 
 def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> str:
-    """SQL for ``answers``: id, stage, answer and a typed column per property, ok rows only.
+    """Return SQL for ``answers``: id, stage, answer and a typed column per property, of ok rows.
 
-    The output is parsed once per row; a value of another type becomes null. None in place of a
-    property is the whole output, in the column ``value``.
+    A value of another type becomes null. The property None is the complete output, in the column
+    ``value``.
     """
     typed_columns = [(name, stored_type(kind)) for name, kind in dict(columns).items()]
     names = _names_of(name for name, _ in typed_columns)
@@ -189,7 +186,7 @@ def _names_of(properties: Iterable[str | None]) -> dict[str | None, str]:
 def table_columns(
     table: str, answer_columns: Iterable[tuple[str | None, str]]
 ) -> list[tuple[str, str]]:
-    """Names and types of a table's columns in their order, as DuckDB tells them."""
+    """Return names and types of a table's columns in order, as DuckDB describes them."""
     if table != "answers":
         return [(RENAMED.get(name, name), kind) for name, kind in COLUMNS[table].items()]
     types = dict(answer_columns)
@@ -199,12 +196,12 @@ def table_columns(
 
 
 def json_columns(table: str, answer_columns: Iterable[tuple[str | None, str]]) -> list[str]:
-    """The columns of a table that hold JSON; in Parquet files they are text, as others read it."""
+    """Return the columns of a table that hold JSON; in Parquet files they are text."""
     return [name for name, kind in table_columns(table, answer_columns) if kind == "JSON"]
 
 
 def stored_type(kind: str) -> str:
-    """The type of a column of answers in the tables; Parquet has no HUGEINT."""
+    """Return the type of a column of answers in the tables; Parquet has no HUGEINT."""
     if is_nested(kind):
         nested = parse_type(kind)
         return "JSON" if nested is None else type_sql(nested)
@@ -212,12 +209,12 @@ def stored_type(kind: str) -> str:
 
 
 def pointer(name: str | None) -> str:
-    """JSON pointer (RFC 6901) to a top-level property; None is the whole value."""
+    """Return the JSON pointer (RFC 6901) to a top-level property; None is the complete value."""
     return "" if name is None else "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 def is_scalar(kind: str) -> bool:
-    """Whether a type is neither JSON nor a list or a struct."""
+    """Return whether a type is neither JSON nor a list or a struct."""
     return kind.upper() != "JSON" and not kind.endswith("]") and not is_nested(kind)
 
 
@@ -314,17 +311,17 @@ ERROR_KINDS: dict[str, str] = {
 _EXACT = "DECIMAL(38,0)"
 _INTEGER = r"-?\d+(?:\.0*)?(?:e\+?\d+)?"
 _MAY_BE_WIDE = r"\d{19}|\de\+?\d"
-"""A text without this has no integer beyond 64 bits; most need no closer look."""
+"""A text without a match has no integer beyond 64 bits."""
 
 _NESTED = r"[:\[,]\s*(-?\d{19,})"
-"""Integers inside of an object or a list that may not fit."""
+"""Integers inside an object or a list that may not fit."""
 
 Columns = Mapping[str | None, str]
-"""Types of the typed columns of ``answers`` by property; None is the whole answer."""
+"""Types of the columns of ``answers`` by property; None is the complete answer."""
 
 
 class WiderColumns(Exception):
-    """Columns of ``answers`` must be wider for what was found in them."""
+    """Columns of ``answers`` must be wider for the values in them."""
 
     def __init__(self, columns: Columns) -> None:
         super().__init__()
@@ -332,9 +329,9 @@ class WiderColumns(Exception):
 
 
 def check_select(columns: Columns, source: str) -> str | None:
-    """SQL for two booleans a column of integers: some value does not fit it, and nor 38 digits.
+    """Return SQL for two booleans a column of integers: a value exceeds its type, and 38 digits.
 
-    None where no column is of integers.
+    None if no column is of integers.
     """
     integers = _integers(columns)
     if not integers:
@@ -362,7 +359,7 @@ def check_select(columns: Columns, source: str) -> str | None:
 
 
 def wider_types(columns: Columns, flags: tuple[bool, ...]) -> Columns:
-    """The columns that must be wider, with their types; ``found`` is the row of the check."""
+    """Return the wider types of columns; ``flags`` is the row of the check."""
     types: dict[str | None, str] = {}
     for position, (name, kind) in enumerate(_integers(columns).items()):
         too_wide, beyond_exact = flags[2 * position : 2 * position + 2]
@@ -375,7 +372,7 @@ def wider_types(columns: Columns, flags: tuple[bool, ...]) -> Columns:
 
 
 def is_as_wide(expected: str, kind: str) -> bool:
-    """Whether a column may be of a type: the expected one, or a wider one for integers."""
+    """Return whether a type is the expected one, or a wider one for integers."""
     if kind == expected:
         return True
     if is_nested(expected):

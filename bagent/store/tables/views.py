@@ -1,7 +1,4 @@
-"""Views over the tables of a run that answer the questions people ask most.
-
-They are made when a run is read, and stand in no file.
-"""
+"""Views over the tables of a run, created when the run is read."""
 
 from __future__ import annotations
 
@@ -15,27 +12,27 @@ ALIKE = (
     f"left(CASE WHEN error LIKE '%is a required property%' THEN {_DIGITS}"
     f" ELSE regexp_replace({_QUOTED}, {_VALUE}, '\\1... \\3 ') END, {_LENGTH})"
 )
-"""SQL: the beginning of a result's error less what differs from row to row: numbers, also
-hexadecimal ones, quoted words, and the value that a validator begins with (``"hgih" is not one of
-...``), but never the name of what is missing."""
+"""SQL: the start of a result's error without what differs from row to row: decimal and hexadecimal
+numbers, quoted words, and the value at the start of a validator's message (``"hgih" is not one of
+...``). The name of a missing property stays."""
 
 
 _PLACE = "(row, coalesce(id, ''), answer)"
-"""SQL: the order of a stage's rows; several of them may come of one input row."""
+"""SQL: the order of a stage's rows; several may be made of one input row."""
 
 _UNIT = ("row", "stage", "id", "answer")
 
 
 def same_unit(left: str, right: str) -> str:
-    """SQL: lines of two tables are of the same answer to the same row of the same stage.
+    """Return SQL for whether rows of two tables are of the same stage, row and answer.
 
-    Stages may make several rows of one input row, so its number alone does not tell.
+    A stage may make several rows of one input row, so ids are compared too.
     """
     return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in _UNIT)
 
 
 def _spread(column: str, prefix: str) -> str:
-    """Median, 90th, 99th percentile and maximum of a column in milliseconds."""
+    """Return SQL for the median, 90th, 99th percentile and maximum of a column."""
     quantiles = ", ".join(
         f"round(quantile_cont({column}, {share}), 1) AS {prefix}_p{percent}"
         for share, percent in ((0.5, 50), (0.9, 90), (0.99, 99))
@@ -85,5 +82,4 @@ VIEWS: dict[str, str] = {
         FROM asked AS a LEFT JOIN called AS c ON {same_unit("a", "c")} AND a.turn = c.turn
         ORDER BY a.stage, a.row, a.id, a.answer, a.turn""",
 }
-"""Name and SQL of each view: errors alike but for numbers, percentiles of the times in
-milliseconds by stage, what each endpoint did, and the turns of each conversation."""
+"""The SQL of each view: grouped errors, percentiles of times by stage, endpoints, and turns."""
