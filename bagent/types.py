@@ -78,7 +78,7 @@ class Row(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token counts as reported by the server; an unreported count is None.
 
-    ``prompt`` includes the ``cached`` tokens read from a prompt cache and the ``cache_write`` tokens
+    ``prompt`` includes ``cached`` tokens, read from a prompt cache, and ``cache_write`` tokens,
     written to one. ``gpu_seconds`` is the answer's share of GPU time on own servers.
     """
 
@@ -355,12 +355,11 @@ class FleetStats(msgspec.Struct, frozen=True):
 
 
 class FeedStats(msgspec.Struct, frozen=True):
-    """The input at one moment: rows read, rows skipped as finished earlier, and the size.
+    """The state of the input: rows read, rows skipped as finished earlier, and its size.
 
-    ``expected`` is how many answers the rows read so far need; many of them may not have begun.
-    ``position`` and ``size`` are in the same unit (bytes or rows); ``size`` is None where the
-    end is not known (a pipe). ``ended``: all rows were read. ``finished`` is how many rows of the
-    input an earlier start finished; None where nobody knows.
+    ``position`` and ``size`` are both in bytes or both in rows; ``size`` is None if unknown (a
+    pipe). ``ended``: all rows were read. ``expected`` is how many answers the rows read so far
+    need. ``finished`` is how many rows of the input an earlier start finished, None if unknown.
     """
 
     read: int

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from bagent.store.journal.codec import (
-    clean,
     code_of,
     decode_brief,
     decode_outcome,
@@ -69,11 +68,6 @@ def test_ids_keep_their_type_and_size(outcome):
         read = decode_outcome(encode_outcome(outcome(id=name)))
         assert read.id == name
         assert type(read.id) is type(name)
-
-
-def test_clean_leaves_good_values_alone():
-    value = {"a": [1, 2.5, None, True, "é"], "b": {"c": "d"}}
-    assert clean(value) == value
 
 
 def test_a_turn_with_half_a_character_is_still_one_line():

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import WriteError
-from bagent.store.journal.codec import unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import FLUSH_SECONDS, Syncer
-from bagent.store.journal.turns import TurnIndex
 from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
 
 
@@ -87,19 +85,6 @@ def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
     journal.close()
     assert lines_of(store.segment(stream="endpoints"))[0]["limit"] == 2
     assert lines_of(store.segment(stream="tools"))[0]["name"] == "add"
-
-
-def test_turns_are_read_back_for_what_is_not_finished(store):
-    journal = store.open()
-    for one in (turn(1, 1, "a"), turn(2, 1, "b"), turn(1, 2, "c"), turn(3, 1, "d")):
-        journal.write_turn(one)
-    journal.write_turn(turn(2, 1, "again"))
-    assert len(lines_of(store.segment(stream="turns"))) == 5
-    journal.close()
-    units = {n: unit_of(n, "main", 0) for n in (1, 2, 3)}
-    found = TurnIndex.load(store.path, lambda unit: unit == units[3], report=store.reports.append)
-    texts = {n: [t.messages[0]["content"] for t in found.pop(unit)] for n, unit in units.items()}
-    assert texts == {1: ["a", "c"], 2: ["again"], 3: []}
 
 
 def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, store, outcome):
@@ -272,17 +257,6 @@ def test_a_failed_sync_that_nobody_heard_of_is_told_by_close(store, outcome):
     journal._rows.descriptor = -1
     with pytest.raises(WriteError):
         journal.close()
-
-
-def test_the_syncer_syncs_once_more_when_stopped(store, outcome):
-    journal = store.open()
-    syncer = Syncer(journal, interval=3600.0)
-    syncer.start()
-    journal.write(outcome(0))
-    assert journal._rows.dirty
-    syncer.stop()
-    assert not journal._rows.dirty
-    journal.close()
 
 
 def test_writing_and_syncing_at_once_over_many_segments_loses_nothing(store, outcome):

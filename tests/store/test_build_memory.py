@@ -9,7 +9,6 @@ import duckdb
 import msgspec
 import pytest
 
-from bagent.store.journal.reader import slices
 from bagent.store.tables import build as maker
 from bagent.store.tables.build import TableOptions, make_tables, most_memory_mb
 from bagent.store.tables.parquet import VECTOR_BYTES, longest_line, memory_steps
@@ -32,12 +31,6 @@ def test_long_lines_begin_with_more_memory() -> None:
     assert first.threads == 1
     (only, *_) = memory_steps(150, 50 * MB, 50 * MB, 100)
     assert only.memory_mb == 150
-
-
-def test_lines_are_taken_by_bytes() -> None:
-    assert [*slices([1, 2, 3], 6)] == [slice(0, 3)]
-    assert [*slices([9, 1, 2, 9, 9], 4)] == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
-    assert [*slices([], 4)] == [slice(0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,6 @@ def test_only_empty_parts_make_an_empty_table(parts: list[Path], tmp_path: Path)
     assert pq.read_schema(path).names == pq.read_schema(parts[0]).names
 
 
-def test_many_groups_of_one_column(tmp_path: Path) -> None:
-    part = tmp_path / "part.parquet"
-    pq.write_table(pa.table({"n": list(range(40))}), part, row_group_size=2)
-    path = joined([part] * 20, tmp_path / "all.parquet")
-    assert pq.read_table(path)["n"].to_pylist() == list(range(40)) * 20
-    assert pq.ParquetFile(path).metadata.num_row_groups == 400
-
-
 def test_other_columns_are_refused(parts: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"i": [1]}), other)

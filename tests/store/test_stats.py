@@ -55,8 +55,3 @@ def test_only_the_ends_of_a_large_file_are_read_and_torn_lines_are_passed_over(t
     size = (tmp_path / "journal" / "endpoints-all-000001.jsonl").stat().st_size
     assert size > counters.HEAD + counters.TAIL
     assert cache_share(tmp_path) == pytest.approx((30 + 59_999) / (40 + 2 * 59_999), rel=0.01)
-
-
-def test_no_samples_are_no_answer(tmp_path):
-    (tmp_path / "journal").mkdir()
-    assert cache_share(tmp_path) is None

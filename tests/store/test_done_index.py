@@ -7,7 +7,7 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.store.journal.codec import ERROR_KINDS, TOMBSTONE, unit_of
-from bagent.store.journal.done_index import HashMap, ResumePolicy, UnitSet, load_index
+from bagent.store.journal.done_index import ResumePolicy, UnitSet, load_index
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
@@ -89,13 +89,6 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     by_input = sorted(written, key=lambda o: (stages.index(o.stage), o.row, o.answer))
     assert ordered == by_input
     assert good == [o for o in by_input if o.status == "ok"]
-
-
-def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
-    rows = [5, 10**12, -3, 7, 10**15, 0, 6]
-    store.write(*(outcome(n, key=f"{k:016x}") for k, n in enumerate(rows)))
-    with JournalReader(store.path, store.reports.append) as lines:
-        assert [place.row for place in lines.ordered()][:5] == [-3, 0, 5, 6, 7]
 
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
@@ -189,31 +182,6 @@ def test_an_index_is_not_written_where_it_cannot_be(store, outcome):
     assert len(load(store)) == 2
 
 
-def test_no_journal_is_an_empty_index(store):
-    index = load(store)
-    assert len(index) == 0
-    assert index.statuses == {}
-    assert not index.has(0)
-
-
-def test_unit_set_and_map_hold_what_was_put_in():
-    rng = random.Random(5)
-    numbers = [rng.getrandbits(64) for _ in range(9000)] + [0, 1, 2**64 - 1]
-    held = UnitSet(len(numbers))
-    held.add_all(numbers[:2000])
-    held.add_all(numbers[1000:])
-    assert held.bits > 0
-    held.settle()
-    assert len(held) == len(numbers)
-    places = HashMap(len(numbers))
-    for number in numbers:
-        places.add(number, number % 1000)
-        places.add(number, 5000)
-    assert all(held.has(number) and places.find(number) == number % 1000 for number in numbers[:-3])
-    assert not any(held.has(rng.getrandbits(64)) for _ in range(3000))
-    assert places.find(rng.getrandbits(64)) is None
-
-
 def test_numbers_that_come_after_others_were_looked_for_are_found():
     held = UnitSet(4)
     for numbers in ([9, 3], [7, 3, 1]):
@@ -221,39 +189,6 @@ def test_numbers_that_come_after_others_were_looked_for_are_found():
         held.settle()
         assert all(map(held.has, numbers))
     assert len(held) == 4
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_many_units_at_once_are_finished_if_each_is(store, outcome, shuffled):
-    rng = random.Random(3)
-    numbers = list(range(600))
-    if shuffled:
-        rng.shuffle(numbers)
-    lost = {17, 400}
-    failed = {n for n in numbers if n % 50 == 9}
-    store.write(
-        *(
-            outcome(
-                n,
-                status="failed" if n in failed else "ok",
-                error_kind="auth" if n in failed else None,
-            )
-            for n in numbers
-            if n not in lost
-        ),
-        segment_bytes=4000,
-    )
-    index = load(store)
-    units = [unit(outcome(n)) for n in range(600)]
-    for start in range(0, 600, 30):
-        expected = not lost & set(range(start, start + 30))
-        assert index.has_all(units[start : start + 30]) is expected
-        assert index.has_all(units[start : start + 30]) is expected
-    assert index.has_all([])
-    strict = load(store, ResumePolicy(ended=True))
-    for start in range(0, 600, 30):
-        near = set(range(start, start + 30))
-        assert strict.has_all(units[start : start + 30]) is not bool((lost | failed) & near)
 
 
 def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import (
-    ResumePolicy,
-    count_outcomes,
-    done_index,
     open_indexes,
 )
 from bagent.store.journal.segment_index import MAGIC, SegmentIndex
@@ -58,14 +54,6 @@ def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, 
         assert len(set(ok)) == len(ok)
         found |= dict.fromkeys(ok, 0) | bad
     assert found == by_reading(made)
-
-
-def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, outcome):
-    made = mixed(outcome, 7, 400, ["ok", "failed"])
-    store.write(*made, segment_bytes=3000)
-    indexes = open_indexes(store.path, store.reports.append)
-    counts = count_outcomes(indexes)
-    assert counts == done_index(indexes, ResumePolicy()).codes == Counter(by_reading(made).values())
 
 
 def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):

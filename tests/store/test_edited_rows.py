@@ -9,7 +9,7 @@ import pytest
 
 from bagent.store.journal.codec import salt_of, unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index, open_indexes
-from bagent.store.journal.edited_rows import EditedRows, UnseenRows, replaced_lines
+from bagent.store.journal.edited_rows import EditedRows, replaced_lines
 from bagent.store.journal.reader import JournalReader
 from bagent.types import Outcome
 
@@ -141,14 +141,6 @@ def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcom
     journal.save_index()
     assert journal.edited.replaced_units(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
     journal.close()
-
-
-def test_what_was_not_met_in_the_input_is_left():
-    missing = UnseenRows([7, 2**64 - 1, 3])
-    for met in (3, 4, 2**64 - 1):
-        missing.mark_seen(met)
-    assert list(missing.unseen()) == [7]
-    assert list(UnseenRows([]).unseen()) == []
 
 
 def over_parts(store) -> list[str]:

@@ -11,7 +11,6 @@ from bagent.store.results import (
     ResultQuery,
     RunSummary,
     encode_result,
-    iter_outcomes,
     iter_results,
     summary,
 )
@@ -92,14 +91,6 @@ def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
     assert units.find(unit_of(int(outcome(2).key, 16), "main", 0)).text == "second"
     assert len(units) == 2
     units.close()
-
-
-def test_outcomes_of_a_stage_come_whole(store, outcome):
-    written = [outcome(1), outcome(0), outcome(0, stage="judge")]
-    store.write(*written)
-    wanted = ResultQuery(stages=frozenset({"main"}), ordered=True)
-    found = list(iter_outcomes(store.path, wanted, report=store.reports.append))
-    assert found == [written[1], written[0]]
 
 
 def test_unknown_counts_stay_unknown(store, outcome):
