@@ -98,16 +98,16 @@ def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batchin
 class UnsupportedSettings(msgspec.Struct, frozen=True):
     """Features that an API lacks."""
 
-    lacks: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     """What the API lacks."""
-    untold: tuple[str, ...] = ()
+    not_reported: tuple[str, ...] = ()
     """What the server does not report."""
 
     def words(self) -> str:
         """Return text such as ``no raw prompts; not told: Retry-After``; empty if all works."""
-        parts = [f"no {', '.join(self.lacks)}"] if self.lacks else []
-        if self.untold:
-            parts.append(f"not told: {', '.join(self.untold)}")
+        parts = [f"no {', '.join(self.unsupported)}"] if self.unsupported else []
+        if self.not_reported:
+            parts.append(f"not told: {', '.join(self.not_reported)}")
         return "; ".join(parts)
 
 

@@ -105,7 +105,10 @@ class AnthropicBatches(HttpBatches):
             for entry in entries or []:
                 if (_seconds(entry.get("created_at")) or 0.0) < oldest:
                     return None
-                if sum(_counts(entry).values()) != record.rows or entry["id"] in record.not_ours:
+                if (
+                    sum(_counts(entry).values()) != record.rows
+                    or entry["id"] in record.rejected_ids
+                ):
                     continue
                 ours = True
                 if entry.get("processing_status") == "ended":
@@ -114,7 +117,7 @@ class AnthropicBatches(HttpBatches):
                         return ours_or_failure
                     ours = ours_or_failure
                 else:
-                    record.doubtful = True
+                    record.unconfirmed = True
                 if ours:
                     return str(entry["id"])
             if not entries or not page.get("has_more"):
@@ -141,7 +144,7 @@ class AnthropicBatches(HttpBatches):
         created = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
         return created_id(created, "a batch")
 
-    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
+    async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET the batch. Its counts do not change until it has ended."""
         batch = await self._web.get(f"{_PATH}/{record.batch_id}")
         if isinstance(batch, Failure):
@@ -158,13 +161,13 @@ class AnthropicBatches(HttpBatches):
             outputs=("results",),
             ended_at=_seconds(batch.get("ended_at")),
         )
-        if status.over and record.doubtful:
+        if status.over and record.unconfirmed:
             ours = await self._is_ours(str(record.batch_id), record)
             if isinstance(ours, Failure):
                 return ours
             if not ours:
-                record.not_ours = (*record.not_ours, str(record.batch_id))
-            record.doubtful = False
+                record.rejected_ids = (*record.rejected_ids, str(record.batch_id))
+            record.unconfirmed = False
         return status
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:

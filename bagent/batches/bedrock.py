@@ -163,7 +163,7 @@ class BedrockBatches(LearnedForms):
         )
         return created if isinstance(created, Failure) else str(created["jobArn"])
 
-    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
+    async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
         """Call ``GetModelInvocationJob``; list the outputs of a job that has ended."""
         job = await self._ask(
             "bedrock", "get_model_invocation_job", {"jobIdentifier": record.batch_id}

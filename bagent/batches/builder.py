@@ -132,7 +132,7 @@ class BatchBuilder:
     # --- filling ----------------------------------------------------------------------------------
 
     def put(
-        self, request: Request, item: BatchItem, weight: RequestCost, *, again: bool
+        self, request: Request, item: BatchItem, cost: RequestCost, *, again: bool
     ) -> tuple[str, int]:
         """Add a request to the open batch of its group; return the batch's label and the line
         number.
@@ -143,7 +143,7 @@ class BatchBuilder:
         """
         group, form = self._service.group(request), self._service.form(request)
         writer = self._open.get(group)
-        if writer is not None and (writer.form != form or self._is_full(writer, 0, weight, again)):
+        if writer is not None and (writer.form != form or self._is_full(writer, 0, cost, again)):
             self._seal(writer)
             writer = None
         number = writer.rows if writer is not None else 0
@@ -151,14 +151,14 @@ class BatchBuilder:
         line = self._service.line(request, form, self._service.request_name(label, number))
         if len(line) >= self._service.limits.bytes:
             raise ValueError(f"the request has {len(line):,} bytes, more than a batch may have")
-        if writer is not None and self._is_full(writer, len(line), weight, again):
+        if writer is not None and self._is_full(writer, len(line), cost, again):
             self._seal(writer)
-            return self.put(request, item, weight, again=again)
+            return self.put(request, item, cost, again=again)
         if writer is None:
             writer = self._new(group, request)
         writer.add(line, item)
-        writer.tokens += weight.tokens
-        writer.most_usd += weight.usd
+        writer.tokens += cost.tokens
+        writer.most_usd += cost.usd
         writer.again += again
         return label, number
 
@@ -174,20 +174,18 @@ class BatchBuilder:
     def _label(self, number: int) -> str:
         return f"{self._prefix}-{self._part}-{number}"
 
-    def _is_full(
-        self, writer: BatchFileWriter, size: int, weight: RequestCost, again: bool
-    ) -> bool:
+    def _is_full(self, writer: BatchFileWriter, size: int, cost: RequestCost, again: bool) -> bool:
         limits, bounds = self._service.limits, self._bounds
         if writer.rows >= min(limits.rows, bounds.rows or limits.rows):
             return True
         if writer.bytes + size + 1 > limits.bytes:
             return True
         tokens = bounds.tokens(writer.group)
-        if tokens is not None and writer.tokens + weight.tokens > tokens:
+        if tokens is not None and writer.tokens + cost.tokens > tokens:
             return True
         # Rows that go again are there, whatever is left to pay for them: one batch will do.
         usd = None if again else bounds.usd()
-        return usd is not None and writer.most_usd + weight.usd > usd
+        return usd is not None and writer.most_usd + cost.usd > usd
 
     # --- equal requests ---------------------------------------------------------------------------
 

@@ -54,13 +54,13 @@ class BatchRows:
     the journal; :meth:`forget` clears both. ``advice`` receives a reason to stop.
     """
 
-    def __init__(self, tools: RowTools, spool: BatchBuilder) -> None:
+    def __init__(self, tools: RowTools, builder: BatchBuilder) -> None:
         self.plan = tools.plan
         self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
         self._tools = tools
-        self._spool = spool
-        self._alone: dict[Conversation, list[BatchItem]] = {}
-        self._none_alone = asyncio.Event()
+        self._builder = builder
+        self._single_calls: dict[Conversation, list[BatchItem]] = {}
+        self._singles_done = asyncio.Event()
         self.placed: tuple[str, int] | None = None
         self.ended: tuple[Outcome, int] | None = None
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
@@ -79,9 +79,9 @@ class BatchRows:
         if earlier is not None:
             self.finish(conversation, copy_outcome(conversation, earlier, self.now(), earlier.key))
             return
-        leader = self._spool.leader(conversation.request_hash) if self._tools.dedupe else None
+        leader = self._builder.leader(conversation.request_hash) if self._tools.dedupe else None
         if leader is not None:
-            self._spool.copy(leader[0], BatchItem(row, answer, of=leader[1]))
+            self._builder.copy(leader[0], BatchItem(row, answer, of=leader[1]))
             return
         self.send(conversation, call, again=False)
 
@@ -89,20 +89,20 @@ class BatchRows:
         """Put a call into a batch; a call that the service cannot express fails its row."""
         item = BatchItem(conversation.row, conversation.answer, conversation.kept(call))
         try:
-            self.placed = self._spool.put(call.request, item, self._weight(call), again=again)
+            self.placed = self._builder.put(call.request, item, self._cost_of(call), again=again)
         except ValueError as error:
             conversation.failed(call, Failure("rejected", f"not sent: {error}"), None)
             return
         if self._tools.dedupe and call.turn == 1:
-            self._spool.remember(conversation.request_hash, *self.placed)
+            self._builder.remember(conversation.request_hash, *self.placed)
 
-    def _weight(self, call: Call) -> RequestCost:
+    def _cost_of(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
         tokens = self.plan.budget.whole(text_bytes(request.payload))
         most = request.max_tokens or DEFAULT_ANSWER_TOKENS
         return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
-    def most_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
+    def max_single_cost(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
         """Return the maximal price of single calls for these rows; 0 if no price is known."""
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
@@ -113,19 +113,19 @@ class BatchRows:
             )
         return most
 
-    async def send_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
+    async def send_singly(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
         """Send rows as single calls and wait until all have ended."""
         self._tools.fleet.expect(True)
         for item, copies in items:
             conversation = make_conversation(self._single, item.row, item.answer, self)
             call = conversation.resumed(item.kept)
             if call is not None:
-                self._alone[conversation] = copies
+                self._single_calls[conversation] = copies
                 self._tools.fleet.submit(call)
         self._tools.fleet.expect(False)
-        while self._alone:
-            self._none_alone.clear()
-            await self._none_alone.wait()
+        while self._single_calls:
+            self._singles_done.clear()
+            await self._singles_done.wait()
 
     # --- what conversations ask for -------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class BatchRows:
 
     def ask(self, conversation: Conversation, call: Call) -> None:
         """Send a follow-up call, in a batch or singly like the conversation."""
-        if conversation in self._alone:
+        if conversation in self._single_calls:
             self._tools.fleet.submit(call, urgent=True)
         else:
             self.send(conversation, call)
@@ -159,10 +159,10 @@ class BatchRows:
             self.advice.set_result(advice)
         tools.sharing.finished(conversation, outcome, location)
         self.ended = outcome, location
-        copies = self._alone.pop(conversation, None)
+        copies = self._single_calls.pop(conversation, None)
         if copies is not None:
             self.copy_to(copies, outcome)
-            self._none_alone.set()
+            self._singles_done.set()
 
     def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:
         """Copy the answer to equal rows; after a passing failure they are sent themselves."""

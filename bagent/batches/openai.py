@@ -130,7 +130,7 @@ class OpenAIBatches(HttpBatches):
         }
         return created_id(await self._web.post("/batches", body), "a batch")
 
-    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
+    async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET ``/batches/ID``."""
         batch = await self._web.get(f"/batches/{record.batch_id}")
         return batch if isinstance(batch, Failure) else read_batch(batch)

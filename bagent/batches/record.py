@@ -55,7 +55,7 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     file_id: str | None = None
     batch_id: str | None = None
     sent_at: float | None = None
-    looked_at: float | None = None
+    polled_at: float | None = msgspec.field(default=None, name="looked_at")
     ended_at: float | None = None
     word: str = ""
     """The provider's status."""
@@ -65,9 +65,9 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     outputs: tuple[str, ...] = ()
     faults: tuple[BatchError, ...] = ()
     """Why it was refused as a whole."""
-    doubtful: bool = False
+    unconfirmed: bool = msgspec.field(default=False, name="doubtful")
     """Identified by its size, not by its name."""
-    not_ours: tuple[str, ...] = ()
+    rejected_ids: tuple[str, ...] = msgspec.field(default=(), name="not_ours")
     """Batches identified so that belong to others."""
     most_usd: float | None = None
     """Maximal cost."""
@@ -264,8 +264,8 @@ def _line(record: BatchRecord) -> str:
         parts.append(f"{record.failed:,} of them failed")
     if record.sent_at is not None:
         parts.append(f"sent {_when(record.sent_at)}")
-    if record.looked_at is not None:
-        parts.append(f"looked at {_when(record.looked_at)}")
+    if record.polled_at is not None:
+        parts.append(f"looked at {_when(record.polled_at)}")
     return ", ".join(parts)
 
 

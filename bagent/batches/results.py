@@ -48,18 +48,18 @@ class ResultReader:
         self,
         record: BatchRecord,
         rows: BatchRows,
-        spool: BatchBuilder,
+        builder: BatchBuilder,
         service: BatchService,
         rules: ReadRules,
         on_attempt: Callable[[Attempt], None],
     ) -> None:
         self._record = record
         self._rows = rows
-        self._spool = spool
+        self._builder = builder
         self._service = service
         self._rules = rules
         self._on_attempt = on_attempt
-        self._files = spool.files(record)
+        self._files = builder.files(record)
         self.refusal: Failure | None = None
         self.cost: float | None = 0.0
         self.foreign = 0
@@ -131,7 +131,7 @@ class ResultReader:
         copies = list(reader.copies(number))
         rows.forget()
         if not self._is_taken(item):
-            self._judge(item, result)
+            self._evaluate(item, result)
         copies = [copy for copy in copies if not self._is_taken(copy)]
         if rows.ended is not None:
             rows.copy_to(copies, rows.ended[0])
@@ -139,7 +139,7 @@ class ResultReader:
             label, line_number = rows.placed
             for copy in copies:
                 copy.of = line_number
-                self._spool.copy(label, copy)
+                self._builder.copy(label, copy)
         else:
             for copy in copies:
                 rows.begin(copy.row, copy.answer)
@@ -147,9 +147,9 @@ class ResultReader:
     def _is_taken(self, item: BatchItem) -> bool:
         """Return whether an interrupted process has handled the answer before."""
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
-        return self._rules.is_done(unit) or self._spool.has_later(self._record, unit)
+        return self._rules.is_done(unit) or self._builder.has_later(self._record, unit)
 
-    def _judge(self, item: BatchItem, result: Reply | Failure | None) -> None:
+    def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> None:
         rows = self._rows
         conversation = make_conversation(rows.plan, item.row, item.answer, rows)
         call = conversation.resumed(item.kept)

@@ -62,13 +62,13 @@ class BatchSubmitter:
     def __init__(
         self,
         service: BatchService,
-        spool: BatchBuilder,
-        desk: ProviderBatchScheduler,
+        builder: BatchBuilder,
+        scheduler: ProviderBatchScheduler,
         tools: SubmitterTools,
     ) -> None:
         self._service = service
-        self._spool = spool
-        self._desk = desk
+        self._builder = builder
+        self._scheduler = scheduler
         self._tools = tools
         self._heard = tools.clock()
 
@@ -83,21 +83,21 @@ class BatchSubmitter:
         if record.state == "sending" and record.file_id is not None:
             batch_id = await self._service.find(record)
             if isinstance(batch_id, Failure):
-                self.trouble(record, batch_id)
+                self.handle_failure(record, batch_id)
                 return
             if batch_id is None and self._may_appear(record):
                 return
         if batch_id is None:
             record.state, record.sent_at = "sending", round(self._tools.clock(), 3)
-            self._spool.save(record)
+            self._builder.save(record)
             batch_id = await self._make(record)
         elif isinstance(batch_id, str):
             self._note_id(record, batch_id)
         if isinstance(batch_id, Failure):
             self._not_sent(record, batch_id)
             return
-        self._desk.quota(record.group).taken()
-        self._desk.went_well(record, self._heard_now())
+        self._scheduler.quota(record.group).taken()
+        self._scheduler.succeeded(record, self._heard_now())
         self._tools.notice(f"batch {record.number} is {batch_id}: {record.rows:,} rows")
 
     def _may_appear(self, record: BatchRecord) -> bool:
@@ -106,11 +106,11 @@ class BatchSubmitter:
         age = now - (record.sent_at or 0.0)
         if age >= APPEARANCE_SECONDS:
             return False
-        self._desk.went_wrong(record, now, min(APPEARANCE_SECONDS, APPEARANCE_SECONDS - age))
+        self._scheduler.failed(record, now, min(APPEARANCE_SECONDS, APPEARANCE_SECONDS - age))
         return True
 
     async def _make(self, record: BatchRecord) -> str | Failure:
-        requests = self._spool.files(record).requests
+        requests = self._builder.files(record).requests
         if record.file_id is None:
             uploaded = await self._service.upload(record, requests)
             if isinstance(uploaded, Failure):
@@ -118,7 +118,7 @@ class BatchSubmitter:
                 record.state = "sealed"
                 return uploaded
             record.file_id = uploaded
-            self._spool.save(record)
+            self._builder.save(record)
         return await self._tools.shelter(self._create(record, requests))
 
     async def _create(self, record: BatchRecord, requests: Path) -> str | Failure:
@@ -130,29 +130,29 @@ class BatchSubmitter:
 
     def _note_id(self, record: BatchRecord, batch_id: str) -> None:
         record.state, record.batch_id, record.word = "waiting", batch_id, ""
-        self._spool.save(record)
+        self._builder.save(record)
 
     def _not_sent(self, record: BatchRecord, failure: Failure) -> None:
         """Handle a failed creation. If its outcome is unknown, the batch is searched first."""
         status = failure.status or 0
         if 400 <= status < 500 and status not in _UNCLEAR:
             record.state = "sealed"
-        self._spool.save(record)
+        self._builder.save(record)
         if is_quota_refusal(failure.message) and failure.kind != "budget":
             self._heard_now()
             record.state = "sealed"
-            self._spool.save(record)
+            self._builder.save(record)
             self.wait_for_quota(record, failure.message)
             return
-        self.trouble(record, failure)
+        self.handle_failure(record, failure)
 
     def wait_for_quota(self, record: BatchRecord, message: str) -> None:
         """Postpone a batch that was refused for want of quota, which is no error."""
-        out = self._desk.out(self._spool.records, record)
-        self._desk.refused(record, message, out, self._tools.clock())
+        out = self._scheduler.out(self._builder.records, record)
+        self._scheduler.refused(record, message, out, self._tools.clock())
         self._tools.notice(f"batch {record.number} waits: {message}")
 
-    def trouble(self, record: BatchRecord, failure: Failure) -> None:
+    def handle_failure(self, record: BatchRecord, failure: Failure) -> None:
         """Postpone the step after a passing failure; end the run after any other.
 
         Raises:
@@ -170,25 +170,25 @@ class BatchSubmitter:
                 f"{failure.message}",
                 hint="what is with the provider stays there; the same command goes on",
             )
-        wait = self._desk.went_wrong(record, now, failure.retry_after)
+        wait = self._scheduler.failed(record, now, failure.retry_after)
         self._tools.note(f"batch {record.number}: {failure.message}; again in {wait:.0f} s")
 
     def _heard_now(self) -> float:
         self._heard = self._tools.clock()
         return self._heard
 
-    async def look(self, record: BatchRecord) -> None:
-        """Poll a batch; raises as :meth:`trouble`."""
-        status = await self._service.look(record)
+    async def poll(self, record: BatchRecord) -> None:
+        """Poll a batch; raises as :meth:`handle_failure`."""
+        status = await self._service.poll(record)
         now = self._tools.clock()
         if isinstance(status, Failure):
-            self.trouble(record, status)
+            self.handle_failure(record, status)
             return
         self._heard_now()
-        if record.batch_id in record.not_ours:
+        if record.batch_id in record.rejected_ids:
             record.state, record.batch_id = "sending", None
-            self._spool.save(record)
-            self._desk.went_well(record, now)
+            self._builder.save(record)
+            self._scheduler.succeeded(record, now)
             return
         changed = (status.word, status.ended, status.failed) != (
             record.word,
@@ -196,19 +196,19 @@ class BatchSubmitter:
             record.failed,
         )
         news = status.word != record.word
-        self._take_look(record, status, now)
+        self._apply_status(record, status, now)
         if changed or status.over:
-            self._spool.save(record, sync=status.over)
+            self._builder.save(record, sync=status.over)
         if news:  # told once it is noted: a run killed here knows what people were told
             self._tools.notice(f"batch {record.number} ({record.batch_id}) is {status.word}")
-        self._desk.went_well(record, now)
-        if status.word in _AT_WORK and not record.doubtful:
+        self._scheduler.succeeded(record, now)
+        if status.word in _AT_WORK and not record.unconfirmed:
             with suppress(OSError):
-                self._spool.files(record).requests.unlink()
+                self._builder.files(record).requests.unlink()
 
-    def _take_look(self, record: BatchRecord, status: BatchStatus, now: float) -> None:
+    def _apply_status(self, record: BatchRecord, status: BatchStatus, now: float) -> None:
         record.word, record.ended, record.failed = status.word, status.ended, status.failed
-        record.looked_at = round(now, 3)
+        record.polled_at = round(now, 3)
         if status.over:
             record.state, record.outputs, record.faults = "ended", status.outputs, status.faults
             record.ended_at = round(status.ended_at or now, 3)
@@ -246,21 +246,21 @@ class BatchEngine:
     def __init__(
         self,
         service: BatchService,
-        spool: BatchBuilder,
+        builder: BatchBuilder,
         rows: BatchRows,
-        desk: ProviderBatchScheduler,
+        scheduler: ProviderBatchScheduler,
         tools: EngineTools,
     ) -> None:
         self._service = service
-        self._spool = spool
+        self._builder = builder
         self._rows = rows
-        self._desk = desk
+        self._scheduler = scheduler
         self._tools = tools
         self._settling: list[BatchRecord] = []
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
         self._fed = False
-        self._post = BatchSubmitter(service, spool, desk, tools.post)
+        self._post = BatchSubmitter(service, builder, scheduler, tools.post)
         self._clock, self._notice = tools.post.clock, tools.post.notice
 
     async def run(self, source: AsyncIterable[Work]) -> None:
@@ -285,19 +285,19 @@ class BatchEngine:
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-            self._spool.drop_open()
-            self._tell_left()
+            self._builder.drop_open()
+            self._notify_outstanding()
 
     @property
     def out(self) -> tuple[int, int]:
         """The rows at the provider, and the rows that wait to be sent."""
-        records = self._spool.records
+        records = self._builder.records
         out = sum(record.rows - record.ended for record in records if record.state in OUT)
         here = sum(record.rows for record in records if record.state == "sealed")
-        return out, here + self._spool.open_rows
+        return out, here + self._builder.open_rows
 
-    def _tell_left(self) -> None:
-        waiting = [record for record in self._spool.records if record.state == "waiting"]
+    def _notify_outstanding(self) -> None:
+        waiting = [record for record in self._builder.records if record.state == "waiting"]
         if waiting:
             count = f"{len(waiting)} batches stay" if len(waiting) > 1 else "1 batch stays"
             rows = sum(record.rows for record in waiting)
@@ -308,9 +308,9 @@ class BatchEngine:
 
     def _next(self) -> Action:
         settling = {record.label for record in self._settling}
-        records = [record for record in self._spool.records if record.label not in settling]
-        feed = InputState(self._fed, self._spool.open)
-        return self._desk.next(records, feed, self._spool.spent, self._clock())
+        records = [record for record in self._builder.records if record.label not in settling]
+        feed = InputState(self._fed, self._builder.open)
+        return self._scheduler.next(records, feed, self._builder.spent, self._clock())
 
     # --- rows ---------------------------------------------------------------------------------
 
@@ -321,17 +321,17 @@ class BatchEngine:
                 await self._tools.gate()
             for row, answers in batch:
                 for answer in answers:
-                    if self._spool.seals != seals:
-                        seals = self._spool.seals
+                    if self._builder.seals != seals:
+                        seals = self._builder.seals
                         self._changed.set()
-                        await self._room()
-                    if not self._spool.has(unit_of(row.key, stage, answer)):
+                        await self._wait_for_room()
+                    if not self._builder.has(unit_of(row.key, stage, answer)):
                         self._rows.begin(row, answer)
             await asyncio.sleep(0)
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         """Wait until fewer than :data:`MAX_UNSENT` batches are unsent."""
-        while sum(record.state == "sealed" for record in self._spool.records) >= MAX_UNSENT:
+        while sum(record.state == "sealed" for record in self._builder.records) >= MAX_UNSENT:
             self._sent.clear()
             await self._sent.wait()
 
@@ -341,14 +341,14 @@ class BatchEngine:
         record = step.record
         if step.kind == "seal":
             await self._seal()
-        elif step.kind == "broke":
-            self._broke()
+        elif step.kind == "over_budget":
+            self._raise_over_budget()
         elif record is None:
             await self._wait(step.until)
         elif step.kind == "send":
             await self._send(record)
-        elif step.kind == "look":
-            await self._post.look(record)
+        elif step.kind == "poll":
+            await self._post.poll(record)
         elif step.kind == "read":
             await self._read(record)
         else:
@@ -360,15 +360,15 @@ class BatchEngine:
             await self._tools.pause(self._changed, seconds)
         self._changed.clear()
 
-    def _broke(self) -> None:
-        budget, spent = self._tools.budget or 0.0, self._spool.spent
+    def _raise_over_budget(self) -> None:
+        budget, spent = self._tools.budget or 0.0, self._builder.spent
         raise NeedsPerson(
             f"${spent:.4f} of the budget of ${budget:g} is spent, and the next batch may pass it",
             hint="raise limits.budget_usd (--budget) and run the same command again",
         )
 
     async def _send(self, record: BatchRecord) -> None:
-        if record.state == "sealed" and not self._spool.files(record).requests.exists():
+        if record.state == "sealed" and not self._builder.files(record).requests.exists():
             await self._split(record)  # refused after its file was thought to be needed no more
         else:
             await self._post.send(record)
@@ -379,18 +379,18 @@ class BatchEngine:
     def _reading(self, record: BatchRecord) -> ResultReader:
         tools = self._tools
         return ResultReader(
-            record, self._rows, self._spool, self._service, tools.rules, tools.on_attempt
+            record, self._rows, self._builder, self._service, tools.rules, tools.on_attempt
         )
 
     async def _read(self, record: BatchRecord) -> None:
         if record.faults or record.word == DIVIDED:
             await (self._refused(record) if record.faults else self._divide(record))
             return
-        answers = self._spool.files(record).answers
+        answers = self._builder.files(record).answers
         if not answers.exists():
             failure = await self._service.fetch(record, answers)
             if failure is not None:
-                self._post.trouble(record, failure)
+                self._post.handle_failure(record, failure)
                 return
         reading = self._reading(record)
         await reading.answers()
@@ -398,9 +398,9 @@ class BatchEngine:
         if reading.foreign:
             message = f"batch {record.number}: {reading.foreign:,} lines are no answers to its rows"
             self._notice(message)
-        await self._read_whole(record)
+        await self._finish_reading(record)
         if reading.refusal is not None:
-            self._spool.seal_all()
+            self._builder.seal_all()
             self._settle()
             raise NeedsPerson(
                 f"batch {record.number}: {reading.refusal.message}",
@@ -412,7 +412,7 @@ class BatchEngine:
         message = "; ".join(fault.message for fault in record.faults[:3])
         if any(is_quota_refusal(f"{fault.code} {fault.message}") for fault in record.faults):
             record.state, record.batch_id, record.faults = "sealed", None, ()
-            self._spool.save(record)
+            self._builder.save(record)
             self._post.wait_for_quota(record, message)
             return
         faults = {
@@ -423,36 +423,36 @@ class BatchEngine:
         if len(faults) < len(record.faults):
             record.state, record.batch_id, record.file_id = "sealed", None, None
             record.faults = ()
-            self._spool.save(record)
+            self._builder.save(record)
             raise NeedsPerson(f"batch {record.number} was refused: {message}", hint=LOOK_HINT)
         await self._reading(record).again(faults)
         record.cost_usd = 0.0
-        await self._read_whole(record)
+        await self._finish_reading(record)
 
     async def _split(self, record: BatchRecord) -> None:
         """Move the rows into smaller batches."""
         self._notice(f"batch {record.number} cannot be sent as it is: its rows are divided")
         record.state, record.word = "ended", DIVIDED
-        self._spool.save(record)
+        self._builder.save(record)
         await self._divide(record)
 
     async def _divide(self, record: BatchRecord) -> None:
         await self._reading(record).again({})
         record.cost_usd = 0.0
-        await self._read_whole(record)
+        await self._finish_reading(record)
 
-    async def _read_whole(self, record: BatchRecord) -> None:
+    async def _finish_reading(self, record: BatchRecord) -> None:
         """Finish a batch whose rows were all read, once rows for later batches are sealed."""
         self._settling.append(record)
         if self._fed:
             await self._seal()
-        elif not self._spool.open_again:
+        elif not self._builder.open_again:
             self._settle()
         self._changed.set()
 
     async def _seal(self) -> None:
-        self._spool.seal_all()
-        for files in self._spool.small():
+        self._builder.seal_all()
+        for files in self._builder.small():
             reader = BatchFileReader(files)
             try:
                 rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
@@ -462,17 +462,17 @@ class BatchEngine:
         self._settle()
 
     async def _alone(self, rows: list[tuple[BatchItem, list[BatchItem]]]) -> None:
-        if not self._desk.affords(
-            self._spool.records, self._rows.most_alone(rows), self._spool.spent
+        if not self._scheduler.affords(
+            self._builder.records, self._rows.max_single_cost(rows), self._builder.spent
         ):
-            self._broke()
+            self._raise_over_budget()
         self._notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
-        await self._rows.send_alone(rows)
+        await self._rows.send_singly(rows)
 
     def _settle(self) -> None:
         for record in self._settling:
             record.state = "done"
-            self._spool.save(record)
-            self._spool.files(record).remove()
+            self._builder.save(record)
+            self._builder.files(record).remove()
         self._settling.clear()
         self._sent.set()

@@ -7,7 +7,7 @@
       └───────────┴───────────┘   refused for want of quota
 
 Batches are sent in the order in which they were sealed, as far as the quota and the budget have
-room; those with the provider are looked at now and then; what has ended is read at once.
+room. Batches at the provider are polled, those that have ended are read at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class EnqueuedTokenQuota:
         self._out_then = 0
         self._again_at = 0.0
         self._wait = FIRST_WAIT
-        self._alone = 0
+        self._single_calls = 0
 
     def admits(self, tokens: int, out: int, now: float) -> bool:
         """Return whether a batch may be sent while ``out`` tokens are at the provider."""
@@ -71,7 +71,7 @@ class EnqueuedTokenQuota:
         return (
             self.cap is not None
             and tokens > self.cap
-            and (self._told or self._alone >= MAX_LONE_REFUSALS)
+            and (self._told or self._single_calls >= MAX_LONE_REFUSALS)
         )
 
     def refused(self, message: str, tokens: int, out: int, now: float) -> None:
@@ -85,15 +85,15 @@ class EnqueuedTokenQuota:
         elif out:
             self.cap = max(self.cap or 0, out)
         else:
-            self._alone += 1
-            if self._alone >= MAX_LONE_REFUSALS:
+            self._single_calls += 1
+            if self._single_calls >= MAX_LONE_REFUSALS:
                 self.cap = max(1, tokens // 2)
 
     def taken(self) -> None:
         """Record an accepted batch."""
         self._wait = FIRST_WAIT
         self._again_at = 0.0
-        self._alone = 0
+        self._single_calls = 0
 
     @property
     def again_at(self) -> float:
@@ -110,13 +110,14 @@ FIRST_PAUSE = 2.0
 MAX_PAUSE = 300.0
 """Bounds of the growing waits after failures, in seconds."""
 
-Kind = Literal["read", "send", "split", "look", "seal", "wait", "broke", "over"]
+Kind = Literal["read", "send", "split", "poll", "seal", "wait", "over_budget", "over"]
 
 
 class Action(msgspec.Struct, frozen=True):
     """The next step."""
 
     kind: Kind
+    """``over_budget``: the budget does not cover the next batch, and none is out."""
     record: BatchRecord | None = None
     until: float | None = None
     """When to stop waiting (Unix seconds), None: at an event."""
@@ -166,7 +167,7 @@ class ProviderBatchScheduler:
             return step
         for record in records:
             if record.state == "waiting" and self._is_due(record, now):
-                return Action("look", record)
+                return Action("poll", record)
         if feed.over and feed.open and all(record.state != "ended" for record in records):
             return Action("seal")
         if not records and feed.over:
@@ -177,7 +178,7 @@ class ProviderBatchScheduler:
 
     def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Action:
         until: float | None = None
-        broke = False
+        over_budget = False
         blocked_models: set[str] = set()
         for record in records:
             if record.state not in ("sealed", "sending"):
@@ -197,11 +198,13 @@ class ProviderBatchScheduler:
                 if quota.again_at > now:
                     until = _sooner(until, quota.again_at)
             elif not self.affords(records, record.most_usd or 0.0, spent):
-                broke = True
+                over_budget = True
             else:
                 return Action("send", record)
         out_now = any(record.state in (*OUT, "ended") for record in records)
-        return Action("broke" if broke and not out_now and until is None else "wait", until=until)
+        return Action(
+            "over_budget" if over_budget and not out_now and until is None else "wait", until=until
+        )
 
     def affords(self, records: Sequence[BatchRecord], most: float, spent: float) -> bool:
         """Return whether the budget covers ``most`` dollars beside spent and reserved ones."""
@@ -221,7 +224,7 @@ class ProviderBatchScheduler:
 
     # --- what came of it --------------------------------------------------------------------------
 
-    def went_well(self, record: BatchRecord, now: float) -> None:
+    def succeeded(self, record: BatchRecord, now: float) -> None:
         """Record a successful step and schedule the next poll."""
         self._pauses.pop(record.label, None)
         if record.state != "waiting":
@@ -232,9 +235,7 @@ class ProviderBatchScheduler:
             MAX_POLL_INTERVAL, max(MIN_POLL_INTERVAL, POLL_SHARE * age)
         )
 
-    def went_wrong(
-        self, record: BatchRecord, now: float, retry_after: float | None = None
-    ) -> float:
+    def failed(self, record: BatchRecord, now: float, retry_after: float | None = None) -> float:
         """Record a passing failure; return the seconds to wait.
 
         Args:

@@ -61,7 +61,7 @@ class BatchService(Protocol):
     async def find(self, record: BatchRecord) -> str | Failure | None:
         """Return the id of a batch that was created without being recorded, None if it was not.
 
-        Sets ``record.doubtful`` if only the size identifies it.
+        Sets ``record.unconfirmed`` if only the size identifies it.
         """
         ...
 
@@ -73,7 +73,7 @@ class BatchService(Protocol):
         """Create the batch; return its id."""
         ...
 
-    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
+    async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
         """Return the status of the batch."""
         ...
 

@@ -103,13 +103,13 @@ async def _exchange(
     ):
         row.code = response.status
         if not 200 <= response.status < 300:
-            patience.lift()
+            patience.disable()
             text = (await read_body(response)).decode("utf-8", "replace")
             return failure_from_status(response.status, text, response.headers)
         if reader is not None and response.content_type == "text/event-stream":
             await _read_stream(response, reader, patience, row, clock)
             return reader.result()
-        patience.lift()
+        patience.disable()
         raw = await read_body(response)
         row.first_byte = clock()
         if request.size == 1:
@@ -139,7 +139,7 @@ async def _read_stream(
             deltas = reader.deltas
             row.last_token = now
             if now >= timer_due:  # moving a timer costs as much as reading a piece
-                patience.went_on()
+                patience.on_chunk()
                 timer_due = now + TIMER_SECONDS
         if reader.error is not None or reader.done:
             break

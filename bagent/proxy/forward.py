@@ -313,14 +313,14 @@ class Forwarder:
         the endpoint's runs."""
         async with StreamTimeout(self._timeouts.first_token, self._timeouts.idle) as patience:
             async for piece in found.content.iter_any():
-                patience.lift()
+                patience.disable()
                 record.take(piece)
                 begins = not lease.streaming
                 self._lessor.on_chunk(lease)
                 if begins:
                     await _send(answer.prepare(request))
                 await _send(answer.write(piece))
-                patience.went_on()
+                patience.on_chunk()
 
 
 async def _send(work: object) -> None:

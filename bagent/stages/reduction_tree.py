@@ -346,7 +346,7 @@ class Tree:
         self.root = root
         self.leaves = 0
         self.dropped = 0
-        self.untold = 0
+        self.not_reported = 0
         self.over = False
         self._ticket = ticket
         self._rule: ReductionGroupRule | None = None
@@ -472,7 +472,7 @@ class Level:
         tree = self._tree
         if not tree.reducer.entrance.admits(item):
             tree.dropped += max(1, item.failed)
-            tree.untold += max(1, item.failed)
+            tree.not_reported += max(1, item.failed)
         elif self._needed:
             self._form(item)
         else:
@@ -487,7 +487,7 @@ class Level:
         """Ask about a group, or about its halves where its prompt is too long by estimate."""
         tree, longest = self._tree, self._tree.rule.longest
         position = str(self._nodes)
-        node = tree.node(self._number, position, group, longest, tree.untold)
+        node = tree.node(self._number, position, group, longest, tree.not_reported)
         if longest is not None and sum(item.tokens for item in group) > longest:
             # It is near the limit by estimate: render the prompt itself.
             while not tree.reducer.fit.fits(node.made()):
@@ -497,7 +497,7 @@ class Level:
                     return
                 if not node.shorten():
                     break
-        tree.untold = 0
+        tree.not_reported = 0
         self._nodes += 1
         ticket = Slot()
         self._next_level().announce(ticket)

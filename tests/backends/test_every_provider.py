@@ -364,7 +364,7 @@ def test_a_refusal_has_its_kind_and_shows_no_key(
     assert SECRET not in found.message
     assert ("***" in found.message) == (fault == "bad_key")
     if fault == "throttled":
-        wait = None if WAIT in unsupported_settings(provider.kind).untold else 2.0
+        wait = None if WAIT in unsupported_settings(provider.kind).not_reported else 2.0
         assert (found.status, found.retry_after) == (429, wait)
 
 

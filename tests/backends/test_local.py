@@ -59,7 +59,7 @@ LLAMA = {
 def test_options_of_the_url_are_read(tmp_path: Path) -> None:
     options = {"ctx": "2048", "parallel": "2", "threads": "1", "template": "chatml"}
     config = local_config(tmp_path / "m.gguf", options, tmp_path / "log")
-    assert config.wanted == RequestedSettings(2048, 2, 1, "chatml")
+    assert config.requested == RequestedSettings(2048, 2, 1, "chatml")
     assert local_config(None, {}, tmp_path / "log") == LocalConfig(tmp_path / "log")
 
 

@@ -75,7 +75,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     _need_packages()
     log = tmp_path_factory.mktemp("local") / "local.log"
     with asyncio.Runner() as runner:
-        local = start_local(LocalConfig(log, wanted=RequestedSettings(context=512, parallel=2)))
+        local = start_local(LocalConfig(log, requested=RequestedSettings(context=512, parallel=2)))
         runner.run(local.__aenter__())
         try:
             yield Served(runner, local)
@@ -157,7 +157,7 @@ from bagent.backends.engines.local import LocalConfig, start_local
 from bagent.backends.engines.local_server import RequestedSettings
 
 async def main():
-    config = LocalConfig(Path(sys.argv[1]), wanted=RequestedSettings(context=512, parallel=1))
+    config = LocalConfig(Path(sys.argv[1]), requested=RequestedSettings(context=512, parallel=1))
     async with start_local(config) as local:
         print(local.url, flush=True)
         await asyncio.sleep(600)

@@ -57,7 +57,7 @@ def exchanges(
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) -> None:
     found = exchanges(provider, ModelAnswer(), stream=stream)[0].limits
-    if LIMITS in unsupported_settings(provider.kind).untold:
+    if LIMITS in unsupported_settings(provider.kind).not_reported:
         assert found is None, "it tells none: the fleet finds its pace by refusals"
         return
     assert found is not None

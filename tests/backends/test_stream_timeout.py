@@ -153,9 +153,9 @@ def test_patience_ends_with_its_own_words():
     async def main(lifted):
         async with StreamTimeout(0.01, 0.02) as patience:
             if lifted:
-                patience.lift()
+                patience.disable()
                 await asyncio.sleep(0.05)
-            patience.went_on()
+            patience.on_chunk()
             await asyncio.sleep(60)
 
     for lifted in (False, True):
@@ -168,8 +168,8 @@ def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
         async with StreamTimeout(0.05, 0.05) as patience:
             for _ in range(4):
                 await asyncio.sleep(0.02)
-                patience.went_on()
-            patience.ends_soon(0.01)  # earlier than the timer: it is set anew
+                patience.on_chunk()
+            patience.finish_within(0.01)  # earlier than the timer: it is set anew
             await asyncio.sleep(60)
 
     with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.05 s"):
@@ -179,7 +179,7 @@ def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
 def test_patience_that_is_over_ends_nothing_later():
     async def main():
         async with StreamTimeout(0.01, 0.01) as patience:
-            patience.went_on()
+            patience.on_chunk()
         await asyncio.sleep(0.03)
         return "on"
 

@@ -157,7 +157,7 @@ def test_a_call_is_told_at_the_piece_that_ends_its_arguments():
     assert [(c.id, c.arguments) for c in told] == [("a", '{"x":{"y":1}}')]
     joiner.add([entry(0, "", "", "")])
     joiner.add([entry(0, "b", "g", "{}")])
-    joiner.tell_rest()
+    joiner.report_remaining()
     assert [c.id for c in told] == ["a", "b"]
 
 

@@ -47,52 +47,52 @@ def test_rows_are_sealed_once_all_are_there_and_nothing_is_to_be_read() -> None:
 
 
 def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
-    desk, one = ProviderBatchScheduler(), record(1, "waiting")
+    scheduler, one = ProviderBatchScheduler(), record(1, "waiting")
     for now, wait in ((0.0, 2.0), (400.0, 20.0), (80_000.0, 60.0)):
-        desk.went_well(one, now)
-        assert desk.next([one], FED, 0.0, now).until == now + wait
-        assert desk.next([one], FED, 0.0, now + wait).kind == "look"
+        scheduler.succeeded(one, now)
+        assert scheduler.next([one], FED, 0.0, now).until == now + wait
+        assert scheduler.next([one], FED, 0.0, now + wait).kind == "poll"
 
 
 def test_pauses_after_failures_double_and_are_forgotten_after_a_success() -> None:
-    desk, one = ProviderBatchScheduler(), record(1, "waiting")
-    assert [desk.went_wrong(one, 0.0) for _ in range(9)] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
-    assert desk.went_wrong(one, 0.0, retry_after=7.0) == 7.0
-    desk.went_well(one, 0.0)
-    assert desk.went_wrong(one, 0.0) == 2.0
+    scheduler, one = ProviderBatchScheduler(), record(1, "waiting")
+    assert [scheduler.failed(one, 0.0) for _ in range(9)] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert scheduler.failed(one, 0.0, retry_after=7.0) == 7.0
+    scheduler.succeeded(one, 0.0)
+    assert scheduler.failed(one, 0.0) == 2.0
 
 
 def test_a_batch_that_failed_to_go_out_does_not_hold_the_others_up() -> None:
-    desk, one, two = ProviderBatchScheduler(), record(1, "sealed"), record(2, "sealed")
-    desk.went_wrong(one, 0.0)
-    assert desk.next([one, two], FED, 0.0, 0.0).record is two
+    scheduler, one, two = ProviderBatchScheduler(), record(1, "sealed"), record(2, "sealed")
+    scheduler.failed(one, 0.0)
+    assert scheduler.next([one, two], FED, 0.0, 0.0).record is two
 
 
 def test_a_refused_batch_waits_until_something_of_ours_has_ended() -> None:
-    desk, one, two = ProviderBatchScheduler(), record(1, "waiting"), record(2, "sealed")
-    desk.went_well(one, 0.0)
-    desk.refused(two, "token_limit_exceeded", 100, 0.0)
-    assert desk.next([one, two], FED, 0.0, 1.0).kind == "wait"
+    scheduler, one, two = ProviderBatchScheduler(), record(1, "waiting"), record(2, "sealed")
+    scheduler.succeeded(one, 0.0)
+    scheduler.refused(two, "token_limit_exceeded", 100, 0.0)
+    assert scheduler.next([one, two], FED, 0.0, 1.0).kind == "wait"
     one.state = "done"
-    assert desk.next([two], FED, 0.0, 2.0).kind == "send"
+    assert scheduler.next([two], FED, 0.0, 2.0).kind == "send"
 
 
 def test_the_quota_of_one_model_holds_no_other_model() -> None:
-    desk, one, two = (
+    scheduler, one, two = (
         ProviderBatchScheduler(),
         record(1, "sealed"),
         record(2, "sealed", group="/v1/x other"),
     )
-    desk.refused(one, "token_limit_exceeded", 0, 0.0)
-    assert desk.next([one, two], FED, 0.0, 1.0).record is two
-    assert desk.next([one], FED, 0.0, 1.0).until == FIRST_WAIT
+    scheduler.refused(one, "token_limit_exceeded", 0, 0.0)
+    assert scheduler.next([one, two], FED, 0.0, 1.0).record is two
+    assert scheduler.next([one], FED, 0.0, 1.0).until == FIRST_WAIT
 
 
 def test_a_batch_above_the_told_quota_is_divided() -> None:
-    desk, one = ProviderBatchScheduler(), record(1, "sealed", tokens=5000)
-    desk.refused(one, "Enqueued token limit reached. Limit: 1,000 enqueued tokens.", 0, 0.0)
-    assert desk.quota("/v1/x m").cap == 950
-    assert desk.next([one], FED, 0.0, 1.0).kind == "split"
+    scheduler, one = ProviderBatchScheduler(), record(1, "sealed", tokens=5000)
+    scheduler.refused(one, "Enqueued token limit reached. Limit: 1,000 enqueued tokens.", 0, 0.0)
+    assert scheduler.quota("/v1/x m").cap == 950
+    assert scheduler.next([one], FED, 0.0, 1.0).kind == "split"
 
 
 def test_a_batch_refused_alone_again_and_again_is_halved() -> None:
@@ -106,12 +106,12 @@ def test_a_batch_refused_alone_again_and_again_is_halved() -> None:
 
 
 def test_the_budget_counts_what_is_out_and_breaks_when_nothing_is() -> None:
-    desk = ProviderBatchScheduler(budget=10.0)
+    scheduler = ProviderBatchScheduler(budget=10.0)
     out, next_one = record(1, "waiting", most_usd=6.0), record(2, "sealed", most_usd=5.0)
-    desk.went_well(out, 0.0)
-    assert desk.next([out, next_one], FED, 0.0, 0.0).kind == "wait"
-    assert desk.next([next_one], FED, 4.0, 0.0).kind == "send"
-    assert desk.next([next_one], FED, 6.0, 0.0).kind == "broke"
+    scheduler.succeeded(out, 0.0)
+    assert scheduler.next([out, next_one], FED, 0.0, 0.0).kind == "wait"
+    assert scheduler.next([next_one], FED, 4.0, 0.0).kind == "send"
+    assert scheduler.next([next_one], FED, 6.0, 0.0).kind == "over_budget"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class Clock:
 
 
 class MortalSpool(BatchBuilder):
-    """A spool whose process may end at any change of the ledger."""
+    """A builder whose process may end at any change of the ledger."""
 
     kill_save: tuple[int, str] | None = None
     saves = 0
@@ -252,15 +252,15 @@ async def run_rows(
         service = make_service(options.kind, url, notice)
     journal = Journal.open(folder, options.part, clock=clock, report=notice)
     done = load_index(folder, None, ResumePolicy.parse(None), report=notice)
-    desk = ProviderBatchScheduler(options.budget)
+    scheduler = ProviderBatchScheduler(options.budget)
     bounds = BatchLimits(
         options.size,
-        lambda group: desk.quota(group).cap,
-        lambda: None if options.budget is None else options.budget - spool.spent,
+        lambda group: scheduler.quota(group).cap,
+        lambda: None if options.budget is None else options.budget - builder.spent,
     )
-    spool = MortalSpool(folder, options.part, "b0", plan.name, service, bounds)
-    spool.kill_save = options.kill_save
-    spool.load(notice)
+    builder = MortalSpool(folder, options.part, "b0", plan.name, service, bounds)
+    builder.kill_save = options.kill_save
+    builder.load(notice)
     fleet = make_fleet()
     host = BatchRows(
         RowTools(
@@ -275,7 +275,7 @@ async def run_rows(
             dedupe=options.dedupe,
             clock=clock,
         ),
-        spool,
+        builder,
     )
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
@@ -287,7 +287,7 @@ async def run_rows(
     pending = [one for one in rows if not done.has(one.key ^ _salt(plan.name))]
     try:
         await asyncio.wait_for(
-            BatchEngine(service, spool, host, desk, tools).run(feed(pending)), 30
+            BatchEngine(service, builder, host, scheduler, tools).run(feed(pending)), 30
         )
     except Exception as error:
         found.error = error

@@ -118,7 +118,7 @@ class GroupRoutes:
         self._clock = clock
         self._notice = notice
         self._ways: dict[CallSettings, BatchRoutes] = {}
-        self._told = False
+        self._noticed = False
 
     # --- which calls -------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ class GroupRoutes:
                 self._notice(f"{endpoint.name} takes no batches of chats; they go singly ({why})")
 
     def _unproven(self, why: str) -> None:
-        if self.mode == "completions" and not self._told:
-            self._told = True
+        if self.mode == "completions" and not self._noticed:
+            self._noticed = True
             self._notice(f"chats cannot go as lists of prompts, they go singly: {why}")
 
 

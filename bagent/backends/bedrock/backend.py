@@ -246,11 +246,13 @@ class BedrockBackend(SingleRequestBackend):
         """Check that there are credentials and a region. Nothing is sent to Bedrock."""
         limits = Timeouts(connect=seconds, total=seconds)
         signed = not any(name.lower() == "authorization" for name in endpoint.headers)
-        check = partial(self._look, endpoint.headers, limits, signed)
+        check = partial(self._check_credentials, endpoint.headers, limits, signed)
         result = await self._run(check, None, endpoint, limits)
         return result if isinstance(result, Failure) else Capabilities(engine="bedrock")
 
-    def _look(self, headers: Mapping[str, str], limits: Timeouts, signed: bool) -> None:
+    def _check_credentials(
+        self, headers: Mapping[str, str], limits: Timeouts, signed: bool
+    ) -> None:
         from botocore.exceptions import NoCredentialsError
 
         self._client(headers, limits)  # it raises where no region is known
@@ -305,10 +307,10 @@ def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
         return None
     loop, on_call = asyncio.get_running_loop(), request.watch()
 
-    def tell(call: ToolCall) -> None:
+    def notify(call: ToolCall) -> None:
         loop.call_soon_threadsafe(on_call, call)
 
-    return tell
+    return notify
 
 
 def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
@@ -318,14 +320,14 @@ def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
         return None
     loop = asyncio.get_running_loop()
 
-    def tell(kind: str, text: str) -> None:
+    def notify(kind: str, text: str) -> None:
         if kind != "first":
             if heard is not None:
                 loop.call_soon_threadsafe(heard, kind, text)
         elif began is not None:
             loop.call_soon_threadsafe(began)
 
-    return tell
+    return notify
 
 
 def _note(exchange: Exchange, answer: dict[str, Any]) -> None:

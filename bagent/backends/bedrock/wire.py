@@ -355,7 +355,7 @@ class BedrockStream:
             self._seen()
             block = self._blocks.setdefault(index, {"text": ""})
             block["text"] = block.get("text", "") + delta["text"]
-            self._tell("text", delta["text"])
+            self._emit("text", delta["text"])
         elif "toolUse" in delta:
             self._seen()
             self._inputs.setdefault(index, []).append(delta["toolUse"].get("input") or "")
@@ -372,9 +372,9 @@ class BedrockStream:
         for name in ("text", "signature"):
             if name in delta:
                 reasoning_text[name] = reasoning_text.get(name, "") + delta[name]
-        self._tell("reasoning", delta.get("text") or "")
+        self._emit("reasoning", delta.get("text") or "")
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _emit(self, kind: str, text: str) -> None:
         if text and self._on_piece is not None:
             self._on_piece(kind, text)
 

@@ -54,7 +54,7 @@ async def detect_capabilities(
 
     What was not answered within ``seconds`` stays unknown.
     """
-    session = _Look(transport, endpoint, time.monotonic() + seconds)
+    session = _RouteProbe(transport, endpoint, time.monotonic() + seconds)
     raw = await session.get("/metrics")
     load = parse_load(raw, unix()) if raw else None
     engine = _OWNERS.get(capabilities.engine or "")
@@ -112,7 +112,7 @@ class _Description(msgspec.Struct):
     info: _Info = msgspec.field(default_factory=_Info)
 
 
-class _Look:
+class _RouteProbe:
     """A series of GETs to one endpoint that ends at ``end`` (seconds of the monotonic clock)."""
 
     def __init__(self, transport: Transport, endpoint: Endpoint, end: float) -> None:

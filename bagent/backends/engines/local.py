@@ -69,7 +69,7 @@ class LocalConfig:
     log_file: Path
     model: Path | None = None
     """A GGUF file, None for the installed small model."""
-    wanted: RequestedSettings = field(default_factory=RequestedSettings)
+    requested: RequestedSettings = field(default_factory=RequestedSettings)
     start_seconds: float = 60.0
 
 
@@ -146,7 +146,7 @@ class RunningLocal:
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
         path = model_file(config.model)
-        self._settings = fit_settings(config.wanted, path, read_model(path), this_machine())
+        self._settings = fit_settings(config.requested, path, read_model(path), this_machine())
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
         self.url = ""

@@ -189,27 +189,27 @@ def this_machine(root: Path = Path("/")) -> Machine:
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cgroup = root / "sys/fs/cgroup"
-    quota, _, period = _words(cgroup / "cpu.max").partition(" ")
+    quota, _, period = _read_text(cgroup / "cpu.max").partition(" ")
     if not quota:
-        quota = _words(cgroup / "cpu/cpu.cfs_quota_us")
-        period = _words(cgroup / "cpu/cpu.cfs_period_us")
+        quota = _read_text(cgroup / "cpu/cpu.cfs_quota_us")
+        period = _read_text(cgroup / "cpu/cpu.cfs_period_us")
     if quota.isdigit() and period.isdigit() and int(period):
         cpus = min(cpus, max(1, math.ceil(int(quota) / int(period))))
     free = [4 << 30]
-    for line in _words(root / "proc/meminfo").splitlines():
+    for line in _read_text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = [int(line.split()[1]) * 1024]
     for most, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        limit, now = _words(cgroup / most), _words(cgroup / used)
+        limit, now = _read_text(cgroup / most), _read_text(cgroup / used)
         if limit.isdigit():
             free.append(int(limit) - (int(now) if now.isdigit() else 0))
     return Machine(cpus, max(0, min(free)))
 
 
-def _words(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
@@ -271,7 +271,7 @@ def _watch_stdin() -> None:
     os._exit(0)
 
 
-def _tell(message: dict[str, object]) -> None:
+def _write_message(message: dict[str, object]) -> None:
     sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
     sys.stdout.flush()
 
@@ -286,7 +286,7 @@ def main() -> NoReturn:
     try:
         import xllamacpp
     except ImportError as error:  # a library that the wheel needs, such as libgomp, is missing
-        _tell({"error": f"xllamacpp cannot be loaded: {error}"})
+        _write_message({"error": f"xllamacpp cannot be loaded: {error}"})
         sys.exit(1)
     params = xllamacpp.CommonParams()
     params.model.path = settings.model
@@ -312,9 +312,9 @@ def main() -> NoReturn:
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as error:
-        _tell({"error": str(error)})
+        _write_message({"error": str(error)})
         sys.exit(1)
-    _tell({"address": server.listening_address})
+    _write_message({"address": server.listening_address})
     while True:
         signal.pause()
 

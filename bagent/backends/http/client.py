@@ -156,16 +156,16 @@ class StreamTimeout:
         self._timer_due = 0.0
         self._over = False
 
-    def went_on(self) -> None:
+    def on_chunk(self) -> None:
         """A piece of the answer came."""
         self._words = f"sent nothing more for {self._idle or 0:g} s"
         self._wait(self._idle)
 
-    def ends_soon(self, seconds: float) -> None:
+    def finish_within(self, seconds: float) -> None:
         """The answer is whole; only its end is waited for."""
         self._wait(seconds if self._idle is None else min(seconds, self._idle))
 
-    def lift(self) -> None:
+    def disable(self) -> None:
         """The answer is not streamed: no limit."""
         self._wait(None)
 
@@ -181,9 +181,9 @@ class StreamTimeout:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check_due)
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         """Check the deadline, which may have moved since the timer was set."""
         self._timer = None
         due = self._due

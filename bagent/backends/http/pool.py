@@ -96,7 +96,7 @@ class TimeoutGroup:
         """Start the limit of a request."""
         self._due[connection] = due = now + self._seconds
         if self._timer is None:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check_due)
 
     def end(self, connection: Connection) -> None:
         """Lift the limit of a request."""
@@ -112,12 +112,12 @@ class TimeoutGroup:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         self._timer = None
         now = self._loop.time()
         for connection, due in list(self._due.items()):
             if due > now:
-                self._timer = self._loop.call_at(due, self._look)
+                self._timer = self._loop.call_at(due, self._check_due)
                 return
             del self._due[connection]
             connection.fail(TimeoutError())
@@ -132,7 +132,7 @@ class PlainPool:
         self._busy: set[Connection] = set()
         self._targets: dict[tuple[Endpoint, str], _Target] = {}
         self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
-        self._look_ups: Resolver | None = None
+        self._resolver: Resolver | None = None
         self._reaper: asyncio.TimerHandle | None = None
         self._limits: dict[float, TimeoutGroup] = {}
 
@@ -245,9 +245,9 @@ class PlainPool:
         cached = self._names.get(target.address)
         if cached is not None and cached[0] > loop.time():
             return cached[1]
-        if self._look_ups is None:
-            self._look_ups = Resolver(loop)
-        addresses = await self._look_ups.look_up(
+        if self._resolver is None:
+            self._resolver = Resolver(loop)
+        addresses = await self._resolver.look_up(
             target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
         self._names[target.address] = (loop.time() + NAME_SECONDS, addresses)
@@ -258,9 +258,9 @@ class PlainPool:
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
-        if self._look_ups is not None:
-            self._look_ups.close()
-            self._look_ups = None
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None
         for limit in self._limits.values():
             limit.close()
         self._limits.clear()

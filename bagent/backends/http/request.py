@@ -99,7 +99,7 @@ class HttpExchange:
     def __init__(self, transport: Transport, clock: Callable[[], float]) -> None:
         self._transport = transport
         self._clock = clock
-        self._tell: set[str] = set()
+        self._limited_engines: set[str] = set()
 
     async def send(
         self,
@@ -161,7 +161,7 @@ class HttpExchange:
                     return await self._read_events(
                         response, reader, stream_timeout, request, exchange
                     )
-                stream_timeout.lift()
+                stream_timeout.disable()
                 raw = await read_body(response)
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the stop reason has taken nothing from the answer
@@ -201,9 +201,9 @@ class HttpExchange:
             if reader.error is not None or (reader.done and not reader.whole):
                 break
             if reader.whole:
-                stream_timeout.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
+                stream_timeout.finish_within(AFTER_DONE if reader.done else AFTER_FINISH)
             elif reader.first_token is not None and reader.pieces > pieces:
-                stream_timeout.went_on()
+                stream_timeout.on_chunk()
             pieces = reader.pieces
         return reader.result()
 
@@ -233,14 +233,14 @@ class HttpExchange:
         headers = response.headers
         name = headers.get("request-id") or headers.get("X-Request-Id")
         exchange.request_id = endpoint.without_secrets(name) if name else None
-        if endpoint.own and response.status != 429 and endpoint.name not in self._tell:
+        if endpoint.own and response.status != 429 and endpoint.name not in self._limited_engines:
             return
         limits = read_rate_limits(headers, time.time())  # which may hold dates
         if limits is None:
             return
         exchange.limits = msgspec.structs.replace(limits, at=self._clock())
         if endpoint.own:
-            self._tell.add(endpoint.name)
+            self._limited_engines.add(endpoint.name)
 
 
 async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:

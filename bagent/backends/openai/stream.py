@@ -42,7 +42,7 @@ class ToolCallAssembler:
         self._calls: list[dict[str, str]] = []
         self._by_index: dict[int, int] = {}
         self._on_call = on_call
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -77,12 +77,12 @@ class ToolCallAssembler:
         elif arguments:
             call["arguments"] = encode_json(arguments)
         if self._on_call is not None and arguments and call["arguments"].rstrip().endswith("}"):
-            self._look(position)
+            self._report_if_complete(position)
 
-    def _look(self, position: int) -> None:
+    def _report_if_complete(self, position: int) -> None:
         """Report a call if its arguments are complete."""
         if self._is_whole(position):
-            self._tell(position)
+            self._report(position)
 
     def _is_whole(self, position: int) -> bool:
         try:
@@ -90,19 +90,19 @@ class ToolCallAssembler:
         except ValueError:
             return False
 
-    def _tell(self, position: int) -> None:
+    def _report(self, position: int) -> None:
         if (
             self._on_call is not None
-            and position not in self._told
+            and position not in self._reported
             and self._calls[position]["name"]
         ):
-            self._told.add(position)
+            self._reported.add(position)
             self._on_call(self._call(position))
 
-    def tell_rest(self) -> None:
+    def report_remaining(self) -> None:
         """Report the remaining calls: the answer is complete."""
         for position in range(len(self._calls)):
-            self._tell(position)
+            self._report(position)
 
     @staticmethod
     def _is_new(call: dict[str, str], call_id: str, name: str, more: bool) -> bool:
@@ -180,7 +180,7 @@ class StreamReader:
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._logprobs: list[Json] = []
-        self._given_back: dict[str, Json] = {}
+        self._reasoning_fields: dict[str, Json] = {}
         self._calls = ToolCallAssembler(on_call)
         self._finish: str | None = None
         self._model: str | None = None
@@ -342,11 +342,11 @@ class StreamReader:
         if self._finish not in _LASTING_ENDS:
             self._finish = normalize_finish_reason(reason)
         if self._finish in ("tool_calls", "stop"):
-            self._calls.tell_rest()
+            self._calls.report_remaining()
 
     def _keep(self, delta: dict[str, Any]) -> None:
         """Append reasoning under its original field names."""
-        fields = self._given_back
+        fields = self._reasoning_fields
         for name in REASONING_KEYS:
             piece = delta.get(name)
             if isinstance(piece, str):
@@ -386,7 +386,7 @@ class StreamReader:
             reasoning="".join(self._reasoning) or None,
             refusal="".join(self._refusal) or None,
             tool_calls=self._calls.result(),
-            message=(self._given_back or None) if self._calls else None,
+            message=(self._reasoning_fields or None) if self._calls else None,
             usage=self.usage,
             ttft_ms=ttft,
             logprobs={"content": self._logprobs} if self._logprobs else None,
