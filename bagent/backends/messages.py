@@ -182,7 +182,7 @@ def _with_results(parts: list[Part], calls: list[ToolUse], original_ids: list[st
             others.append(part)
             continue
         matches = [pair for pair in unanswered if pair[0] == part.id]
-        # Old conversations name the function, and some name nothing.
+        # Old conversations give the function name instead of an id, or neither.
         matches += [pair for pair in unanswered if part.id in (pair[1].name, "")]
         if matches:
             unanswered.remove(matches[0])

@@ -206,7 +206,7 @@ def _result(result: dict[str, Any]) -> Reply | Failure:
 async def _body(requests: Path, size: int) -> AsyncIterator[bytes]:
     """Yield the lines of the file as a JSON list; line breaks become commas."""
     yield _HEAD
-    remaining = size - 1  # the last line break goes
+    remaining = size - 1  # without the last line break
     with requests.open("rb") as handle:
         while remaining > 0:
             piece = handle.read(min(PIECE, remaining))

@@ -183,7 +183,7 @@ class BatchBuilder:
         tokens = bounds.tokens(writer.group)
         if tokens is not None and writer.tokens + cost.tokens > tokens:
             return True
-        # Rows that go again are there, whatever is left to pay for them: one batch will do.
+        # Rows of an earlier batch are always taken, whatever budget is left.
         usd = None if again else bounds.usd()
         return usd is not None and writer.most_usd + cost.usd > usd
 

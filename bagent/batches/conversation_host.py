@@ -106,7 +106,7 @@ class BatchRows:
         """Return the maximal price of single calls for these rows; 0 if no price is known."""
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
-            size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
+            size = text_bytes(encode_item(item))  # an upper bound of the prompt
             max_tokens = item.kept.max_tokens or DEFAULT_ANSWER_TOKENS
             most += (
                 0.0 if price is None else price.at_most(self.plan.budget.whole(size), max_tokens)

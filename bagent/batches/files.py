@@ -180,7 +180,7 @@ class BatchFileReader:
 def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
     with path.open("rb") as handle:
         for offset, line in whole_lines(handle, 0, os.fstat(handle.fileno()).st_size):
-            with suppress(ValueError):  # a line that a crash tore; its row comes again
+            with suppress(ValueError):  # torn by a crash; its row is read again
                 yield offset, decode_item(line)
 
 

@@ -115,7 +115,7 @@ class ResultReader:
             self.foreign += 1
             return
         if isinstance(result, Failure):
-            # Kept to the end: the answer may stand in another line, and is paid for.
+            # Applied at the end: a later line may hold the answer, which is paid for.
             self.foreign += number in self._failures
             self._failures.setdefault(number, result)
             return

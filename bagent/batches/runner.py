@@ -114,7 +114,7 @@ class BatchSubmitter:
         if record.file_id is None:
             uploaded = await self._service.upload(record, requests)
             if isinstance(uploaded, Failure):
-                # A file alone makes nothing and costs nothing.
+                # An uploaded file costs nothing.
                 record.state = "sealed"
                 return uploaded
             record.file_id = uploaded
@@ -199,7 +199,7 @@ class BatchSubmitter:
         self._apply_status(record, status, now)
         if changed or status.over:
             self._builder.save(record, sync=status.over)
-        if news:  # told once it is noted: a run killed here knows what people were told
+        if news:  # after the ledger, so that a killed run repeats no message
             self._tools.notice(f"batch {record.number} ({record.batch_id}) is {status.word}")
         self._scheduler.succeeded(record, now)
         if status.word in _AT_WORK and not record.unconfirmed:
@@ -369,7 +369,7 @@ class BatchEngine:
 
     async def _send(self, record: BatchRecord) -> None:
         if record.state == "sealed" and not self._builder.files(record).requests.exists():
-            await self._split(record)  # refused after its file was thought to be needed no more
+            await self._split(record)  # refused after its file was removed
         else:
             await self._post.send(record)
         self._sent.set()

@@ -83,7 +83,7 @@ class AnthropicBackend(SingleRequestBackend):
         if cached is None:
             if len(self._writers) >= MAX_WRITERS:
                 self._writers.clear()
-            # The settings are kept with it, so that their id stays theirs.
+            # Keep a reference to the settings, so that their id is not reused.
             cached = settings, AnthropicWriter(model, form, SharedPrefix())
             self._writers[key] = cached
         return cached[1]

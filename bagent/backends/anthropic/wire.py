@@ -81,7 +81,7 @@ class AnthropicWriter:
         system = list(conversation.system)
         output = request.settings.output
         if output is not None and not self._form.native_schema:
-            # Where the schema stands in the prompt already it is not told twice.
+            # Do not repeat a schema that the prompt contains.
             instruction = schema_text(output.document)
             if not any(output.document.decode() in text for text in system):
                 system.append(instruction)
@@ -182,7 +182,7 @@ def _messages(conversation: ChatMessages, marks: Marks, *, goes_on: bool) -> lis
         first[:1] = [head, tail] if tail["text"].strip() else [{**head, "text": text}]
     last = messages[-1]
     if last["role"] == "assistant" and last["content"][-1].get("type") == "text":
-        # The API refuses an answer begun for the model that ends in blanks.
+        # The API refuses a prefilled answer that ends with blanks.
         block = last["content"][-1]
         last["content"][-1] = {**block, "text": block["text"].rstrip()}
     elif goes_on and len(messages) > 1 and (marks.system or marks.user):
@@ -250,7 +250,7 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
     details = body.get("stop_details")
     refusal = details.get("explanation") if isinstance(details, dict) else None
     plain = all(block.get("type") == "text" for block in blocks)
-    # The API gives blank texts and refuses to take them back.
+    # The API returns blank texts but refuses them in requests.
     returned_blocks = [
         b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()
     ]
@@ -408,7 +408,7 @@ class AnthropicStream:
             key, source = _GROWING[kind]
             block[key] = (block.get(key) or "") + str(delta.get(source) or "")
             self._seen(kind in ("text_delta", "thinking_delta"))
-            if delta.get("encrypted_content") is not None:  # of a compaction; the last one holds
+            if delta.get("encrypted_content") is not None:  # of a compaction; the last one counts
                 block["encrypted_content"] = delta["encrypted_content"]
         elif kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta.get("citation")]

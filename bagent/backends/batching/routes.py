@@ -355,7 +355,7 @@ def group_body(
         return writer.group_body(group[0], key, [request.payload for request in group], extra)
     render = learned.template.render
     payloads = [encode_payload(render(request.messages or ())) for request in group]
-    # The template writes the tokens at the beginning itself; the server would add them again.
+    # The template contains the special tokens; the server would add them again.
     return writer.group_body(group[0], "prompt", payloads, _NO_SPECIAL + extra)
 
 

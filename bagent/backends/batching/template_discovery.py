@@ -108,7 +108,7 @@ class TemplateProber:
             return False
         except _NotProven as why:
             learned = LearnedRoute(off=str(why))
-        if profile is self._profile(endpoint):  # else it was forgotten meanwhile
+        if profile is self._profile(endpoint):  # else it was forgotten
             self._groups.learn(endpoint, rows[0], shape, learned)
         return True
 

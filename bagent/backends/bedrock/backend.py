@@ -153,7 +153,7 @@ class BedrockBackend(SingleRequestBackend):
             if remaining is not None and remaining <= 0:
                 event = "sent nothing more" if begun else "sent no first token"
                 return f"{event} within {limit:g} s"
-            if not begun and timeouts.idle is not None:  # it may begin, and stall, meanwhile
+            if not begun and timeouts.idle is not None:  # it may begin and stall before that
                 remaining = timeouts.idle if remaining is None else min(remaining, timeouts.idle)
             done, _ = await asyncio.wait({running}, timeout=remaining)
             if done:
@@ -255,7 +255,7 @@ class BedrockBackend(SingleRequestBackend):
     ) -> None:
         from botocore.exceptions import NoCredentialsError
 
-        self._client(headers, limits)  # it raises where no region is known
+        self._client(headers, limits)  # raises without a region
         if signed and not os.environ.get("AWS_BEARER_TOKEN_BEDROCK"):
             with self._lock:
                 credentials = self._open_session().get_credentials()

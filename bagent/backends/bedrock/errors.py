@@ -160,7 +160,7 @@ class WorkerThreads:
             job, call = work
             if job.set_running_or_notify_cancel():
                 _run(job, call)
-            del work, job, call  # what a call holds must not live until the next one
+            del work, job, call  # do not keep objects alive until the next call
             self._free.release()
 
 

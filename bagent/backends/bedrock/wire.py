@@ -84,7 +84,7 @@ def converse_arguments(
     if tools:
         choice = fields.pop("tool_choice", None)
         if choice is None and request.tool_choice not in (None, "none"):
-            choice = _choice(request.tool_choice)  # there is no way to say none
+            choice = _choice(request.tool_choice)  # the API has no "none"
         config: dict[str, Any] = {"tools": tools if system else [*tools, *point]}
         if choice is not None:
             config["toolChoice"] = choice
@@ -408,7 +408,7 @@ class BedrockStream:
         if self._stop is None:
             message = "the stream ended without a stop reason"
             return Failure("bad_response", message, True, 200, text=self.text or None)
-        for index in list(self._inputs):  # their blocks were never told to have ended
+        for index in list(self._inputs):  # the end of their blocks was never reported
             self._join(index)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         content = [block for _, block in sorted(self._blocks.items())]

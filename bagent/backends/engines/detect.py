@@ -75,7 +75,7 @@ async def detect_capabilities(
         engine=engine or "unknown",
         version=version,
         metrics=metrics,
-        # llama.cpp has the route, in a form of its own.
+        # llama.cpp's route of that name takes other fields.
         tokenize=False if engine == "llama.cpp" else serves(_TOKENIZE, engine),
         chat_batch=serves(_BATCH, engine),
         lists=lists,
@@ -97,7 +97,7 @@ class _Routes(msgspec.Struct):
         status = self.statuses.get(path)
         if status in (200, 405):
             return True
-        # Elsewhere a GET of a route that wants POST may be answered as if there were none.
+        # Other servers may answer the GET of a POST route with 404.
         return False if status == 404 and engine in ("vllm", "sglang", "dynamo") else None
 
 

@@ -164,7 +164,7 @@ class RunningLocal:
             UsageError: it ended or did not serve in time; the end of its log says why.
         """
         try:
-            # Threads that wait for each other busily take about four times the CPU on a shared CPU.
+            # Busy-waiting threads take about four times the CPU time on a shared CPU.
             env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
             with self._config.log_file.open("ab") as log:
                 self._log_start = log.tell()

@@ -260,7 +260,7 @@ def die_with(parent: int) -> None:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    # The model holds nothing that must be saved, and llama.cpp's own ending waits for requests.
+    # There is no state to save, and llama.cpp's own shutdown waits for requests.
     os._exit(0)
 
 
@@ -280,12 +280,12 @@ def main() -> NoReturn:
     """Serve until killed."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     die_with(settings.parent)
     threading.Thread(target=_watch_stdin, daemon=True).start()
     try:
         import xllamacpp
-    except ImportError as error:  # a library that the wheel needs, such as libgomp, is missing
+    except ImportError as error:  # a shared library such as libgomp is missing
         _write_message({"error": f"xllamacpp cannot be loaded: {error}"})
         sys.exit(1)
     params = xllamacpp.CommonParams()

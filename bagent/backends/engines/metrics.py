@@ -144,7 +144,7 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
     count: dict[str, int] = {}
     for sample in samples:
         count[sample.engine] = count.get(sample.engine, 0) + 1
-    # A Dynamo frontend may pass its workers' own series on: they are the nearer ones.
+    # A Dynamo frontend may forward its workers' own series, which are more precise.
     engine = max(count, key=lambda name: (name != "dynamo", count[name]))
     chosen = _of_model([sample for sample in samples if sample.engine == engine], model)
     fields: dict[str, list[_Sample]] = {}
@@ -200,7 +200,7 @@ def _of_model(samples: list[_Sample], model: str | None) -> list[_Sample]:
     models = {name for name, _ in named if name is not None}
     if model is None or len(models) < 2:
         return samples
-    if model not in models:  # perhaps an alias: whose load it is cannot be told
+    if model not in models:  # perhaps an alias: its load is unknown
         return []
     return [sample for name, sample in named if name is None or name == model]
 
@@ -235,7 +235,7 @@ def _engine_load(fields: dict[str, list[_Sample]], at: float, engine: str) -> En
     hits = _total(get("cache_hits"))
     queries = _total(get("cache_queries"))
     if engine == "sglang" and hits is not None:
-        queries = prompt  # it looks every prompt up whole, and has no counter of its own for that
+        queries = prompt  # it looks up whole prompts and has no counter for that
     return EngineLoad(
         at=at,
         running=_total(get("running")),
@@ -298,7 +298,7 @@ async def _read(
     url = endpoint.root + ROUTE
     try:
         status, raw, _ = await transport.get(endpoint, url, seconds)
-        if status in _REDIRECTS:  # where the route is a mounted application: to the same with "/"
+        if status in _REDIRECTS:  # a mounted application redirects to its path with "/"
             status, raw, _ = await transport.get(endpoint, url + "/", seconds)
     except NETWORK_ERRORS:
         return None, False

@@ -46,7 +46,7 @@ class _Connector(aiohttp.TCPConnector):
         waiting = self._conns.get(key, ())
         before, first = len(waiting), list(itertools.islice(waiting, _LOOKED_AT))
         connection = await super()._get(key, traces)
-        taken = before - len(self._conns.get(key, ()))  # the last of them was good
+        taken = before - len(self._conns.get(key, ()))  # the last one was usable
         if connection is not None and 0 < taken <= len(first):
             CONNECTION_IDLE.set(time.monotonic() - first[taken - 1][1])
         return connection
@@ -114,7 +114,7 @@ class AiohttpClient:
             proxy=endpoint.proxy,
             ssl=trusted,
             timeout=aiohttp.ClientTimeout(
-                # aiohttp rounds limits above 5 s up, so that the two would fall together.
+                # aiohttp rounds limits above 5 s up, which would make the two equal.
                 total=timeouts.total,
                 connect=timeouts.connect,
                 ceil_threshold=math.inf,
@@ -174,7 +174,7 @@ def translate_error(error: aiohttp.ClientError) -> Exception:
         return errors.ProxyRefused(error.status)
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return errors.BadAddress(str(error))
-    if isinstance(error, OSError):  # it says by itself what is wrong, below HTTP
+    if isinstance(error, OSError):  # an error below HTTP, with its own message
         return error
     if isinstance(error, aiohttp.ClientResponseError):
         return errors.HttpError(" ".join(error.message.split()))

@@ -213,7 +213,7 @@ class StreamTimeout:
         self._due = None
         if self._timer is not None:
             self._timer.cancel()
-        # As asyncio.timeout does it: a cancellation from elsewhere goes on.
+        # As in asyncio.timeout: a cancellation from elsewhere propagates.
         own = self._over and self._task.uncancel() <= self._cancelling
         if own and kind is asyncio.CancelledError:
             raise StreamStalled(self._words) from None

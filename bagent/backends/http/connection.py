@@ -317,7 +317,7 @@ class _Gzip:
             if self._member.eof:
                 data = data.lstrip(b"\0")  # padding
                 if not data.startswith(b"\x1f"):
-                    break  # what follows is no member, and gzip(1) ignores it as well
+                    break  # trailing garbage, which gzip(1) ignores too
                 self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
             pieces.append(_bounded(self._member, data, room))
             room -= len(pieces[-1])

@@ -313,7 +313,7 @@ class PooledRequest:
         else:
             CONNECTION_IDLE.set(None)
             connection = await self._connected()
-            if total is not None:  # it began some time ago: not the last of those with its limit
+            if total is not None:  # it began earlier, so it is not the last of its group
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
         self._connection = connection
         try:

@@ -121,5 +121,5 @@ def _allowance(
         return None
     seconds = None if reset is None else reset_seconds(reset, now)
     if seconds is None and available == maximum:
-        seconds = 0.0  # a time that is over: it is whole
+        seconds = 0.0  # the reset is past: the limit is whole
     return Allowance(maximum, available, seconds, slack, names[1])

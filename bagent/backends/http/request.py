@@ -164,7 +164,7 @@ class HttpExchange:
                 stream_timeout.disable()
                 raw = await read_body(response)
         except NETWORK_ERRORS as error:
-            if reader.whole:  # a cut after the stop reason has taken nothing from the answer
+            if reader.whole:  # cut after the stop reason: the answer is complete
                 return reader.result()
             failure = self._broken(error, request, exchange)
             text = reader.text[:MAX_PARTIAL_TEXT]
@@ -176,7 +176,7 @@ class HttpExchange:
             return failure_from_status(
                 response.status, raw.decode("utf-8", "replace"), response.headers
             )
-        if EVENTS.match(raw):  # a stream under another name
+        if EVENTS.match(raw):  # a stream with another content type
             reader.feed(raw)
             return reader.result()
         return read(raw, response.headers.get("Content-Type", ""), response.headers)
@@ -235,7 +235,7 @@ class HttpExchange:
         exchange.request_id = endpoint.without_secrets(name) if name else None
         if endpoint.own and response.status != 429 and endpoint.name not in self._limited_engines:
             return
-        limits = read_rate_limits(headers, time.time())  # which may hold dates
+        limits = read_rate_limits(headers, time.time())  # resets may be dates
         if limits is None:
             return
         exchange.limits = msgspec.structs.replace(limits, at=self._clock())
@@ -253,7 +253,7 @@ async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
 def body_chunks(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
     """Yield the body of a response as it arrives, up to its limit."""
     pieces = response.content.iter_any()
-    # The plain client's connections heed the bound by themselves.
+    # The pool's connections enforce the limit themselves.
     return pieces if isinstance(response, PlainResponse) else limit_body(pieces)
 
 

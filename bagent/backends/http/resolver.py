@@ -72,7 +72,7 @@ class Resolver:
             thread = threading.Thread(target=self._look_up, name="names", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # this machine allows no more of them
+            except RuntimeError:  # the thread limit is reached
                 return
             self._threads += 1
 
@@ -82,14 +82,14 @@ class Resolver:
             if work is None:
                 return
             future, arguments = work
-            if future.done():  # given up meanwhile
+            if future.done():  # cancelled
                 continue
             result: list[Any] | OSError
             try:
                 result = socket.getaddrinfo(*arguments)
             except OSError as error:
                 result = error
-            except UnicodeError:  # a name that cannot be one
+            except UnicodeError:  # an invalid name
                 result = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             try:
                 self._loop.call_soon_threadsafe(_settle, future, result)

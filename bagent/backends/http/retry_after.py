@@ -53,7 +53,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 def _parse_retry_after(value: str, base: float) -> float | None:
     """Return the seconds of a Retry-After: a number, a date, or several joined by commas."""
     until = _until(value, base) if _number(value) is None else None
-    if until is not None:  # a date has a comma of its own
+    if until is not None:  # a date contains a comma
         return until
     waits = [_number(part) or _duration(part) for part in value.split(",")]
     return max((wait for wait in waits if wait is not None and wait > 0), default=None)
@@ -94,7 +94,7 @@ def reset_seconds(value: str, now: float) -> float | None:
     number = _number(value)
     if number is None:
         return _duration(value) or _until(value, now)
-    if number > 1e8:  # Unix time, and in milliseconds if seconds would be after the year 5000
+    if number > 1e8:  # Unix time; in milliseconds if it were after the year 5000
         number = (number / 1000 if number > 1e11 else number) - now
     return number if number > 0 else None
 
@@ -117,7 +117,7 @@ def _base(date: str | None, now: float) -> float:
     served = _timestamp(date or "")
     if served is None:
         return now
-    # HTTP dates have whole seconds: the earlier of two equal clocks never ends a wait too soon.
+    # HTTP dates have whole seconds: with the earlier clock no wait ends too soon.
     return served if abs(served - now) > SKEW_SECONDS else min(served, now)
 
 

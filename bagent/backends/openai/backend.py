@@ -172,7 +172,7 @@ class OpenAIBackend:
     ) -> list[Reply | Failure] | Failure:
         groups, request = self._groups, group[0]
         way = groups.way(endpoint, request)
-        if way is None:  # it was found out since the group was made
+        if way is None:  # learned after the group was formed
             exchange.learned = True
             return Failure("overloaded", f"{endpoint.name} takes no such group any more", True)
         learned = groups.learned(endpoint, request) if way == "templated" else None

@@ -39,13 +39,13 @@ _NO_QUOTA = re.compile(
     r"|payment required|key limit exceeded|budget (has been )?exceeded",
     re.I,
 )
-# A 400 may repeat the user's own text, so only words that begin the message count there.
+# A 400 may repeat the user's text, so only the beginning of its message is matched.
 _NO_QUOTA_400 = re.compile(
     r"\s*(your credit balance|you have reached your (specified|spend)|insufficient[_ ]quota"
     r"|billing hard limit|(this|the) request would exceed your [\w']+ (monthly )?spend)",
     re.I,
 )
-# Its code and type stand behind the message.
+# Code and type follow the message.
 _NO_QUOTA_TYPE = re.compile(
     r"\s(billing_error|insufficient_quota|billing_(hard_)?limit_\w+|billing_not_active)\s*\S*\s*$",
     re.I,
@@ -153,7 +153,7 @@ def _message_of(error: dict[str, Json]) -> str:
     message = _as_text(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else None
-    # Gateways put the words of the server behind them here; their own say nothing.
+    # Gateways put the upstream server's message here.
     return f"{message}: {raw}" if isinstance(raw, str) and raw else message
 
 
@@ -274,5 +274,5 @@ def _out_of_budget(status: int, text: str, wait: float | None) -> bool:
     if status == 400:
         return bool(_NO_QUOTA_400.match(text) or _NO_QUOTA_TYPE.search(text))
     if status == 429 and wait is not None and "insufficient_quota" not in text:
-        return False  # Google calls a limit per minute a quota too, and says when it is over.
+        return False  # Google calls a limit per minute a quota too, but names a time.
     return status == 402 or (status in (403, 429) and bool(_NO_QUOTA.search(text)))

@@ -73,7 +73,7 @@ class ToolCallAssembler:
         call["name"] = _joined_name(call, name)
         if isinstance(arguments, str):
             if arguments != call["arguments"] or not self._is_whole(position):
-                call["arguments"] += arguments  # else all of it once more, at the end
+                call["arguments"] += arguments  # else the whole is repeated at the end
         elif arguments:
             call["arguments"] = encode_json(arguments)
         if self._on_call is not None and arguments and call["arguments"].rstrip().endswith("}"):
@@ -289,10 +289,10 @@ class StreamReader:
             if failure is not None:
                 self.error = self.error or failure
                 return
-        # Usage comes first: in the last chunk it stands beside an empty list of choices.
+        # The last chunk has usage and an empty list of choices.
         usage = body.get("usage")
         if usage is not None:
-            self._usage = usage  # read at the end: some servers tell it with every piece
+            self._usage = usage  # parsed at the end: some servers send it with every chunk
         if "metrics" in body:
             self._server_ttft = self._server_ttft or server_ttft(body)
         if not self._model:

@@ -56,13 +56,13 @@ class PromptCounter:
         if isinstance(answer, Failure):
             return None
         status, raw = answer
-        if status == 400:  # some count to their context and no further
+        if status == 400:  # some servers count only up to their context
             kind = failure_from_status(status, raw.decode("utf-8", "replace"), {}).kind
             return TOO_LONG if kind == "context_overflow" else None
         body = _json(raw) if status == 200 else None
         count = body.get("count") if isinstance(body, dict) else None
         if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):
-            # llama.cpp's route of that name is another one.
+            # llama.cpp's route of that name takes other fields.
             self._profile(endpoint).tokenizes = False
         return count if type(count) is int and count > 0 else None
 
