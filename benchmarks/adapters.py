@@ -113,14 +113,14 @@ def cpu_of(folder: Path, backend: str, rows: int) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measure(place: str, arms: list[str], rows: int, repeats: int, folder: Path) -> list[dict]:
-    found = []
+def measure(address: str, arms: list[str], rows: int, repeats: int, folder: Path) -> list[dict]:
+    results = []
     for repeat in range(repeats):
         for arm in arms if repeat % 2 == 0 else reversed(arms):
-            backend = BACKENDS[arm].format(place=place)
+            backend = BACKENDS[arm].format(place=address)
             few, many = cpu_of(folder, backend, rows // 4), cpu_of(folder, backend, rows)
             slope = (many - few) / (rows - rows // 4)
-            found.append(
+            results.append(
                 {
                     "arm": arm,
                     "repeat": repeat,
@@ -130,8 +130,8 @@ def measure(place: str, arms: list[str], rows: int, repeats: int, folder: Path) 
                     "load": os.getloadavg()[0],
                 }
             )
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    return found
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    return results
 
 
 def main() -> None:
@@ -151,9 +151,9 @@ def main() -> None:
         try:
             while not (folder / "port").exists():
                 time.sleep(0.02)
-            place = f"127.0.0.1:{(folder / 'port').read_text()}"
+            address = f"127.0.0.1:{(folder / 'port').read_text()}"
             arms = options.arms.split(",")
-            runs = measure(place, arms, options.rows, options.repeats, folder)
+            runs = measure(address, arms, options.rows, options.repeats, folder)
         finally:
             server.terminate()
     table = {

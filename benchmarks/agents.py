@@ -208,7 +208,7 @@ async def loop_arm(args: argparse.Namespace, url: str, arm: str) -> dict[str, An
         "seconds": time.monotonic() - loop.first,
         "tool_runs": loop.runs,
         "without_call": loop.without,
-        "turn_seconds": [round(median(each), 2) for each in loop.took.values()],
+        "turn_seconds": [round(median(seconds), 2) for seconds in loop.took.values()],
         "prompt_tokens": loop.prompt_tokens,
     }
 
@@ -249,31 +249,39 @@ def bagent_arm(args: argparse.Namespace, url: str, *, stream: bool) -> dict[str,
         folder = Path(name)
         write_job(folder, args, url, stream=stream)
         began = time.monotonic()
-        words = "-m bagent run job.yaml --progress none --no-canary"
+        command = "-m bagent run job.yaml --progress none --no-canary"
         done = subprocess.run(
-            [sys.executable, *words.split()],
+            [sys.executable, *command.split()],
             cwd=folder,
             capture_output=True,
             text=True,
             check=False,
             timeout=ARM_SECONDS,
         )
-        whole = time.monotonic() - began
+        total = time.monotonic() - began
         if done.returncode:
             raise RuntimeError(done.stderr)
-        sent = lines_of(folder, "attempts")
+        attempts = lines_of(folder, "attempts")
         kinds: dict[str, int] = {}
         for line in lines_of(folder, "rows"):
             kinds[line["status"]] = kinds.get(line["status"], 0) + 1
-        second = [line for line in sent if line["turn"] == 2]
+        second = [line for line in attempts if line["turn"] == 2]
         return {
-            "seconds": max(line["done"] for line in sent) - min(line["sent"] for line in sent),
+            "seconds": max(line["done"] for line in attempts)
+            - min(line["sent"] for line in attempts),
             "tool_runs": len((folder / "runs.txt").read_text().splitlines()),
-            "whole_command": whole,
-            "requests": len(sent),
-            "streamed": sum(one.get("first_token") is not None for one in sent),
+            "whole_command": total,
+            "requests": len(attempts),
+            "streamed": sum(record.get("first_token") is not None for record in attempts),
             "turn_seconds": [
-                round(median(one["done"] - one["sent"] for one in sent if one["turn"] == turn), 2)
+                round(
+                    median(
+                        record["done"] - record["sent"]
+                        for record in attempts
+                        if record["turn"] == turn
+                    ),
+                    2,
+                )
                 for turn in (1, 2)
             ],
             "statuses": kinds,
@@ -285,23 +293,25 @@ def bagent_arm(args: argparse.Namespace, url: str, *, stream: bool) -> dict[str,
 
 def cpu_so_far(pid: int | None) -> dict[str, Any]:
     """CPU seconds: the client's (of bagent all of its process), and those of a server's parts."""
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    found = {"client_cpu_s": sum(one.ru_utime + one.ru_stime for one in own)}
+    own = [
+        resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    results = {"client_cpu_s": sum(record.ru_utime + record.ru_stime for record in own)}
     if pid is not None:
         from agents_help import cpu_seconds
 
-        found |= {f"cpu_s of {name}": value for name, value in cpu_seconds(pid).items()}
-    return found
+        results |= {f"cpu_s of {name}": value for name, value in cpu_seconds(pid).items()}
+    return results
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All arms, their order turned round each time."""
     arms = ["holding", "freeing", *["nearest"] * args.nearest, "bagent", *["stream"] * args.stream]
-    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
     result |= {"rules": args.rules, "tokens": args.tokens, "choice": args.choice}
     result |= {"device": os.environ.get("DEVICE", "")}
-    result["arms"] = found
+    result["arms"] = results
     if not args.server:
         result["decode"] = args.decode
     from agents_help import engine
@@ -321,17 +331,17 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             for arm in turned if repeat % 2 == 0 else turned[::-1]:
                 before, cpu = engine(url), cpu_so_far(args.pid)
                 if arm in ("bagent", "stream"):
-                    one = bagent_arm(args, url, stream=arm == "stream")
+                    record = bagent_arm(args, url, stream=arm == "stream")
                 else:
-                    one = asyncio.run(loop_arm(args, url, arm))
+                    record = asyncio.run(loop_arm(args, url, arm))
                 after = cpu_so_far(args.pid)
-                one |= {name: round(after[name] - cpu.get(name, 0.0), 2) for name in after}
-                one |= {name: round(value - before[name]) for name, value in engine(url).items()}
-                found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
-                print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
+                record |= {name: round(after[name] - cpu.get(name, 0.0), 2) for name in after}
+                record |= {name: round(value - before[name]) for name, value in engine(url).items()}
+                results[arm].append(record | {"repeat": repeat, "load": os.getloadavg()[0]})
+                print(repeat, arm, json.dumps(results[arm][-1]), flush=True)
             result["median_seconds"] = {
-                arm: round(median(one["seconds"] for one in runs), 2)
-                for arm, runs in found.items()
+                arm: round(median(record["seconds"] for record in runs), 2)
+                for arm, runs in results.items()
                 if runs
             }
             if args.out:  # what was measured is kept, whatever comes next
@@ -342,14 +352,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
     """CPU per turn for each number of rows, each in a process of its own."""
-    found = []
+    results = []
     for rows in args.rows.split(","):
         for repeat in range(args.repeats):
             argv = [sys.executable, __file__, "cost-once", "--rows", rows]
             done = subprocess.run(argv, capture_output=True, text=True, check=True)
-            found.append(json.loads(done.stdout) | {"repeat": repeat, "load": os.getloadavg()[0]})
-            print(json.dumps(found[-1]), flush=True)
-    return {"runs": found}
+            results.append(json.loads(done.stdout) | {"repeat": repeat, "load": os.getloadavg()[0]})
+            print(json.dumps(results[-1]), flush=True)
+    return {"runs": results}
 
 
 def cost_once(args: argparse.Namespace) -> dict[str, Any]:

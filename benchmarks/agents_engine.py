@@ -115,7 +115,7 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
     )
     ended = 0
 
-    def emit(outcome: Outcome, place: int, row: Row) -> None:
+    def emit(outcome: Outcome, index: int, row: Row) -> None:
         nonlocal ended
         assert outcome.status == "ok" and outcome.turns == 2
         ended += 1

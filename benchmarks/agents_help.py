@@ -42,17 +42,17 @@ class SlotsByTurn:
 def cpu_seconds(process: int) -> dict[str, float]:
     """CPU seconds of a process and of all below it on Linux, by the kernel's names of them."""
     ticks = os.sysconf("SC_CLK_TCK")
-    found: dict[str, float] = {}
-    left = [process]
-    while left:
-        folder = Path(f"/proc/{left.pop()}")
+    values: dict[str, float] = {}
+    pending = [process]
+    while pending:
+        folder = Path(f"/proc/{pending.pop()}")
         with contextlib.suppress(OSError):
             name = (folder / "comm").read_text().strip()
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / ticks
+            values[name] = values.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / ticks
             for task in (folder / "task").iterdir():
-                left += map(int, (task / "children").read_text().split())
-    return found
+                pending += map(int, (task / "children").read_text().split())
+    return values
 
 
 def engine(url: str) -> dict[str, float]:
@@ -61,10 +61,10 @@ def engine(url: str) -> dict[str, float]:
         "vllm:generation_tokens_total": "generated_tokens",
         "vllm:prefix_cache_hits_total": "cached_tokens",
     }
-    found = dict.fromkeys(names.values(), 0.0)
+    values = dict.fromkeys(names.values(), 0.0)
     with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=10) as answer:
         for line in answer.read().decode().splitlines():
             name = line.partition("{")[0].partition(" ")[0]
             if name in names:
-                found[names[name]] += float(line.rpartition(" ")[2])
-    return found
+                values[names[name]] += float(line.rpartition(" ")[2])
+    return values

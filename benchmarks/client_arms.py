@@ -104,7 +104,7 @@ async def bare_lists(url: str, rows: list[dict], concurrency: int) -> int:
                 ) as response:
                     reply = orjson.loads(await response.read())
                 answers = {choice["index"]: choice["text"] for choice in reply["choices"]}
-                done += sum(1 for place in range(len(part)) if answers[place])
+                done += sum(1 for index in range(len(part)) if answers[index])
 
         await asyncio.gather(*(worker() for _ in range(max(1, concurrency // LIST))))
     return done
@@ -167,14 +167,14 @@ def timed_display() -> list[TimedDisplay]:
     """Has the run that follows count what its display costs; the display will be in the list."""
     from bagent.runs import execute as start
 
-    found, make = [], start.make_display
+    results, make = [], start.make_display
 
     def display(options: Any) -> Any:
-        found.append(TimedDisplay(make(options)))
-        return found[-1]
+        results.append(TimedDisplay(make(options)))
+        return results[-1]
 
     start.make_display = display
-    return found
+    return results
 
 
 def bagent_run(url: str, path: Path, schema: dict, options: argparse.Namespace) -> int:

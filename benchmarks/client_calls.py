@@ -46,10 +46,10 @@ def count(options: argparse.Namespace) -> None:
     sys.setprofile(profile)
     bagent_run(options.url, options.count, SCHEMA, options)
     sys.setprofile(None)
-    found: collections.Counter[str] = collections.Counter()
+    calls: collections.Counter[str] = collections.Counter()
     for code, number in python.items():
-        found[f"{Path(code.co_filename).name}:{code.co_qualname}"] += number
-    print(json.dumps({"python": found, "c": others}))
+        calls[f"{Path(code.co_filename).name}:{code.co_qualname}"] += number
+    print(json.dumps({"python": calls, "c": others}))
 
 
 def a_row(url: str, folder: Path, mode: list[str], before: Path | None) -> dict:
@@ -62,13 +62,13 @@ def a_row(url: str, folder: Path, mode: list[str], before: Path | None) -> dict:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         counts.append(json.loads(done.stdout.splitlines()[-1]))
     few, many = counts
-    each = {
+    per_row = {
         name: round((number - few["python"].get(name, 0)) / (MANY - FEW), 2)
         for name, number in many["python"].items()
     }
-    most = sorted(each.items(), key=lambda one: -one[1])[:40]
+    most = sorted(per_row.items(), key=lambda item: -item[1])[:40]
     return {
-        "python": round(sum(each.values()), 1),
+        "python": round(sum(per_row.values()), 1),
         "c": round((many["c"] - few["c"]) / (MANY - FEW), 1),
         "most": dict(most),
     }
@@ -91,13 +91,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         server, url = start_server(Path(name), 40, sorted(os.sched_getaffinity(0))[-1])
         try:
-            for mode, words in MODES.items():
+            for mode, description in MODES.items():
                 for which in ("before", "now") if options.before else ("now",):
                     folder = Path(name) / f"{mode}-{which}".replace(" ", "-")
                     folder.mkdir()
                     before = options.before if which == "before" else None
-                    found = report.setdefault(mode, {})[which] = a_row(url, folder, words, before)
-                    print(mode, which, found["python"], "Python calls,", found["c"], "of C")
+                    calls = report.setdefault(mode, {})[which] = a_row(
+                        url, folder, description, before
+                    )
+                    print(mode, which, calls["python"], "Python calls,", calls["c"], "of C")
         finally:
             server.kill()
     if options.out:

@@ -85,25 +85,25 @@ def main() -> None:
                 arms = options.arms.split(",")
                 for arm in arms if repeat % 2 == 0 else reversed(arms):
                     for path in (few, many):
-                        found = run_arm(arm, url, path, more, options.before)
-                        runs.append(found | {"repeat": repeat})
+                        result = run_arm(arm, url, path, more, options.before)
+                        runs.append(result | {"repeat": repeat})
                         print(json.dumps(runs[-1]), file=sys.stderr)
         finally:
             server.kill()
     summary = {}
     for arm in options.arms.split(","):
         mine = [r for r in runs if r["arm"] == arm]
-        whole, marginal = [], []
+        total, marginal = [], []
         for repeat in range(options.repeats):
             small, large = sorted(
                 (r for r in mine if r["repeat"] == repeat), key=lambda r: r["rows"]
             )
-            whole.append(large["cpu_s"] / large["rows"] * 1e6)
+            total.append(large["cpu_s"] / large["rows"] * 1e6)
             marginal.append(
                 (large["cpu_s"] - small["cpu_s"]) / (large["rows"] - small["rows"]) * 1e6
             )
         summary[arm] = {
-            "cpu_us_per_row": round(statistics.median(whole), 1),
+            "cpu_us_per_row": round(statistics.median(total), 1),
             "marginal_us_per_row": round(statistics.median(marginal), 1),
             "least_marginal": round(min(marginal), 1),
             "rss_mb": round(max(r["rss_mb"] for r in mine), 1),

@@ -80,18 +80,20 @@ class ShallowVllm(VllmServer):
 
     def make_model(self) -> None:
         """Make the model's folder where it is missing."""
-        whole = model_folder("smollm2")
-        folder = whole.with_name(self.model)
+        model_path = model_folder("smollm2")
+        folder = model_path.with_name(self.model)
         folder.mkdir(exist_ok=True)
         if not (folder / "generation_config.json").exists():
-            weights = [str(one / "model.safetensors") for one in (whole, folder)]
+            weights = [
+                str(weights_dir / "model.safetensors") for weights_dir in (model_path, folder)
+            ]
             python = venv("vllm") / "bin" / "python"
             subprocess.run([python, "-c", CUT, *weights, str(LAYERS)], check=True)
-            config = json.loads((whole / "config.json").read_text())
+            config = json.loads((model_path / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
             # The last one tells that the folder is whole.
             for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-                shutil.copy(whole / name, folder)
+                shutil.copy(model_path / name, folder)
 
     def start(self) -> ShallowVllm:
         """Start it and wait until it is healthy."""
@@ -116,16 +118,16 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True)
     if done.returncode not in (0, 3):
         raise SystemExit(f"bagent bench: {done.stderr}")
-    (one,) = json.loads((out / "summary.json").read_text())["loads"]
+    (load_result,) = json.loads((out / "summary.json").read_text())["loads"]
     return {
-        "ttft_ms": one["ttft_p50_ms"],
-        "tpot_ms": one["tpot_p50_ms"],
-        "tpot_mean_ms": one["tpot_mean_ms"],
-        "e2e_ms": one["e2e_sent_p50_ms"],
-        "output_tok_s": one["output_tok_s"],
-        "requests": one["requests"],
-        "input_tokens": one["input_tokens"],
-        "output_tokens": one["output_tokens"],
+        "ttft_ms": load_result["ttft_p50_ms"],
+        "tpot_ms": load_result["tpot_p50_ms"],
+        "tpot_mean_ms": load_result["tpot_mean_ms"],
+        "e2e_ms": load_result["e2e_sent_p50_ms"],
+        "output_tok_s": load_result["output_tok_s"],
+        "requests": load_result["requests"],
+        "input_tokens": load_result["input_tokens"],
+        "output_tokens": load_result["output_tokens"],
         "client_limited": done.returncode == 3,
     }
 
@@ -146,8 +148,8 @@ def vllm_command(
     how = ["--max-concurrency", "1"]
     if "rate" in load:
         how = ["--request-rate", str(load["rate"]), "--burstiness", "10000"]
-    place = venv("vllm")
-    command = [str(place / "bin" / "vllm"), "bench", "serve", "--backend", "openai", *how]
+    python_home = venv("vllm")
+    command = [str(python_home / "bin" / "vllm"), "bench", "serve", "--backend", "openai", *how]
     command += ["--base-url", f"http://{server.address}", "--model", server.model]
     command += ["--tokenizer", str(model_folder(server.model)), "--endpoint", "/v1/completions"]
     command += ["--dataset-name", "random", "--ignore-eos"]
@@ -157,21 +159,21 @@ def vllm_command(
     command += ["--temperature", "0", "--seed", str(seed), "--num-warmups", "1", "--disable-tqdm"]
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
     command += ["--result-dir", str(folder), "--result-filename", "vllm.json"]
-    return command, environment(place) | {"PYTHONUNBUFFERED": "1"}
+    return command, environment(python_home) | {"PYTHONUNBUFFERED": "1"}
 
 
 def vllm_found(folder: Path) -> dict:
     """What vLLM's tool measured."""
-    found = json.loads((folder / "vllm.json").read_text())
+    result = json.loads((folder / "vllm.json").read_text())
     return {
-        "ttft_ms": found["median_ttft_ms"],
-        "tpot_ms": found["median_tpot_ms"],
-        "tpot_mean_ms": found["mean_tpot_ms"],
-        "e2e_ms": found["median_e2el_ms"],
-        "output_tok_s": found["output_throughput"],
-        "requests": found["completed"],
-        "input_tokens": found["total_input_tokens"] / found["completed"],
-        "output_tokens": found["total_output_tokens"] / found["completed"],
+        "ttft_ms": result["median_ttft_ms"],
+        "tpot_ms": result["median_tpot_ms"],
+        "tpot_mean_ms": result["mean_tpot_ms"],
+        "e2e_ms": result["median_e2el_ms"],
+        "output_tok_s": result["output_throughput"],
+        "requests": result["completed"],
+        "input_tokens": result["total_input_tokens"] / result["completed"],
+        "output_tokens": result["total_output_tokens"] / result["completed"],
     }
 
 
@@ -193,8 +195,8 @@ def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: i
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
     if done.returncode or not out.exists():
         raise SystemExit(f"guidellm: {done.stdout[-1500:]} {done.stderr[-2500:]}")
-    (one,) = json.loads(out.read_text())["benchmarks"]
-    metrics = one["metrics"]
+    (benchmark,) = json.loads(out.read_text())["benchmarks"]
+    metrics = benchmark["metrics"]
 
     def of(name: str, number: str = "median") -> float:
         return metrics[name]["successful"][number]
@@ -231,7 +233,7 @@ def measure(
     arms = {BASE: bagent, "vllm bench serve": vllm}
     if options.guidellm:
         program = str(Path(options.guidellm).absolute())
-        arms["guidellm"] = lambda *given: guidellm(program, *given)
+        arms["guidellm"] = lambda *arguments: guidellm(program, *arguments)
     done = {(run["load"], run["tool"], run["repeat"]) for run in runs}
     first = 0
     while all((name, tool, first) in done for name in loads for tool in arms):
@@ -246,10 +248,10 @@ def measure(
                     load_average, before = os.getloadavg()[0], counted(server)
                     # No seed twice on one server: prompts that came before are cached.
                     seed = int(time.time())
-                    found = arms[tool](server, load, Path(folder), seed)
+                    result = arms[tool](server, load, Path(folder), seed)
                     after = counted(server)
                 seconds, count, inside = (b - a for a, b in zip(before, after, strict=True))
-                runs.append({"load": name, "tool": tool, "repeat": repeat, **found})
+                runs.append({"load": name, "tool": tool, "repeat": repeat, **result})
                 runs[-1]["engine_tpot_ms"] = 1000 * seconds / count
                 if "rate" in load:
                     busy = inside / (load["requests"] / load["rate"])
@@ -266,10 +268,10 @@ def by_engine(run: dict) -> dict:
     What an open loop gets through is its rate, whatever the engine's speed.
     """
     gap = run["engine_tpot_ms"]
-    found = {f"{name}_by_engine": run[name] / gap for name in NUMBERS[:3]}
-    found["tpot_ms_by_engine"] = run["tpot_mean_ms"] / gap
+    result = {f"{name}_by_engine": run[name] / gap for name in NUMBERS[:3]}
+    result["tpot_ms_by_engine"] = run["tpot_mean_ms"] / gap
     speed = 1.0 if run["load"].startswith("rate") else gap / 1000
-    return {**found, "output_tok_s_by_engine": run["output_tok_s"] * speed}
+    return {**result, "output_tok_s_by_engine": run["output_tok_s"] * speed}
 
 
 def compare(runs: list[dict]) -> list[dict]:
@@ -301,8 +303,8 @@ def write(
         for name in NUMBERS
         if abs((share := row.get(f"{name}_by_engine_by_bagent", 1)) - 1) > options.band
     ]
-    found = {**about(server), "medians": rows, "apart": apart, "runs": runs}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    result = {**about(server), "medians": rows, "apart": apart, "runs": runs}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     return rows, apart
 
 

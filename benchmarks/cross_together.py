@@ -68,25 +68,25 @@ def repeat_once(
         raise SystemExit(f"{OTHER}: {(folder / 'errors').read_text()[-2000:]}")
     busy = (counted(server)[2] - before[2]) / (time.monotonic() - began)
     pair = [{"tool": BASE, **own}, {"tool": OTHER, **vllm_found(folder)}]
-    for one in pair:
-        one["of_rate"] = one["output_tok_s"] / RATES[one["tool"]] / OUTPUT
-        one |= {"repeat": repeat, "engine_busy": round(busy, 3)}
+    for run in pair:
+        run["of_rate"] = run["output_tok_s"] / RATES[run["tool"]] / OUTPUT
+        run |= {"repeat": repeat, "engine_busy": round(busy, 3)}
     return pair
 
 
 def disturbed(pair: list[dict]) -> list[str]:
     """Why the numbers of a repeat say little, in words."""
-    found = [
-        f"{one['tool']}: TPOT has a mean of {one['tpot_mean_ms']:.1f} ms, a median of"
-        f" {one['tpot_ms']:.1f}"
-        for one in pair
-        if abs(one["tpot_mean_ms"] / one["tpot_ms"] - 1) > UNEVEN
+    summary = [
+        f"{run['tool']}: TPOT has a mean of {run['tpot_mean_ms']:.1f} ms, a median of"
+        f" {run['tpot_ms']:.1f}"
+        for run in pair
+        if abs(run["tpot_mean_ms"] / run["tpot_ms"] - 1) > UNEVEN
     ]
     if pair[0]["engine_busy"] > MOST_BUSY:
-        found.append(f"the engine was busy for {pair[0]['engine_busy']:.0%} of the time")
+        summary.append(f"the engine was busy for {pair[0]['engine_busy']:.0%} of the time")
     if pair[0]["client_limited"]:
-        found.append("the client was the limit")
-    return found
+        summary.append("the client was the limit")
+    return summary
 
 
 def main() -> int:
@@ -104,10 +104,10 @@ def main() -> int:
         server = ShallowVllm(f"smollm2-{LAYERS}", log=folder / "vllm.log", core=0)
         server.make_model()  # vLLM's tool, which begins first, reads its tokenizer
         while why and len(runs) < 2 * options.repeats:
-            place = Path(tempfile.mkdtemp(dir=folder))
-            pair = repeat_once(options.requests, server, place, len(runs) // 2, stack)
+            folder_ = Path(tempfile.mkdtemp(dir=folder))
+            pair = repeat_once(options.requests, server, folder_, len(runs) // 2, stack)
             why = disturbed(pair)
-            runs += [{**one, "disturbed": why} for one in pair]
+            runs += [{**run, "disturbed": why} for run in pair]
             print(*map(json.dumps, runs[-2:]), sep="\n", file=sys.stderr)
     if not why:
         own, other = runs[-2:]
@@ -117,8 +117,8 @@ def main() -> int:
             for name, share in shares.items()
             if abs(share - 1) > options.band
         ]
-    found = {**about(server), "apart": apart, "runs": runs}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    summary = {**about(server), "apart": apart, "runs": runs}
+    options.out.write_text(json.dumps(summary, indent=1) + "\n")
     print("\n".join(why or apart) or f"all within {options.band:.0%}", file=sys.stderr)
     return 3 if why else 1 if apart else 0
 

@@ -75,8 +75,8 @@ def main() -> None:
             for repeat in range(options.repeats):
                 order = ("rich", "plain") if repeat % 2 else ("plain", "rich")
                 for progress in order:
-                    found = run_on_terminal(progress, url, rows, cores[0])
-                    runs.append(found | {"repeat": repeat})
+                    result = run_on_terminal(progress, url, rows, cores[0])
+                    runs.append(result | {"repeat": repeat})
                     print(json.dumps(runs[-1]), file=sys.stderr)
         finally:
             server.kill()

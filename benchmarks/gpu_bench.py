@@ -4,7 +4,7 @@
     python benchmarks/gpu_bench.py summarise FOLDER
 
 ``send`` is ``bagent bench`` up to its raw rows (``requests-*.jsonl`` and their like in FOLDER),
-and ``course.pickle`` with what else it knows. ``summarise`` makes of them what ``bagent bench``
+and ``record.pickle`` with what else it knows. ``summarise`` makes of them what ``bagent bench``
 makes: ``summary.json``, ``report.html``, Parquet; what these say of the client is of the machine
 that sums up. A GPU machine without network may lack DuckDB.
 """
@@ -15,6 +15,7 @@ import argparse
 import json
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,35 @@ from msgspec import structs
 from bagent.bench.plan import make_plan
 from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
 from bagent.fleet.hostfile import parse_hostfile
+from bagent.report.load_test import page
 from bagent.servers.resolve import host_endpoints
 
-KEPT = "course.pickle"
+RECORD_FILE = "record.pickle"
 
 
-def send(address: str, folder: Path, preset: str, given: dict[str, Any]) -> None:
+def send(address: str, folder: Path, preset: str, settings: dict[str, Any]) -> None:
     make_folder(folder)
     endpoints = host_endpoints(parse_hostfile(address), Path(address), None, {})
-    wanted = BenchRequest(
-        plan=make_plan(preset, given),
+    request = BenchRequest(
+        plan=make_plan(preset, settings),
         endpoints=endpoints,
         folder=folder,
         command=f"bagent bench --preset {preset}",
     )
-    called, course = send_all(wanted, None, lambda words: print(words, file=sys.stderr, flush=True))
-    (folder / KEPT).write_bytes(pickle.dumps((wanted, called, course)))
+    health, record = send_all(
+        request, None, lambda message: print(message, file=sys.stderr, flush=True)
+    )
+    (folder / RECORD_FILE).write_bytes(pickle.dumps((request, health, record)))
 
 
 def summarise(folder: Path) -> None:
     # Written by this script on a machine of one's own: no foreign pickle is read.
-    wanted, called, course = pickle.loads((folder / KEPT).read_bytes())
-    summary = write_results(structs.replace(wanted, folder=folder), called, course, None)
-    for one in summary["loads"]:
-        print(json.dumps({key: one[key] for key in ("load", "rps", "output_tok_s", "e2e_p50_ms")}))
+    request, health, record = pickle.loads((folder / RECORD_FILE).read_bytes())
+    summary = write_results(
+        structs.replace(request, folder=folder), health, record, partial(page, old=None)
+    )
+    for load in summary["loads"]:
+        print(json.dumps({key: load[key] for key in ("load", "rps", "output_tok_s", "e2e_p50_ms")}))
 
 
 def main() -> None:
@@ -59,14 +65,14 @@ def main() -> None:
     sending.add_argument("--workers", type=int, default=4)
     sending.add_argument("--seconds", type=float)
     parts.add_parser("summarise").add_argument("folder", type=Path)
-    asked = parser.parse_args()
-    if asked.what == "summarise":
-        summarise(asked.folder)
+    options = parser.parse_args()
+    if options.what == "summarise":
+        summarise(options.folder)
     else:
-        given = {"workers": asked.workers}
-        if asked.seconds is not None:
-            given["seconds"] = asked.seconds
-        send(asked.address, asked.folder, asked.preset, given)
+        settings = {"workers": options.workers}
+        if options.seconds is not None:
+            settings["seconds"] = options.seconds
+        send(options.address, options.folder, options.preset, settings)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ from gpu_modes import CHAT_ARMS, RAW_ARMS, SHAPES, digest, empty_cache, job_of, 
 WARM_ROWS = 200
 
 
-def pairs(given: list[str]) -> dict[str, str]:
-    return dict(one.split("=", 1) for one in given)
+def pairs(texts: list[str]) -> dict[str, str]:
+    return dict(text.split("=", 1) for text in texts)
 
 
 def parted(arms: str) -> list[tuple[str, str, str]]:
     """``arm*2`` as the arm, the star, and how often."""
-    return [one.partition("*") for one in arms.split(",")]
+    return [arm.partition("*") for arm in arms.split(",")]
 
 
 def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
@@ -43,28 +43,28 @@ def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
     request = urllib.request.Request(f"http://{address}/run", body)
     try:
         with urllib.request.urlopen(request, timeout=200) as answer:
-            found = json.load(answer)
+            result = json.load(answer)
     except OSError as error:
         return {"error": str(error)}, []
-    texts = found.pop("texts")
-    rate = round(len(texts) / found["seconds"], 1)
-    found["seconds"] = round(found["seconds"], 3)
-    return found | {"rows": len(texts), "rows_per_s": rate, "answers": digest(texts)}, texts
+    texts = result.pop("texts")
+    rate = round(len(texts) / result["seconds"], 1)
+    result["seconds"] = round(result["seconds"], 3)
+    return result | {"rows": len(texts), "rows_per_s": rate, "answers": digest(texts)}, texts
 
 
 def medians(runs: list[dict]) -> dict[str, dict]:
     """Of each arm's runs that ended: rows a second, client CPU, how many runs, least equal rows."""
-    found: dict[str, dict] = {}
-    for arm in dict.fromkeys(one["arm"] for one in runs):
-        mine = [one for one in runs if one["arm"] == arm and "error" not in one]
+    result: dict[str, dict] = {}
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        mine = [run for run in runs if run["arm"] == arm and "error" not in run]
         if mine:
-            found[arm] = {
-                "rows_per_s": round(median(one["rows_per_s"] for one in mine), 1),
-                "cpu_us": round(median(one.get("cpu_us", 0.0) for one in mine), 1),
+            result[arm] = {
+                "rows_per_s": round(median(run["rows_per_s"] for run in mine), 1),
+                "cpu_us": round(median(run.get("cpu_us", 0.0) for run in mine), 1),
                 "runs": len(mine),
-                "equal": min(one["equal"] for one in mine),
+                "equal": min(run["equal"] for run in mine),
             }
-    return found
+    return result
 
 
 class Compare:
@@ -82,9 +82,9 @@ class Compare:
         self.began = time.monotonic()
 
     def run(self, arm: str, rows: Path) -> tuple[dict, list[str]]:
-        way, _, place = arm.partition("@")
+        way, _, index = arm.partition("@")
         mode, _, version = way.partition(":")
-        shape, address = self.options.shape, self.at[place]
+        shape, address = self.options.shape, self.at[index]
         if mode == "offline":
             return run_offline(address, shape, rows)
         empty_cache(address)
@@ -96,10 +96,10 @@ class Compare:
         """What a first request compiles, at each place."""
         few = self.folder / "few.jsonl"
         few.write_text("".join(self.rows.open().readlines()[:WARM_ROWS]))
-        for place in self.at:
-            mine = [arm for arm in arms if arm.endswith(f"@{place}")]
+        for index in self.at:
+            mine = [arm for arm in arms if arm.endswith(f"@{index}")]
             if mine:
-                print("warm", place, json.dumps(self.run(mine[0], few)[0])[:300], flush=True)
+                print("warm", index, json.dumps(self.run(mine[0], few)[0])[:300], flush=True)
 
     def time_for(self, arm: str) -> bool:
         """Whether it would end in time, by what it took before."""
@@ -108,18 +108,18 @@ class Compare:
 
     def note(self, arm: str, repeat: int) -> None:
         began = time.monotonic()
-        found, texts = self.run(arm, self.rows)
+        result, texts = self.run(arm, self.rows)
         took = time.monotonic() - began
         self.longest[arm] = max(took, self.longest.get(arm, 0.0))
         self.first = self.first or texts
         equal = sum(a == b for a, b in zip(texts, self.first, strict=False))
-        one = {"arm": arm, "repeat": repeat, **found, "equal": equal, "whole_s": round(took, 2)}
-        self.runs.append(one)
-        shown = {key: value for key, value in one.items() if key != "sent_done_rows"}
-        print(json.dumps(shown), flush=True)
-        kept = {"device": os.environ.get("DEVICE", ""), "shape": self.options.shape}
-        kept |= {"model": self.options.model, "medians": medians(self.runs), "runs": self.runs}
-        self.options.out.write_text(json.dumps(kept) + "\n")
+        run = {"arm": arm, "repeat": repeat, **result, "equal": equal, "whole_s": round(took, 2)}
+        self.runs.append(run)
+        summary = {key: value for key, value in run.items() if key != "sent_done_rows"}
+        print(json.dumps(summary), flush=True)
+        report = {"device": os.environ.get("DEVICE", ""), "shape": self.options.shape}
+        report |= {"model": self.options.model, "medians": medians(self.runs), "runs": self.runs}
+        self.options.out.write_text(json.dumps(report) + "\n")
 
 
 def main() -> None:

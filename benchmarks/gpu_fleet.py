@@ -47,27 +47,27 @@ class Killer(threading.Thread):
                 return
 
 
-def told(found: dict, out: Path) -> dict:
-    if "error" in found:
-        return found
-    rows, tries = lines_of(out, "rows"), lines_of(out, "attempts")
-    began = min(one["sent"] for one in tries)
+def summarize_run(result: dict, out: Path) -> dict:
+    if "error" in result:
+        return result
+    rows, attempts = lines_of(out, "rows"), lines_of(out, "attempts")
+    began = min(row["sent"] for row in attempts)
     requests = Counter()
-    for endpoint, _ in {(one["endpoint"], request_of(one)) for one in tries}:
+    for endpoint, _ in {(row["endpoint"], request_of(row)) for row in attempts}:
         requests[endpoint] += 1
     return {
         "rows": len(rows),
-        "statuses": Counter(one["status"] for one in rows),
-        "seconds": round(max(one["done"] for one in tries) - began, 3),
+        "statuses": Counter(row["status"] for row in rows),
+        "seconds": round(max(row["done"] for row in attempts) - began, 3),
         "began": began,
-        "answered_by": Counter(one["endpoint"] for one in rows),
+        "answered_by": Counter(row["endpoint"] for row in rows),
         "requests": requests,
-        "tries": len(tries),
+        "tries": len(attempts),
         "failed_tries": Counter(
-            f"{one['endpoint']} {one['error_kind']}" for one in tries if one.get("error_kind")
+            f"{row['endpoint']} {row['error_kind']}" for row in attempts if row.get("error_kind")
         ),
-        "most_attempts": max(one["attempts"] for one in rows),
-        "cpu_us": round(found["cpu_s"] / len(rows) * 1e6, 1),
+        "most_attempts": max(row["attempts"] for row in rows),
+        "cpu_us": round(result["cpu_s"] / len(rows) * 1e6, 1),
     }
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--kill-at", type=float, default=0.4)
     options = parser.parse_args()
-    kept: dict = {"device": os.environ.get("DEVICE", ""), "runs": {}}
+    report: dict = {"device": os.environ.get("DEVICE", ""), "runs": {}}
     for name in ("undisturbed", "one killed"):
         with tempfile.TemporaryDirectory() as folder_name, contextlib.ExitStack() as stack:
             folder = Path(folder_name)
@@ -94,13 +94,13 @@ def main() -> None:
                 killer = Killer(folder, options.victim, int(options.kill_at * options.rows))
                 stack.callback(killer.over.set)
                 killer.start()
-            found, out = run_job(folder, job)
-            one = told(found, out)
-            if killer is not None and killer.killed_at and "began" in one:
-                one["killed_after_s"] = round(killer.killed_at - one["began"], 3)
-            kept["runs"][name] = one
-            print(name, json.dumps(one), flush=True)
-            options.out.write_text(json.dumps(kept, indent=1) + "\n")
+            result, out = run_job(folder, job)
+            row = summarize_run(result, out)
+            if killer is not None and killer.killed_at and "began" in row:
+                row["killed_after_s"] = round(killer.killed_at - row["began"], 3)
+            report["runs"][name] = row
+            print(name, json.dumps(row), flush=True)
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -67,11 +67,11 @@ MOST_TOLD = 120
 """Requests of a run beyond which their times are not kept."""
 
 
-def write_rows(path: Path, count: int, words: int) -> None:
+def write_rows(path: Path, count: int, count_words: int) -> None:
     random = Random(7)
     with path.open("w") as file:
         for number in range(count):
-            text = " ".join(random.choice(WORDS) for _ in range(int(words / 2.4)))
+            text = " ".join(random.choice(WORDS) for _ in range(int(count_words / 2.4)))
             file.write(json.dumps({"id": f"r{number}", "text": text}) + "\n")
 
 
@@ -120,10 +120,10 @@ def run_job(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, Pa
         return {"error": f"no end after {ARM_SECONDS:g} s"}, out
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found = {"cpu_s": round(cpu, 3)}
+    result = {"cpu_s": round(cpu, 3)}
     if done.returncode not in (0, 1):
-        found |= {"error": done.stderr[-800:], "code": done.returncode}
-    return found, out
+        result |= {"error": done.stderr[-800:], "code": done.returncode}
+    return result, out
 
 
 def lines_of(out: Path, kind: str) -> list[dict]:
@@ -139,19 +139,21 @@ def request_of(attempt: dict) -> object:
 
 def requests_of(out: Path) -> list[list[float]]:
     """When each request was sent and done, in seconds since the first, and how many rows it had."""
-    sent = {
-        request_of(one): [one["sent"], one["done"], one.get("group_size", 1)]
-        for one in lines_of(out, "attempts")
+    sent_at = {
+        request_of(attempt): [attempt["sent"], attempt["done"], attempt.get("group_size", 1)]
+        for attempt in lines_of(out, "attempts")
     }
-    first = min(each[0] for each in sent.values())
-    return sorted([round(a - first, 3), round(b - first, 3), size] for a, b, size in sent.values())
+    first = min(times[0] for times in sent_at.values())
+    return sorted(
+        [round(a - first, 3), round(b - first, 3), size] for a, b, size in sent_at.values()
+    )
 
 
 def run_arm(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, list[str]]:
     """What a run of ``job`` took, and its answers in the order of the rows."""
-    found, out = run_job(folder, job, code)
-    if "error" in found:
-        return found, []
+    result, out = run_job(folder, job, code)
+    if "error" in result:
+        return result, []
     rows = sorted(lines_of(out, "rows"), key=lambda row: row["row"])
     texts = [row.get("text") or "" for row in rows]
     seconds = max(r["finished_at"] for r in rows) - min(r["started_at"] for r in rows)
@@ -167,7 +169,7 @@ def run_arm(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, li
         "completion_tokens": sum(r.get("completion_tokens") or 0 for r in rows),
         "p50_ms": latencies[len(latencies) // 2],
         "p99_ms": latencies[len(latencies) * 99 // 100],
-        "cpu_us": round(found["cpu_s"] / len(rows) * 1e6, 1),
+        "cpu_us": round(result["cpu_s"] / len(rows) * 1e6, 1),
         "requests": len(requests),
         "statuses": statuses,
         "answers": digest(texts),
@@ -216,10 +218,10 @@ def main() -> None:
                 order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
                 for arm in order:
                     empty_cache(options.url)
-                    found, _ = run_arm(
+                    result, _ = run_arm(
                         folder, job_of(shape, options.url, options.model, rows, arms[arm])
                     )
-                    runs.append({"shape": shape, "arm": arm, "repeat": repeat} | found)
+                    runs.append({"shape": shape, "arm": arm, "repeat": repeat} | result)
                     print(json.dumps(runs[-1]), flush=True)
                     options.out.write_text(
                         json.dumps({"device": os.environ.get("DEVICE", ""), "runs": runs}, indent=1)

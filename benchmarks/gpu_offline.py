@@ -42,15 +42,15 @@ class Offline:
     def __init__(self, args: argparse.Namespace) -> None:
         from vllm import LLM
 
-        given: dict[str, Any] = {**ENGINE, "structured_outputs_config": GRAMMARS}
+        arguments: dict[str, Any] = {**ENGINE, "structured_outputs_config": GRAMMARS}
         if args.kv_bytes:
-            given["kv_cache_memory_bytes"] = args.kv_bytes
+            arguments["kv_cache_memory_bytes"] = args.kv_bytes
         if args.dummy:
-            given["load_format"] = "dummy"
+            arguments["load_format"] = "dummy"
         if args.small:
-            given |= {"max_model_len": 2048, "max_num_seqs": 64, "enforce_eager": True}
-            given |= {"max_num_batched_tokens": 2048, "block_size": 32}
-        self.engine = LLM(args.model, gpu_memory_utilization=args.memory, **given)
+            arguments |= {"max_model_len": 2048, "max_num_seqs": 64, "enforce_eager": True}
+            arguments |= {"max_num_batched_tokens": 2048, "block_size": 32}
+        self.engine = LLM(args.model, gpu_memory_utilization=args.memory, **arguments)
 
     async def run(self, rows: str, shape: str) -> dict[str, Any]:
         from vllm import SamplingParams
@@ -61,10 +61,10 @@ class Offline:
         most = SHAPES[shape]["max_tokens"]
         began = time.monotonic()
         if shape == "chat":
-            wanted = StructuredOutputsParams(json=SCHEMA)
-            settings = SamplingParams(temperature=0, max_tokens=most, structured_outputs=wanted)
-            asked = [messages_of(text) for text in texts]
-            done = self.engine.chat(asked, settings, use_tqdm=False)
+            structured = StructuredOutputsParams(json=SCHEMA)
+            settings = SamplingParams(temperature=0, max_tokens=most, structured_outputs=structured)
+            requests = [messages_of(text) for text in texts]
+            done = self.engine.chat(requests, settings, use_tqdm=False)
         else:
             settings = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
             prompts = [ASKED + text for text in texts]
@@ -72,8 +72,8 @@ class Offline:
         seconds = time.monotonic() - began
         return {
             "seconds": seconds,
-            "completion_tokens": sum(len(one.outputs[0].token_ids) for one in done),
-            "texts": [one.outputs[0].text for one in done],
+            "completion_tokens": sum(len(row.outputs[0].token_ids) for row in done),
+            "texts": [row.outputs[0].text for row in done],
         }
 
 
@@ -84,20 +84,20 @@ class Batch:
         from vllm.entrypoints.openai.run_batch import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        given = ["-i", "-", "-o", "-", "--model", args.model, "--served-model-name", "small"]
-        given += ["--gpu-memory-utilization", str(args.memory)]
-        given += ["--structured-outputs-config", json.dumps(GRAMMARS)]
+        arguments = ["-i", "-", "-o", "-", "--model", args.model, "--served-model-name", "small"]
+        arguments += ["--gpu-memory-utilization", str(args.memory)]
+        arguments += ["--structured-outputs-config", json.dumps(GRAMMARS)]
         engine = dict(ENGINE)
         if args.kv_bytes:
-            given += ["--kv-cache-memory-bytes", str(args.kv_bytes)]
+            arguments += ["--kv-cache-memory-bytes", str(args.kv_bytes)]
         if args.dummy:
-            given += ["--load-format", "dummy"]
+            arguments += ["--load-format", "dummy"]
         if args.small:
             engine |= {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-            given += ["--enforce-eager", "--block-size", "32"]
+            arguments += ["--enforce-eager", "--block-size", "32"]
         for name, value in engine.items():
-            given += [f"--{name.replace('_', '-')}", str(value)]
-        self.args = make_arg_parser(FlexibleArgumentParser()).parse_args(given)
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+        self.args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
         self.engine: Any = None
         self.served: Any = None
 
@@ -122,10 +122,10 @@ class Batch:
             self.args.output_file = f"{name}/out.jsonl"
             with Path(self.args.input_file).open("w") as file:
                 for number, text in enumerate(texts_of(rows)):
-                    one = {"custom_id": str(number), "method": "POST"}
-                    one |= {"url": "/v1/chat/completions"}
-                    one |= {"body": body | {"messages": messages_of(text)}}
-                    file.write(json.dumps(one) + "\n")
+                    row = {"custom_id": str(number), "method": "POST"}
+                    row |= {"url": "/v1/chat/completions"}
+                    row |= {"body": body | {"messages": messages_of(text)}}
+                    file.write(json.dumps(row) + "\n")
             began = time.monotonic()
             await program.run_batch(self.engine, self.args)
             seconds = time.monotonic() - began
@@ -135,8 +135,8 @@ class Batch:
         bodies = [line["response"]["body"] for line in lines]
         return {
             "seconds": seconds,
-            "completion_tokens": sum(one["usage"]["completion_tokens"] for one in bodies),
-            "texts": [one["choices"][0]["message"]["content"] for one in bodies],
+            "completion_tokens": sum(row["usage"]["completion_tokens"] for row in bodies),
+            "texts": [row["choices"][0]["message"]["content"] for row in bodies],
         }
 
 
@@ -144,8 +144,8 @@ async def serve(kind: Offline | Batch, port: int) -> None:
     from aiohttp import web
 
     async def run(request: web.Request) -> web.Response:
-        asked = await request.json()
-        return web.json_response(await kind.run(asked["rows"], asked["shape"]))
+        requests = await request.json()
+        return web.json_response(await kind.run(requests["rows"], requests["shape"]))
 
     async def health(request: web.Request) -> web.Response:
         return web.Response()

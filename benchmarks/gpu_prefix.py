@@ -7,8 +7,8 @@ Chats of a shared system text of 2,048 tokens and 500 tokens of their own that r
 tokens out, all at once, streamed. Arms: ``off`` (a server without prefix caching), ``cold`` (one
 with it that has never met the text; ``batching.prefix: auto``), ``warmed`` (the same with
 ``always``: one request goes ahead and the others follow at its first token, whose wait is in
-``seconds`` and is told as ``alone_s``) and ``known`` (the same text as the run before, so all of it
-is cached). Each run but ``known`` has a new shared text. At most (shared + own) / own = 5.1 can be
+``seconds``, reported as ``alone_s``) and ``cached`` (the same text as the run before, so all of it
+is cached). Each run but ``cached`` has a new shared text. At most (shared + own) / own = 5.1 can be
 gained. Texts are cut to length by the server's own ``/tokenize``.
 """
 
@@ -33,10 +33,10 @@ ARMS = ("off", "cold", "warmed", "known")
 def tokens_a_word(address: str, model: str) -> float:
     text = words(Random(0), 1000)
     body = json.dumps({"model": model, "prompt": text}).encode()
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"http://{address}/tokenize", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)["count"] / 1000
 
 
@@ -53,12 +53,12 @@ class Prefix:
         self.seed = 0
         self.runs: list[dict] = []
 
-    def write(self, count: int, *, known: bool) -> Path:
-        if not known:
+    def write(self, count: int, *, cached: bool) -> Path:
+        if not cached:
             self.seed += 1
         random = Random(self.seed)
         (self.folder / "shared.md").write_text(words(random, int(SHARED / self.a_word)))
-        own = Random(f"{self.seed} {known}")
+        own = Random(f"{self.seed} {cached}")
         rows = self.folder / "rows.jsonl"
         with rows.open("w") as file:
             for number in range(count):
@@ -85,17 +85,17 @@ class Prefix:
             "limits": {"concurrency": count},
             "results": {"parquet": False, "duckdb": False},
         }
-        found, out = run_job(self.folder, job)
-        if "error" in found:
-            return found
-        sent = lines_of(out, "attempts")
-        starts = sorted(one["sent"] for one in sent)
-        first = sorted((one["first_token"] - one["sent"]) * 1000 for one in sent)
-        seconds = max(one["done"] for one in sent) - starts[0]
+        result, out = run_job(self.folder, job)
+        if "error" in result:
+            return result
+        attempts = lines_of(out, "attempts")
+        starts = sorted(row["sent"] for row in attempts)
+        first = sorted((row["first_token"] - row["sent"]) * 1000 for row in attempts)
+        seconds = max(row["done"] for row in attempts) - starts[0]
         return {
-            "requests": len(sent),
-            "prompt_tokens": median(one["prompt_tokens"] for one in sent),
-            "cached_tokens": sum(one.get("cached_tokens") or 0 for one in sent),
+            "requests": len(attempts),
+            "prompt_tokens": median(row["prompt_tokens"] for row in attempts),
+            "cached_tokens": sum(row.get("cached_tokens") or 0 for row in attempts),
             "ttft_p50_ms": round(median(first), 1),
             "ttft_p95_ms": round(first[min(len(first) - 1, int(len(first) * 0.95))], 1),
             "seconds": round(seconds, 3),
@@ -103,11 +103,11 @@ class Prefix:
         }
 
     def note(self, arm: str, count: int, repeat: int) -> None:
-        one = {"arm": arm, "rows": count, "repeat": repeat, **self.run(arm, count)}
-        self.runs.append(one)
-        print(json.dumps(one), flush=True)
-        kept = {"device": os.environ.get("DEVICE", ""), "model": self.options.model}
-        self.options.out.write_text(json.dumps(kept | {"runs": self.runs}) + "\n")
+        row = {"arm": arm, "rows": count, "repeat": repeat, **self.run(arm, count)}
+        self.runs.append(row)
+        print(json.dumps(row), flush=True)
+        report = {"device": os.environ.get("DEVICE", ""), "model": self.options.model}
+        self.options.out.write_text(json.dumps(report | {"runs": self.runs}) + "\n")
 
 
 def main() -> None:

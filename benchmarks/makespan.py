@@ -57,13 +57,13 @@ def ideal_seconds(
     rows: int, speed: float, changes: list[tuple[float, int]], engines: float
 ) -> float:
     """When all rows are done if every engine that is there works at full speed all the time."""
-    now, left = 0.0, float(rows)
+    now, remaining = 0.0, float(rows)
     for at, change in changes:
         done = (at - now) * engines * speed
-        if done >= left:
+        if done >= remaining:
             break
-        now, left, engines = at, left - done, engines + change
-    return now + left / (engines * speed)
+        now, remaining, engines = at, remaining - done, engines + change
+    return now + remaining / (engines * speed)
 
 
 def main() -> None:
@@ -82,14 +82,14 @@ def main() -> None:
             lengths = Random(repeat)
             rows = [replace(row, answer=10 if lengths.random() < 0.9 else 300) for row in rows]
         speed = speed_of(ENGINE, rows[:4000])
-        whole = options.rows / (COUNT * speed)
-        death, back = round(whole * 0.2, 2), round(whole * 0.6, 2)
+        expected = options.rows / (COUNT * speed)
+        death, back = round(expected * 0.2, 2), round(expected * 0.6, 2)
         fleets = {
             "equal": ([ENGINE] * COUNT, [], COUNT),
             "two slow": ([ENGINE] * (COUNT - 2) + [SLOW] * 2, [], COUNT - 2 + 0.2),
             "three dying": (
                 [ENGINE] * COUNT,
-                [*((death, place, False) for place in (3, 7, 11)), (back, 7, True)],
+                [*((death, index, False) for index in (3, 7, 11)), (back, 7, True)],
                 COUNT,
             ),
         }
@@ -101,7 +101,7 @@ def main() -> None:
                 plan = Plan(engines, rows, events, ARMS.get(arm, {}), lists=arm != "single")
                 began = time.process_time()
                 seconds, requests = (modulo if arm == "modulo" else bagent)(plan)
-                found = {
+                result = {
                     "fleet": fleet,
                     "arm": arm,
                     "repeat": repeat,
@@ -111,8 +111,8 @@ def main() -> None:
                     "requests": requests,
                     "cpu_s": round(time.process_time() - began, 2),
                 }
-                runs.append(found)
-                print(json.dumps(found), flush=True)
+                runs.append(result)
+                print(json.dumps(result), flush=True)
     summary = {}
     for fleet in options.fleets.split(","):
         for arm in options.arms.split(","):

@@ -94,7 +94,7 @@ def client(job: str, out: str) -> None:
         values = sorted(lag[which] for lag in lags)
         return round(values[min(len(values) - 1, int(share * len(values)))], 1)
 
-    found = {
+    result = {
         "exit_code": code,
         "wall_s": round(time.perf_counter() - began, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, 2),
@@ -102,7 +102,7 @@ def client(job: str, out: str) -> None:
         "lag_ms": {"p50": at(0, 0.5), "p99": at(0, 0.99), "max": at(0, 1.0)},
         "own_ms": {"p50": at(1, 0.5), "p99": at(1, 0.99), "max": at(1, 1.0)},
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 def several(job: str, out: str, workers: int) -> dict:
@@ -152,8 +152,8 @@ def measure(arm: str, folder: Path, hosts: list[str], workers: int) -> dict:
     path = folder / f"{arm}.yaml"
     path.write_text(json.dumps(job))
     load = os.getloadavg()[0]
-    asked = str(path), str(out)
-    found = several(*asked, workers) if workers > 1 else alone(*asked)
+    arguments = str(path), str(out)
+    result = several(*arguments, workers) if workers > 1 else alone(*arguments)
     per_endpoint: dict[str, int] = {}
     ok, starts, ends = 0, [], []
     for file in (out / "journal").glob("rows-*.jsonl"):
@@ -172,9 +172,9 @@ def measure(arm: str, folder: Path, hosts: list[str], workers: int) -> dict:
         "used_endpoints": len(per_endpoint),
         "most_rows_of_one": max(per_endpoint.values()),
         "rows_per_s": round(count / seconds),
-        "cpu_us_per_row": round(found["cpu_s"] / count * 1e6),
+        "cpu_us_per_row": round(result["cpu_s"] / count * 1e6),
         "load_before": round(load, 1),
-        **found,
+        **result,
     }
 
 

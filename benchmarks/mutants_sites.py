@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import re
 from collections import defaultdict
@@ -340,6 +341,16 @@ class Placed(NamedTuple):
     mutant: Mutant
 
 
+def _source(path: Path) -> Source:
+    """Return the parsed file, cached until it changes."""
+    return _cached_source(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_source(path: Path, _modified: int) -> Source:
+    return Source(path)
+
+
 Hit = tuple[Source, Function, int, int]
 """A function, and the offset and indentation of lines in it."""
 
@@ -355,7 +366,7 @@ def place(root: Path, mutant: Mutant) -> Placed | None:
     home = root / mutant.file
     hits: list[Hit] = []
     if home.exists():
-        source = Source(home)
+        source = _source(home)
         if mutant.function in source.functions:
             function = source.functions[mutant.function]
             hits = _hits(source, [function], mutant)
@@ -373,7 +384,7 @@ def place(root: Path, mutant: Mutant) -> Placed | None:
 
 
 def _elsewhere(root: Path, mutant: Mutant) -> list[Hit]:
-    sources = [Source(path) for path in sorted((root / "bagent").rglob("*.py"))]
+    sources = [_source(path) for path in sorted((root / "bagent").rglob("*.py"))]
     for last in (mutant.function, mutant.function.rpartition(".")[2], ""):
         hits: list[Hit] = []
         for source in sources:
@@ -389,7 +400,7 @@ def _moved(root: Path, mutant: Mutant) -> Placed | None:
     name = mutant.function.rpartition(".")[2]
     moved = []
     for path in sorted((root / "bagent").rglob("*.py")):
-        source = Source(path)
+        source = _source(path)
         for qualified, function in source.functions.items():
             if qualified.rpartition(".")[2] == name:
                 there = replace(
@@ -448,6 +459,8 @@ def _carried(before: list[str], after: list[str], text: list[str]) -> str | None
 
 
 def _hits(source: Source, functions: list[Function], mutant: Mutant) -> list[Hit]:
+    if mutant.before.splitlines()[0].encode() not in source.data:
+        return []  # quick: most files
     return [
         (source, function, offset, indent)
         for function in functions

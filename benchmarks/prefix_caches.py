@@ -34,15 +34,15 @@ def asked(documents: int, questions: int, order: str) -> list[str]:
     """Prompts: what all share, a document, a question."""
     begin = text(0, 1600)
     rows = [
-        (place, begin + text(1000 + number, 4000) + text(number * 1000 + place, 200))
+        (index, begin + text(1000 + number, 4000) + text(number * 1000 + index, 200))
         for number in range(documents)
-        for place in range(questions)
+        for index in range(questions)
     ]
     if order == "interleaved":
-        rows.sort(key=lambda one: one[0])
+        rows.sort(key=lambda row: row[0])
     if order == "shuffled":
         Random(5).shuffle(rows)
-    return [words for _, words in rows]
+    return [content for _, content in rows]
 
 
 def main() -> int:
@@ -52,19 +52,19 @@ def main() -> int:
         case = Case(asked(100, 16, order))
         for mode in ("never", "auto"):
             ran = run(replace(case, mode=mode))
-            found = {"hits": round(ran.hits, 3), "seconds": round(ran.seconds, 2)}
-            runs.append({"what": f"documents, {order}", "prefix": mode, **found})
+            result = {"hits": round(ran.hits, 3), "seconds": round(ran.seconds, 2)}
+            runs.append({"what": f"documents, {order}", "prefix": mode, **result})
     begin = text(0, 8000)
     rows = [begin + text(1000 + number, 400) + text(number * 1000, 200) for number in range(400)]
     hosted = Case(rows, engines=1, limit=64, hosted=True)
     for mode in ("never", "auto"):
         ran = run(replace(hosted, mode=mode))
-        found = {"written": ran.backend.written, "seconds": round(ran.seconds, 2)}
-        runs.append({"what": "hosted", "prefix": mode, **found})
+        result = {"written": ran.backend.written, "seconds": round(ran.seconds, 2)}
+        runs.append({"what": "hosted", "prefix": mode, **result})
     made = {"simulated": True, "clock": "jumps", "runs": runs}
     Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n")
-    for one in runs:
-        print(json.dumps(one))
+    for row in runs:
+        print(json.dumps(row))
     return 0
 
 

@@ -40,8 +40,8 @@ def write(folder: Path, seed: str, model: str, hosts: list[str], mode: str) -> N
     random = Random(seed)
     texts = [" ".join(random.choices(WORDS, k=LENGTH)) for _ in range(DOCUMENTS)]
     rows = [
-        {"id": f"{number} {place}", "document": text, "text": WORDS[place]}
-        for place in range(QUESTIONS)
+        {"id": f"{number} {index}", "document": text, "text": WORDS[index]}
+        for index in range(QUESTIONS)
         for number, text in enumerate(texts)
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -70,8 +70,8 @@ def one(arm: str, code: Path, seed: str, arguments: argparse.Namespace) -> dict[
         env = os.environ | {"PYTHONPATH": str(code)}
         subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
         grown = [
-            [after - first for after, first in zip(counted(host), known, strict=True)]
-            for host, known in zip(arguments.hosts, before, strict=True)
+            [after - first for after, first in zip(counted(host), earlier, strict=True)]
+            for host, earlier in zip(arguments.hosts, before, strict=True)
         ]
         files = (folder / "runs/job/journal").glob("attempts-*.jsonl")
         attempts = [json.loads(line) for file in files for line in file.open()]
@@ -83,7 +83,7 @@ def one(arm: str, code: Path, seed: str, arguments: argparse.Namespace) -> dict[
         "arm": arm,
         "hits": round(sum(hits for _, hits in grown) / sum(queries for queries, _ in grown), 3),
         "tokens": [int(queries) for queries, _ in grown],
-        "documents_at_one": sum(len(found) == 1 for found in homes.values()),
+        "documents_at_one": sum(len(endpoints) == 1 for endpoints in homes.values()),
         "seconds": round(end - begin, 2),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -52,7 +52,7 @@ def outcome_of(row: Row) -> Outcome:
     slow = number % 4 == 3
     began = 1.7e9 + number / 300
     latency = (900.0 if slow else 300.0) + number % 997
-    found = Outcome(
+    result = Outcome(
         key=f"{row.key:016x}", row=number, id=row.id, source=row.source, line=row.line,
         stage="main", status="ok", text=None, finish_reason="stop", model="canned",
         endpoint=f"http://node{number % 4}:8000", attempts=1, turns=1,
@@ -61,12 +61,12 @@ def outcome_of(row: Row) -> Outcome:
         finished_at=began + latency / 1000, prompt_sha256="0" * 64, output_sha256="1" * 64,
     )  # fmt: skip
     if number % 33:
-        found.output = Raw(b'{"score":%d,"why":"two ships are late"}' % (number % 10))
-        found.text = bytes(found.output).decode()
-        return found
-    kind, status, words = PROBLEMS[number // 33 % 3]
-    found.error_kind, found.status, found.error = kind, status, words.format(number)  # type: ignore[assignment]
-    return found
+        result.output = Raw(b'{"score":%d,"why":"two ships are late"}' % (number % 10))
+        result.text = bytes(result.output).decode()
+        return result
+    kind, status, message = PROBLEMS[number // 33 % 3]
+    result.error_kind, result.status, result.error = kind, status, message.format(number)  # type: ignore[assignment]
+    return result
 
 
 def make(folder: Path, count: int) -> None:
@@ -79,16 +79,17 @@ def make(folder: Path, count: int) -> None:
     source = open_rows(config)
     for batch in source.batches():
         for row in batch:
-            found = outcome_of(row)
-            journal.write(found)
-            sent = found.started_at or 0.0
+            result = outcome_of(row)
+            journal.write(result)
+            started = result.started_at or 0.0
             journal.write_attempt(
                 Attempt(
-                    key=found.key, row=row.index, stage="main", answer=0, turn=1, try_=1,
-                    endpoint=found.endpoint or "", group=f"g{row.index}", group_size=1, sent=sent,
-                    first_byte=sent + 0.02, first_token=sent + 0.02, done=found.finished_at,
-                    status_code=200, error_kind=found.error_kind, error=found.error,
-                    prompt_tokens=found.prompt_tokens, completion_tokens=found.completion_tokens,
+                    key=result.key, row=row.index, stage="main", answer=0, turn=1, try_=1,
+                    endpoint=result.endpoint or "", group=f"g{row.index}", group_size=1,
+                    sent=started,
+                    first_byte=started + 0.02, first_token=started + 0.02, done=result.finished_at,
+                    status_code=200, error_kind=result.error_kind, error=result.error,
+                    prompt_tokens=result.prompt_tokens, completion_tokens=result.completion_tokens,
                     id=row.id,
                 )
             )  # fmt: skip
@@ -105,20 +106,20 @@ def make(folder: Path, count: int) -> None:
 
 def measure(folder: Path, repeats: int) -> list[dict]:
     """Each command in turn: wall and CPU seconds, peak memory, and the size of the page."""
-    found = []
+    result = []
     run, page = str(folder / "run"), folder / "run" / "report.html"
     for repeat in range(repeats):
         for what, command in (
             ("report", ["report", run]),
             ("results --limit 10", ["results", run, "--limit", "10"]),
         ):
-            one = {"what": what, "repeat": repeat} | timed([*BAGENT, *command], folder)
-            one["load"] = round(os.getloadavg()[0], 1)
+            timing = {"what": what, "repeat": repeat} | timed([*BAGENT, *command], folder)
+            timing["load"] = round(os.getloadavg()[0], 1)
             if what == "report":
-                one["page_kb"] = page.stat().st_size // 1000
-            found.append(one)
-            print(json.dumps(one), flush=True)
-    return found
+                timing["page_kb"] = page.stat().st_size // 1000
+            result.append(timing)
+            print(json.dumps(timing), flush=True)
+    return result
 
 
 def main() -> None:
@@ -132,10 +133,10 @@ def main() -> None:
     if options.what == "make":
         make(options.folder, options.rows)
         return
-    found = measure(options.folder, options.repeats)
+    result = measure(options.folder, options.repeats)
     if options.out:
-        told = {"what": "report", "rows": options.rows, "runs": found}
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+        report = {"what": "report", "rows": options.rows, "runs": result}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def note_peak(peaks: list[list[float]], out: Path, step: float, process: int) ->
 
 def memory(folder: Path, counts: list[int]) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
-    found = []
+    results = []
     try:
         for count in counts:
             rows = write_rows(folder / f"rows-{count}.jsonl", count)
@@ -113,12 +113,12 @@ def memory(folder: Path, counts: list[int]) -> list[dict]:
             peaks: list[list[float]] = []
             look = partial(note_peak, peaks, out, count / 20)
             numbers = timed(command, folder, look)
-            found.append({"rows": count} | numbers | {"peak_mb_at_row": peaks})
-            print(found[-1], flush=True)
+            results.append({"rows": count} | numbers | {"peak_mb_at_row": peaks})
+            print(results[-1], flush=True)
             shutil.rmtree(out)
     finally:
         server.kill()
-    return found
+    return results
 
 
 def write_finished(folder: Path, count: int, url: str, keys: dict) -> tuple[Path, Path]:
@@ -183,7 +183,7 @@ def copy_run(made: Path, out: Path) -> None:
 
 def resume(folder: Path, counts: list[int], repeats: int = 1) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
-    found = []
+    results = []
     try:
         for count in counts:
             home = folder / str(count)
@@ -202,33 +202,33 @@ def resume(folder: Path, counts: list[int], repeats: int = 1) -> list[dict]:
                 first = min(json.loads(line)["sent"] for line in attempts.splitlines()[-10:])
                 seconds = round(first - started, 2)
                 numbers |= {"load": round(load, 1)}
-                found.append({"rows": count, "to_first_request_s": seconds} | numbers)
-                print(found[-1], flush=True)
+                results.append({"rows": count, "to_first_request_s": seconds} | numbers)
+                print(results[-1], flush=True)
             shutil.rmtree(out, ignore_errors=True)
     finally:
         server.kill()
         (folder / "port").unlink()
-    return found
+    return results
 
 
 def start(folder: Path, _: list[int]) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
-    found = []
+    results = []
     rows = write_rows(folder / "ten.jsonl", 10)
     arms = {"run of 10 rows": {}, "run of 10 rows with tables": {"results": {}}}
     try:
         for repeat in range(7):
-            found.append({"what": "--help"} | timed([*BAGENT, "--help"], folder))
-            print(found[-1])
+            results.append({"what": "--help"} | timed([*BAGENT, "--help"], folder))
+            print(results[-1])
             for number, (what, keys) in enumerate(arms.items()):
                 job = write_job(folder, url, rows, **keys)
                 out = folder / f"ten-{repeat}-{number}"
                 command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
-                found.append({"what": what} | timed(command, folder))
-                print(found[-1])
+                results.append({"what": what} | timed(command, folder))
+                print(results[-1])
     finally:
         server.kill()
-    return found
+    return results
 
 
 PARTS = {
@@ -252,9 +252,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         if options.keep:
             options.keep.mkdir(exist_ok=True)
-        found = function(options.keep.resolve() if options.keep else Path(name), counts, **more)
+        results = function(options.keep.resolve() if options.keep else Path(name), counts, **more)
     if options.out:
-        options.out.write_text(json.dumps({"part": options.part, "runs": found}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"part": options.part, "runs": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

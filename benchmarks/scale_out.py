@@ -80,24 +80,24 @@ def works_in(process: Path, folder: Path) -> bool:
 def run_arms(folder: Path, rows: int, arms: dict[str, list[str]], repeats: int) -> list[dict]:
     """Each arm in turn, the order turned round each time, on the same rows."""
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
-    found = []
+    results = []
     try:
         path = write_rows(folder / "rows.jsonl", rows)
         job = write_job(folder, url, path)
         for repeat in range(repeats):
             order = list(arms.items())[:: 1 if repeat % 2 == 0 else -1]
-            for name, words in order:
+            for name, arguments in order:
                 home = folder / f"{name}-{repeat}"
                 home.mkdir()
-                command = [*BAGENT, "run", str(job), "-o", str(home / "run"), *words]
+                command = [*BAGENT, "run", str(job), "-o", str(home / "run"), *arguments]
                 numbers = measured([*command, "--progress", "none"], home)
                 rate = round(rows / numbers["wall_s"])
-                found.append({"arm": name, "rows": rows, "rows_per_s": rate} | numbers)
-                found[-1]["us_a_row"] = round(numbers["cpu_s"] / rows * 1e6)
-                print(found[-1], flush=True)
+                results.append({"arm": name, "rows": rows, "rows_per_s": rate} | numbers)
+                results[-1]["us_a_row"] = round(numbers["cpu_s"] / rows * 1e6)
+                print(results[-1], flush=True)
     finally:
         server.kill()
-    return found
+    return results
 
 
 def workers(folder: Path, options: argparse.Namespace) -> list[dict]:
@@ -125,12 +125,12 @@ def merge(folder: Path, options: argparse.Namespace) -> list[dict]:
                 *("--shard", f"1/{parts}"),
             ],
         }
-        found = []
+        results = []
         for name, command in commands.items():
             numbers = measured(command, folder)
-            found.append({"what": name, "rows": rows, "parts": parts, "bytes": size} | numbers)
-            print(found[-1], flush=True)
-        return found
+            results.append({"what": name, "rows": rows, "parts": parts, "bytes": size} | numbers)
+            print(results[-1], flush=True)
+        return results
     finally:
         server.kill()
 
@@ -186,14 +186,14 @@ def read(folder: Path, options: argparse.Namespace) -> list[dict]:
     rows, chunks = options.rows or 200_000, 16
     path = write_rows(folder / "rows.jsonl", rows)
     config = RowsConfig(inputs=(str(path),), base=folder, fields=("code", "id"))
-    found = []
+    results = []
 
     def note(what: str, chunk: int | None, began: float) -> None:
         cpu = time.process_time() - began
         numbers = {"cpu_s": round(cpu, 2), "us_a_row_of_all": round(cpu / rows * 1e6, 2)}
-        found.append({"what": what, "chunk": chunk, "rows": rows} | numbers)
-        found[-1]["load"] = round(os.getloadavg()[0], 1)
-        print(found[-1], flush=True)
+        results.append({"what": what, "chunk": chunk, "rows": rows} | numbers)
+        results[-1]["load"] = round(os.getloadavg()[0], 1)
+        print(results[-1], flush=True)
 
     began = time.process_time()
     source = open_rows(config)
@@ -211,7 +211,7 @@ def read(folder: Path, options: argparse.Namespace) -> list[dict]:
             seen.append([(r.index, r.key, r.id, r.line) for b in source.batches() for r in b])
             note(what, chunk, began)
         assert seen[0] == seen[1]
-    return found
+    return results
 
 
 PARTS = {"workers": workers, "parsl": parsl, "read": read, "merge": merge}
@@ -227,9 +227,9 @@ def main() -> None:
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as name:
-        found = PARTS[options.part](Path(name), options)
+        results = PARTS[options.part](Path(name), options)
     if options.out:
-        options.out.write_text(json.dumps({"part": options.part, "runs": found}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"part": options.part, "runs": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

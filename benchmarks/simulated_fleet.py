@@ -97,12 +97,12 @@ class Node:
             return False
         flight, died = PendingCall(stream=False), asyncio.get_running_loop().create_future()
         self.flights[flight] = died
-        asked = []
+        requests = []
         for row in rows:
             packed = b"" if row.text is None else pack(row.text)
             blocks = block_hashes(packed, BLOCK, None)
-            asked.append(Generation(row.tokens, row.answer, blocks, tag=flight))
-        self.driver.start(flight, asked)
+            requests.append(Generation(row.tokens, row.answer, blocks, tag=flight))
+        self.driver.start(flight, requests)
 
         async def ended() -> None:
             while not flight.done:
@@ -144,7 +144,7 @@ class NodesBackend:
 
     async def send(self, endpoint, group, timeouts) -> Exchange:
         loop, node = asyncio.get_running_loop(), self._nodes[endpoint.name]
-        sent, was_up = loop.time(), node.up
+        sent_at, was_up = loop.time(), node.up
         self.requests += 1
         rows = [self._rows[int(request.payload)] for request in group]
         if await node.generate(rows):
@@ -152,9 +152,9 @@ class NodesBackend:
                 Reply("yes", "stop", usage=Usage(prompt=row.tokens, completion=row.answer))
                 for row in rows
             ]
-            return Exchange(results, sent=sent, done=loop.time(), status=200)
+            return Exchange(results, sent=sent_at, done=loop.time(), status=200)
         failure = CUT if was_up else GONE
-        return Exchange([failure] * len(rows), sent=sent, done=loop.time(), connected=was_up)
+        return Exchange([failure] * len(rows), sent=sent_at, done=loop.time(), connected=was_up)
 
     async def probe(self, endpoint, seconds) -> Capabilities | Failure:
         await asyncio.sleep(0.001)
@@ -239,7 +239,7 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
         handles=60_000,
         on_attempt=lambda attempt: None,
         on_sample=lambda sample: None,
-        notice=lambda words: None,
+        notice=lambda message: None,
     )
     watching = loop.create_task(watch_loads(fleet, NodesReader(nodes), None))
 

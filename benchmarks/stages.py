@@ -79,18 +79,18 @@ def run(hosts: list[str], rows: int, stages: list[dict], slots: int) -> dict:
             "results": {"duckdb": False, "parquet": False},
         }
         (folder / "job.yaml").write_text(json.dumps(job))
-        found = timed([*BAGENT, "run", "job.yaml", "--progress", "plain"], folder)
+        results = timed([*BAGENT, "run", "job.yaml", "--progress", "plain"], folder)
         requests: dict[str, int] = {}
         first, last = float("inf"), 0.0
         for path in (folder / "runs/stages/journal").glob("attempts-*.jsonl"):
             with path.open() as lines:
                 for line in lines:
-                    one = json.loads(line)
-                    requests[one["stage"]] = requests.get(one["stage"], 0) + 1
-                    first, last = min(first, one["sent"]), max(last, one["done"])
-        assert found.pop("code") == 0, (folder / "stderr").read_text()
-        found["command_s"] = found.pop("wall_s")
-        return {"wall_s": round(last - first, 2), **found, "requests": requests}
+                    row = json.loads(line)
+                    requests[row["stage"]] = requests.get(row["stage"], 0) + 1
+                    first, last = min(first, row["sent"]), max(last, row["done"])
+        assert results.pop("code") == 0, (folder / "stderr").read_text()
+        results["command_s"] = results.pop("wall_s")
+        return {"wall_s": round(last - first, 2), **results, "requests": requests}
 
 
 def tree(options: argparse.Namespace) -> list[dict]:
@@ -106,33 +106,33 @@ def tree(options: argparse.Namespace) -> list[dict]:
             "prompt": "One sentence about all of these:\n{{ responses }}",
         },
     ]
-    found = []
+    results = []
     with endpoints(options, seconds) as hosts:
         for leaves in map(int, options.leaves.split(",")):
             before = held(hosts)
-            one = run(hosts, leaves, stages, options.slots)
+            row = run(hosts, leaves, stages, options.slots)
             levels = 1
             while FANIN**levels < leaves:
                 levels += 1
             path = (1 + levels) * options.seconds
             least = path + (held(hosts) - before) / (options.slots * options.endpoints)
-            found.append({"leaves": leaves, "least_s": round(least, 2)} | one)
-            found[-1]["ratio"] = round(one["wall_s"] / least, 3)
-            found[-1]["load"] = os.getloadavg()[0]
-            print(json.dumps(found[-1]), flush=True)
-    return found
+            results.append({"leaves": leaves, "least_s": round(least, 2)} | row)
+            results[-1]["ratio"] = round(row["wall_s"] / least, 3)
+            results[-1]["load"] = os.getloadavg()[0]
+            print(json.dumps(results[-1]), flush=True)
+    return results
 
 
 def maps(options: argparse.Namespace) -> list[dict]:
     """Each of two maps alone, and both, each with endpoints of its own."""
     seconds = {"one": options.seconds, "two": options.seconds * 1.25}
-    one = {"kind": "map", "name": "one", "model": "one", "prompt": TEXT}
-    two = {"kind": "map", "name": "two", "model": "two", "prompt": "Shorter: {{ text }}"}
-    found = []
+    one_map = {"kind": "map", "name": "one", "model": "one", "prompt": TEXT}
+    two_map = {"kind": "map", "name": "two", "model": "two", "prompt": "Shorter: {{ text }}"}
+    results = []
     with endpoints(options, seconds) as first, endpoints(options, seconds) as second:
         for repeat in range(options.repeats):
             times = {}
-            arms = {"one": [one], "two": [two], "both": [one, two]}
+            arms = {"one": [one_map], "two": [two_map], "both": [one_map, two_map]}
             for arm in sorted(arms, reverse=bool(repeat % 2)):
                 stages = [_at(stage, first, second) for stage in arms[arm]]
                 if arm == "both":
@@ -141,9 +141,9 @@ def maps(options: argparse.Namespace) -> list[dict]:
                 print(repeat, arm, json.dumps(times[arm]), flush=True)
             slower = max(times["one"]["wall_s"], times["two"]["wall_s"])
             ratio = round(times["both"]["wall_s"] / slower, 3)
-            found.append({"repeat": repeat, "ratio": ratio, "load": os.getloadavg()[0]} | times)
+            results.append({"repeat": repeat, "ratio": ratio, "load": os.getloadavg()[0]} | times)
             print(json.dumps({"repeat": repeat, "ratio": ratio}), flush=True)
-    return found
+    return results
 
 
 def _at(stage: dict, first: list[str], second: list[str]) -> dict:
@@ -163,11 +163,11 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {"tree": tree, "maps": maps}[options.what](options)
+    results = {"tree": tree, "maps": maps}[options.what](options)
     if options.out:
-        told = {name: value for name, value in vars(options).items() if name != "out"}
+        report = {name: value for name, value in vars(options).items() if name != "out"}
         options.out.write_text(
-            json.dumps({"simulated": True} | told | {"runs": found}, indent=1) + "\n"
+            json.dumps({"simulated": True} | report | {"runs": results}, indent=1) + "\n"
         )
 
 

@@ -38,8 +38,8 @@ def shuffled(count: int, random: Random) -> Iterator[int]:
     for number in range(10, count - 10):
         waiting.append(number)
         if len(waiting) > NEAR:
-            place = random.randrange(NEAR)
-            waiting[place], waiting[-1] = waiting[-1], waiting[place]
+            offset = random.randrange(NEAR)
+            waiting[offset], waiting[-1] = waiting[-1], waiting[offset]
             yield waiting.pop()
     yield from waiting
 
@@ -59,12 +59,12 @@ class Answers:
         if self._kind == "short":
             label = self._random.choice(["accept", "reject"])
             return {"verdict": label, "score": self._random.randint(0, 9)}
-        found = json.loads(CONTENT)
+        results = json.loads(CONTENT)
         if self._kind == "long":
-            for one in found["findings"]:
-                one["line"] = self._random.randint(1, 400)
-                one["message"] = " ".join(self._random.choices(self._words, k=6))
-        return found
+            for finding in results["findings"]:
+                finding["line"] = self._random.randint(1, 400)
+                finding["message"] = " ".join(self._random.choices(self._words, k=6))
+        return results
 
 
 def make(folder: Path, count: int, kind: str) -> None:
@@ -121,15 +121,15 @@ def measure(folder: Path, repeats: int, *, parquet_only: bool) -> list[dict]:
     if not parquet_only:
         arms["Parquet and run.duckdb"] = command
     journal = sum(path.stat().st_size for path in run.glob("journal/*.jsonl"))
-    found = []
+    results = []
     for repeat in range(repeats):
         for what, argv in list(arms.items())[:: -1 if repeat % 2 else 1]:
             load = os.getloadavg()[0]
             what_ran = {"rows": rows, "journal_mb": journal >> 20, "what": what}
-            found.append(what_ran | {"load": round(load, 1)} | timed(argv, folder))
-            print(found[-1], flush=True)
+            results.append(what_ran | {"load": round(load, 1)} | timed(argv, folder))
+            print(results[-1], flush=True)
             shutil.rmtree(folder / "out", ignore_errors=True)
-    return found
+    return results
 
 
 def main() -> None:
@@ -145,10 +145,10 @@ def main() -> None:
     if options.part == "make":
         make(options.folder, options.rows, options.answers)
         return
-    found = measure(options.folder, options.repeats, parquet_only=options.parquet_only)
+    results = measure(options.folder, options.repeats, parquet_only=options.parquet_only)
     if options.out:
         old = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
-        text = json.dumps({"command": "tables_size.py measure", "runs": old + found}, indent=1)
+        text = json.dumps({"command": "tables_size.py measure", "runs": old + results}, indent=1)
         options.out.write_text(text + "\n")
 
 

@@ -84,8 +84,8 @@ class Connection(asyncio.Protocol):
             self.reply(json.dumps({"data": names}).encode())
         elif self.url == b"/held":
             self.reply(json.dumps(self._endpoint.held).encode())
-        elif found := MODEL.search(body):
-            model = found[1].decode()
+        elif reply := MODEL.search(body):
+            model = reply[1].decode()
             answer = partial(self.reply, chat_answer(model))
             self._endpoint.ask(self._endpoint.seconds[model], answer)
         else:
@@ -107,8 +107,8 @@ def chat_answer(model: str) -> bytes:
         "finish_reason": "stop",
     }
     usage = {"prompt_tokens": 120, "completion_tokens": 22, "total_tokens": 142}
-    found = {"id": "0", "object": "chat.completion", "model": model, "choices": [choice]}
-    return json.dumps(found | {"usage": usage}).encode()
+    reply = {"id": "0", "object": "chat.completion", "model": model, "choices": [choice]}
+    return json.dumps(reply | {"usage": usage}).encode()
 
 
 async def serve(options: argparse.Namespace) -> None:

@@ -49,8 +49,8 @@ def measure(folder: Path, options: argparse.Namespace, arm: str, mode: str, numb
     shared = text(random, options.shared)
     rows = folder / f"rows-{number}.jsonl"
     with rows.open("w") as file:
-        for place in range(options.rows):
-            line = {"id": place, "text": f"{place} {text(random, options.own)}"}
+        for index in range(options.rows):
+            line = {"id": index, "text": f"{index} {text(random, options.own)}"}
             file.write(json.dumps(line) + "\n")
     job = {
         "backend": f"vllm://{options.address}",
@@ -79,14 +79,14 @@ def measure(folder: Path, options: argparse.Namespace, arm: str, mode: str, numb
         for file in (out / "journal").glob("attempts-*.jsonl")
         for line in file.open()
     ]
-    sent = sorted({one["sent"] for one in attempts})
+    sent_times = sorted({attempt["sent"] for attempt in attempts})
     return {
         "arm": arm,
         "mode": mode,
         "rows": options.rows,
-        "requests": len({one["group"] for one in attempts}),
-        "seconds": round(max(one["done"] for one in attempts) - sent[0], 3),
-        "alone_s": round(sent[1] - sent[0], 3) if len(sent) > 1 else None,
+        "requests": len({attempt["group"] for attempt in attempts}),
+        "seconds": round(max(attempt["done"] for attempt in attempts) - sent_times[0], 3),
+        "alone_s": round(sent_times[1] - sent_times[0], 3) if len(sent_times) > 1 else None,
         "prompt_tokens": round(after[0] - before[0]),
         "cached": round((after[1] - before[1]) / (after[0] - before[0]), 4),
     }
