@@ -146,7 +146,7 @@ def run_pytest(plugin: str, argument: str, args: list[str]) -> int:
 
 
 def prepare(root: Path, work: Path, mutants: list[sites.Mutant]) -> list[int]:
-    """Compile the modules with a call at each mutant's statement; returns what has no place."""
+    """Compile the modules with a call at each mutant's statement; return those not located."""
     shutil.rmtree(work / "code", ignore_errors=True)
     for name in ("code", "reached", "coverage"):
         (work / name).mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def prepare(root: Path, work: Path, mutants: list[sites.Mutant]) -> list[int]:
     calls: dict[Path, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     unplaced = []
     for mutant in mutants:
-        placed = sites.place(root, mutant)
+        placed = sites.locate(root, mutant)
         if placed is None:
             unplaced.append(mutant.number)
         else:
@@ -326,7 +326,7 @@ def judge(mutant: sites.Mutant, plan: Reach, args: argparse.Namespace, but: set[
     tests = plan.select(mutant, args.cap, but)
     of = len(plan.data["reached"].get(str(mutant.number), []))
     verdict = {"verdict": "unreached", "by": "", "seconds": 0.0, "tests": len(tests), "reach": of}
-    placed = sites.place(Path.cwd(), mutant)
+    placed = sites.locate(Path.cwd(), mutant)
     if placed is None:
         return verdict | {"verdict": "unplaced"}
     if not tests:
@@ -466,19 +466,19 @@ def main() -> None:
         MUTANTS.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     elif args.command == "list":
         for mutant in load_mutants():
-            placed = sites.place(Path.cwd(), mutant)
-            shown = (
-                [mutant] if placed is None or placed.mutant == mutant else [mutant, placed.mutant]
-            )
-            for one in shown:
+            placed = sites.locate(Path.cwd(), mutant)
+            versions = [mutant]
+            if placed is not None and placed.mutant != mutant:
+                versions.append(placed.mutant)
+            for version in versions:
                 title = (
                     "LINES CHANGED, NOW:"
-                    if one is not mutant
+                    if version is not mutant
                     else f"{mutant.number} {mutant.area}:"
                 )
-                print(title, one.file, one.function, "NOT PLACED" if placed is None else "")
-                print("  - " + one.before.replace("\n", "\n    "))
-                print("  + " + one.after.replace("\n", "\n    "))
+                print(title, version.file, version.function, "NOT PLACED" * (placed is None))
+                print("  - " + version.before.replace("\n", "\n    "))
+                print("  + " + version.after.replace("\n", "\n    "))
     elif args.command == "reach":
         reach(args, Path(args.out))
     else:

@@ -1,4 +1,4 @@
-"""Single-point changes of bagent's source: makes them by a seed, and finds their place again."""
+"""Single-point changes of bagent's source: drawn by a seed, and located again in later code."""
 
 from __future__ import annotations
 
@@ -16,47 +16,54 @@ from typing import NamedTuple
 AREAS: dict[str, tuple[int, str]] = {
     "retry and failures": (
         12,
-        "fleet/retry fleet/settle fleet/health fleet/overdue fleet/deadline fleet/outage"
-        " fleet/hedge fleet/ending backends/failures backends/retry_after",
+        "backends/http/retry_after backends/openai/errors fleet/fleet fleet/health"
+        " fleet/outage fleet/results fleet/retry fleet/tail_latency runs/deadline",
     ),
     "limits and pacing": (
         13,
-        "fleet/limiter fleet/account fleet/quota fleet/load_signal fleet/fitting fleet/waiting",
+        "fleet/context_length fleet/limits/account fleet/limits/concurrency"
+        " fleet/limits/load_feedback fleet/queue",
     ),
     "scheduling": (
         13,
-        "fleet/dispatcher fleet/picking fleet/core fleet/leasing fleet/lines fleet/grouping"
-        " fleet/prefixes fleet/endpoint_state fleet/roll_call fleet/call",
+        "fleet/batch_size fleet/call fleet/endpoint_state fleet/fleet"
+        " fleet/health_check fleet/leases fleet/prefix_affinity fleet/queue"
+        " fleet/scheduler fleet/state",
     ),
     "journal": (
         16,
-        "store/journal store/codec store/segments store/writer store/index store/index_file"
-        " store/segment_index store/rundir store/owner store/readers store/edited"
-        " store/superseded store/current",
+        "store/journal/codec store/journal/done_index store/journal/edited_rows"
+        " store/journal/journal store/journal/reader store/journal/segment_index"
+        " store/journal/segments store/journal/supersession store/lock store/results"
+        " store/run_dir",
     ),
     "rows": (
         12,
-        "rows/identity rows/keys rows/keyset rows/memory rows/source rows/inputs rows/stdin"
-        " rows/csvfile rows/jsonfile rows/values rows/where rows/pick",
+        "rows/discovery rows/filter rows/formats/csv rows/formats/json_array"
+        " rows/hash_set rows/reader rows/resume_cache rows/row_keys rows/stdin",
     ),
     "answers": (
         12,
-        "answers/judge answers/extract answers/schema answers/bundle answers/reask"
-        " answers/decode answers/strict answers/keywords answers/sanitize answers/thinking",
+        "answers/evaluate answers/extract answers/reasoning answers/retry_prompt"
+        " answers/schema/bundle answers/schema/dialects answers/schema/openai_strict"
+        " answers/schema/schema text/unicode",
     ),
     "exit codes": (
         6,
-        "cli/main runs/stop runs/start runs/costs runs/worker runs/workers runs/openrun"
-        " runs/executor library/run",
+        "cli/app library/run runs/parallel/parsl runs/parallel/workers runs/shutdown",
     ),
-    "hostfile": (6, "fleet/hostfile fleet/host_lines fleet/host_select fleet/host_watch"),
+    "hostfile": (
+        6,
+        "files fleet/hostfile servers/host_selection",
+    ),
     "resume": (
         10,
-        "runs/openrun runs/finding runs/merging runs/session runs/taking_up runs/start"
-        " runs/executor runs/prepare runs/plan store/earlier store/near store/feed",
+        "observe/counters runs/context runs/execute runs/parallel/parsl runs/plan"
+        " runs/run_store runs/session servers/startup_probe store/journal/done_index"
+        " store/journal/reader store/tables/row_feed",
     ),
 }
-"""Of each area: how many mutants, and the modules that they are made in."""
+"""Number of mutants of each area, and the modules that they are made in."""
 
 COMPARISONS = {
     ast.Lt: ("<", "<="),
@@ -355,10 +362,10 @@ Hit = tuple[Source, Function, int, int]
 """A function, and the offset and indentation of lines in it."""
 
 
-def place(root: Path, mutant: Mutant) -> Placed | None:
-    """Find a mutant's place: its lines in its function, or in one function of the same name.
+def locate(root: Path, mutant: Mutant) -> Placed | None:
+    """Locate a mutant: its lines in its function, or in one function of the same name.
 
-    Where these lines are gone, lines much like them in such a function get the same change.
+    Where these lines changed, the most similar lines in such a function get the same change.
 
     Returns:
         None where the lines are nowhere, or in several places.
@@ -369,49 +376,49 @@ def place(root: Path, mutant: Mutant) -> Placed | None:
         source = _source(home)
         if mutant.function in source.functions:
             function = source.functions[mutant.function]
-            hits = _hits(source, [function], mutant)
+            hits = _matches(source, [function], mutant)
             if len(hits) > 1:
                 hits = hits[mutant.occurrence : mutant.occurrence + 1]
-            elif not hits and (changed := _changed(source, function, mutant)) is not None:
-                return place(root, changed)
+            elif not hits and (changed := _adapted(source, function, mutant)) is not None:
+                return locate(root, changed)
     if not hits:
-        hits = _elsewhere(root, mutant)
+        hits = _locate_elsewhere(root, mutant)
     if not hits:
-        return _moved(root, mutant)
+        return _locate_similar(root, mutant)
     if len({(source.path, offset) for source, _, offset, _ in hits}) != 1:
         return None
-    return _applied(*hits[-1], mutant)
+    return _apply(*hits[-1], mutant)
 
 
-def _elsewhere(root: Path, mutant: Mutant) -> list[Hit]:
+def _locate_elsewhere(root: Path, mutant: Mutant) -> list[Hit]:
     sources = [_source(path) for path in sorted((root / "bagent").rglob("*.py"))]
     for last in (mutant.function, mutant.function.rpartition(".")[2], ""):
         hits: list[Hit] = []
         for source in sources:
             alike = [node for name, node in source.functions.items() if name.endswith(last)]
-            hits += _hits(source, alike, mutant)
+            hits += _matches(source, alike, mutant)
         if hits:
             return hits
     return []
 
 
-def _moved(root: Path, mutant: Mutant) -> Placed | None:
+def _locate_similar(root: Path, mutant: Mutant) -> Placed | None:
     """Look for lines much like a mutant's in functions of the same name in other modules."""
     name = mutant.function.rpartition(".")[2]
-    moved = []
+    adapted = []
     for path in sorted((root / "bagent").rglob("*.py")):
         source = _source(path)
         for qualified, function in source.functions.items():
             if qualified.rpartition(".")[2] == name:
-                there = replace(
+                candidate = replace(
                     mutant, file=str(path.relative_to(root)), function=qualified, occurrence=0
                 )
-                moved.append(_changed(source, function, there))
-    found = [one for one in moved if one is not None]
-    return place(root, found[0]) if len(found) == 1 else None
+                adapted.append(_adapted(source, function, candidate))
+    located = [mutant_ for mutant_ in adapted if mutant_ is not None]
+    return locate(root, located[0]) if len(located) == 1 else None
 
 
-def _changed(source: Source, function: Function, mutant: Mutant) -> Mutant | None:
+def _adapted(source: Source, function: Function, mutant: Mutant) -> Mutant | None:
     """Return the mutant with the lines of ``function`` that are most like its own."""
     removed = mutant.after == "pass"
     if removed:
@@ -432,7 +439,7 @@ def _changed(source: Source, function: Function, mutant: Mutant) -> Mutant | Non
     if not ratios or ratios[0][0] < ALIKE or (len(ratios) > 1 and ratios[1][0] == ratios[0][0]):
         return None
     text = ratios[0][1]
-    after = "pass" if removed else _carried(before, _tokens(mutant.after), _tokens(text))
+    after = "pass" if removed else _transferred(before, _tokens(mutant.after), _tokens(text))
     return None if after is None else replace(mutant, before=text, after=after, occurrence=0)
 
 
@@ -440,8 +447,8 @@ def _tokens(text: str) -> list[str]:
     return re.findall(r"\w+|\s+|[^\w\s]", text)
 
 
-def _carried(before: list[str], after: list[str], text: list[str]) -> str | None:
-    """Make in ``text`` the change from ``before`` to ``after``; None where it has no place."""
+def _transferred(before: list[str], after: list[str], text: list[str]) -> str | None:
+    """Make the change from ``before`` to ``after`` in ``text``; None where it does not fit."""
     offsets = {}
     for block in SequenceMatcher(None, before, text, False).get_matching_blocks():
         offsets |= {block.a + i: block.b + i for i in range(block.size)}
@@ -458,7 +465,7 @@ def _carried(before: list[str], after: list[str], text: list[str]) -> str | None
     return "".join(text)
 
 
-def _hits(source: Source, functions: list[Function], mutant: Mutant) -> list[Hit]:
+def _matches(source: Source, functions: list[Function], mutant: Mutant) -> list[Hit]:
     if mutant.before.splitlines()[0].encode() not in source.data:
         return []  # quick: most files
     return [
@@ -468,7 +475,7 @@ def _hits(source: Source, functions: list[Function], mutant: Mutant) -> list[Hit
     ]
 
 
-def _applied(
+def _apply(
     source: Source, function: Function, offset: int, indent: int, mutant: Mutant
 ) -> Placed | None:
     line = source.line(offset)
