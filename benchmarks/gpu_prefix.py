@@ -74,11 +74,7 @@ class Prefix:
             "model": self.options.model,
             "input": str(rows),
             "prompt": {"system": {"file": "shared.md"}, "user": "{{ text }}"},
-            "sampling": {
-                "temperature": 0,
-                "max_tokens": ANSWER,
-                "extra": {"ignore_eos": True},
-            },
+            "sampling": {"temperature": 0, "max_tokens": ANSWER, "extra": {"ignore_eos": True}},
             "stream": True,
             "dedupe": False,
             "batching": {"mode": "single", "prefix": "always" if arm == "warmed" else "auto"},

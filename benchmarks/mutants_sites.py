@@ -52,10 +52,7 @@ AREAS: dict[str, tuple[int, str]] = {
         6,
         "cli/app library/run runs/parallel/parsl runs/parallel/workers runs/shutdown",
     ),
-    "hostfile": (
-        6,
-        "files fleet/hostfile servers/host_selection",
-    ),
+    "hostfile": (6, "files fleet/hostfile servers/host_selection"),
     "resume": (
         10,
         "observe/counters runs/context runs/execute runs/parallel/parsl runs/plan"

@@ -231,11 +231,7 @@ def start(folder: Path, _: list[int]) -> list[dict]:
     return results
 
 
-PARTS = {
-    "memory": (memory, "50000,1000000"),
-    "resume": (resume, "1000000"),
-    "start": (start, "10"),
-}
+PARTS = {"memory": (memory, "50000,1000000"), "resume": (resume, "1000000"), "start": (start, "10")}
 
 
 def main() -> None:

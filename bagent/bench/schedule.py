@@ -303,11 +303,7 @@ def worker_share(count: int, worker: int, workers: int) -> int:
 
 
 def steady_window(
-    stage: LoadStage,
-    began: float,
-    feeding_ended: float,
-    last_done: float,
-    rounds: float = math.inf,
+    stage: LoadStage, began: float, feeding_ended: float, last_done: float, rounds: float = math.inf
 ) -> tuple[float, float]:
     """Return the steady window of a stage (from, to), on the clock of the arguments.
 

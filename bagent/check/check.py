@@ -385,10 +385,7 @@ class _Check:
     # --- prefix sharing -------------------------------------------------------------------------
 
     def _share_report(
-        self,
-        probed: Sequence[Probed],
-        sample: Sequence[Sampled],
-        sizes: Sizes,
+        self, probed: Sequence[Probed], sample: Sequence[Sampled], sizes: Sizes
     ) -> ShareReport | None:
         prompts, ratio = prompts_as_bytes(sample, sizes)
         shares = count_shares(prompts, ratio)

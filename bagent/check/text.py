@@ -58,10 +58,7 @@ def _lines(pairs: Iterable[tuple[str, str]]) -> str:
     lines: list[str] = []
     for label, value in pairs:
         wrapped = textwrap.wrap(
-            value,
-            WIDTH - LABEL,
-            break_long_words=False,
-            break_on_hyphens=False,
+            value, WIDTH - LABEL, break_long_words=False, break_on_hyphens=False
         )
         for line in wrapped or [""]:
             lines.append(f"{label:<{LABEL}}{line}".rstrip())

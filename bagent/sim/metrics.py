@@ -193,16 +193,8 @@ def _escaped(text: str) -> str:
 
 def _gauges(engine: SimEngine) -> list[tuple[str, str, float]]:
     return [
-        (
-            "num_requests_running",
-            "Number of requests in model execution batches.",
-            engine.running,
-        ),
-        (
-            "num_requests_waiting",
-            "Number of requests waiting to be processed.",
-            engine.waiting,
-        ),
+        ("num_requests_running", "Number of requests in model execution batches.", engine.running),
+        ("num_requests_waiting", "Number of requests waiting to be processed.", engine.waiting),
         ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", engine.kv.usage),
     ]
 
@@ -219,11 +211,7 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
             "Prefix cache hits, in terms of number of cached tokens.",
             stats.prefix_hits,
         ),
-        (
-            "num_preemptions",
-            "Cumulative number of preemption from the engine.",
-            stats.preemptions,
-        ),
+        ("num_preemptions", "Cumulative number of preemption from the engine.", stats.preemptions),
         ("prompt_tokens", "Number of prefill tokens processed.", stats.prompt_tokens),
         ("prompt_tokens_cached", "Number of cached prompt tokens.", stats.cached_tokens),
         ("generation_tokens", "Number of generation tokens processed.", stats.generation_tokens),

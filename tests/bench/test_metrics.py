@@ -280,10 +280,7 @@ def test_the_best_second_begins_at_any_time(fill: Fill) -> None:
 
 def test_the_peak_is_the_best_second_over_all_endpoints(fill: Fill) -> None:
     # 4 tokens in the second from 1 on, 1 in the one from 2 on, at each of two endpoints.
-    chunks = {
-        "chunk_at": [0, 100_000, 200_000, 300_000, 1_100_000],
-        "chunk_count": [1, 1, 1, 1, 1],
-    }
+    chunks = {"chunk_at": [0, 100_000, 200_000, 300_000, 1_100_000], "chunk_count": [1, 1, 1, 1, 1]}
     rows = [request(i, endpoint=f"{i}:1", **chunks) for i in range(2)]
     with fill(rows) as tables:
         assert metrics.peak_tokens(tables) == {"c=1": pytest.approx(8)}

@@ -202,11 +202,7 @@ def measured(
 
 @pytest.mark.parametrize(
     ("count", "fleets", "calls", "rounds", "spread"),
-    [
-        (4, 100, 1, 3, 0.4),
-        (40, 10, 4, 6, 0.5),
-        (400, 1, 4, 6, 0.5),
-    ],
+    [(4, 100, 1, 3, 0.4), (40, 10, 4, 6, 0.5), (400, 1, 4, 6, 0.5)],
 )
 def test_of_a_hundred_fleets_of_any_size_at_most_one_has_a_good_endpoint_named(
     count: int, fleets: int, calls: int, rounds: int, spread: float

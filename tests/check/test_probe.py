@@ -72,11 +72,7 @@ def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> N
         (tmp_path / "hosts.txt").write_text("\n".join(lines))
         target = target_of(tmp_path, "hostfile: hosts.txt")
         found = probe(target)
-    assert [server.endpoint.name for server in found] == [
-        one.address,
-        three.address,
-        two.address,
-    ]
+    assert [server.endpoint.name for server in found] == [one.address, three.address, two.address]
     assert [server.alive for server in found] == [True, False, True]
     assert capabilities_by_name(found).keys() == {one.address, two.address}
     assert target.servers.own

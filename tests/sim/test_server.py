@@ -59,10 +59,7 @@ async def test_list_prompts_are_answered_prompt_major(client) -> None:
 
 @on_sim(FAST)
 async def test_rendered_chat_as_a_completion_is_the_same_prompt(client) -> None:
-    messages = [
-        {"role": "system", "content": " S "},
-        {"role": "user", "content": "{x}<|im_end|>"},
-    ]
+    messages = [{"role": "system", "content": " S "}, {"role": "user", "content": "{x}<|im_end|>"}]
     body = {"messages": messages, "return_prompt_text": True, "max_tokens": 20}
     _, chat = await client.post("/v1/chat/completions", body)
     text = chat["prompt_text"]
