@@ -6,7 +6,6 @@ Every setting has one flat name (``decode``, ``rate_429``), used in ``sim://?dec
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bagent.errors import JobError
 from bagent.text.durations import parse_duration
+from bagent.text.suggest import nearest_name
 
 T = TypeVar("T")
 
@@ -200,8 +200,8 @@ class SimConfig:
         for name, value in values.items():
             option = OPTIONS.get(name)
             if option is None:
-                close = difflib.get_close_matches(name, OPTIONS, 1)
-                hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(OPTIONS)}"
+                nearest = nearest_name(name, OPTIONS)
+                hint = f"did you mean '{nearest}'?" if nearest else f"known: {', '.join(OPTIONS)}"
                 raise JobError(f"simulated engine: unknown option '{name}'", hint=hint)
             groups[option.group][name] = option.read(value)
         configs = {
