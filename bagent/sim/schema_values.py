@@ -330,10 +330,10 @@ def _bounds(schema: dict[str, Any], *, integer: bool) -> tuple[float, float]:
     return low, low + 100 if high is None else high
 
 
-def _merge(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Merge two schemas keyword by keyword, as far as that is possible."""
-    merged = dict(left)
-    for keyword, value in right.items():
+    merged = dict(base)
+    for keyword, value in extra.items():
         if keyword not in merged:
             merged[keyword] = value
             continue
@@ -342,9 +342,9 @@ def _merge(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _merge_properties(left: dict[str, Json], right: dict[str, Json]) -> dict[str, Json]:
-    merged = dict(left)
-    for name, part in right.items():
+def _merge_properties(base: dict[str, Json], extra: dict[str, Json]) -> dict[str, Json]:
+    merged = dict(base)
+    for name, part in extra.items():
         both = merged.get(name)
         if isinstance(both, dict) and isinstance(part, dict):
             merged[name] = {"allOf": [both, part]}
@@ -353,11 +353,11 @@ def _merge_properties(left: dict[str, Json], right: dict[str, Json]) -> dict[str
     return merged
 
 
-def _merge_types(left: Json, right: Json) -> Json:
-    left_types = left if isinstance(left, list) else [left]
-    right_types = right if isinstance(right, list) else [right]
-    both = [t for t in _TYPES if _allows(left_types, t) and _allows(right_types, t)]
-    return both if len(both) > 1 else (both[0] if both else right)
+def _merge_types(base: Json, extra: Json) -> Json:
+    base_types = base if isinstance(base, list) else [base]
+    extra_types = extra if isinstance(extra, list) else [extra]
+    both = [t for t in _TYPES if _allows(base_types, t) and _allows(extra_types, t)]
+    return both if len(both) > 1 else (both[0] if both else extra)
 
 
 def _allows(kinds: list[str], kind: str) -> bool:
@@ -367,13 +367,13 @@ def _allows(kinds: list[str], kind: str) -> bool:
 _MERGERS: dict[str, Callable[[Any, Any], Any]] = {
     "properties": _merge_properties,
     "patternProperties": _merge_properties,
-    "required": lambda left, right: list(dict.fromkeys([*left, *right])),
+    "required": lambda base, extra: list(dict.fromkeys([*base, *extra])),
     "type": _merge_types,
-    "enum": lambda left, right: [v for v in left if v in right],
-    "items": lambda left, right: (
-        _merge(left, right) if isinstance(left, dict) and isinstance(right, dict) else right
+    "enum": lambda base, extra: [v for v in base if v in extra],
+    "items": lambda base, extra: (
+        _merge(base, extra) if isinstance(base, dict) and isinstance(extra, dict) else extra
     ),
-    "additionalProperties": lambda left, right: False if left is False or right is False else right,
+    "additionalProperties": lambda base, extra: False if base is False or extra is False else extra,
     **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), max),
     **dict.fromkeys(("exclusiveMinimum",), max),
     **dict.fromkeys(("maximum", "maxLength", "maxItems", "maxProperties"), min),
