@@ -1,20 +1,9 @@
-"""What did it say? A reply becomes a validated value, or a named failure.
+"""Replies to validated values, or named failures.
 
-::
-
-    judge      Reply -> Verdict: finish reason, then JSON, then the schema
-    extract    text -> the JSON value in it, if it is whole
-    thinking   inline thinking blocks of models
-    decode     strict and mildly lenient JSON reading
-    schema     OutputSchema: a user's JSON Schema, loaded, checked, self-contained
-    bundle     one document out of schema files that refer to each other
-    sources    which files a schema may read
-    dialects   what the drafts of JSON Schema call things
-    strict     does a schema keep the rules of OpenAI's strict mode?
-    columns    the table columns that a schema asks for
-    words      what is wrong with a value, for people and for the model
-    reask      the messages of a re-ask, and the schema in the prompt
-    sanitize   text that is always valid UTF-8
-
-Nothing here does I/O, apart from reading schema files in ``OutputSchema.load``.
+- ``evaluate``: reply to :class:`AnswerResult`: finish reason, then JSON, then schema
+- ``extract``: the JSON value in an answer's text, strict and lenient decoding
+- ``reasoning``: reasoning inside the text of an answer
+- ``retry_prompt``: messages that ask again, the schema in the prompt
+- ``validation_messages``: validation errors as one-line messages
+- ``schema``: a user's JSON Schema: loaded, checked, self-contained, as table columns
 """

@@ -1,6 +1,6 @@
-"""What a reply is worth: the one place where a reply becomes ok, or anything else.
+"""Evaluation of replies: finish reason, then text, then schema.
 
-The finish reason comes before the text: a cut answer is never ok, however well its text reads.
+The finish reason comes first: a cut answer is never ok, whatever its text.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _tool_calls(reply: Reply, split: ReasoningSplit) -> AnswerResult:
 def _without_text(
     reply: Reply, schema: OutputSchema | None, split: ReasoningSplit, tools: bool
 ) -> AnswerResult:
-    """A good end without an answer."""
+    """Evaluate a reply that ended well but has no text."""
     if reply.tool_calls and schema is None:
         if tools:
             return _tool_calls(reply, split)
@@ -214,7 +214,7 @@ def _failure(
 
 
 def _split(reply: Reply) -> ReasoningSplit:
-    """The reply's text and thinking as valid UTF-8; blank text and thinking are none."""
+    """Return the reply's text and thinking as valid UTF-8; blank text and thinking are none."""
     text = clean_text(reply.text or "")
     reasoning = _clean(reply.reasoning)
     split = split_reasoning(text) if reasoning is None else ReasoningSplit(reasoning, text)

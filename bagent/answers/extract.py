@@ -1,10 +1,9 @@
-"""The JSON value in an answer, if it is there whole.
+"""Extraction of the JSON value from an answer.
 
-An answer is read from left to right, once. At the top level three things count: an opening
-bracket (from there to its closing bracket, past brackets in strings, is one unit), a code fence,
-and a thinking mark. A unit that never closes ends the search without a value: the answer may be
-cut, and what is inside a cut value is not the answer. For the same reason a unit that is not JSON
-is never searched for smaller values inside. Time is linear in the length of the text.
+An answer is scanned once from left to right. At the top level three things count: an opening
+bracket (with everything up to its closing bracket), a code fence and a reasoning mark. A bracket
+that never closes ends the search without a value, since a value inside a cut answer is not the
+answer. A unit that is not JSON is not searched for smaller values either. Time is linear.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _without_trailing_commas(text: str) -> str:
 
 
 def _after_value(text: str, end: int) -> bool:
-    """Whether a value ends before ``end``: ``[,]`` has none, and dropping its comma invents."""
+    """Return whether a value ends before ``end``; ``[,]`` has none to drop a comma after."""
     while end and text[end - 1] in " \t\r\n":
         end -= 1
     return bool(end) and text[end - 1] not in "[{,:"
@@ -182,7 +181,7 @@ def why_not_json(text: str) -> str:
 
 
 class _Scan:
-    """One pass over a text that collects where JSON values may stand."""
+    """A single pass over a text that collects spans of possible JSON values."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -214,7 +213,7 @@ class _Scan:
         return False
 
     def _scan_unit(self, start: int) -> int:
-        """Note the unit that opens at ``start``; return where to go on, -1 for nowhere."""
+        """Add the unit that opens at ``start``; return the next offset, or -1 to stop."""
         depth = 0
         for token in _TOKEN.finditer(self.text, start):
             character = token.group()
@@ -245,7 +244,7 @@ class _Scan:
         return end
 
     def _skip_string(self, start: int) -> int:
-        """Pass over a JSON string at ``start``, if there is one; -1 where it never ends."""
+        """Skip a JSON string at ``start``, if there is one; return -1 where it never ends."""
         match = _STRING.match(self.text, start)
         if match is None:
             return start
@@ -270,7 +269,7 @@ class _Scan:
         return end
 
     def _skip_reasoning(self, match: re.Match[str]) -> int:
-        """Pass over thinking; a closing mark alone makes all before it thinking."""
+        """Skip reasoning; a closing mark alone makes everything before it reasoning."""
         end: re.Match[str] | None = match
         if match["open"]:
             end = closing(match["open"], self.text, match.end())
@@ -286,7 +285,7 @@ class _Scan:
 
 
 def _entire_answer(scan: _Scan, accept: Accept | None) -> Extracted | None:
-    """The whole answer, less thinking, a byte-order mark and blanks."""
+    """Return the whole answer, less thinking, a byte-order mark and blanks."""
     text = scan.text[scan.answer_start :].strip(_BLANK)
     value = decode_strict(text)
     if value is not NOT_JSON:

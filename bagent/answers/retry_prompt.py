@@ -1,7 +1,6 @@
-"""The messages of a re-ask, and the schema in the prompt.
+"""Messages that ask for an answer again, and the schema in the prompt.
 
-A re-ask is always made from the ORIGINAL messages: the answer, cut to a bound, and what is wrong
-with it. So the prompt of the third try is as long as that of the second.
+They are always made from the original messages, so prompts do not grow with each retry.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What is wrong with a value, in words for people and for the model that is asked again.
+"""Messages about invalid values, for people and for the model that is asked again.
 
-The words come from jsonschema-rs, the validator that decides. ``jsonschema`` would have more
-patient messages, but with its format checkers it takes more than three seconds to import (it
-builds an IRI grammar), which would stop every request in flight at the first bad answer, and its
-patterns run on Python's ``re``, which one bad answer can keep busy for ever.
+They come from jsonschema-rs, which is quick. ``jsonschema`` takes seconds to import and runs
+patterns on Python's ``re``, so it only explains broken schemas.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ def _nearest(error: ValidationError) -> Sequence[ValidationError]:
 
 
 def _distance(branch: Sequence[ValidationError], depth: int) -> int:
-    """How far a value is from a branch: another type is far, another tag is not near."""
+    """Return how far a value is from a branch: another type is far, another tag is not near."""
     distance = 0
     for fault in branch:
         if fault.kind.name == "type" and len(fault.instance_path) == depth:

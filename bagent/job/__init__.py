@@ -1,4 +1,14 @@
-"""What did the user ask for? The job file, its options and its templates, checked and immutable.
+"""The job file, its options and its templates: parsed, validated, immutable.
 
-``load.load_job`` gives a ``spec.Job``; ``prompt.Prompt`` renders its rows.
+- ``load``: :func:`load.load_job`, from file and options to a :class:`spec.job.Job`
+- ``yaml``: YAML 1.2 with positions
+- ``overrides``, ``env_substitution``: ``--set`` and named options, ``${VAR}``
+- ``spec``: the definition of a job file
+- ``validation``: validation errors with positions
+- ``templates``: prompt templates
+- ``files``: prompt, schema and tool files
+- ``fingerprint``: hashes of the parts that change answers
+- ``redaction``: masked secrets
+- ``source_map``: positions in texts
+- ``batch_file``: recognition of OpenAI batch files
 """

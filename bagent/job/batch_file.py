@@ -21,7 +21,7 @@ _FIRST_BYTES = _LONGEST_LINE
 
 
 def is_batch_file(path: str | Path) -> bool:
-    """Whether the first lines of ``path`` are requests of a batch file.
+    """Return whether the first lines of ``path`` are requests of a batch file.
 
     Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. One line at
     least has to have all of them, and more than half of the first hundred lines three of them: a
@@ -43,7 +43,7 @@ def is_batch_file(path: str | Path) -> bool:
 
 
 def unpacked_suffix(path: Path) -> str:
-    """The suffix of a file's name in lower case, less that of its compression."""
+    """Return the suffix of a file's name in lower case, less that of its compression."""
     name = path.name.lower()
     for suffix in _PACKED:
         name = name.removesuffix(suffix)
@@ -51,7 +51,7 @@ def unpacked_suffix(path: Path) -> str:
 
 
 def unreadable(path: Path) -> tuple[type[Exception], ...]:
-    """The errors of reading a file that is no such archive, or none at all."""
+    """Return the exceptions that reading a damaged or missing file raises."""
     errors: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, zlib.error)
     if path.suffix == ".zst":
         import zstandard
@@ -61,7 +61,7 @@ def unreadable(path: Path) -> tuple[type[Exception], ...]:
 
 
 def _keys_of_lines(path: Path) -> Iterator[frozenset[str]]:
-    """The keys of each line that is not blank, none where it is no JSON object."""
+    """Yield the keys of each line that is not blank, none where it is no JSON object."""
     size = 0
     for line in lines_of(path):
         size += len(line)
@@ -83,7 +83,7 @@ def _keys(line: bytes) -> frozenset[str]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked; one that is longer than any comes in pieces."""
+    """Yield the lines of a file, unpacked; one that is longer than any comes in pieces."""
     with closing(_open(path)) as file:
         while line := file.readline(_LONGEST_LINE):
             yield line

@@ -1,7 +1,6 @@
 """``${VAR}`` and ``${VAR:-default}`` in the values of a job file.
 
-Not in keys, and not in what is sent to a model or is a document of its own: prompt texts,
-schemas, tool parameters. ``$${`` stands for a literal ``${``.
+Keys, prompt texts, schemas and tool parameters are left alone. ``$${`` is a literal ``${``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Substitution:
         self.uses: list[VariableUse] = []
 
     def apply(self, value: Json, spot: YamlSpot, path: tuple[str | int, ...] = ()) -> Json:
-        """``value`` at ``path`` with variables replaced; faults go to the context's problems."""
+        """Replace the variables in ``value`` at ``path``; add errors to the context's problems."""
         if isinstance(value, YamlMap):
             result = YamlMap()
             for key, item in value.items():
@@ -100,7 +99,7 @@ class Substitution:
         return set_to
 
     def _position(self, spot: YamlSpot, piece: str) -> Position:
-        """Where ``piece`` of a scalar stands in the file; the scalar itself if not found."""
+        """Return where ``piece`` of a scalar stands in the file; the scalar itself if not found."""
         offset = self._text.find(piece, spot.start, spot.end) if spot.end else -1
         if offset < 0:
             return spot.value_at

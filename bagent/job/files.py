@@ -35,12 +35,12 @@ class NamedFile:
 
 
 def named_files(job: Job) -> Iterator[NamedFile]:
-    """Every prompt, schema and Python tool file that the job and its stages name."""
+    """Yield every prompt, schema and Python tool file that the job and its stages name."""
     yield from _walk(job, ())
 
 
 def read_files(job: Job, data: Json, root: YamlSpot, context: LoadContext) -> dict[Path, str]:
-    """The texts of all named files by absolute path; schemas with the files they refer to.
+    """Return the texts of all named files by absolute path; schemas with the files they refer to.
 
     A missing, unreadable or non-UTF-8 file is a fault at the key that names it.
     """
@@ -60,7 +60,7 @@ def read_files(job: Job, data: Json, root: YamlSpot, context: LoadContext) -> di
 
 
 def read_text(location: ResolvedPath, cwd: Path) -> str:
-    """The text of a file with LF line ends; ``cwd`` is where positions in it are seen from.
+    """Return the text of a file with LF line ends; ``cwd`` is where positions in it are seen from.
 
     Raises:
         JobError: it is missing, unreadable, too large, or not UTF-8.
@@ -99,7 +99,7 @@ def _walk(value: object, path: KeyPath) -> Iterator[NamedFile]:
 
 
 def reference_closure(schema: Path, texts: Mapping[Path, str]) -> list[Path]:
-    """The files of ``texts`` that ``schema`` refers to by ``$ref``, however deep; not itself."""
+    """Return the files of ``texts`` that ``schema`` refers to by ``$ref``, at any depth."""
     seen = [schema]
     for path in seen:
         for target in _references(path, texts[path]):

@@ -1,4 +1,4 @@
-"""What of a job changes its answers, as hashes: the same parts, the same answers may be kept."""
+"""Hashes of the parts of a job that change its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a job file, ``--set`` and options to one checked, immutable job."""
+"""Loading of a job file, ``--set`` and options into an immutable job."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def load_job(request: JobRequest) -> Job:
 
 
 def job_for_batch_file(request: JobRequest) -> Job:
-    """The job for an OpenAI batch file, ``request.path`` (``-``: piped): its lines are the input.
+    """Make the job for the OpenAI batch file ``request.path`` (``-`` is stdin).
 
     The lines hold prompts and sampling themselves; options and ``sets`` work as in
     :func:`load_job`.

@@ -1,4 +1,4 @@
-"""Options that change a job: ``--set dotted.key=value`` and the options with names of their own."""
+"""Options that change a job: ``--set KEY=VALUE`` and named options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUTS = ("connect", "first_token", "idle", "total")
 
 
 def split_set(option: str) -> tuple[str, Json]:
-    """The key and the value of one ``--set KEY=VALUE``.
+    """Return the key and the value of one ``--set KEY=VALUE``.
 
     The value is read as YAML reads one value on a line: a quoted text, a list in ``[ ]``, a
     mapping in ``{ }``, else a number, true, false, null or text. A text may hold colons, and one
@@ -47,12 +47,12 @@ def split_set(option: str) -> tuple[str, Json]:
 
 
 def option_name(key: str) -> str:
-    """The option that sets ``key``: ``--hostfile``, ``--budget``."""
+    """Return the option that sets ``key``: ``--hostfile``, ``--budget``."""
     return _OPTION_OF.get(key, "--" + key.rpartition(".")[2].replace("_", "-"))
 
 
 def from_command(value: Any) -> Json:
-    """``value`` with every text marked as typed on the command line."""
+    """Return ``value`` with every text marked as typed on the command line."""
     if isinstance(value, dict):
         return {str(key): from_command(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -123,7 +123,7 @@ def _index(target: Json, part: str, path: list[str], option: str) -> int:
 
 
 def _long_form(path: list[str], value: Json, spot: YamlSpot, option: str) -> YamlMap:
-    """The mapping that a short form stands for; its values keep their place in the file."""
+    """Return the mapping that a short form stands for; its values keep their place in the file."""
     key = path[-1]
     result = YamlMap()
     if key == "timeout":

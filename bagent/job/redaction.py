@@ -1,4 +1,4 @@
-"""A job as JSON values that may be written down: every secret is ``***``."""
+"""A job as JSON values with every secret masked."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def written_secrets(uses: Iterable[VariableUse]) -> frozenset[str]:
 
 
 def masked(job: Job) -> dict[str, Json]:
-    """The resolved job with its defaults as JSON values, secrets masked.
+    """Return the resolved job with its defaults as JSON values, secrets masked.
 
     Masked are: all header values but harmless ones, values of keys whose name tells of a secret,
     ``user:password@`` and secret parameters in URLs, well-known token forms, whatever ``${VAR}``
@@ -89,7 +89,7 @@ def masked(job: Job) -> dict[str, Json]:
 
 
 def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
-    """``text`` with ``secrets`` and everything that has the form of a secret masked."""
+    """Return ``text`` with ``secrets`` and everything that has the form of a secret masked."""
     text = mask_secrets(text, secrets)
     text = _USERINFO.sub(f"{MASK}@", text)
     text = _SECRET_QUERY.sub(_query, text)
@@ -98,12 +98,12 @@ def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
 
 
 def mask_command(argv: Sequence[str]) -> str:
-    """A command line as it may be shown or written down, with the secrets of its words masked."""
+    """Return a command line for people with the secrets in its arguments masked."""
     return shlex.join(mask_words(argv))
 
 
 def mask_words(argv: Sequence[str]) -> list[str]:
-    """The words of a command line, their secrets masked: those of URLs and ``--set KEY=VALUE``."""
+    """Mask the secrets in the arguments of a command: in URLs and in ``--set KEY=VALUE``."""
     masked_argv = []
     for word in argv:
         option = "--set=" if word.startswith("--set=") else ""
@@ -116,14 +116,14 @@ def mask_words(argv: Sequence[str]) -> list[str]:
 
 
 def _sets_secret(path: Sequence[str]) -> bool:
-    """Whether ``--set`` gives a secret: the shell may have put it there from a variable."""
+    """Return whether ``--set`` sets a secret, which the shell may have expanded from a variable."""
     if "headers" in path[:-1]:
         return header_is_secret(path[-1])
     return "env" in path[:-1] or _names_secret(path[-1]) or _is_code(path[-1])
 
 
 def _masked(value: Json, secrets: frozenset[str], inside: frozenset[str], key: str) -> Json:
-    """``value`` of ``key``, less ``secrets``; in carriers less ``inside``."""
+    """Return ``value`` of ``key``, less ``secrets``; in carriers less ``inside``."""
     if key in CARRIERS:
         secrets = inside
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where a piece of a prompt's text stands in the file that holds it."""
+"""Positions of template text in the file that holds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Origin:
     column: int = 0
 
     def position(self, text: str, line: int, word: str = "") -> Position:
-        """The position of ``word`` (else of the tag) on ``line`` of the template ``text``.
+        """Return the position of ``word`` (else of the tag) on ``line`` of the template ``text``.
 
         YAML may fold, indent or quote the text. Tags stand in the file in the same order as in
         the text, so the n-th one there is the n-th one here.
@@ -45,7 +45,7 @@ class Origin:
         return self._at(offset)
 
     def word(self, text: str, offset: int) -> Position:
-        """The position of the word, or sign, that stands at ``offset`` of the value ``text``.
+        """Return the position in the file of the word or sign at ``offset`` of the value ``text``.
 
         YAML may fold, indent or quote the text. Words stand in the file in the same order as in
         the text, so the n-th such word there is the n-th one here; else it is where the value
@@ -68,7 +68,7 @@ class Origin:
 
 
 def _tag_on_line(text: str, line: int, word: str) -> int | None:
-    """The ordinal of the tag that ``line`` (from 1) of ``text`` is about, None if there is none.
+    """Return the ordinal of the tag that belongs to ``line`` (from 1) of ``text``, or None.
 
     It is the first one on the line that holds ``word``, else the first on the line, else the
     last before it: a tag may run over several lines.
@@ -93,7 +93,7 @@ def _tag_on_line(text: str, line: int, word: str) -> int | None:
 
 
 def _search(word: str, text: str, start: int, end: int) -> int | None:
-    """Where ``word`` stands between ``start`` and ``end``, rather by itself than after a dot."""
+    """Return the offset of ``word`` in the range; one that follows no dot is preferred."""
     for before in (r"(?<![\w.])", r"(?<!\w)"):
         match = re.compile(rf"{before}{re.escape(word)}(?!\w)").search(text, start, end)
         if match:

@@ -1,4 +1,4 @@
-"""What reading a job needs besides its text: folders for relative paths, and a list of faults."""
+"""Validation errors of a job with positions, and the context of validators."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LoadContext:
     problems: Problems = field(default_factory=Problems)
 
     def absolute(self, path: str, *, from_command: bool) -> Path:
-        """``path`` as an absolute path; ``~`` is the home folder of ``env``."""
+        """Return ``path`` as an absolute path; ``~`` is the home folder of ``env``."""
         home = self.env.get("HOME", "")
         if home and (path == "~" or path.startswith("~/")):
             path = home + path[1:]
@@ -113,7 +113,7 @@ def _explain(item: ErrorDetails) -> tuple[str, str, ErrorPath]:
 
 
 def _value_position(data: Json, path: ErrorPath, root: YamlSpot) -> Position:
-    """The value's own position; for a mapping or list on later lines, its key's."""
+    """Return the value's position; for a mapping or list on later lines the key's."""
     if not path:
         return Position(root.file, root.line, root.column) if root.line else Position(root.file)
     parent = data

@@ -1,8 +1,18 @@
-"""Where do rows come from?
+"""Input rows.
 
 A stream of :class:`bagent.types.Row` from JSON Lines, JSON, CSV, Parquet, text files, DuckDB
-queries, OpenAI batch files and pipes, each row with a number, an id and a key; never the whole
-input in memory.
+queries, OpenAI batch files and pipes. The input is never held in memory.
+
+- ``config``: :class:`RowsConfig`, what to read
+- ``discovery``: files, globs and queries, checked before reading
+- ``formats``: a reader for each format
+- ``decode``: JSON text to row data
+- ``row_keys``, ``hash_set``: numbers, ids and keys of rows
+- ``filter``, ``sampling``: ``where``, sample, limit and shard
+- ``stdin``: rows from a pipe, and the file that keeps them
+- ``plain_jsonl``, ``resume_cache``: skipping rows that an earlier start finished
+- ``reader``: :class:`RowReader`, which combines these
+- ``warnings``: warnings about rows
 """
 
 from bagent.rows.config import Input, RowsConfig

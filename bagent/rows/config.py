@@ -1,4 +1,4 @@
-"""What rows to read: one value, the same in every process that reads them."""
+"""The rows to read, as one value that other processes can read again."""
 
 from __future__ import annotations
 

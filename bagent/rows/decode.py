@@ -1,12 +1,9 @@
-"""From the bytes of one JSON text to the data of one row.
+"""JSON text to the data of a row.
 
-msgspec reads nearly all; what it refuses gets a second try with the standard library, which
-knows lone surrogates, NaN and infinities. NaN, Infinity and -Infinity (also a number too large
-for a double) become text of those names. A lone surrogate in a name becomes the visible text
-``\\udXXX`` (six characters); in a value it stays, for who sends it replaces it by U+FFFD and who
-stores it makes it visible.
-
-A name that stands twice in one object keeps its last value, as in both readers.
+msgspec decodes nearly all rows; what it refuses is decoded again with the standard library, which
+accepts lone surrogates, NaN and infinities. NaN, Infinity and -Infinity (also numbers too large for
+a double) become text. A lone surrogate in a name becomes the visible text ``\\udXXX``; in a value
+it stays, since senders and stores replace it. The last of two equal names in an object counts.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def is_batch_row(data: dict[str, Any]) -> bool:
-    """Whether a row is a line of an OpenAI batch file: ``custom_id, method, url, body``."""
+    """Return whether a row is a line of an OpenAI batch file: ``custom_id, method, url, body``."""
     return (
         isinstance(data.get("body"), dict)
         and isinstance(data.get("custom_id"), str)
@@ -69,7 +66,7 @@ def is_batch_row(data: dict[str, Any]) -> bool:
 
 
 def decode_lines(raws: list[bytes]) -> list[Item | None]:
-    """Data for each JSON text; None for a blank one, :class:`Unreadable` for a broken one."""
+    """Decode JSON texts; a blank one gives None, a broken one :class:`Unreadable`."""
     try:
         return [_decode(raw) for raw in raws]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -90,12 +87,12 @@ def decode_line(raw: bytes) -> Item | None:
 
 
 def unreadable_line(error: str, id_: Json = None) -> bytes:
-    """A line that :func:`decode_line` reads as a row that could not be written."""
+    """Return a line that :func:`decode_line` reads as a row that could not be written."""
     return _UNREADABLE + json.dumps({"error": error, "id": id_}).encode()
 
 
 def decimal_value(value: Decimal) -> Json:
-    """A decimal as a whole number where it has no decimal places, else the text of its digits.
+    """Convert a decimal to an int if it has no decimal places, else to the text of its digits.
 
     A double would lose digits: 1.10 is a price, 1.1 is not the same text in a prompt.
     """
@@ -105,7 +102,7 @@ def decimal_value(value: Decimal) -> Json:
 
 
 def bytes_text(value: bytes) -> str:
-    """Bytes as text where they are UTF-8, else in base64."""
+    """Return bytes as text where they are UTF-8, else in base64."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -154,7 +151,7 @@ _LENIENT = json.JSONDecoder(parse_float=lambda text: float_or_text(float(text)),
 
 
 def _clean(value: Any) -> Any:
-    """The same value with every name made visible."""
+    """Return the same value with every name made visible."""
     if isinstance(value, list):
         return [_clean(item) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which files, queries and pipes the input names, found and checked before any row is read."""
+"""Files, queries and pipes of the input, found and checked before any row is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_DEPTH = "**"
 
 
 def matches(pattern: str) -> list[Path]:
-    """The files that an absolute ``pattern`` matches, sorted; ``**`` is folders of any depth.
+    """Return the sorted files that an absolute ``pattern`` matches; ``**`` is any depth.
 
     A file under several names, as links give it, comes once: under the name with the fewest
     folders. Hidden files and folders are matched only where the pattern names them. A folder that
@@ -52,7 +52,7 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
 
 
 def _folders(folder: str, entered: set[str]) -> Iterator[str]:
-    """The folder and all below it, each once, with a ``/`` at its end."""
+    """Yield the folder and all below it, each once, with a ``/`` at its end."""
     real = os.path.realpath(folder)
     if real in entered:
         return
@@ -127,7 +127,7 @@ Source = FileSource | SqlSource | StdinSource
 
 
 def find_sources(config: RowsConfig, warnings: RowWarnings) -> list[Source]:
-    """The sources in their order; a glob stands for its files, sorted.
+    """Return the sources in their order; a glob stands for its files, sorted.
 
     Raises:
         InputError: something is missing, empty, a folder, unreadable or of unknown format.
@@ -149,7 +149,7 @@ def find_sources(config: RowsConfig, warnings: RowWarnings) -> list[Source]:
 
 
 def _identity(source: Source) -> object:
-    """What is equal for two names of one thing; a link is another name of its file."""
+    """Return what is equal for two names of one thing; a link is another name of its file."""
     if isinstance(source, FileSource):
         return os.path.realpath(source.path), source.format == "text"
     return source
@@ -166,7 +166,7 @@ def _expand(item: str | Mapping[str, str], base: Path, number: int) -> list[Sour
 
 
 def _paths(pattern: str, base: Path) -> list[Path]:
-    """The file of that name, else the files that the pattern matches, sorted."""
+    """Return the file of that name, else the files that the pattern matches, sorted."""
     path = base / pattern
     if path.exists() or not has_magic(pattern):
         if path.is_dir():
@@ -202,7 +202,7 @@ def _text(path: Path, base: Path) -> FileSource:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a readable regular file."""
+    """Return bytes of a readable regular file."""
     try:
         status = path.stat()
     except FileNotFoundError as error:
@@ -226,7 +226,7 @@ def _size(path: Path) -> int:
 
 
 def _nearest_hint(path: Path) -> str:
-    """A hint with the nearest name in the folder, if any is near."""
+    """Return a hint with the nearest name in the folder, if any is near."""
     if any(_URL.match(part + "/") for part in path.parts):
         return "nothing is fetched: copy it here, or let DuckDB read it with input: {sql: ...}"
     try:
@@ -238,6 +238,6 @@ def _nearest_hint(path: Path) -> str:
 
 
 def _name(path: Path, base: Path) -> str:
-    """The path from the base folder on, or whole where it is not below it; valid UTF-8."""
+    """Return the path from the base folder on, or whole where it is not below it; valid UTF-8."""
     relative = path.relative_to(base) if path.is_relative_to(base) else path
     return clean_text(str(relative))

@@ -1,8 +1,8 @@
-"""The condition that rows must fulfil, asked of DuckDB.
+"""The condition ``where``, evaluated by DuckDB.
 
-Each row is judged by its own values alone: a whole number is BIGINT (HUGEINT, then DOUBLE, as it
+Each row is evaluated by its own values alone: a whole number is BIGINT (HUGEINT, then DOUBLE, as it
 gets larger), other numbers DOUBLE, text VARCHAR, lists and objects JSON, and null or a missing
-field NULL. So the same row always passes or always fails, whatever stands around it.
+field NULL. So the result for a row does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Condition:
         self._guarded = self._can_guard()
 
     def check(self, rows: Sequence[dict[str, Any]], *, strict: bool) -> None:
-        """Look at the condition in the light of the first rows.
+        """Check the condition against the first rows.
 
         Args:
             rows: the data of the first rows; empty: nothing to look at.
@@ -113,7 +113,7 @@ class Condition:
             raise InputError(f"where: {message}", hint=hint)
 
     def filter(self, rows: list[Row], warnings: RowWarnings) -> list[Row]:
-        """The rows that fulfil the condition, and those that cannot be read."""
+        """Return the rows that fulfil the condition, and those that cannot be read."""
         passes = [row.error is not None for row in rows]
         groups: dict[tuple[str, ...], list[tuple[int, Cells]]] = {}
         for at, row in enumerate(rows):
@@ -129,7 +129,7 @@ class Condition:
         return [row for row, good in zip(rows, passes, strict=True) if good]
 
     def _parse(self) -> Any:
-        """The syntax tree of the condition."""
+        """Return the syntax tree of the condition."""
         # On lines of their own, so that a comment at the end does not swallow the bracket.
         query = f"SELECT 1 WHERE (\n{self._text}\n)"
         tree = syntax_tree(self._connection, query)
@@ -148,7 +148,7 @@ class Condition:
         return nodes[0]["where_clause"]
 
     def _cells(self, data: dict[str, Any]) -> Cells:
-        """What a row has for each name of the condition: as it stands, else in other case."""
+        """Return a row's value for each name of the condition; exact case is preferred."""
         values = [
             data[name] if name in data else _value_in_other_case(data, name) for name in self._names
         ]
@@ -182,7 +182,7 @@ class Condition:
         return [answer for (answer,) in self._connection.execute(query, values).fetchall()]
 
     def _evaluate(self, types: tuple[str, ...], rows: list[Cells]) -> list[bool | None]:
-        """Whether each row passes; None where the condition fails on it."""
+        """Return whether each row passes; None where the condition fails on it."""
         import duckdb
 
         try:
@@ -195,7 +195,7 @@ class Condition:
         return [answer for cells in rows for answer in self._evaluate(types, [cells])]
 
     def _error_for(self, cells: Cells) -> Exception | None:
-        """What DuckDB says about one row, None where it has an answer."""
+        """Return what DuckDB says about one row, None where it has an answer."""
         import duckdb
 
         try:
@@ -212,7 +212,7 @@ class Condition:
         warnings.add(FAILED, example)
 
     def _can_guard(self) -> bool:
-        """Whether TRY takes the condition: not where it is random or holds a subquery."""
+        """Return whether TRY takes the condition: not where it is random or holds a subquery."""
         import duckdb
 
         try:
@@ -225,7 +225,7 @@ class Condition:
 
 
 def _value_in_other_case(data: dict[str, Any], name: str) -> Any:
-    """The value of a name in other case, None where there is none."""
+    """Return the value of a name in other case, None where there is none."""
     lower = name.lower()
     return next((value for other, value in data.items() if other.lower() == lower), None)
 
@@ -242,7 +242,7 @@ def _types(cells: Cells) -> tuple[str, ...]:
 
 
 def _type(value: Any) -> str:
-    """The DuckDB type of a JSON value."""
+    """Return the DuckDB type of a JSON value."""
     if type(value) is int:
         if -(2**63) <= value < 2**63:
             return "BIGINT"
@@ -251,7 +251,7 @@ def _type(value: Any) -> str:
 
 
 def _names(tree: Any) -> tuple[set[str], set[str]]:
-    """The columns that a condition needs, and those that may belong to its subqueries."""
+    """Return the columns that a condition needs, and those that may belong to its subqueries."""
     needed: set[str] = set()
     maybe: set[str] = set()
     for name, inner in _references(tree, frozenset(), inner=False):

@@ -85,7 +85,7 @@ class CompactHashSet:
         return old
 
     def note(self, key: int) -> bytes | None:
-        """The note of ``key``, or None if the key is not in the set."""
+        """Return the note of ``key``, or None if the key is not in the set."""
         number = key & self._low
         if number < self._split:
             number = key & self._wide
@@ -100,7 +100,7 @@ class CompactHashSet:
         return sum(map(len, self._buckets)) // self._stride
 
     def _find(self, bucket: bytes, stored: bytes) -> int:
-        """Where an entry begins; what looks like the key across two entries does not count."""
+        """Return the offset of an entry; a match across two entries does not count."""
         offset = bucket.find(stored)
         while offset >= 0 and offset % self._stride:
             offset = bucket.find(stored, offset + 1)

@@ -1,4 +1,4 @@
-"""A plain JSON Lines file in pieces of whole lines, noted so that they can be passed over."""
+"""Uncompressed JSON Lines files, read in pieces that a resume can skip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bagent.types import Row
 
 
 def is_plain(source: Source) -> bool:
-    """Whether this is a JSON Lines file that is not packed."""
+    """Return whether this is a JSON Lines file that is not packed."""
     return isinstance(source, FileSource) and source.format == "jsonl" and not source.packing
 
 
@@ -51,7 +51,7 @@ class PlainJsonlReader:
         self.passed = 0
 
     def batches(self, progress: ReadProgress, cancel: CancelToken) -> Iterator[list[Row]]:
-        """The rows that are not passed over, and an empty list for each piece that is.
+        """Yield the rows that are not passed over, and an empty list for each piece that is.
 
         Raises:
             InputError: the file cannot be read.
@@ -76,7 +76,7 @@ class PlainJsonlReader:
         progress.finish(self._source.size)
 
     def _piece(self, file: BinaryIO) -> tuple[bytes, InputPiece | None]:
-        """The next piece: as it was noted, else whole lines of about one block."""
+        """Return the next piece: as it was noted, else whole lines of about one block."""
         noted = self._cache.at(self._source.name, self._offset)
         if noted is not None:
             data = file.read(noted.size)
@@ -98,8 +98,10 @@ class PlainJsonlReader:
         return b"".join(parts), None
 
     def _skip(self, data: bytes, piece: InputPiece) -> list[Row] | None:
-        """The rows of the shard in a known piece, none where all are finished; the others are
-        passed over. None: the piece has to be read, also since an id in it may have come before."""
+        """Skip a recorded piece; return those rows of the shard in it that are not finished.
+
+        None: the piece has to be read, also since an id in it may have come before.
+        """
         keys = piece.key_list()
         positions = shard_positions(keys, self._shard)
         shard_keys = keys if self._shard is None else [keys[at] for at in positions]
@@ -118,7 +120,7 @@ class PlainJsonlReader:
     def _own(
         self, data: bytes, rows: int, positions: Sequence[int], keys: Sequence[int]
     ) -> list[Row] | None:
-        """The rows at some places among all ``rows`` of a piece; no others are decoded."""
+        """Return the rows at some places among all ``rows`` of a piece; no others are decoded."""
         raws = _split(self._source, data, self._offset)
         lines: Sequence[int] = range(len(raws))
         if len(raws) != rows:
@@ -181,7 +183,7 @@ class _PieceReader:
         self._line = line
 
     def __call__(self) -> Iterator[Chunk]:
-        """The chunks of the piece.
+        """Yield the chunks of the piece.
 
         Raises:
             InputError: the file has changed meanwhile.
@@ -209,7 +211,7 @@ def _chunks(source: FileSource, data: bytes, line: int, offset: int) -> Iterator
 
 
 def _split(source: FileSource, data: bytes, offset: int) -> list[bytes]:
-    """The lines of a piece."""
+    """Return the lines of a piece."""
     raws = (data if offset else without_mark(data, source.path)).split(b"\n")
     if not raws[-1]:
         raws.pop()

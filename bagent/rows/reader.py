@@ -1,4 +1,4 @@
-"""The stream of rows of one run: sources, then numbers and keys, then what picks among them."""
+"""The stream of rows of one run: sources, numbers and keys, filter, sample, limit and shard."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader
 
 
 def read_again(config: RowsConfig) -> Iterator[list[Row]]:
-    """The same rows once more, in any process: those of stdin come from its spool.
+    """Yield the same rows once more, in any process: those of stdin come from its spool.
 
     Raises:
         InputError: a source has gone or changed so that it cannot be read.
@@ -111,13 +111,13 @@ class RowReader:
         return self._config.shard[1] if self._config.shard else 1
 
     def take_notes(self) -> None:
-        """Get ready for :meth:`remember`; before anything is read."""
+        """Prepare for :meth:`remember`. Call it before reading."""
         config = self._config
         if config.where is None and config.sample is None and config.limit is None:
             self._cache = ResumeCache()
 
     def remember(self, path: Path, finished: Finished | None) -> None:
-        """Leave out rows that are finished where an earlier start noted which they are.
+        """Skip finished rows that an earlier start recorded.
 
         The others keep their numbers, ids and keys. Call it before :meth:`batches`. It has no
         effect with ``where``, a sample or a limit, and behind the first source that is not a
@@ -137,7 +137,7 @@ class RowReader:
             self._cache.attach(path, identity, finished)
 
     def share(self, notes: Path) -> None:
-        """Let :meth:`remember` use a file that :meth:`note_all` makes in another process.
+        """Let :meth:`remember` read the cache that :meth:`note_all` writes in another process.
 
         Rows of other shards are not decoded then, as far as that process has come; nothing else
         changes.
@@ -151,7 +151,7 @@ class RowReader:
         return cache is not None and cache.noting and any(map(is_plain, self._sources[:1]))
 
     def note_all(self) -> None:
-        """Read for the notes of :meth:`remember` alone, as far as they go.
+        """Read the input only to write the cache of :meth:`remember`.
 
         Raises:
             InputError: the input cannot be read to its end.
@@ -161,7 +161,7 @@ class RowReader:
                 return
 
     def batches(self) -> Iterator[list[Row]]:
-        """The rows, up to 512 at once; from a pipe, those that are there.
+        """Yield the rows, up to 512 at once; from a pipe, those that are there.
 
         Raises:
             InputError: the input cannot be read to its end, e.g. a cut-off archive.
@@ -174,7 +174,7 @@ class RowReader:
                 yield rows
 
     def peek(self, n: int) -> list[Row]:
-        """The first rows, at most ``n``, which :meth:`batches` gives again; before it begins.
+        """Return up to ``n`` first rows, which :meth:`batches` yields again. Call it first.
 
         Does not wait for a pipe to bring more than its first row.
 
@@ -193,7 +193,7 @@ class RowReader:
         return list(islice(chain.from_iterable(self._ahead), n))
 
     def progress(self) -> tuple[int, int | None]:
-        """Bytes of the input files read, and of how many; None where no one can know."""
+        """Return bytes of the input files read, and of how many; None where no one can know."""
         return self._progress.done, self._progress.total
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class RowReader:
         self._cancel.set()
 
     def check_where(self) -> None:
-        """Hold ``where`` against the first rows, unless they are still to come from a pipe.
+        """Check ``where`` against the first rows, unless they come from a pipe.
 
         Raises:
             InputError: as :func:`open_rows`.
@@ -223,7 +223,7 @@ class RowReader:
             yield self._ahead.pop(0)
 
     def _selected_rows(self) -> Iterator[list[Row]]:
-        """The rows to deliver. An empty list says that the next may be long in coming."""
+        """Yield the rows to deliver. An empty list says that the next may be long in coming."""
         with ExitStack() as stack:
             sample = None
             if self._config.sample is not None:
@@ -242,14 +242,14 @@ class RowReader:
                 yield in_shard(rows, shard) if shard else rows
 
     def _draw_sample(self, size: int) -> RowSample:
-        """A sample that all rows have been shown to; so it needs the end of stdin."""
+        """Return a sample that all rows have been shown to; so it needs the end of stdin."""
         sample = RowSample(size, self._config.seed)
         for rows in self._matching_rows(RowWarnings(), ReadProgress(None)):
             sample.add(rows)
         return sample
 
     def _matching_rows(self, warnings: RowWarnings, progress: ReadProgress) -> Iterator[list[Row]]:
-        """All rows that ``where`` keeps, numbered."""
+        """Yield all rows that ``where`` keeps, numbered."""
         keyer = RowKeyer(self._config.id_field, self._config.fields, warnings)
         condition = self._condition
         sources = self._sources
@@ -305,7 +305,7 @@ class RowReader:
 
 
 def _check_stdin(config: RowsConfig, stdin: BinaryIO | None) -> BinaryIO | None:
-    """What to read ``-`` from; None: only its spool."""
+    """Return what to read ``-`` from; None: only its spool."""
     if stdin is not None and not stdin.isatty():
         return stdin
     if config.stdin_spool is not None and not StdinSpool(config.stdin_spool).empty:

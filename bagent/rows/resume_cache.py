@@ -1,17 +1,17 @@
-"""What an earlier start read: pieces of the input whose rows need not be read again.
+"""Pieces of the input whose rows an earlier start has read.
 
-While rows are read, each piece of whole lines is noted in a file: where it is, the SHA-256 of its
-bytes, and the keys of its rows. A later start reads the bytes of a piece, and where they are the
-same and all its rows are finished, it passes over them without decoding one. Pieces are noted
-from the start of the input on and only while ids ascend, so that no row in them repeats another;
-from the first difference on the notes are cut off and made anew.
+While rows are read, each piece of whole lines is recorded in a file: its offset, the SHA-256 of
+its bytes, and the keys of its rows. A later start reads the bytes of a piece; where they are equal
+and all rows are finished, it skips them without decoding. Pieces are recorded from the start of
+the input and only while ids ascend, so that no row in them repeats another. From the first
+difference on the records are cut off and made again.
 
-Processes that share the rows of one input follow the notes of another that reads all of it: they
-decode no rows but their own, as far as that one has come.
+Processes that share one input follow the records of another process that reads all of it, and
+decode only their own rows.
 
-The file is a magic line, 32 bytes that say how keys are made, then one record a piece: length and
-CRC-32 of 4 bytes each, and a MessagePack object. It is a cache: what is torn or missing is read
-again.
+The file is a magic line, 32 bytes that identify how keys are made, then one record a piece: length
+and CRC-32 of 4 bytes each, and a MessagePack object. It is a cache: torn or missing records are
+read again from the input.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class InputPiece(msgspec.Struct, frozen=True, array_like=True):
         return len(self.keys) // 8
 
     def key_list(self) -> array[int]:
-        """The row keys."""
+        """Return the row keys."""
         keys = array("Q", self.keys)
         if sys.byteorder == "little":
             keys.byteswap()
         return keys
 
     def is_of(self, data: bytes) -> bool:
-        """Whether these are the bytes that the piece was made of."""
+        """Return whether these are the bytes that the piece was made of."""
         return len(data) == self.size and digest_of(data) == self.digest
 
 
@@ -80,7 +80,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def digest_of(data: bytes) -> bytes:
-    """The first 16 bytes of the SHA-256."""
+    """Return the first 16 bytes of the SHA-256."""
     return sha256(data).digest()[:16]
 
 
@@ -115,7 +115,7 @@ class ResumeCache:
         return self._file is not None
 
     def attach(self, path: Path, identity: bytes, finished: Finished | None) -> None:
-        """Go on with the notes in a file, or begin them; without one if it cannot be written.
+        """Continue the cache in a file, or begin one; do without if it cannot be written.
 
         Args:
             path: the file.
@@ -162,7 +162,7 @@ class ResumeCache:
         self._finished = finished
 
     def at(self, source: str, offset: int) -> InputPiece | None:
-        """What the notes say about the piece at this place, if they go on with it."""
+        """Return what the notes say about the piece at this place, if they go on with it."""
         if self._follows:
             self._catch_up(source, offset)
         piece = self._next
@@ -171,11 +171,11 @@ class ResumeCache:
         return piece
 
     def is_finished(self, keys: Sequence[int]) -> bool:
-        """Whether all these rows are known to be finished."""
+        """Return whether all these rows are known to be finished."""
         return self._finished is not None and self._finished(keys)
 
     def note(self, piece: InputPiece) -> None:
-        """The next piece of the input; where the notes say something else, they end before it."""
+        """Add the next piece of the input; a cache that differs is cut off before it."""
         if not self.noting or self._follows:
             return
         if self._file is None:
@@ -186,7 +186,7 @@ class ResumeCache:
             self._append(piece)
 
     def stop(self) -> None:
-        """Note nothing more; what is noted stays."""
+        """Stop adding pieces; those in the file stay."""
         self.noting = False
         self._next = None
         self._pending.clear()
@@ -195,7 +195,7 @@ class ResumeCache:
             self._file = None
 
     def _catch_up(self, source: str, offset: int) -> None:
-        """Pass over what is noted of earlier places; what comes after the last may be new."""
+        """Skip the records of earlier offsets; records may have been added meanwhile."""
         self._sources.add(source)
         while self._file is not None:
             if self._next is None:
@@ -264,7 +264,7 @@ class AscendingIds:
         self._pending: list[tuple[array[int], bytes] | Callable[[], StoredIds]] = []
 
     def add(self, ids: list[Json], keys: Sequence[int], notes: list[bytes]) -> bool:
-        """Take rows in, if their ids ascend, also from those before; else change nothing."""
+        """Add rows if their ids ascend from the last one; else change nothing."""
         if self._ended:
             return False
         kinds = set(map(type, ids))
@@ -300,7 +300,7 @@ class AscendingIds:
         return True
 
     def replace_since(self, mark: int, again: Callable[[], StoredIds]) -> None:
-        """Forget what was held since :attr:`mark` was ``mark``: ``again`` can read it."""
+        """Replace the rows added since :attr:`mark` was ``mark`` by a reader of them."""
         if not self._ended:
             self._pending[mark:] = [again]
 
@@ -318,7 +318,7 @@ class AscendingIds:
         return self._kind is None or (kind is self._kind and bool(self._last < first))
 
     def drain(self) -> StoredIds:
-        """Keys and notes of all rows held, once; from then on nothing is held."""
+        """Yield keys and notes of all rows held, once; from then on nothing is held."""
         self._ended = True
         self._pending.reverse()
         size = self._note_size

@@ -1,4 +1,4 @@
-"""Numbers, ids and keys for rows, in the order of the input, and warnings about ids."""
+"""Numbers, ids and keys of rows in the order of the input, and warnings about ids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BodyEncoder:
         self._content = _getter(fields or None)
 
     def encode(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
-        """The id (None: it has none) and the body of each item.
+        """Return the id (None: it has none) and the body of each item.
 
         An id that is a list or an object becomes its compact JSON text. An item whose nesting is
         too deep to write again becomes :class:`Unreadable` in the chunk.
@@ -53,7 +53,7 @@ class BodyEncoder:
         return self._encode_uniform(chunk.items) or self._encode_each(chunk)
 
     def _encode_uniform(self, items: list[Item]) -> tuple[list[Json], list[bytes]] | None:
-        """The fast way for rows that all have text or whole numbers as ids, or all none."""
+        """Return the fast way for rows that all have text or whole numbers as ids, or all none."""
         if set(map(type, items)) != {dict}:
             return None
         rows: list[dict[str, Any]] = items  # type: ignore[assignment]
@@ -141,19 +141,19 @@ class Occurrences:
 
 
 def digests(bodies: list[bytes]) -> list[bytes]:
-    """The base key of each body, as 8 bytes."""
+    """Return the base key of each body, as 8 bytes."""
     return [blake2b(body, digest_size=8).digest() for body in bodies]
 
 
 def derive(base: int, k: int) -> int:
-    """The key of a row that ``k`` rows of the same base key came before."""
+    """Return the key of a row that ``k`` rows of the same base key came before."""
     if not k:
         return base
     return int.from_bytes(blake2b(pack(">QQ", base, k), digest_size=8).digest(), "big")
 
 
 def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
-    """What takes the values of the fields out of a row; KeyError where one is missing."""
+    """Return what takes the values of the fields out of a row; KeyError where one is missing."""
     if fields is None:
         return lambda row: row
     if len(fields) < 2:
@@ -162,7 +162,7 @@ def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
 
 
 def _values(row: dict[str, Any], fields: tuple[str, ...] | None) -> bytes:
-    """What :func:`_getter` takes, encoded, and with nothing where a field is missing."""
+    """Return what :func:`_getter` takes, encoded, and with nothing where a field is missing."""
     if fields is None:
         return _encode_safely(row)
     return b"[" + b",".join([_encode_safely(row[n]) if n in row else b"" for n in fields]) + b"]"
@@ -214,12 +214,12 @@ class RowKeyer:
         self._positions = _LinePositions()
 
     def bases(self, chunk: Chunk) -> tuple[int, ...]:
-        """The base key of each item; they are not counted as having come."""
+        """Return the base key of each item; they are not counted as having come."""
         packed = digests(self._bodies.encode(chunk)[1])
         return unpack(f">{len(packed)}Q", b"".join(packed))
 
     def rows(self, chunk: Chunk) -> list[Row]:
-        """The items of a chunk as rows, numbered on from the last ones."""
+        """Return the items of a chunk as rows, numbered on from the last ones."""
         if not chunk.items:
             return []
         ids, bodies = self._bodies.encode(chunk)
@@ -256,7 +256,7 @@ class RowKeyer:
         self._ascending.replace_since(mark, partial(self._read_again, again, start))
 
     def skip(self, piece: InputPiece, again: Callable[[], Iterator[Chunk]]) -> bool:
-        """Number the rows of a piece without looking at them, if their ids go on ascending.
+        """Number the rows of a piece without decoding them, if their ids keep ascending.
 
         Args:
             piece: the rows.
@@ -274,7 +274,7 @@ class RowKeyer:
     def rows_at(
         self, chunk: Chunk, positions: Sequence[int], keys: Sequence[int]
     ) -> list[Row] | None:
-        """Some rows of the piece that comes next, which :meth:`skip` is yet to number.
+        """Return some rows of the piece that comes next, which :meth:`skip` is yet to number.
 
         Args:
             chunk: the rows.
@@ -300,7 +300,7 @@ class RowKeyer:
                 yield _hashes(ids, bases), _notes(packed, start, chunk.lines)
 
     def _again(self, ids: list[Json], hashes: Sequence[int], notes: list[bytes]) -> list[int]:
-        """Positions of the rows whose id, or content without an id, came before."""
+        """Return positions of the rows whose id, or content without an id, came before."""
         if self._ascending.add(ids, hashes, notes):
             return []
         for stored in self._ascending.drain():
@@ -308,7 +308,7 @@ class RowKeyer:
         return self._seen.add_all(hashes, notes)
 
     def _count_repeats(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
-        """How many rows of the same base key came before one whose id, or content, did."""
+        """Return how many rows of the same base key came before one whose id, or content, did."""
         first = self._seen.note(hash_) or note
         if id_ is not None:
             example = ""
@@ -343,13 +343,13 @@ class _LinePositions:
     next: int = 0
 
     def of(self, chunk: Chunk) -> int:
-        """What to add to a line of the chunk to get its place."""
+        """Return what to add to a line of the chunk to get its place."""
         start = self.start_of(chunk.source)
         self.next = start + chunk.lines[-1] + 1
         return start
 
     def start_of(self, source: str) -> int:
-        """The place of line 0 of a source: the one that is being read, or the next one."""
+        """Return the place of line 0 of a source: the one that is being read, or the next one."""
         if not self.sources or self.sources[-1] != source:
             self.starts.append(self.next)
             self.sources.append(source)
@@ -364,7 +364,7 @@ class _LinePositions:
 
 
 def _hashes(ids: list[Json], bases: Sequence[int]) -> Sequence[int]:
-    """What to know each row by: its id, else its content."""
+    """Return what to know each row by: its id, else its content."""
     kinds = set(map(type, ids))
     if kinds == {str}:
         return [hash(id_) & _MASK for id_ in ids]

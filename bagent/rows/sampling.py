@@ -1,4 +1,4 @@
-"""Which rows of all: sample, limit and shard."""
+"""Selection of rows: sample, limit and shard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagent.types import Row
 
 
 def draw(key: int, seed: int) -> int:
-    """The lot of a row: 64 bits that look random, from its key and the seed alone."""
+    """Return the lot of a row: 64 bits that look random, from its key and the seed alone."""
     lot = blake2b(pack(">Q", key), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(lot, "big")
 
@@ -54,7 +54,7 @@ class RowSample:
 
 
 def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
-    """The first ``limit`` rows; then nothing more is read."""
+    """Yield the first ``limit`` rows; then nothing more is read."""
     remaining = limit
     while remaining:
         rows = next(batches, None)
@@ -66,7 +66,7 @@ def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
 
 
 def shard_positions(keys: Sequence[int], shard: tuple[int, int] | None) -> Sequence[int]:
-    """Where among rows of these keys those of :func:`in_shard` stand; None: all rows do."""
+    """Return where among rows of these keys those of :func:`in_shard` stand; None: all rows do."""
     if shard is None:
         return range(len(keys))
     part, parts = shard
@@ -75,6 +75,6 @@ def shard_positions(keys: Sequence[int], shard: tuple[int, int] | None) -> Seque
 
 
 def in_shard(rows: list[Row], shard: tuple[int, int]) -> list[Row]:
-    """The rows of part ``i`` of ``n`` (from 1): a row's part follows from its key alone."""
+    """Return the rows of part ``i`` of ``n`` (from 1): a row's part follows from its key alone."""
     part, parts = shard
     return [row for row in rows if row.key % parts == part - 1]

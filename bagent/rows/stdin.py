@@ -1,4 +1,4 @@
-"""Rows piped in: handed on as they come, and kept in a file so that a resume needs no pipe."""
+"""Rows from a pipe, delivered as they arrive and kept in a file for a resume."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StdinSpool:
         return not self._path.exists() or self._path.stat().st_size == 0
 
     def replay(self) -> Iterator[Chunk]:
-        """The rows kept so far."""
+        """Yield the rows kept so far."""
         self.lines = self._size = 0
         if not self._path.exists():
             return
@@ -186,7 +186,7 @@ class StdinReader:
 def _unseen(
     chunk: Chunk, line: int, spooled: Occurrences, arrived: Occurrences, bases: Bases
 ) -> Chunk:
-    """The items of a chunk that the spool does not hold yet, on lines from ``line`` on."""
+    """Return the items of a chunk that the spool does not hold yet, on lines from ``line`` on."""
     keys = bases(chunk)
     pairs = zip(keys, arrived.count(keys), strict=True)
     new = [at for at, (base, k) in enumerate(pairs) if derive(base, k) not in spooled.keys]
@@ -226,7 +226,7 @@ class _RecordSplitter:
         return [b"[" + b"".join(elements)] if self._splitter.cut_off else elements
 
     def _decide(self, head: bytes) -> bool:
-        """Whether the first bytes tell lines from an array of objects."""
+        """Return whether the first bytes tell lines from an array of objects."""
         text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
         if head in HALF_MARKS or not text:
             return False
@@ -244,7 +244,7 @@ class _RecordSplitter:
 
 
 def _one_line(raw: bytes) -> bytes:
-    """An element without line feeds: JSON has them between tokens only."""
+    """Return an element without line feeds: JSON has them between tokens only."""
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") or b","
 
 
@@ -266,7 +266,7 @@ class _PipeReader:
         cancel.add(self._wake)
 
     def read(self) -> bytes:
-        """Some bytes; none at the end, or when halted."""
+        """Return some bytes; none at the end, or when halted."""
         try:
             if self._descriptor is None:
                 return self._read(_BLOCK)

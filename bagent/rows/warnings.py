@@ -1,4 +1,4 @@
-"""Warnings about rows: each kind is said once, with its first example and how often."""
+"""Warnings about rows: one line a kind, with its first example and a count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowWarnings:
             entry.count += count
 
     def is_new(self, kind: str) -> bool:
-        """Whether nothing of this kind was added yet, so that an example is worth making."""
+        """Return whether nothing of this kind was added yet, so that an example is worth making."""
         return kind not in self._entries
 
     @property

@@ -1,7 +1,7 @@
-"""JSON text in and out: exact and quick for JSON, forgiving for what servers and rows really hold.
+"""JSON text in and out.
 
-msgspec does the work; Python's own ``json`` is the second try for what msgspec refuses: lone
-surrogates, NaN, byte-order marks, numbers beyond a double, broken UTF-8.
+msgspec does the work. Python's ``json`` handles what msgspec refuses: lone surrogates, NaN,
+byte-order marks, numbers beyond a double, broken UTF-8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _encode = msgspec.json.encode
 
 
 def decode_json(raw: bytes | str) -> Json:
-    """The value of JSON text; takes lone surrogates, NaN and a byte-order mark too.
+    """Return the value of JSON text; takes lone surrogates, NaN and a byte-order mark too.
 
     Raises:
         ValueError: it is not JSON, or it is nested too deeply.

@@ -1,4 +1,4 @@
-"""Words for people: how a wrong value is shown and which known name was probably meant."""
+"""Suggestions for misspelled names, and short descriptions of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN = 60
 
 
 def nearest_name(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that ``word`` was probably meant to be, or None.
+    """Return the candidate that ``word`` was probably meant to be, or None.
 
     Case and the choice between ``-``, ``_`` and blanks do not count; else the nearest by
     ``difflib`` with a similarity of at least 0.6.
@@ -20,13 +20,13 @@ def nearest_name(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """``did you mean X?``, or an empty text where nothing is near."""
+    """Return ``did you mean X?``, or an empty text where nothing is near."""
     nearest = nearest_name(word, candidates)
     return f"did you mean {nearest}?" if nearest else ""
 
 
 def describe_value(value: object) -> str:
-    """A wrong value in few words: ``the text "0.1"``, ``true``, ``a list``; at most 60 letters."""
+    """Describe a wrong value in up to 60 letters: ``the text "0.1"``, ``true``, ``a list``."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -44,7 +44,7 @@ def describe_value(value: object) -> str:
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """A path of keys as people read it: ``stages[1].prompt.user``."""
+    """Return a path of keys as people read it: ``stages[1].prompt.user``."""
     text = ""
     for part in path:
         if isinstance(part, int):

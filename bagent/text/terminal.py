@@ -1,8 +1,8 @@
-"""Standard output and standard error that no foreign text can control.
+"""Standard output and standard error that foreign text cannot control.
 
-Rows, answers, servers' messages, jobs and run directories of others may hold escape sequences. All
-text that the program prints goes through :class:`GuardedStream`, which writes control characters
-as visible escapes. Data in pipes and files stays exact: it is written as bytes.
+Rows, answers, messages of servers, jobs and run directories may hold escape sequences. All printed
+text goes through :class:`GuardedStream`, which writes control characters as visible escapes. Data
+in pipes and files stays exact: it is written as bytes.
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ class SafeTextStream:
         self.flush()
 
     def isatty(self) -> bool:
-        """Whether the stream says that it is a terminal; False where it cannot say."""
+        """Return whether the stream says that it is a terminal; False where it cannot say."""
         try:
             return self._stream.isatty()
         except (OSError, ValueError):
             return False
 
     def fileno(self) -> int:
-        """The stream's file descriptor; raises ``OSError`` or ``ValueError`` as the stream does."""
+        """Return the stream's file descriptor; raises ``OSError`` or ``ValueError`` without one."""
         return self._stream.fileno()

@@ -1,1 +1,9 @@
-"""Output schemas: loading, bundling, dialects, and the table columns they define."""
+"""A user's JSON Schema.
+
+- ``schema``: :class:`OutputSchema`
+- ``bundle``: one document out of files that refer to each other
+- ``files``: the files that a schema may read
+- ``dialects``: keywords of the drafts
+- ``openai_strict``: the rules of OpenAI's strict mode
+- ``columns``: columns of the answers table
+"""

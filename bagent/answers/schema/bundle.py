@@ -1,12 +1,12 @@
 """One self-contained document out of schema files that refer to each other.
 
-Every reference is followed at load, also those in branches that no value ever reaches, and then
-written as ``#/POINTER``: the only form that every validator and every inference server knows. The
-parts of other files that are referred to are copied into ``$defs`` (``definitions`` up to draft
-7). The names that only served references (``$id`` and ``$anchor`` inside, ``$dynamicAnchor``) go.
+All references are resolved at load and written as ``#/POINTER``, the only form that every
+validator and inference server knows. Parts of other files are copied into ``$defs``
+(``definitions`` up to draft 7). Names that only serve references (inner ``$id``, ``$anchor``,
+``$dynamicAnchor``) are dropped.
 
-A ``$dynamicRef`` whose anchor exists once is a plain reference. Where the same dynamic anchor
-exists more than once the document is kept as it is, if it is one file, and refused otherwise.
+A ``$dynamicRef`` whose anchor exists once becomes a plain reference. Where the same dynamic anchor
+exists several times, a single file is kept as it is, and several files are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the drafts of JSON Schema call things, and where schemas stand inside a schema.
+"""Keywords of the drafts of JSON Schema, and the schemas inside a schema.
 
 Sources: json-schema.org, drafts 4, 6, 7, 2019-09 and 2020-12.
 """
@@ -137,7 +137,7 @@ _INSTEAD = {"nullable": 'write "type": ["string", "null"]', "optional": "leave i
 
 
 def no_schema(root: Json) -> str | None:
-    """How to mend a root that has words, but no keyword of JSON Schema; None for a schema."""
+    """Return a hint for a root without any keyword of JSON Schema; None for a schema."""
     if not isinstance(root, dict):
         return None
     inner = root.get("json_schema")

@@ -1,8 +1,7 @@
-"""Which files a schema may read, and reading them.
+"""The files that a schema may read.
 
-A schema may refer to files in its own folder and below, by relative path. Everything else is
-refused before anything is opened or asked for: other folders, absolute paths, ``file:`` and, if
-not allowed by the caller, ``http:`` and ``https:``.
+A schema may refer to files in its own folder and below, by relative path. Other folders, absolute
+paths, ``file:`` and, unless allowed, ``http:`` and ``https:`` are refused before they are opened.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Does a schema keep the rules of OpenAI's strict structured outputs?
+"""The rules of OpenAI's strict structured outputs.
 
 Source: platform.openai.com/docs/guides/structured-outputs, "Supported schemas": the root is an
 object and no ``anyOf``; each object has ``additionalProperties: false`` and requires all of its
-properties; a subset of keywords and formats; 10 levels, 5,000 properties, 1,000 enum values. Where
-the page is silent on a keyword it counts as not supported: a schema sent without strict mode is
-still enforced by validation, a refused one fails every row.
+properties; a subset of keywords and formats; 10 levels, 5,000 properties, 1,000 enum values.
+Keywords that the page does not mention count as unsupported: a schema sent without strict mode is
+still validated here, while a refused one fails every row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A user's JSON Schema: loaded, checked, self-contained, ready to decide.
+"""A user's JSON Schema: loaded, checked, self-contained.
 
-jsonschema-rs decides, with formats checked; it is never given a way to the network or to files.
+jsonschema-rs validates, with formats; it has no access to the network or to files.
 """
 
 from __future__ import annotations

@@ -194,8 +194,11 @@ def _kind(interpreter: _Interpreter, word: str) -> str:
 
 
 def _option(interpreter: _Interpreter, word: str) -> str:
-    """What comes behind a word of one-letter options: ``code``, a ``value``, the ``end`` of all
-    options, or nothing special; ``attached`` where the word holds the code itself."""
+    """Return what follows a word of one-letter options.
+
+    ``code``, a ``value``, the ``end`` of all options, or nothing special; ``attached`` where the
+    word holds the code itself.
+    """
     for end, letter in enumerate(word[1:], start=2):
         if letter in interpreter.letter:
             if interpreter.attached and len(word) > end:
@@ -230,7 +233,7 @@ class Cache(Duration):
         return value if isinstance(value, bool) else super().read(value, context)
 
     def describe(self) -> Json:
-        """A flag, or a duration."""
+        """Return a flag, or a duration."""
         return {"anyOf": [{"type": "boolean"}, super().describe()]}
 
 
@@ -257,7 +260,7 @@ class McpSpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A text with :// is the URL, else it is split like a shell does; a list is a command."""
+        """Expand a URL (a text with ``://``) or a command; a text is split like a shell does."""
         if isinstance(data, list):
             return {"command": data}
         if isinstance(data, str):
@@ -406,7 +409,7 @@ def _refuse_code(argv: Sequence[str], placeholder: re.Pattern[str]) -> None:
 
 
 def _is_place(match: re.Match[str]) -> bool:
-    """Whether a match of :data:`PLACE` or :data:`PROGRAM_PLACE` is filled in."""
+    """Return whether a match of :data:`PLACE` or :data:`PROGRAM_PLACE` is filled in."""
     return match.groupdict().get("text") is None
 
 

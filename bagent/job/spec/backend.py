@@ -1,4 +1,4 @@
-"""Which server answers: a name, a URL, or a mapping around one, as a typed value."""
+"""The backend: a name, a URL or a mapping."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AddressKind(Kind):
     """A backend name or URL."""
 
     def read(self, value: Any, context: LoadContext | None) -> Address:
-        """The address: a known name, or a URL with a known scheme."""
+        """Return the address: a known name, or a URL with a known scheme."""
         if not isinstance(value, str):
             raise invalid(f"expected a backend's name or URL, got {describe_value(value)}")
         text = value.strip()
@@ -95,14 +95,14 @@ class AddressKind(Kind):
         return _http(text, engine, transport, tail)
 
     def dump(self, value: Any) -> Json:
-        """The address as it was given; a model file by its whole path."""
+        """Return the address as it was given; a model file by its whole path."""
         if value.file is not None:
             tail = "?" + "&".join(f"{key}={item}" for key, item in value.options.items())
             return f"local://{value.file.path}{tail if value.options else ''}"
         return value.text
 
     def describe(self) -> Json:
-        """The known names, and URLs of the known schemes."""
+        """Return the known names, and URLs of the known schemes."""
         schemes = "|".join(_SCHEMES)
         text = {"type": "string", "pattern": rf"^({schemes})(\+https?)?://|\$\{{"}
         return {"anyOf": [{"enum": list(NAMES)}, text]}
@@ -113,7 +113,7 @@ class Headers(TextMap):
     """HTTP headers: names are tokens, values hold no line ends."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
-        """The headers, each name and value fit for the wire."""
+        """Return the headers, each name and value fit for the wire."""
         headers = super().read(value, context)
         for name, text in headers.items():
             if not _HEADER_NAME.fullmatch(name):
@@ -128,7 +128,7 @@ class ProxyKind(Kind):
     """A proxy's URL, or ``none`` for never a proxy."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The proxy as ``http://HOST:PORT``, a login before it kept, or ``none``."""
+        """Return the proxy as ``http://HOST:PORT``, a login before it kept, or ``none``."""
         text = value.strip() if isinstance(value, str) else ""
         if text == "none":
             return text
@@ -141,7 +141,7 @@ class ProxyKind(Kind):
         return f"{scheme.lower()}://{login + '@' if login else ''}{host_and_port(netloc, None)}"
 
     def describe(self) -> Json:
-        """A URL of http or https, or ``none``."""
+        """Return a URL of http or https, or ``none``."""
         return {"type": "string", "pattern": r"^https?://|^none$|\$\{"}
 
 
@@ -184,7 +184,7 @@ class BackendRef(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A text is the URL."""
+        """Expand a text to the URL."""
         return {"url": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
@@ -219,13 +219,13 @@ class BackendRef(Section):
         return {"Authorization": login, **headers} if login and not named else headers
 
     def without_url(self) -> BackendRef:
-        """The same, with the kind only: a hostfile gives the addresses."""
+        """Return the same, with the kind only: a hostfile gives the addresses."""
         kind = Address(self.kind, self.kind) if self.kind != "compatible" else None
         return self.model_copy(update={"url": kind})
 
 
 def host_and_port(netloc: str, default: int | None) -> str:
-    """``netloc`` checked, with the ``default`` port added where it has none.
+    """Return ``netloc`` checked, with the ``default`` port added where it has none.
 
     Raises:
         PydanticCustomError: no host, a host that is none, or a port out of 1..65535.

@@ -1,4 +1,4 @@
-"""The base of all parts of a job file: unknown keys, blank keys, short forms."""
+"""The base model of all sections: unknown keys, blank keys, short forms."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Section(BaseModel):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """The long form of a short one, such as ``prompt: TEXT``; other data as they are."""
+        """Return the long form of a short one, such as ``prompt: TEXT``; other data as they are."""
         return data
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        """The keys as the user writes them."""
+        """Return the keys as the user writes them."""
         return [item.alias or name for name, item in cls.model_fields.items()]
 
     @model_validator(mode="before")
@@ -86,5 +86,5 @@ class Section(BaseModel):
 
     @classmethod
     def short_forms(cls, long_form: dict[str, Any]) -> list[Json]:
-        """The JSON Schemas of the short forms, beside ``long_form``."""
+        """Return the JSON Schemas of the short forms, beside ``long_form``."""
         return list(cls.short_form)

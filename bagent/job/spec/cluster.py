@@ -1,4 +1,4 @@
-"""Where engines run: what ``bagent submit`` and the parsl executor need to know."""
+"""The batch job that ``bagent submit`` and the parsl executor start engines with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PortsKind(Kind):
     """A first port, a range ``8000-8003``, or a list of ports."""
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[int, ...]:
-        """The ports, each from 1 to 65535."""
+        """Return the ports, each from 1 to 65535."""
         if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
             first, last = int(match[1]), int(match[2])
             if not 1 <= first <= last <= 65535:
@@ -55,11 +55,11 @@ class PortsKind(Kind):
         return tuple(port for port in ports if isinstance(port, int))
 
     def dump(self, value: Any) -> Json:
-        """The ports as a list."""
+        """Return the ports as a list."""
         return list(value)
 
     def describe(self) -> Json:
-        """A port, a range, or a list of ports."""
+        """Return a port, a range, or a list of ports."""
         port = {"type": "integer", "minimum": 1, "maximum": 65535}
         text = {"type": "string", "pattern": rf"^\s*{_RANGE.pattern}\s*$|\$\{{"}
         return {"anyOf": [port, text, {"type": "array", "items": port}]}
@@ -71,7 +71,7 @@ class SchedulerText(Text):
     another line of the script."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The word."""
+        """Return the word."""
         text = super().read(value, context)
         if _BLANK.search(text):
             raise invalid(
@@ -85,7 +85,7 @@ class Lines(TextList):
     """Texts of one line each."""
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
-        """The lines."""
+        """Return the lines."""
         texts = super().read(value, context)
         for text in texts:
             if _CONTROL.search(text):

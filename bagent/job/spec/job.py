@@ -1,8 +1,8 @@
-"""The whole job file as one frozen definition.
+"""The whole job file as one frozen model.
 
-It gives the types that the other rooms read, the messages for wrong files, and
-``schemas/job.schema.json``. Only :func:`bagent.job.load.load_job` makes a :class:`Job` from a
-file; it adds where things stand in :attr:`Job.source`.
+It defines the types that other packages read, the messages for invalid files, and
+``schemas/job.schema.json``. Only :func:`bagent.job.load.load_job` makes a :class:`Job` from a file;
+it adds positions in :attr:`Job.source`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NameKind(Kind):
     """A run's name: it becomes a folder, so no slash, no leading dot or dash."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The name, without blanks around it."""
+        """Return the name, without blanks around it."""
         text = Text(empty=False).read(value, context).strip()
         if not _NAME.fullmatch(text) or len(text.encode("utf-8", "replace")) > _LONGEST_NAME:
             raise invalid(
@@ -56,7 +56,7 @@ class NameKind(Kind):
         return text
 
     def describe(self) -> Json:
-        """Text of at most 200 characters."""
+        """Return text of at most 200 characters."""
         return {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
 
 
@@ -85,22 +85,22 @@ class JobSource:
         return written_secrets(self.variables)
 
     def spot(self, path: tuple[str | int, ...]) -> YamlSpot:
-        """The spot of the deepest value on ``path`` that stands in the file."""
+        """Return the spot of the deepest value on ``path`` that stands in the file."""
         return find(self.data, path, self.root)[0]
 
     def origin(self, path: tuple[str | int, ...]) -> Origin:
-        """Where the text at ``path`` stands in the file."""
+        """Return where the text at ``path`` stands in the file."""
         spot = self.spot(path)
         if not spot.line:
             return Origin(spot.file)
         return Origin(spot.file, self.text, spot.start, spot.end, spot.line, spot.column)
 
     def display_path(self, location: ResolvedPath) -> str:
-        """The path of ``location`` as it can be opened from the current folder."""
+        """Return the path of ``location`` as it can be opened from the current folder."""
         return display_path(location.path, self.cwd)
 
     def position(self, path: tuple[str | int, ...]) -> Position:
-        """The position of that value."""
+        """Return the position of that value."""
         return self.spot(path).value_at
 
 
@@ -212,7 +212,7 @@ class Job(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """Keys that begin with ``x-`` hold anchors and mean nothing by themselves."""
+        """Drop the keys that begin with ``x-``, which hold YAML anchors."""
         if not isinstance(data, dict):
             return data
         values = without(data, [key for key in data if key.startswith("x-")])
@@ -244,7 +244,7 @@ class Job(Section):
                 raise invalid(f"the tool {tool.builtin} runs code", hint, key=path)
 
     def all_tools(self) -> list[tuple[str, ToolSpec]]:
-        """Every tool of the job and of its stages, with its dotted path."""
+        """Return every tool of the job and of its stages, with its dotted path."""
         agents = [("agent", self.agent)]
         agents += [(f"stages.{index}.agent", item.agent) for index, item in enumerate(self.stages)]
         return [
@@ -260,13 +260,13 @@ class Job(Section):
         return self._source
 
     def with_source(self, source: JobSource) -> Self:
-        """The same job with ``source``."""
+        """Return the same job with ``source``."""
         job = self.model_copy()
         job._source = source
         return job
 
     def for_stage(self, stage: StagePart) -> Self:
-        """The job as ``stage`` sees it: the keys that the stage sets, over the job's.
+        """Return the job as ``stage`` sees it: the keys that the stage sets, over the job's.
 
         In output, sampling, batching and limits single keys are replaced; prompt, backend and
         agent as a whole. A backend of the stage puts the job's hostfile aside, and the other way.
@@ -292,14 +292,14 @@ class Job(Section):
         return fingerprint_parts(self)
 
     def masked(self) -> dict[str, Json]:
-        """The resolved job as JSON values with secrets masked; see :mod:`bagent.job.redaction`."""
+        """Return the resolved job as JSON values with secrets masked."""
         from bagent.job.redaction import masked
 
         return masked(self)
 
 
 def without(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """A copy of ``data`` less ``keys``; spots are kept."""
+    """Return a copy of ``data`` less ``keys``; spots are kept."""
     if not isinstance(data, YamlMap):
         return {key: value for key, value in data.items() if key not in keys}
     remaining = YamlMap()

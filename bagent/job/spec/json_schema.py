@@ -1,4 +1,4 @@
-"""The JSON Schema of job files, made from the definition that loads them."""
+"""The JSON Schema of job files, generated from the models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTSIDE = ("description", "examples", "default")
 
 
 def job_schema() -> dict[str, Json]:
-    """The schema, draft 2020-12: closed objects, every key described, blank = the default."""
+    """Return the schema (draft 2020-12): closed objects, every key described, null allowed."""
     schema = Job.model_json_schema(by_alias=True, mode="validation", schema_generator=_Generator)
     _polish(schema)
     schema["patternProperties"] = {"^x-": {"description": "A place for YAML anchors; not read."}}
@@ -31,7 +31,7 @@ def job_schema() -> dict[str, Json]:
 
 
 def job_schema_text() -> str:
-    """The schema as the text of ``schemas/job.schema.json``."""
+    """Return the schema as the text of ``schemas/job.schema.json``."""
     return json.dumps(job_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -69,7 +69,7 @@ def _polish(value: Any) -> None:
 
 
 def _or_blank(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema``, or null; descriptions stay outside, where editors show them."""
+    """Return ``schema``, or null; descriptions stay outside, where editors show them."""
     result: dict[str, Any] = {key: schema[key] for key in _OUTSIDE if key in schema}
     inside = {key: item for key, item in schema.items() if key not in _OUTSIDE}
     if not inside:

@@ -1,4 +1,4 @@
-"""How much at once, how often, how long, how dear."""
+"""Concurrency, rate, time and cost limits, and prices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimeoutSpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """One duration sets all four."""
+        """Expand one duration to all four limits."""
         if isinstance(data, (dict, list)):
             return data
         seconds = Duration().read(data, None)

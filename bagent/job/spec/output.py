@@ -1,4 +1,4 @@
-"""What an answer must look like, how it is sampled, and where results go."""
+"""Answer schema, sampling, batching and results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SchemaKind(Kind):
     """A JSON Schema: a file, or the schema itself as a mapping."""
 
     def read(self, value: Any, context: LoadContext | None) -> ResolvedPath | dict[str, Json]:
-        """The schema itself, or the place of its file."""
+        """Return the schema itself, or the place of its file."""
         if isinstance(value, dict):
             schema: dict[str, Json] = plain(value)
             return schema
@@ -65,11 +65,11 @@ class SchemaKind(Kind):
         raise invalid(f"expected a schema's path or the schema itself, got {describe_value(value)}")
 
     def dump(self, value: Any) -> Json:
-        """The schema itself, or its file's absolute path."""
+        """Return the schema itself, or its file's absolute path."""
         return str(value.path) if isinstance(value, ResolvedPath) else value
 
     def describe(self) -> Json:
-        """Text or an object."""
+        """Return text or an object."""
         return {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
 
@@ -78,7 +78,7 @@ class ModeKind(Kind):
     """The mode of a folder in octal digits, as ``chmod`` takes it."""
 
     def read(self, value: Any, context: LoadContext | None) -> int:
-        """The mode as a number; others than the owner's group may not write."""
+        """Return the mode as a number; only the owner and the group may write."""
         text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"0?7[0157][015]", text):
             hint = "750 lets the group in, 770 lets it write, 755 lets everybody read"
@@ -86,7 +86,7 @@ class ModeKind(Kind):
         return int(text, 8)
 
     def dump(self, value: Any) -> Json:
-        """The octal digits."""
+        """Return the octal digits."""
         return f"{value:o}" if isinstance(value, int) else value
 
     def describe(self) -> Json:
@@ -207,7 +207,7 @@ class SamplingSpec(Section):
         return self
 
     def request_fields(self) -> dict[str, Json]:
-        """The set fields and those of ``extra``, by the names of the OpenAI chat API."""
+        """Return the set fields and those of ``extra``, by the names of the OpenAI chat API."""
         fields: dict[str, Json] = {
             key: value
             for key in self.known_keys()

@@ -1,4 +1,4 @@
-"""Paths in a job: absolute for the program, as given for people."""
+"""Paths in a job: absolute, with the text that the user wrote."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class AllowFailures:
 
 
 def display_path(path: Path, cwd: Path) -> str:
-    """``path`` as it can be opened from ``cwd``: relative where it lies below."""
+    """Return ``path`` as it can be opened from ``cwd``: relative where it lies below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 def resolve_path(value: Any, context: LoadContext | None, *, base: str = "file") -> ResolvedPath:
-    """The path written in ``value``.
+    """Return the path written in ``value``.
 
     Relative ones start at the job's folder, those of options at the current folder, and with
     ``base="cwd"`` all at the current folder.
@@ -108,11 +108,11 @@ class PathKind(Kind):
     base: Literal["file", "cwd"] = "file"
 
     def read(self, value: Any, context: LoadContext | None) -> ResolvedPath:
-        """The path, absolute and as given."""
+        """Return the path, absolute and as given."""
         return resolve_path(value, context, base=self.base)
 
     def dump(self, value: Any) -> Json:
-        """The absolute path."""
+        """Return the absolute path."""
         return str(value.path)
 
     def describe(self) -> Json:
@@ -127,7 +127,7 @@ class InputPathsKind(Kind):
     stdin: bool = True
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[InputPath, ...]:
-        """The paths; what is a pattern keeps its marks, the folders before it do not."""
+        """Return the paths; what is a pattern keeps its marks, the folders before it do not."""
         items = value if isinstance(value, (list, tuple)) else [value]
         if not items:
             raise invalid("expected at least one path, got an empty list")
@@ -147,7 +147,7 @@ class InputPathsKind(Kind):
         return InputPath(glob.escape(folder) + full[len(folder) :], text, is_glob=True)
 
     def dump(self, value: Any) -> Json:
-        """The absolute paths and patterns; None where there is none."""
+        """Return the absolute paths and patterns; None where there is none."""
         return [item.path for item in value] or None
 
     def describe(self) -> Json:
@@ -160,7 +160,7 @@ class PythonFunctionKind(Kind):
     """``file.py:function``."""
 
     def read(self, value: Any, context: LoadContext | None) -> PythonFunction:
-        """The file and the name of the function in it."""
+        """Return the file and the name of the function in it."""
         text = value if isinstance(value, str) else ""
         file, colon, function = text.rpartition(":")
         if not colon or not file or not function.isidentifier():
@@ -171,11 +171,11 @@ class PythonFunctionKind(Kind):
         )
 
     def dump(self, value: Any) -> Json:
-        """The same text with the absolute path."""
+        """Return the same text with the absolute path."""
         return f"{value.file.path}:{value.function}"
 
     def describe(self) -> Json:
-        """Text of that form."""
+        """Return text of that form."""
         return {"type": "string", "pattern": r"^.+:\w+$"}
 
 
@@ -184,7 +184,7 @@ class AllowFailuresKind(Kind):
     """``N`` rows or ``P%`` of the rows."""
 
     def read(self, value: Any, context: LoadContext | None) -> AllowFailures:
-        """The count, or the share in percent."""
+        """Return the count, or the share in percent."""
         if isinstance(value, str) and value.strip().endswith("%"):
             text = value.strip().removesuffix("%").strip()
             number = as_number(SourceText.of(text, from_variable=True))
@@ -202,10 +202,10 @@ class AllowFailuresKind(Kind):
         return AllowFailures(int(count or 0))
 
     def dump(self, value: Any) -> Json:
-        """The count, or the share as text."""
+        """Return the count, or the share as text."""
         return value.count if value.percent is None else str(value)
 
     def describe(self) -> Json:
-        """A whole number, or a text that ends in ``%``."""
+        """Return a whole number, or a text that ends in ``%``."""
         text = {"type": "string", "pattern": r"^\s*[0-9.]+\s*%\s*$|\$\{"}
         return {"anyOf": [{"type": "integer", "minimum": 0}, text]}

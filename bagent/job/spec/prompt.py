@@ -1,4 +1,4 @@
-"""What is said to the model: texts, files, messages, images."""
+"""Prompts and input: texts, files, messages, images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PromptText(Kind):
     """Text of a prompt, exactly as written."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The text; a control character in it is an escape gone wrong."""
+        """Return the text; a control character in it is an escape gone wrong."""
         text = getattr(value, "source", value)
         if isinstance(text, bool):
             text = "true" if text else "false"
@@ -58,7 +58,7 @@ class TextSpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """Anything but a mapping is the text."""
+        """Expand anything but a mapping to the text."""
         return data if isinstance(data, dict) else {"text": data}
 
     @model_validator(mode="after")
@@ -100,13 +100,13 @@ class ContentSpec(Section):
 
     @classmethod
     def short_forms(cls, long_form: dict[str, Any]) -> list[Json]:
-        """A text, or the list of parts."""
+        """Return a text, or the list of parts."""
         parts = {"type": "array", "items": long_form["properties"]["parts"]["items"]}
         return [PromptText().describe(), {**parts, "minItems": 1}]
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A list is the parts, anything else but a mapping the text."""
+        """Expand a list to the parts, and anything else but a mapping to the text."""
         if isinstance(data, list):
             return {"parts": data}
         return data if isinstance(data, dict) else {"text": data}
@@ -145,7 +145,7 @@ class PromptSpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """Anything but a mapping is the user message."""
+        """Expand anything but a mapping to the user message."""
         return data if isinstance(data, dict) else {"user": data}
 
     @model_validator(mode="after")
@@ -184,7 +184,7 @@ class InputSpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A text or a list is the path."""
+        """Expand a text or a list to the path."""
         return data if isinstance(data, dict) else {"path": data}
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Stages: in which order rows meet prompts, and the topologies that are short names for them."""
+"""Stages, and the topologies that expand to them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class BoardSection(StagePart):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A text is the name."""
+        """Expand a text to the name."""
         return {"name": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
@@ -222,7 +222,7 @@ class TopologySpec(Section):
 
     @classmethod
     def expand(cls, data: Any) -> Any:
-        """A text is the name."""
+        """Expand a text to the name."""
         return data if isinstance(data, dict) else {"name": data}
 
 

@@ -1,8 +1,7 @@
-"""Kinds of values in a job file: each reads a value, says what is wrong, and describes itself.
+"""Types of the values in a job file.
 
-A kind stands in an annotation, ``Annotated[int, Whole(1, 1000)]``, and gives pydantic the
-validator and the JSON Schema from one definition. Messages are for people and name what was
-expected and what stands there.
+A kind stands in an annotation, ``Annotated[int, IntegerKind(1, 1000)]``, and gives pydantic both
+the validator and the JSON Schema. Messages name what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ TEXT: Json = {"type": ["string", "number"]}
 
 
 def invalid(message: str, hint: str = "", *, key: str = "") -> PydanticCustomError:
-    """The error of a validator; ``key`` names a key inside the value where the fault stands."""
+    """Make the error of a validator; ``key`` is the path of the faulty key inside the value."""
     return PydanticCustomError(
         "bagent", "{message}", {"message": message, "hint": hint, "key": key}
     )
 
 
 def as_number(value: object) -> int | float | None:
-    """The number that ``value`` is, a whole ``${VAR}`` included; None where it is none."""
+    """Return the number that ``value`` is, a whole ``${VAR}`` included; None where it is none."""
     if isinstance(value, bool):
         return None
     if isinstance(value, SourceText) and value.from_variable:
@@ -51,7 +50,7 @@ class Kind(ABC):
 
     @abstractmethod
     def read(self, value: Any, context: LoadContext | None) -> Any:
-        """The checked value.
+        """Return the checked value.
 
         Raises:
             PydanticCustomError: by :func:`wrong`.
@@ -59,14 +58,14 @@ class Kind(ABC):
 
     @abstractmethod
     def describe(self) -> Json:
-        """The JSON Schema of what :meth:`read` accepts."""
+        """Return the JSON Schema of what :meth:`read` accepts."""
 
     def dump(self, value: Any) -> Json:
-        """The value, never None, as JSON; reading that again gives an equal value."""
+        """Return the value, never None, as JSON; reading that again gives an equal value."""
         return value
 
     def dump_none(self) -> Json:
-        """What None is as JSON: by itself it stands for the default."""
+        """Return None as JSON; null stands for the default."""
         return None
 
     def _dump(self, value: Any) -> Json:
@@ -95,7 +94,7 @@ class Text(Kind):
     empty: bool = True
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The text, as it was written."""
+        """Return the text, as it was written."""
         text = getattr(value, "source", value)
         if not isinstance(text, str):
             raise invalid(f"expected text, got {describe_value(value)}", _quote(value))
@@ -115,7 +114,7 @@ class TextList(Kind):
     least: int = 0
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
-        """The texts, at least ``least`` of them."""
+        """Return the texts, at least ``least`` of them."""
         items = value if isinstance(value, (list, tuple)) else [value]
         texts = tuple(Text().read(item, context) for item in items)
         if len(texts) < self.least:
@@ -123,7 +122,7 @@ class TextList(Kind):
         return texts
 
     def dump(self, value: Any) -> Json:
-        """The list; None where it is shorter than one may be written."""
+        """Return the list; None where it is shorter than one may be written."""
         return list(value) if len(value) >= self.least else None
 
     def describe(self) -> Json:
@@ -136,7 +135,7 @@ class TextMap(Kind):
     """A mapping from text to text."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
-        """The mapping, each value as it was written."""
+        """Return the mapping, each value as it was written."""
         if not isinstance(value, dict):
             raise invalid(f"expected a mapping of text to text, got {describe_value(value)}")
         return {str(key): self._item(str(key), item, context) for key, item in value.items()}
@@ -150,7 +149,7 @@ class TextMap(Kind):
         return str(text)
 
     def describe(self) -> Json:
-        """An object whose values are text."""
+        """Return an object whose values are text."""
         return {"type": "object", "additionalProperties": TEXT}
 
 
@@ -161,7 +160,7 @@ class Choice(Kind):
     of: Any
 
     def read(self, value: Any, context: LoadContext | None) -> str:
-        """The word; another one is told with the nearest."""
+        """Return the word; the error for another one suggests the nearest."""
         choices = get_args(self.of)
         if isinstance(value, str) and value in choices:
             return str(value)
@@ -169,7 +168,7 @@ class Choice(Kind):
         raise invalid(f"expected {either(choices)}, got {describe_value(value)}", hint)
 
     def describe(self) -> Json:
-        """The words."""
+        """Return the words."""
         return {"anyOf": [{"enum": list(get_args(self.of))}, VARIABLE]}
 
 
@@ -180,7 +179,7 @@ class Flag(Kind):
     keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> bool | str:
-        """True, false or the word; ``yes`` and ``no`` are told what to write."""
+        """Return true, false or the word; the error for ``yes`` and ``no`` says what to write."""
         if isinstance(value, bool):
             return value
         if isinstance(value, SourceText) and value.from_variable and value in ("true", "false"):
@@ -196,7 +195,7 @@ class Flag(Kind):
         )
 
     def describe(self) -> Json:
-        """The two values and the words."""
+        """Return the two values and the words."""
         return {"anyOf": [{"enum": [*self.keywords, True, False]}, VARIABLE]}
 
 
@@ -212,7 +211,7 @@ class IntegerKind(Kind):
     keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> int | str | None:
-        """The number within its bounds, a word, or None for ``none``."""
+        """Return the number within its bounds, a word, or None for ``none``."""
         if isinstance(value, str) and value in self.keywords:
             return _word(value)
         number = as_number(value)
@@ -228,7 +227,7 @@ class IntegerKind(Kind):
         return int(number)
 
     def describe(self) -> Json:
-        """An integer within its bounds, or a word."""
+        """Return an integer within its bounds, or a word."""
         number: dict[str, Json] = {"type": "integer", "minimum": self.low}
         if self.high is not None:
             number["maximum"] = self.high
@@ -249,7 +248,7 @@ class NumberKind(Kind):
     keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> float | str | None:
-        """The number within its bounds, a word, or None for ``none``."""
+        """Return the number within its bounds, a word, or None for ``none``."""
         if isinstance(value, str) and value in self.keywords:
             return _word(value)
         number = as_number(value)
@@ -267,7 +266,7 @@ class NumberKind(Kind):
         return float(number)
 
     def describe(self) -> Json:
-        """A number within its bounds, or a word."""
+        """Return a number within its bounds, or a word."""
         least = "exclusiveMinimum" if self.above else "minimum"
         number: dict[str, Json] = {"type": "number", least: self.low}
         if self.high is not None:
@@ -283,7 +282,7 @@ class FreeForm(Kind):
     mapping: bool = False
 
     def read(self, value: Any, context: LoadContext | None) -> Json:
-        """The value as plain JSON values."""
+        """Return the value as plain JSON values."""
         if self.mapping and not isinstance(value, dict):
             raise invalid(f"expected a mapping, got {describe_value(value)}")
         return plain(value)
@@ -294,7 +293,7 @@ class FreeForm(Kind):
 
 
 def either(options: tuple[str, ...]) -> str:
-    """``a, b or c``."""
+    """Return ``a, b or c``."""
     return f"{', '.join(options[:-1])} or {options[-1]}" if len(options) > 1 else options[0]
 
 
@@ -391,7 +390,7 @@ class Duration(Kind):
         return "none"
 
     def describe(self) -> Json:
-        """A number of seconds, a text such as ``1h30m``, or a word."""
+        """Return a number of seconds, a text such as ``1h30m``, or a word."""
         text = r"^(\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h|d))+\s*$"
         patterns: list[Json] = [{"type": "string", "pattern": text}]
         if self.clock:
@@ -420,6 +419,6 @@ class RateKind(Kind):
         return float(number)
 
     def describe(self) -> Json:
-        """A number, or a text such as ``100/m``."""
+        """Return a number, or a text such as ``100/m``."""
         text = {"type": "string", "pattern": f"^{_RATE.pattern}$"}
         return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, text, VARIABLE]}

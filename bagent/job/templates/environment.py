@@ -1,7 +1,7 @@
-"""The sandbox that templates run in: Jinja for prompts, not for web pages.
+"""The sandbox of prompt templates.
 
-Text stands as it is, every other value prints as compact JSON. Fields come before methods:
-``row.items`` is the field ``items`` where the row has one.
+Text prints as it is, every other value as compact JSON. Fields come before methods: ``row.items``
+is the field ``items`` where the row has one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MissingValue(StrictUndefined):
         return self._undefined_hint or str(self._undefined_name)
 
     def child(self, name: str) -> MissingValue:
-        """What the field ``name`` of a missing value is."""
+        """Return what the field ``name`` of a missing value is."""
         if self._undefined_hint:
             return self
         return MissingValue(name=f"{self._undefined_name}.{name}")
@@ -112,7 +112,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, name)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An item, or a missing value with its name; never an attribute of a mapping."""
+        """Return an item, or a missing value with its name; never an attribute of a mapping."""
         if isinstance(obj, MissingValue):
             return obj.child(str(argument))
         if isinstance(obj, dict):
@@ -133,7 +133,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The method ``format`` of a text, which the sandbox wraps, with bounds."""
+        """Return the method ``format`` of a text, which the sandbox wraps, with bounds."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -163,7 +163,7 @@ def _size(operator: str, lhs: Any, rhs: Any) -> int:
 
 
 def to_text(value: Any) -> str:
-    """How a value prints: text as it is, everything else as compact JSON."""
+    """Return how a value prints: text as it is, everything else as compact JSON."""
     if isinstance(value, str):
         spend(value)
         return value
@@ -226,7 +226,7 @@ _encode: Callable[[Any], str] = json.JSONEncoder(
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    """The filter ``tojson``: plain JSON, nothing escaped for HTML, keys in their order."""
+    """Apply the filter ``tojson``: plain JSON, nothing escaped for HTML, keys in order."""
     if isinstance(value, Undefined):
         str(value)
     if isinstance(value, (list, tuple, dict)):
@@ -237,7 +237,7 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 
 def _join(value: Any, d: str = "", attribute: str | int | None = None) -> str:
-    """The filter ``join``: items as they print."""
+    """Apply the filter ``join`` to items as they print."""
     if isinstance(value, dict):
         value = value.keys()
     if attribute is not None:

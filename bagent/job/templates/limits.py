@@ -1,7 +1,7 @@
-"""What a template may take: time for its loops, and room for what single filters and methods make.
+"""Time and memory limits of templates.
 
-A template that loops for hours, or pads a text to a gigabyte, would hold up a whole run, also the
-signal that is to end it.
+A template that loops for hours or pads a text to a gigabyte would block the whole run, signals
+included.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def check_printed(value: Any) -> None:
 
 
 def _room_after(value: Any, room: int) -> int:
-    """What is left of ``room`` characters behind a list or mapping."""
+    """Return what remains of ``room`` characters after a list or mapping."""
     room -= len(value) * ITEM_SIZE
     if room < 0:
         raise TooLarge("more than 64 MB")
@@ -227,7 +227,7 @@ def _fits_format(text: str) -> None:
 
 
 def _limited(name: str, check: Callable[..., None]) -> Any:
-    """A filter of Jinja whose arguments ``check`` looks at first."""
+    """Wrap a filter of Jinja so that ``check`` sees its arguments first."""
     original = FILTERS[name]
     marker = "jinja_pass_arg"  # what a filter gets before its value: a context of Jinja
     before = 1 if hasattr(original, marker) else 0

@@ -1,4 +1,4 @@
-"""From a row to the messages that open its conversation."""
+"""The messages of a row: rendered templates, conversations and images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConversationFault(TemplateFailure):
 
 
 def read_conversation(value: Json) -> list[Message]:
-    """The messages in a row's column, in OpenAI's form.
+    """Return the messages in a row's column, in OpenAI's form.
 
     Takes a list of ``{role, content}`` or of ``{from, value}``, or its JSON text, as tables have
     it.
@@ -59,7 +59,7 @@ def read_conversation(value: Json) -> list[Message]:
 
 
 def is_conversation(value: Json) -> bool:
-    """Whether a value is a list of messages; a text is not taken for one."""
+    """Return whether a value is a list of messages; a text is not taken for one."""
     try:
         return isinstance(value, list) and bool(read_conversation(value))
     except ConversationFault:
@@ -120,7 +120,7 @@ class ImageError(Exception):
 
 
 def image_url(source: str, folder: Path) -> str:
-    """The URL to send for ``source``.
+    """Return the URL to send for ``source``.
 
     ``http:``, ``https:`` and ``data:`` URLs are passed on; anything else is the path of a file
     in ``folder`` or below it, also after links are followed.
@@ -163,7 +163,7 @@ def _read(text: str, folder: Path) -> bytes:
 
 
 def _mime(content: bytes) -> str | None:
-    """The type by the first bytes, as browsers tell it: names may lie.
+    """Detect the media type from the first bytes, as browsers do.
 
     Source: https://mimesniff.spec.whatwg.org/#matching-an-image-type-pattern
     """
@@ -223,7 +223,7 @@ class Prompt:
 
     @classmethod
     def from_job(cls, job: Job) -> Prompt:
-        """The job's own prompt.
+        """Return the job's own prompt.
 
         Raises:
             JobError: the job has none, or it is wrong.
@@ -233,7 +233,7 @@ class Prompt:
         return cls(job.prompt, job.source)
 
     def render(self, data: Data, extra: Data | None = None) -> list[Message]:
-        """The messages for one row, in OpenAI form.
+        """Return the messages for one row, in OpenAI form.
 
         Messages without a field are the same objects for every row: do not change them.
 
@@ -282,7 +282,7 @@ class Prompt:
         )
 
     def render_raw(self, data: Data, extra: Data | None = None) -> str:
-        """The text of a raw prompt for one row.
+        """Return the text of a raw prompt for one row.
 
         Raises:
             TemplateFailure: as :meth:`render`, or the prompt is not raw.

@@ -1,4 +1,4 @@
-"""One text with fields in it: checked at load, rendered once per row."""
+"""Templates: checked at load, rendered once per row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlainFields:
         self._names = names
 
     def fill(self, data: Mapping[str, Any]) -> str | None:
-        """The text for one row, None where Jinja has to say what becomes of it."""
+        """Return the text for one row, or None where Jinja has to render it."""
         values = []
         for name in self._names:
             value = data.get(name)
@@ -45,7 +45,7 @@ class PlainFields:
 
 
 def plain_fields(tree: nodes.Template) -> PlainFields | None:
-    """The template as texts and fields, None where it has anything else in it."""
+    """Return the template as texts and fields; None where it has other nodes."""
     form: list[str] = []
     names: list[str] = []
     for output in tree.body:
@@ -116,7 +116,7 @@ class Template:
         return self.names.fields
 
     def render(self, data: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
-        """The text for one row.
+        """Return the text for one row.
 
         Args:
             data: the row's fields.
@@ -247,7 +247,7 @@ class Template:
         return TemplateFailure(f"{self.where}: {message[:300]}")
 
     def _dotted(self, name: str, data: Mapping[str, Any]) -> str:
-        """The chain of the template that ends with the missing ``name`` and misses in ``data``."""
+        """Return the template's full chain for the missing ``name``."""
         tail = tuple(name.split("."))
         ending = [chain for chain in self.names.chains if _ends(chain, tail)]
         for chain in ending:
@@ -271,7 +271,7 @@ class Template:
 
 
 def missing_property_hint(chain: Chain, properties: frozenset[str] | None) -> str | None:
-    """How to mend a chain whose second name is none of ``properties``; None: nothing is wrong.
+    """Return a hint where the second name of a chain is none of ``properties``, else None.
 
     Args:
         chain: such as ``("plan", "items")``.
@@ -283,7 +283,7 @@ def missing_property_hint(chain: Chain, properties: frozenset[str] | None) -> st
 
 
 def _with_blanks(text: str, line: int) -> str | None:
-    """How to name a field whose name has blanks in it, where a line does so as if it had none."""
+    """Return a hint for a line that uses a field name with blanks like any other name."""
     lines = text.splitlines()
     if not 0 < line <= len(lines):
         return None
@@ -292,7 +292,7 @@ def _with_blanks(text: str, line: int) -> str | None:
 
 
 def _literal(message: str) -> str:
-    """How to write the tag that Jinja complains of as plain text."""
+    """Return a hint for writing the tag that Jinja rejects as plain text."""
     if "comment" in message:
         tag = "{#"
     else:
@@ -314,7 +314,7 @@ def _ends(chain: Chain, tail: Chain) -> bool:
 
 
 def _has(row: Any, chain: Chain) -> bool | None:
-    """Whether ``row`` has the field at ``chain``; None if a value on the way is no mapping."""
+    """Return whether ``row`` has the field ``chain``; None if a parent is no mapping."""
     for part in chain:
         if not isinstance(row, Mapping):
             return None
@@ -331,7 +331,7 @@ def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], extra_names: set[str]) -> str | None:
-    """The chain that was probably meant: the nearest name at the first place that misses."""
+    """Return the chain with the first missing name replaced by the nearest field name."""
     for depth, part in enumerate(chain):
         levels = [level for row in sample if (level := _level(row, chain[:depth])) is not None]
         names = {str(name) for level in levels for name in level} | (
@@ -401,7 +401,7 @@ class Expression:
         return result
 
     def holds(self, scope: Mapping[str, Any]) -> bool:
-        """Whether it is true; a name that is missing counts as false.
+        """Return whether it is true; a name that is missing counts as false.
 
         Raises:
             TemplateFailure: the expression fails on these values.

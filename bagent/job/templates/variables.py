@@ -1,4 +1,4 @@
-"""Which fields a template uses, found in its syntax tree."""
+"""The fields that a template uses, from its syntax tree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TemplateNames:
 
 
 def names_of(tree: nodes.Template) -> TemplateNames:
-    """The names that the template ``tree`` uses."""
+    """Return the names that the template ``tree`` uses."""
     free = meta.find_undeclared_variables(tree) - _NOT_NAMES
     walker = _Walker(frozenset(free), _stored(tree))
     walker.visit(tree, called=False)
@@ -62,7 +62,7 @@ def names_of(tree: nodes.Template) -> TemplateNames:
 
 
 def _stored(tree: nodes.Template) -> frozenset[str]:
-    """Names that the template gives a value itself: set, loop variables, macros and arguments."""
+    """Return the names that the template itself assigns: set, loops, macros and arguments."""
     names = {node.name for node in tree.find_all(nodes.Name) if node.ctx in ("store", "param")}
     names |= {node.name for node in tree.find_all(nodes.Macro)}
     return frozenset(names | {"loop"})
@@ -136,7 +136,7 @@ class _Walker:
 
 
 def _chain(node: nodes.Node) -> Chain | None:
-    """``("a", "b")`` for ``a.b`` and ``a["b"]``; None for what is no chain of names."""
+    """Return ``("a", "b")`` for ``a.b`` and ``a["b"]``; None for what is no chain of names."""
     parts: list[str] = []
     while True:
         if isinstance(node, nodes.Name):

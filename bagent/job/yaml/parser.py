@@ -31,7 +31,7 @@ _QUOTE_TEMPLATE = "quote a text that begins with {{, or write it after | on line
 
 
 def control_character(text: str, index: int, file: str | Path) -> JobError:
-    """The error for a control character or lone surrogate at ``index`` of ``text``."""
+    """Return the error for a control character or lone surrogate at ``index`` of ``text``."""
     line = text.count("\n", 0, index) + 1
     column = index - text.rfind("\n", 0, index)
     letter = text[index] if index < len(text) else "\0"
@@ -182,7 +182,7 @@ class YamlFile:
 
 
 def decode(content: bytes, file: str | Path) -> str:
-    """The text of a UTF-8 file, without a byte-order mark.
+    """Return the text of a UTF-8 file, without a byte-order mark.
 
     Raises:
         JobError: the bytes are UTF-16 or UTF-32, or not UTF-8 (with line and column).
@@ -371,7 +371,7 @@ class _Builder:
             self._open.discard(id(node))
 
     def spot(self, key: Node, value: Node) -> YamlSpot:
-        """The spot of ``value`` under ``key`` (itself in a list)."""
+        """Return the spot of ``value`` under ``key`` (itself in a list)."""
         style = (value.style or _PLAIN) if isinstance(value, ScalarNode) else ""
         return YamlSpot(
             file=self._file,
@@ -466,7 +466,7 @@ class _Builder:
 
 
 def at_option(value: Json, option: str) -> tuple[Json, YamlSpot]:
-    """``value`` with every spot in it naming ``option``, and the spot of itself."""
+    """Return ``value`` with every spot in it naming ``option``, and the spot of itself."""
     spot = YamlSpot(file=option)
     return _renamed(value, spot), spot
 
@@ -488,7 +488,7 @@ def _renamed(value: Json, spot: YamlSpot) -> Json:
 def find(
     data: Json, path: tuple[str | int, ...], root: YamlSpot
 ) -> tuple[YamlSpot, tuple[str | int, ...]]:
-    """The spot of the deepest value on ``path`` that stands in the file, and its path there.
+    """Return the spot of the deepest value on ``path`` that stands in the file, and its path there.
 
     A path may lead further than the file does, to a default, and it names the keys of the long
     form where the file has a short one: a list may stand for the one key that holds it.
@@ -506,7 +506,7 @@ def find(
 
 
 def child_spot(data: Json, part: str | int) -> YamlSpot | None:
-    """The spot of ``data[part]``, None where there is no such value."""
+    """Return the spot of ``data[part]``, None where there is no such value."""
     if isinstance(data, YamlMap) and isinstance(part, str):
         return data.spots.get(part)
     if isinstance(data, YamlList) and isinstance(part, int) and part < len(data):

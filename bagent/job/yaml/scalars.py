@@ -30,7 +30,7 @@ class SourceInt(int):
 
     @classmethod
     def of(cls, value: int, source: str) -> SourceInt:
-        """The number ``value`` as written in ``source``."""
+        """Return the number ``value`` as written in ``source``."""
         number = cls(value)
         number.source = source
         return number
@@ -43,7 +43,7 @@ class SourceFloat(float):
 
     @classmethod
     def of(cls, value: float, source: str) -> SourceFloat:
-        """The number ``value`` as written in ``source``."""
+        """Return the number ``value`` as written in ``source``."""
         number = cls(value)
         number.source = source
         return number
@@ -64,7 +64,7 @@ class SourceText(str):
     def of(
         cls, text: str, *, from_command: bool = False, from_variable: bool = False
     ) -> SourceText:
-        """``text`` with these facts."""
+        """Return ``text`` with these facts."""
         marked = cls(text)
         marked.from_command = from_command
         marked.from_variable = from_variable
@@ -72,7 +72,7 @@ class SourceText(str):
 
 
 def resolve_plain(text: str) -> Json:
-    """The value of a plain (unquoted) scalar: None, bool, number with source, or text."""
+    """Return the value of a plain (unquoted) scalar: None, bool, number with source, or text."""
     if text in _NULL:
         return None
     if text in _TRUE:
@@ -84,7 +84,7 @@ def resolve_plain(text: str) -> Json:
 
 
 def parse_number(text: str) -> SourceInt | SourceFloat | None:
-    """The number that the core schema reads in ``text``, or None where it reads text."""
+    """Return the number that the core schema reads in ``text``, or None where it reads text."""
     if len(text) > _MOST_DIGITS or not text or text[0] not in "+-.0123456789":
         return None
     if _INT.fullmatch(text):
@@ -103,7 +103,7 @@ def parse_number(text: str) -> SourceInt | SourceFloat | None:
 
 
 def plain(value: Json) -> Json:
-    """``value`` made of the builtin types only, deeply: what JSON encoders want."""
+    """Return ``value`` made of the builtin types only, deeply: what JSON encoders want."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

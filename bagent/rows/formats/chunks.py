@@ -1,4 +1,4 @@
-"""From a file or a query to chunks of rows, whatever its format, and how far reading is."""
+"""Chunks of rows from a file or query of any format, and the reading progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bagent.rows.warnings import RowWarnings
 
 
 def text_chunk(source: FileSource) -> Chunk:
-    """The file as a chunk of one row; not UTF-8: a row that cannot be read.
+    """Return the file as a chunk of one row; not UTF-8: a row that cannot be read.
 
     Raises:
         InputError: the file cannot be read, or is larger than a row may be.
@@ -86,7 +86,7 @@ class CancelToken:
         return self._set
 
     def set(self) -> None:
-        """Stop, now and for good."""
+        """Stop for good."""
         with self._lock:
             self._set = True
             for wake in self._wakers:
@@ -130,7 +130,7 @@ def source_chunks(
     cancel: CancelToken,
     warnings: RowWarnings,
 ) -> Iterator[Chunk]:
-    """The rows of one source.
+    """Yield the rows of one source.
 
     Args:
         source: a file or a query.

@@ -1,4 +1,4 @@
-"""The bytes of a file, unpacked; a cut-off or damaged archive is an error, never an early end."""
+"""Decompressed bytes of a file; a damaged archive is an error, never an early end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ByteStream:
         self.reader = io.BufferedReader(raw, BLOCK) if raw else self._file
 
     def blocks(self) -> Iterator[bytes]:
-        """The unpacked bytes, in pieces of at most :data:`BLOCK`."""
+        """Yield the unpacked bytes, in pieces of at most :data:`BLOCK`."""
         while True:
             try:
                 block = self.reader.read(BLOCK)
@@ -74,7 +74,7 @@ class ByteStream:
             yield block
 
     def position(self) -> int:
-        """How many bytes of the file, as it lies on the disk, were read."""
+        """Return how many bytes of the file, as it lies on the disk, were read."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -98,13 +98,13 @@ def check_whole(path: Path, packing: Packing) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """The error for a file that the system does not let us read."""
+    """Return the error for a file that the system does not let us read."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot be read: {reason}", at=Position(path))
 
 
 def text_blocks(blocks: Iterator[bytes], name: str | Path) -> Iterator[bytes]:
-    """The same bytes without a leading UTF-8 byte-order mark.
+    """Yield the same bytes without a leading UTF-8 byte-order mark.
 
     Raises:
         InputError: they begin as UTF-16 does, or as an archive or a table of another format.
@@ -121,7 +121,7 @@ def text_blocks(blocks: Iterator[bytes], name: str | Path) -> Iterator[bytes]:
 
 
 def without_mark(start: bytes, name: str | Path) -> bytes:
-    """The first bytes of a text without its byte-order mark; they must not be half of one.
+    """Return the first bytes of a text without its byte-order mark; they must not be half of one.
 
     Raises:
         InputError: as :func:`text_blocks`.

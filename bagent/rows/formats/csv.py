@@ -70,7 +70,7 @@ class PhysicalLines:
         return self.count + 1
 
     def peek(self, ahead: int = 0) -> str:
-        """The next line, or one behind it, not yet taken; empty at the end.
+        """Return the next line, or one behind it, not yet taken; empty at the end.
 
         Raises:
             InputError: the file cannot be read, or the line is too long.
@@ -89,15 +89,15 @@ class PhysicalLines:
         return line
 
     def raw(self) -> bytes:
-        """The bytes of the record, without its last line end."""
+        """Return the bytes of the record, without its last line end."""
         return "".join(self.taken).rstrip("\r\n").encode(errors="surrogateescape")
 
     def blank(self) -> bool:
-        """Whether the record holds nothing but blanks."""
+        """Return whether the record holds nothing but blanks."""
         return not any(line.strip() for line in self.taken)
 
     def undecodable(self) -> bool:
-        """Whether the record holds bytes that are not UTF-8."""
+        """Return whether the record holds bytes that are not UTF-8."""
         return any(not is_utf8(line) for line in self.taken)
 
 
@@ -132,7 +132,7 @@ class TabCells:
         return [_without_doubled(cell) for cell in cells] if quoted is None else quoted
 
     def _in_quotes(self, line: str) -> list[str] | None:
-        """The cells of the record that begins on ``line``, if only quotes hold it together."""
+        """Return the cells of the record that begins on ``line`` if it is quoted, else None."""
         like_row = self._is_row(line)
         if like_row and line.count('"') % 2 == 0:
             return None
@@ -165,7 +165,7 @@ def _split(line: str) -> list[str]:
 
 
 def _read_quoted(lines: list[str]) -> list[str] | None:
-    """The one record that lines are in quoted TSV, None where it is not that."""
+    """Return the one record that lines are in quoted TSV, None where it is not that."""
     try:
         records = list(csv.reader(lines, delimiter="\t", strict=True))
     except csv.Error:
@@ -234,7 +234,7 @@ class CsvFile:
             raise
 
     def position(self) -> int:
-        """Bytes of the file read so far."""
+        """Return bytes of the file read so far."""
         return self._stream.position()
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ class CsvFile:
         self._stream.close()
 
     def chunks(self) -> Iterator[Chunk]:
-        """The records, each at the physical line where it begins."""
+        """Yield the records, each at the physical line where it begins."""
         lines: list[int] = []
         items: list[Item] = []
         for line, record in self._records():
@@ -255,7 +255,7 @@ class CsvFile:
             yield Chunk(self._source.name, lines, items)
 
     def _find_separator(self) -> str:
-        """The tab in a .tsv; else the one that the first line has most of, outside quotes."""
+        """Return a tab for .tsv, else the separator that is most frequent in the first line."""
         if self._source.format == "tsv":
             return "\t"
         line = self._lines.peek()
@@ -309,7 +309,7 @@ class CsvFile:
         return dict(zip(self._header, record, strict=True))
 
     def _check_length(self, line: int) -> None:
-        """Note a record of many lines: an open quote swallows rows up to the next quote."""
+        """Warn of a record of many lines: an open quote swallows rows up to the next quote."""
         taken = self._lines.taken
         if len(taken) == 1:
             return
@@ -320,7 +320,7 @@ class CsvFile:
             self._warnings.add(LONG_ROW, example)
 
     def _why(self, error: csv.Error) -> str:
-        """The reader's words; an open quote has taken all lines up to the end of the file."""
+        """Describe a CSV error; an open quote has taken all lines up to the end of the file."""
         taken = self._lines.taken
         if len(taken) > 1 and not self._lines.peek():
             return f'a quote is never closed, so {len(taken)} lines are one row (double it: "")'
@@ -348,6 +348,6 @@ class CsvFile:
 
 
 def _first(names: list[str]) -> str:
-    """The first few names, for people."""
+    """Return the first few names, for people."""
     more = len(names) - _NAMED
     return ", ".join(map(repr, names[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")

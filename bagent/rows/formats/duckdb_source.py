@@ -59,7 +59,7 @@ _IN_SQL = {
 
 
 def connect(base: Path) -> DuckDBPyConnection:
-    """A DuckDB in memory: one thread, so that the order of rows is always the same.
+    """Return a DuckDB in memory: one thread, so that the order of rows is always the same.
 
     Args:
         base: folder that relative file names in SQL start from.
@@ -118,7 +118,7 @@ class Table:
         self._connection.interrupt()
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rows, numbered from 1."""
+        """Yield the rows, numbered from 1."""
         result = self._run(lambda: self._connection.execute(self._select))
         while records := self._run(lambda: result.fetchmany(ROWS)):
             lines = range(self.read + 1, self.read + len(records) + 1)
@@ -194,7 +194,7 @@ class Table:
 
 
 def partition_of(name: str) -> dict[str, Json]:
-    """The columns that the folders of a Parquet file say, as in ``year=2024/month=1/a.parquet``.
+    """Return the hive partition columns in a path such as ``year=2024/month=1/a.parquet``.
 
     As DuckDB reads them: whole numbers are numbers, other values text.
     """
@@ -210,7 +210,7 @@ def partition_of(name: str) -> dict[str, Json]:
 
 
 def plain(value: Any) -> Json:
-    """A Python value from DuckDB as JSON.
+    """Return a Python value from DuckDB as JSON.
 
     Dates and times become ISO text; decimals with decimal places the text of their digits; bytes
     text where they are UTF-8, else base64; NaN and infinities text.
@@ -220,7 +220,7 @@ def plain(value: Any) -> Json:
 
 
 def _json(text: str | None) -> Json:
-    """The value of a column of DuckDB's type JSON, which comes as text."""
+    """Return the value of a column of DuckDB's type JSON, which comes as text."""
     if text is None:
         return None
     try:
@@ -250,7 +250,7 @@ _CONVERT: dict[type, Callable[[Any], Json]] = {
 
 
 def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
-    """Names of the columns, from a tree of columns written out depth first, root first."""
+    """Return names of the columns, from a tree of columns written out depth first, root first."""
     names: list[str] = []
     at = 1
     for _ in range(schema[0][1] or 0):

@@ -59,7 +59,7 @@ class ElementSplitter:
         self.line = 1  # where it begins
 
     def feed(self, block: bytes) -> list[Element]:
-        """The elements that end in this block.
+        """Return the elements that end in this block.
 
         Raises:
             InputError: one element is longer than that.
@@ -88,7 +88,7 @@ class ElementSplitter:
         return elements
 
     def finish(self) -> list[Element]:
-        """What the text ends with: nothing, or bytes behind the last element."""
+        """Return what the text ends with: nothing, or bytes behind the last element."""
         elements: list[Element] = []
         self._emit(b"", 0, elements)
         return elements
@@ -136,7 +136,7 @@ class ElementSplitter:
 
 
 def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Iterator[Chunk]:
-    """The rows of a .json file, whichever of its forms it has."""
+    """Yield the rows of a .json file, whichever of its forms it has."""
     blocks = iter(blocks)
     head = b""
     for block in blocks:
@@ -155,7 +155,7 @@ def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Itera
 
 
 def last_chunk(source: str, elements: ElementSplitter) -> Chunk:
-    """What is left at the end of the text; where it ends inside an array, one bad row."""
+    """Return what is left at the end of the text; where it ends inside an array, one bad row."""
     trailing = elements.finish()
     if not elements.cut_off:
         return _chunk(source, trailing)
@@ -175,7 +175,7 @@ def _chunk(source: str, elements: list[Element]) -> Chunk:
 
 
 def _is_lines(text: bytes) -> bool:
-    """Whether these are rows of one line each, as far as the first block tells."""
+    """Return whether these are rows of one line each, as far as the first block tells."""
     line, feed, _ = text.partition(b"\n")
     if not feed:
         return False

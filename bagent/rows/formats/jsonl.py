@@ -32,7 +32,7 @@ class LineSplitter:
         self._line = 1
 
     def feed(self, block: bytes) -> list[bytes]:
-        """The lines that end in this block.
+        """Return the lines that end in this block.
 
         Raises:
             InputError: a line is longer than that.
@@ -52,12 +52,12 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The last line, where it has no line feed."""
+        """Return the last line, where it has no line feed."""
         return [b"".join(self._parts)] if self._parts else []
 
 
 def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[bytes]]:
-    """The lines of each block, as :class:`LineSplitter` cuts them."""
+    """Yield the lines of each block, as :class:`LineSplitter` cuts them."""
     splitter = LineSplitter(name)
     for block in blocks:
         yield splitter.feed(block)
@@ -65,7 +65,7 @@ def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[byte
 
 
 def too_long(name: str | Path, line: int) -> InputError:
-    """The error for one row of more than :data:`LONGEST` bytes."""
+    """Return the error for one row of more than :data:`LONGEST` bytes."""
     return InputError(
         f"one row is longer than {LONGEST >> 20} MiB",
         hint="is this JSON with one row a line?",
@@ -95,7 +95,7 @@ def chunk_of(source: str, raws: list[bytes], line: int) -> Chunk:
 
 
 def without_blanks(chunk: Chunk) -> Chunk:
-    """The chunk with its ``items`` decoded from its ``raws``, and without the blank ones."""
+    """Return the chunk with its ``items`` decoded from its ``raws``, and without the blank ones."""
     raws = chunk.raws or []
     decoded = decode_lines(raws)
     items: list[Item] = [item for item in decoded if item is not None]
