@@ -79,18 +79,6 @@ def test_files_that_refer_to_each_other_and_back(folder):
     assert set(schema.document["$defs"]) == {"s", "node", "x"}
 
 
-def test_only_the_definitions_in_use_are_copied(folder):
-    whole = {
-        "items": {"$ref": "#/$defs/used"},
-        "$defs": {"used": STRING, "unused": {"$ref": "#/$defs/used"}},
-    }
-    base = folder({"root.json": {"contains": {"$ref": "list.json"}}, "list.json": whole})
-    assert load(base).document == {
-        "contains": {"$ref": "#/$defs/list"},
-        "$defs": {"list": {"items": {"$ref": "#/$defs/used"}}, "used": STRING},
-    }
-
-
 def test_names_of_bundled_parts_never_clash(folder):
     base = folder(
         {
@@ -243,15 +231,6 @@ def test_ids_of_draft_4_and_anchors_of_draft_7(folder):
     assert not four.accepts({"id": "1"}) and not four.accepts({"x": 1})
     seven = load(base, "seven.json")
     assert seven.accepts({"x": "s"}) and not seven.accepts({"x": 1})
-
-
-def test_recursion_works(folder):
-    tree = {
-        "$ref": "#/$defs/tree",
-        "$defs": {"tree": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tree"}}},
-    }
-    schema = load(folder({"root.json": tree}))
-    assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
 
 
 def test_single_dynamic_anchor_is_a_plain_reference(folder):

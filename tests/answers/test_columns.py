@@ -12,12 +12,6 @@ def columns(spec):
     return schema.columns
 
 
-def column_type(spec):
-    [(name, kind)] = columns({"properties": {"x": spec}})
-    assert name == "x"
-    return kind
-
-
 FINDING = {
     "type": "object",
     "properties": {
@@ -94,18 +88,6 @@ def test_type_of_a_property(spec, kind):
     loop = {"anyOf": [{"$ref": "#/$defs/self"}, {"$ref": "#/$defs/self"}]}
     document = {"properties": {"x": spec}, "$defs": {"s": {"type": "string"}, "self": loop}}
     assert columns(document) == [("x", kind)]
-
-
-def test_columns_keep_the_order_of_the_properties():
-    spec = {"type": "object", "properties": {n: {"type": "string"} for n in ("z", "a", "m")}}
-    assert [name for name, _ in columns(spec)] == ["z", "a", "m"]
-
-
-def test_names_that_differ_by_case_get_a_suffix():
-    spec = {"properties": {n: {} for n in ("Gene", "gene", "GENE", "gene_2")}}
-    assert [name for name, _ in columns(spec)] == ["Gene", "gene_2", "GENE_3", "gene_2_2"]
-    schema = OutputSchema.load(spec, base=Path())
-    assert schema.column_properties == ["Gene", "gene", "GENE", "gene_2"]
 
 
 def test_names_of_the_tables_own_columns_get_a_suffix():

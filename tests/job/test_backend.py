@@ -34,20 +34,11 @@ def test_a_name_or_url_gives_kind_and_base(load, minimal, written, kind, base):
     assert (backend.kind, backend.base) == (kind, base)
 
 
-def test_no_backend_is_none(load):
-    assert load().backend is None
-
-
 def test_sim_takes_options_and_a_model_name(load, minimal):
     url = load(minimal + "backend: sim://some/model?replicas=2&decode=50\n").backend.url
     assert (url.kind, url.base, url.replicas) == ("sim", None, 2)
     assert url.options == {"replicas": "2", "decode": "50"}
     assert url.text == "sim://some/model?replicas=2&decode=50"
-
-
-def test_bedrock_takes_a_region(load, minimal):
-    url = load(minimal + "backend: bedrock://us-gov-west-1\n").backend.url
-    assert (url.kind, url.region) == ("bedrock", "us-gov-west-1")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +197,3 @@ def test_a_wrong_name_or_url_is_refused(fault, minimal, written, message):
 )
 def test_a_wrong_mapping_is_refused(fault, minimal, inside, message):
     assert fault(minimal + f"backend: {{url: vllm, {inside}}}\n").partition(": ")[2] == message
-
-
-@pytest.mark.parametrize("written", ["none", "https://p:1"])
-def test_a_proxy_may_be_forbidden_or_named(load, minimal, written):
-    assert load(minimal + f"backend: {{url: vllm, proxy: '{written}'}}\n").backend.proxy == written
-
-
-def test_a_backend_that_is_no_text_is_refused(fault, minimal):
-    assert fault(minimal + "backend: [vllm]\n") == (
-        "job.yaml:3:10: backend: expected a mapping of keys, got a list"
-    )

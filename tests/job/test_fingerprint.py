@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 BASE = """\
@@ -30,22 +28,6 @@ def parts(load, tmp_path):
 
 def changed(before, after):
     return {part for part in before if before[part] != after[part]}
-
-
-def test_every_part_is_a_sha256(parts):
-    found = parts()
-    assert list(found) == [
-        "prompt",
-        "schema",
-        "sampling",
-        "answers",
-        "agent",
-        "tools",
-        "stages",
-        "topology",
-        "output",
-    ]
-    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in found.values())
 
 
 @pytest.mark.parametrize(
@@ -83,23 +65,6 @@ def test_every_part_is_a_sha256(parts):
 )
 def test_only_the_part_that_changes_answers_changes(parts, option, part):
     assert changed(parts(), parts(sets=(option,))) == part
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "part"),
-    [
-        ("s.md", "Be long.\n", {"prompt"}),
-        ("s.json", '{"$ref": "common.json#/q"}', {"schema"}),
-        ("common.json", '{"p": {"type": "number"}}', {"schema"}),
-        ("t.py", "def f() -> int: return 1\n", {"tools"}),
-        ("s.json", '{\n  "$ref": "common.json#/p"\n}\n', set()),
-        ("rows.jsonl", '{"text": "x"}\n', set()),
-    ],
-)
-def test_the_content_of_files_counts(parts, tmp_path, file, content, part):
-    before = parts()
-    (tmp_path / file).write_text(content)
-    assert changed(before, parts()) == part
 
 
 def test_what_is_said_in_another_way_is_the_same(parts, tmp_path):

@@ -34,18 +34,6 @@ def test_the_content_tells_the_type_not_the_name(tmp_path, content, mime):
     assert found == f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
-@pytest.mark.parametrize(
-    "url", ["http://x/a.png", "https://x/a.png", "HTTPS://x", "data:image/png;base64,AA=="]
-)
-def test_web_addresses_are_passed_on(tmp_path, url):
-    assert image_url(url, tmp_path) == url
-
-
-def test_an_absolute_path_in_the_folder_is_all_right(tmp_path):
-    (tmp_path / "a").write_bytes(TYPES[0][0])
-    assert image_url(str(tmp_path / "a"), tmp_path).startswith("data:image/png")
-
-
 def test_a_folder_named_through_a_link_is_all_right(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real/a").write_bytes(TYPES[0][0])

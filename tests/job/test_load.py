@@ -35,10 +35,6 @@ def test_a_run_is_named_after_its_file(load, minimal, file, name):
     assert load(minimal, name=file).name == name
 
 
-def test_a_written_name_comes_before_the_file_name(load, minimal):
-    assert load("name: 2024-run\n" + minimal).name == "2024-run"
-
-
 def test_a_text_without_a_file_is_a_job_in_the_current_folder(tmp_path, minimal):
     job = load_job(JobRequest(text=minimal, cwd=tmp_path))
     assert (job.name, job.input.path[0].path) == ("job", str(tmp_path / "rows.jsonl"))
@@ -47,12 +43,6 @@ def test_a_text_without_a_file_is_a_job_in_the_current_folder(tmp_path, minimal)
 def test_a_job_is_a_file_and_no_pipe(tmp_path):
     words = "a job cannot be piped in (rows are piped in with -i -; the job is a file)"
     assert request_error(JobRequest(path=Path("-"), cwd=tmp_path)) == words
-
-
-def test_options_alone_can_make_a_job(tmp_path):
-    options = {"input": ["rows.jsonl"], "prompt": "Say {{ text }}"}
-    job = load_job(JobRequest(options=options, cwd=tmp_path, text=""))
-    assert job.prompt.user.text == "Say {{ text }}"
 
 
 @pytest.mark.parametrize(
@@ -196,14 +186,6 @@ def test_input_and_prompt_are_needed(load, fault, text, message):
         assert load(text).input.files[0].text == "-"
     else:
         assert fault(text) == message
-
-
-def test_input_may_come_from_an_option(load):
-    assert load("prompt: x\n", options={"input": ["-"]}).input.path[0].path == "-"
-
-
-def test_input_is_not_needed_where_the_command_needs_none(tmp_path):
-    assert load_job(JobRequest(text="prompt: x\n", cwd=tmp_path, needs_input=False)).input is None
 
 
 BATCH_LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n'

@@ -37,21 +37,6 @@ def test_a_value_is_read_as_in_the_file(load, minimal, option, path, value):
     assert found == value
 
 
-def test_a_set_value_replaces_only_its_key(load, minimal):
-    job = load(minimal + "sampling: {seed: 1, top_k: 2}\n", sets=("sampling.seed=5",))
-    assert (job.sampling.seed, job.sampling.top_k) == (5, 2)
-
-
-def test_a_later_set_wins_and_a_named_option_wins_over_all(load, minimal):
-    sets = ("model=a", "model=b")
-    assert load(minimal + "model: f\n", sets=sets).model == "b"
-    assert load(minimal + "model: f\n", sets=sets, options={"model": "c"}).model == "c"
-
-
-def test_an_option_that_is_not_given_changes_nothing(load, minimal):
-    assert load(minimal + "model: f\n", options={"model": None}).model == "f"
-
-
 def test_a_blank_set_takes_the_default_again(load, minimal):
     assert load(minimal + "sampling: {seed: 1}\n", sets=("sampling.seed=",)).sampling.seed is None
 
@@ -90,10 +75,6 @@ def test_a_number_leads_into_a_list(load, minimal):
     job = load(text, sets=("agent.tools.1.max_tokens=9", "agent.tools.2.builtin=read_file"))
     assert [tool.builtin for tool in job.agent.tools] == ["sql", "http_get", "read_file"]
     assert job.agent.tools[1].max_tokens == 9
-
-
-def test_a_list_may_be_begun(load, minimal):
-    assert load(minimal, sets=("stages.0.kind=map",)).stages[0].kind == "map"
 
 
 @pytest.mark.parametrize(
@@ -168,3 +149,9 @@ def test_faults_of_options_come_before_those_of_the_file(fault, minimal):
     assert fault(minimal + "answers: 0\n", sets=("model=true",)) == (
         "--set model: expected text, got true (and 1 more) (quote it to make it text)"
     )
+
+
+def test_a_later_set_wins_and_a_named_option_wins_over_all(load, minimal):
+    sets = ("model=a", "model=b")
+    assert load(minimal + "model: f\n", sets=sets).model == "b"
+    assert load(minimal + "model: f\n", sets=sets, options={"model": "c"}).model == "c"

@@ -35,12 +35,6 @@ def wrong(prompt):
     return failing
 
 
-def test_a_text_is_the_user_message(prompt):
-    found = prompt("prompt: 'Say {{ a }}'\n")
-    assert found.render({"a": 1}) == [{"role": "user", "content": "Say 1"}]
-    assert (found.raw, found.fields, found.constant_messages) == (False, {"a"}, [])
-
-
 def test_a_system_message_comes_first_and_is_the_same_object(prompt, tmp_path):
     (tmp_path / "s.md").write_text("Be {brief}.\n")
     found = prompt("prompt: {system: {file: s.md}, user: 'Say {{ a }}'}\n")
@@ -97,12 +91,6 @@ def test_a_prompt_of_messages_has_no_raw_text(prompt):
         prompt("prompt: x\n").render_raw({})
 
 
-def test_the_whole_row_may_be_used(prompt):
-    found = prompt("prompt: {system: '{{ a }}', user: '{{ row }}'}\n")
-    assert found.fields is None
-    assert found.render({"a": 1})[1]["content"] == '{"a":1}'
-
-
 def test_a_row_without_a_field_fails_by_its_name(prompt):
     found = prompt("prompt: {system: hi, user: 'Say {{ a.b }}'}\n")
     with pytest.raises(TemplateFailure, match=r"^prompt\.user: the row has no field a\.b$"):
@@ -113,15 +101,6 @@ def test_further_names_reach_every_message(prompt):
     found = prompt("prompt: {system: '{{ n }}', user: '{{ responses[0] }}'}\n")
     extra = {"n": 2, "responses": ["x"]}
     assert [m["content"] for m in found.render({}, extra)] == ["2", "x"]
-
-
-def test_a_prompt_of_a_stage_stands_at_its_own_place(load):
-    text = "input: x\nstages:\n  - kind: map\n    prompt: 'Say {{ zz }}'\n"
-    job = load(text)
-    found = Prompt(job.stages[0].prompt, job.source, ("stages", 0, "prompt"))
-    with pytest.raises(JobError) as caught:
-        found.check([{"a": 1}])
-    assert str(caught.value).startswith("job.yaml:4:21: stages[0].prompt.user: zz ")
 
 
 def test_a_job_without_a_prompt_has_none(load, tmp_path):
@@ -347,16 +326,6 @@ def test_a_name_in_no_row_of_the_sample_is_an_error(prompt, text, message):
     with pytest.raises(JobError) as caught:
         found.check(SAMPLE)
     assert str(caught.value).partition(": prompt.user: ")[2] == message
-
-
-def test_without_rows_nothing_is_unknown(prompt):
-    assert prompt("prompt: '{{ zz }}'\n").check([]) == []
-
-
-def test_further_names_are_known(prompt):
-    prompt("prompt: '{{ notes.a }}'\n").check(SAMPLE, {"notes": None})
-    with pytest.raises(JobError, match=r"did you mean notes\?"):
-        prompt("prompt: '{{ ntoes }}'\n").check(SAMPLE, {"notes": None})
 
 
 def test_fields_in_single_braces_are_warned_of(prompt):

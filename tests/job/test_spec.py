@@ -163,30 +163,15 @@ def test_an_unknown_key_names_its_place_and_the_near_name(fault, minimal, text, 
     assert fault(minimal + text) == message
 
 
-def test_keys_for_anchors_mean_nothing(load, minimal):
-    job = load("x-base: &base {temperature: 0.5}\n" + minimal + "sampling: {<<: *base, seed: 1}\n")
-    assert (job.sampling.temperature, job.sampling.seed) == (0.5, 1)
-
-
 def test_several_faults_are_told_by_the_first_in_the_file(fault):
     text = "input: x\nanswers: 0\nprompt: hi\nmodle: x\nlimits: {retries: -1}\n"
     assert fault(text) == "job.yaml:2:10: answers: must be at least 1, got 0 (and 2 more)"
-
-
-def test_one_duration_sets_all_four_timeouts(load, minimal):
-    timeout = load(minimal + "limits: {timeout: 2s}\n").limits.timeout
-    assert set(timeout.model_dump().values()) == {2.0}
 
 
 def test_no_timeout_must_be_said(load, minimal):
     timeout = load(minimal + "limits: {timeout: none}\n").limits.timeout
     assert set(timeout.model_dump().values()) == {None}
     assert load(minimal + "limits: {timeout: null}\n").limits.timeout.total == 1800.0
-
-
-def test_single_timeouts_leave_the_others(load, minimal):
-    timeout = load(minimal + "limits: {timeout: {total: none, idle: 5}}\n").limits.timeout
-    assert (timeout.connect, timeout.idle, timeout.total) == (10.0, 5.0, None)
 
 
 @pytest.mark.parametrize(
@@ -297,17 +282,6 @@ CONFLICTS = [
 @pytest.mark.parametrize(("text", "message"), CONFLICTS)
 def test_what_does_not_go_together_is_refused(fault, minimal, text, message):
     assert fault(minimal + text) == message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "agent: {tools: [{builtin: shell}], allow_code: true}\n",
-        "agent: {tools: [{builtin: python_eval}]}\nallow_code: true\n",
-    ],
-)
-def test_code_may_run_when_the_job_says_so(load, minimal, text):
-    assert load(minimal + text).agent.tools[0].builtin in ("shell", "python_eval")
 
 
 @pytest.mark.parametrize(

@@ -113,23 +113,6 @@ def test_a_stage_that_asks_needs_a_prompt_from_somewhere(load, fault):
     assert load("input: x\nagent: {command: [claude]}\n" + stages).agent.command == ("claude",)
 
 
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("map", "map"),
-        ("tree_reduce", "tree_reduce"),
-        ("{name: reduce, fanin: 4, reduce: {prompt: x, model: m}}", "reduce"),
-        ("{name: pipeline, steps: [{prompt: a}, {prompt: b}]}", "pipeline"),
-        ("{name: blackboard, sections: [a, {name: b, prompt: c}], max_rounds: 2}", "blackboard"),
-        ("{name: self_consistency, vote: answer}", "self_consistency"),
-        ("{name: judge, judge: {prompt: x}}", "judge"),
-        ("{name: plan_map_reduce, plan: {prompt: x}, reduce: {prompt: y}}", "plan_map_reduce"),
-    ],
-)
-def test_a_topology_is_a_name_or_a_mapping(load, written, name):
-    assert load(BASE + f"topology: {written}\n").topology.name == name
-
-
 def test_a_stage_sees_the_job_with_its_own_keys(load):
     text = """\
 sampling: {temperature: 0, seed: 1}

@@ -39,19 +39,6 @@ def test_the_starter_job_loads_and_renders_each_of_its_rows(starter, tmp_path):
         assert user["content"] == f"Gene: {row['symbol']} ({row['name']})\n{row['summary']}\n"
 
 
-def test_the_id_of_the_starter_job_names_each_row(starter, tmp_path):
-    rows = rows_of(tmp_path / "genes")
-    assert len({row[starter.id] for row in rows}) == len(rows)
-
-
-def test_the_starter_schema_is_a_schema(starter, tmp_path):
-    import jsonschema
-
-    text = (tmp_path / "genes/schema.json").read_text(encoding="utf-8")
-    jsonschema.Draft202012Validator.check_schema(json.loads(text))
-    assert starter.output.schema_.path == tmp_path / "genes/schema.json"
-
-
 def test_the_starter_job_fits_the_schema_of_jobs():
     import jsonschema
 

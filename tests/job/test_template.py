@@ -47,27 +47,6 @@ def failure(text, data=None, extra=None):
     return str(caught.value)
 
 
-LITERAL = [
-    'Reply like {"score": 1}.',
-    '{"a": {"b": [1, {"c": 2}]}}',
-    r"\frac{a}{b} \begin{x} \textbf{\emph{y}}",
-    "{ } {} {a} {0} { {a} } }} %} #}",
-    "100 % { % } {  #",
-    "line\r\nend",
-    "",
-    "\n\n",
-    "ends with newline\n",
-    "$x$ ${X} <b>&amp;</b>",
-]
-
-
-@pytest.mark.parametrize("text", LITERAL)
-def test_text_without_tags_stays_as_it_is(text):
-    found = template(text)
-    assert found.constant == text
-    assert found.render({}) is found.render(ROW)
-
-
 PRINTED = [
     ('Reply {"score": 1}. Text: {{ text }}', 'Reply {"score": 1}. Text: x'),
     ('{"a": {"b": {{ f }}}}', '{"a": {"b": 0.1}}'),
@@ -127,10 +106,6 @@ def test_text_prints_as_it_is_and_the_rest_as_json(text, printed):
 def test_helpers_come_after_fields():
     assert render("{% for i in range(2) %}{{ i }}{% endfor %}", {}) == "01"
     assert "not callable" in failure("{{ range(2) }}", {"range": "a field"})
-
-
-def test_further_names_come_before_fields():
-    assert render("{{ text }} {{ notes.a }}", extra={"text": "new", "notes": {"a": 1}}) == "new 1"
 
 
 def test_a_list_of_answers_prints_one_line_each():

@@ -44,18 +44,6 @@ def test_values_that_json_does_not_have_become_text():
     assert json.loads(json.dumps(cleaned, allow_nan=False)) == cleaned
 
 
-def test_other_values_are_kept_exactly():
-    value = {"i": 2**200, "f": 0.1, "b": True, "n": None, "s": "é"}
-    assert clean_json(value) == value
-    assert type(clean_json(value)["b"]) is bool
-
-
-def test_cleaning_leaves_the_given_value_alone():
-    value = {"a": [float("nan")]}
-    clean_json(value)
-    assert isinstance(value["a"][0], float)
-
-
 @pytest.mark.parametrize(
     ("value", "deeper"),
     [
@@ -76,7 +64,3 @@ def test_very_deep_and_cyclic_values_are_seen_without_recursion():
     loop = []
     loop.append(loop)
     assert nested_deeper(loop)
-
-
-def test_the_deepest_allowed_value_is_cleaned():
-    assert clean_json(nested(MAX_DEPTH)) == nested(MAX_DEPTH)

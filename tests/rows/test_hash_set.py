@@ -22,13 +22,6 @@ def test_holds_what_a_set_holds_while_it_grows():
     assert not any(key in keys for key in random_keys(5_000, 2))
 
 
-def test_add_all_tells_the_positions_that_were_there_before():
-    keys = CompactHashSet()
-    assert keys.add_all([5, 6, 5]) == [2]
-    assert keys.add_all([7, 6, 7]) == [1, 2]
-    assert keys.add_all([]) == []
-
-
 def test_notes_stay_those_of_the_first_through_all_splits():
     keys = CompactHashSet(note_size=7)
     numbers = random_keys(30_000, 3)

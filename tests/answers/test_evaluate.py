@@ -62,13 +62,6 @@ def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
     assert verdict.passing is False and reason in verdict.error
 
 
-@pytest.mark.parametrize("text", ['{"name":"n","items":["a","b', '{"name":"n","items":["a","b"'])
-def test_cut_json_is_never_completed_even_at_a_good_end(text):
-    verdict = evaluate(Reply(text, "stop"), LIST)
-    assert (verdict.status, verdict.error_kind, verdict.output) == ("invalid", "schema", None)
-    assert verdict.violations == ("the answer breaks off inside an object or array",)
-
-
 @pytest.mark.parametrize(
     "reason",
     [
@@ -174,11 +167,6 @@ def test_thinking_is_kept_for_cut_answers_too():
     assert (verdict.reasoning, verdict.text, verdict.status) == ("hm", None, "truncated")
 
 
-def test_text_without_schema_is_never_parsed():
-    verdict = evaluate(Reply(GOOD, "stop"), None)
-    assert verdict == AnswerResult("ok", text=GOOD)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,11 +192,6 @@ def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
     assert verdict.output is None and verdict.value is None and verdict.passing is False
     assert verdict.text == text
     assert 1 <= len(verdict.violations) <= 5 and verdict.violations[0] in verdict.error
-
-
-@pytest.mark.parametrize("text", ["Yes.", "positive", "It is 5", "NaN", "undefined", "None"])
-def test_prose_is_never_ok_even_where_any_json_is(text):
-    assert evaluate(Reply(text, "stop"), ANYTHING).status == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -260,23 +243,12 @@ def test_lone_surrogates_are_stored_as_visible_text(text):
     msgspec.json.encode(verdict)
 
 
-def test_surrogates_in_text_answers_and_failures():
-    for reason in ("stop", "length", "banana", "refusal"):
-        verdict = evaluate(Reply("a\ud800b\ud83d\ude00", reason), None)
-        assert verdict.text == "a\\ud800b\U0001f600"
-
-
 def test_numbers_that_json_does_not_have_are_text_and_then_judged():
     number = OutputSchema.load({"items": {"type": "number"}}, base=Path())
     assert evaluate(Reply("[1, NaN]", "stop"), number).status == "invalid"
     assert bytes(evaluate(Reply("[1, NaN, -1e999]", "stop"), ANYTHING).output) == (
         b'[1,"NaN","-Infinity"]'
     )
-
-
-def test_large_integers_survive_exactly():
-    text = '{"n":123456789012345678901234567890}'
-    assert bytes(evaluate(Reply(text, "stop"), ANYTHING).output) == text.encode()
 
 
 def test_deep_answer_is_invalid_not_a_crash():
@@ -312,10 +284,6 @@ def test_tool_calls_do_not_fit_a_schema_and_do_not_mend_a_cut():
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "tool call" in asked.error
     assert evaluate(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
-
-
-def test_tool_finish_without_tool_calls_or_text_is_empty():
-    assert evaluate(Reply(None, "tool_calls"), None).error_kind == "empty"
 
 
 @pytest.mark.parametrize("cut", range(len(GOOD)))

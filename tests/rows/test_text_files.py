@@ -1,8 +1,5 @@
 import gzip
 
-import pytest
-
-from bagent.errors import InputError
 from bagent.rows import RowsConfig, open_rows
 
 
@@ -50,8 +47,3 @@ def test_a_file_that_is_not_utf8_is_a_bad_row(tmp_path):
         None,
     ]
     assert rows[0].raw == b"gr\xf6\xdfe"
-
-
-def test_a_pattern_without_files_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no file matches"):
-        rows_in(tmp_path, "*.txt")

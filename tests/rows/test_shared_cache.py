@@ -143,39 +143,3 @@ def test_keys_that_are_not_those_of_the_rows_are_not_believed(tmp_path):
 def test_without_the_file_all_is_read(tmp_path):
     config = part_of(write(tmp_path, INPUTS["ascending"]), 3)
     assert all_of(following(config)) == plain(config)[0]
-
-
-def test_notes_with_other_keys_are_not_used(tmp_path):
-    config = write(tmp_path, INPUTS["ascending"])
-    noting(replace(config, fields=("text",))).note_all()
-    part = part_of(replace(config, fields=()), 2)
-    assert all_of(following(part)) == plain(part)[0]
-
-
-def test_all_finished_rows_of_a_part_are_passed_over(tmp_path):
-    config = write(tmp_path, INPUTS["ascending"])
-    noting(config).note_all()
-    part = part_of(config, 1)
-    source = open_rows(part)
-    source.share(tmp_path / "notes")
-    source.remember(tmp_path / "own", lambda _: True)
-    assert all_of(source) == []
-    assert source.passed == len(plain(part)[0])
-
-
-@pytest.mark.parametrize("setting", [{"limit": 10}, {"sample": 10}, {"where": "id != 'r3'"}])
-def test_what_picks_rows_cannot_be_noted(tmp_path, setting):
-    config = replace(write(tmp_path, INPUTS["ascending"]), **setting)
-    assert not open_rows(config).notable
-    part = part_of(config, 1)
-    assert all_of(following(part)) == plain(part)[0]
-
-
-def test_noting_ends_where_ids_do_not_ascend(tmp_path):
-    config = write(tmp_path, [lines(0, 600) + line(1) + lines(600, 3000)])
-    source = noting(config)
-    source.note_all()
-    assert not source.notable
-    done, total = source.progress()
-    assert total is not None
-    assert done < total / 2

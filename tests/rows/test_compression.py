@@ -93,11 +93,6 @@ def test_utf16_is_refused_with_the_way_out(source_of):
                 source_of('{"id":"a"}\n'.encode(encoding), name)
 
 
-def test_utf16_inside_an_archive_is_refused(source_of):
-    with pytest.raises(InputError, match="UTF-16"):
-        source_of(gzip.compress('{"id":1}'.encode("utf-16")), "in.jsonl.gz")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

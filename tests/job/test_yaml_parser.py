@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.yaml.parser import MAX_VALUES, YamlMap, decode, find, read_yaml
+from bagent.job.yaml.parser import MAX_VALUES, find, read_yaml
 from bagent.job.yaml.scalars import plain
 
 
@@ -86,10 +86,6 @@ def test_plain_scalars_follow_the_core_schema(written, value):
     assert type(found) is type(value)
 
 
-def test_nan_is_a_number():
-    assert math.isnan(values("a: .nan")["a"])
-
-
 @pytest.mark.parametrize("written", ["'1'", '"1"', "!!str 1", "|-\n  1", ">-\n  1"])
 def test_quoted_and_tagged_scalars_are_text(written):
     assert values(f"a: {written}\n") == {"a": "1"}
@@ -137,11 +133,6 @@ def test_json_is_read_with_its_escapes():
 
 def test_a_lone_surrogate_is_kept():
     assert values('{"a": "\\ud83d!"}') == {"a": "\ud83d!"}
-
-
-@pytest.mark.parametrize("text", ["", "# only words\n", "---\n", "\ufeff"])
-def test_an_empty_document_is_none(text):
-    assert values(text) is None
 
 
 def test_every_key_and_value_has_its_place():
@@ -224,39 +215,6 @@ def test_an_alias_inside_its_own_value_is_an_error(text):
 @pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, "- " * 5000])
 def test_nesting_without_end_is_an_error(text):
     assert error(text) == "job.yaml: the file nests lists and mappings too deeply"
-
-
-def test_utf16_is_named():
-    for content in ("a: 1".encode("utf-16"), "a: 1".encode("utf-16-le"), "a: 1".encode("utf-32")):
-        with pytest.raises(JobError) as caught:
-            decode(content, "job.yaml")
-        assert (
-            str(caught.value)
-            == "job.yaml: the file is UTF-16 or UTF-32, not UTF-8 (save it as UTF-8)"
-        )
-
-
-def test_a_byte_that_is_not_utf8_has_its_place():
-    with pytest.raises(JobError) as caught:
-        decode("é: 1\nb: ".encode() + b"caf\xe9", "job.yaml")
-    assert str(caught.value) == "job.yaml:2:7: byte 0xe9 is not UTF-8 (save the file as UTF-8)"
-
-
-def test_a_byte_order_mark_is_taken_off():
-    assert decode(b"\xef\xbb\xbfa: 1", "job.yaml") == "a: 1"
-
-
-def test_windows_line_ends_are_read():
-    file = read_yaml("a: 1\r\nb: |\r\n  x\r\n  y\r\nc: 2\r\n", "job.yaml")
-    assert plain(file.data) == {"a": 1, "b": "x\ny\n", "c": 2}
-    assert file.data.spots["c"].line == 5
-
-
-def test_a_map_remembers_the_place_of_what_is_put():
-    data = YamlMap()
-    spot = read_yaml("a: 1", "f").data.spots["a"]
-    data.put("k", 1, spot)
-    assert data.spots["k"] is spot
 
 
 @pytest.mark.parametrize(

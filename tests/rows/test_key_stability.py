@@ -64,14 +64,6 @@ def test_the_fast_and_the_careful_way_agree(rows_of):
     assert len({row.key for row in careful}) == 52
 
 
-def test_repeats_get_keys_of_their_own(rows_of):
-    first, second, third = rows_of('{"id":1,"a":2}\n' * 3, fields=("a",))
-    assert first.key == base_key(b"[1,[2]]")
-    for k, row in ((1, second), (2, third)):
-        pair = first.key.to_bytes(8, "big") + k.to_bytes(8, "big")
-        assert row.key == base_key(pair) == derive(first.key, k)
-
-
 def test_occurrences_count_like_a_counter():
     import random
     from collections import Counter

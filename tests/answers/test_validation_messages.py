@@ -50,10 +50,6 @@ def test_words_name_place_and_reason(value, words):
     assert line.startswith(words)
 
 
-def test_accepted_value_has_no_words():
-    assert explain(REVIEW, {"name": "nn", "findings": [{"severity": None}], "n": None}) == []
-
-
 def test_number_of_lines_is_bounded_and_lines_differ():
     value = {"name": "nn", "findings": [{}] * 50}
     assert len(explain(REVIEW, value)) == 5

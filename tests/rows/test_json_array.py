@@ -36,12 +36,6 @@ def test_pieces_of_any_size_make_the_same_elements():
         assert not elements.cut_off
 
 
-def test_one_object_over_many_lines_is_one_row(rows_of):
-    (row,) = rows_of(json.dumps(TRICKY[1], indent=2), "in.json")
-    assert row.data == TRICKY[1]
-    assert row.line == 1
-
-
 def test_objects_one_after_the_other_are_rows(rows_of):
     text = "\n".join(json.dumps(one, indent=2) for one in TRICKY)
     assert [row.data for row in rows_of(text, "in.json")] == TRICKY
@@ -52,10 +46,6 @@ def test_json_lines_in_a_json_file_are_recognised(rows_of):
     text = '\n{"id":1}\nbroken\n\n{"id":2}\n'
     rows = rows_of(text, "in.json")
     assert [(row.line, row.error is None) for row in rows] == [(2, True), (3, False), (5, True)]
-
-
-def test_arrays_one_after_the_other_are_read(rows_of):
-    assert [row.id for row in rows_of('[{"id":1}]\n[{"id":2},{"id":3}]', "in.json")] == [1, 2, 3]
 
 
 def test_a_broken_element_leaves_the_others(rows_of):

@@ -18,18 +18,6 @@ def test_peek_gives_the_first_rows_without_losing_them(source_of):
     assert source.peek(5) == []
 
 
-def test_peek_of_few_rows_gives_those(source_of):
-    assert len(source_of('{"id":1}\n\n{"id":2}').peek(100)) == 2
-    assert source_of("").peek(100) == []
-
-
-def test_peek_goes_over_several_files(tmp_path):
-    for name in ("a", "b", "c"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name}))
-    source = open_rows(RowsConfig(("*.jsonl",), tmp_path))
-    assert [row.id for row in source.peek(100)] == ["a", "b", "c"]
-
-
 def test_close_ends_the_batches(source_of):
     source = source_of("\n".join(f'{{"id":{n}}}' for n in range(5000)))
     batches = source.batches()

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from bagent.errors import InputError
@@ -15,33 +13,6 @@ def test_byte_order_mark_and_crlf_leave_no_trace(rows_of):
     rows = rows_of(b'\xef\xbb\xbf{"id":"a"}\r\n{"id":"b"}\r\n')
     assert [row.data for row in rows] == [{"id": "a"}, {"id": "b"}]
     assert rows[0].key == rows_of('{"id":"a"}')[0].key
-
-
-def test_invalid_utf8_spoils_only_its_line(rows_of):
-    rows = rows_of(b'{"id":1}\n{"id":"\xff\xfe"}\n{"id":3}\n')
-    assert [row.error for row in rows] == [None, "not UTF-8: byte 0xff (column 8)", None]
-    assert rows[1].raw == b'{"id":"\xff\xfe"}'
-
-
-def test_batches_are_bounded_and_complete(source_of):
-    source = source_of("".join(f'{{"id":{n}}}\n\n' for n in range(3000)))
-    batches = list(source.batches())
-    assert max(map(len, batches)) <= 512
-    assert [row.id for batch in batches for row in batch] == list(range(3000))
-    assert batches[-1][-1].line == 5999
-
-
-def test_lines_longer_than_a_block(rows_of):
-    text = "ä" * 1_000_000
-    rows = rows_of(json.dumps({"id": 1, "t": text}, ensure_ascii=False) + '\n{"id":2}')
-    assert rows[0].data["t"] == text
-    assert [row.line for row in rows] == [1, 2]
-
-
-def test_an_empty_file_has_no_rows(rows_of):
-    assert rows_of("") == []
-    assert rows_of("\n \n") == []
-    assert rows_of(b"\xef\xbb\xbf") == []
 
 
 def test_pieces_of_any_size_make_the_same_lines():

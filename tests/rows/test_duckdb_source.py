@@ -92,23 +92,6 @@ def test_parquet_progress_grows_while_it_is_read(tmp_path):
     assert 0 < done < total
 
 
-def test_parquet_names_that_differ_in_case_only_are_kept(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.table([[1], [2], [{"x": 1, "y": 2}], [3]], names=["id", "ID", "s", "last"])
-    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
-    (row,) = rows_at(tmp_path, str(tmp_path / "in.parquet"))
-    assert row.data == {"id": 1, "ID": 2, "s": {"x": 1, "y": 2}, "last": 3}
-
-
-def test_parquet_files_with_pattern_signs_in_their_names_are_read(tmp_path):
-    write(tmp_path / "a.parquet", "SELECT 1 AS id")
-    path = (tmp_path / "a.parquet").rename(tmp_path / "it's [1]*.parquet")
-    write(tmp_path / "it's 1x.parquet", "SELECT 2 AS id")
-    assert [row.id for row in rows_at(tmp_path, str(path))] == [1]
-
-
 def test_folders_named_like_partitions_are_columns(tmp_path):
     folder = tmp_path / "year=2024" / "city=New%20York" / "kind=__HIVE_DEFAULT_PARTITION__"
     folder.mkdir(parents=True)
@@ -139,13 +122,6 @@ def test_sql_finds_files_from_the_base_folder(tmp_path):
 def test_sql_may_hold_a_semicolon_and_end_in_a_comment(tmp_path):
     query = "select 5 as y, ';' as s /* ; */ ; -- done; é"
     assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 5, "s": ";"}]
-
-
-def test_sql_reads_a_table_of_a_duckdb_file(tmp_path):
-    with duckdb.connect(tmp_path / "d.duckdb") as connection:
-        connection.execute("create table t as select 5 as y; create table u as select 6 as y")
-    query = "from read_duckdb('d.duckdb', table_name = 'u')"
-    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 6}]
 
 
 def test_sql_columns_of_type_json_are_values(tmp_path):

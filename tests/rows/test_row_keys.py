@@ -1,13 +1,8 @@
 import json
-import random
 
 from bagent.rows.decode import Chunk, decode_lines
 from bagent.rows.row_keys import RowKeyer
 from bagent.rows.warnings import RowWarnings
-
-
-def text_of(rows: list[dict]) -> str:
-    return "\n".join(json.dumps(row) for row in rows)
 
 
 def test_rows_are_numbered_from_zero_with_their_lines(rows_of):
@@ -23,24 +18,6 @@ def test_one_and_text_one_are_two_ids(source_of):
     assert [type(row.id) for row in rows] == [int, str, float, bool]
     assert len({row.key for row in rows}) == 4
     assert source.warnings == []
-
-
-def test_an_empty_id_and_zero_are_two_ids(source_of):
-    source = source_of('{"id":""}\n{"id":0}\n{"id":false}\n{"id":0.0}\n{"id":-1}', fields=())
-    rows = [row for batch in source.batches() for row in batch]
-    assert [row.id for row in rows] == ["", 0, False, 0.0, -1]
-    assert source.warnings == []
-
-
-def test_lines_that_move_keep_their_keys(rows_of):
-    rows = [{"id": f"r{n % 40}", "a": n % 7, "b": n} for n in range(100)]
-    rows += [{"a": n % 5, "b": n} for n in range(50)]
-    keys = {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))}
-    assert len(keys) == len(rows)
-    source = random.Random(5)
-    for _ in range(5):
-        source.shuffle(rows)
-        assert {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))} == keys
 
 
 def test_other_columns_may_change(rows_of):
@@ -76,13 +53,6 @@ def test_ids_that_are_lists_or_objects_become_their_text(rows_of):
     assert [row.id for row in rows] == ['[1,"a"]', '{"a":null,"b":1}']
 
 
-def test_null_ids_fall_back(rows_of):
-    rows = rows_of('{"id":null,"custom_id":"c"}\n{"id":null,"a":1}\n{"id":0}\n{"id":""}')
-    assert rows[0].id == "c"
-    assert len(rows[1].id) == 16
-    assert [row.id for row in rows][2:] == [0, ""]
-
-
 def test_rows_without_the_id_field_are_counted_in_one_warning(source_of):
     source = source_of('{"gene":"a"}\n{"id":1}\n{"gene":null}\nbroken', id_field="gene")
     rows = [row for batch in source.batches() for row in batch]
@@ -91,12 +61,6 @@ def test_rows_without_the_id_field_are_counted_in_one_warning(source_of):
     assert source.warnings == [
         "rows without a value for the id, known by their content instead: 2; the field is 'gene'"
     ]
-
-
-def test_rows_without_an_id_by_default_are_no_reason_to_warn(source_of):
-    source = source_of('{"a":1}\n{"a":1}\n{"a":2}')
-    assert sum(map(len, source.batches())) == 3
-    assert source.warnings == []
 
 
 def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
@@ -110,12 +74,6 @@ def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
         "rows with an id that came before: 2, each stays a row of its own; "
         'first: "a" at in.jsonl:4, before at in.jsonl:1'
     ]
-
-
-def test_same_id_with_other_content_keeps_its_key_wherever_it_stands(rows_of):
-    one = rows_of('{"id":1,"x":1}\n{"id":1,"x":2}', fields=("x",))
-    two = rows_of('{"id":1,"x":2}\n{"id":1,"x":1}', fields=("x",))
-    assert [row.key for row in one] == [row.key for row in two][::-1]
 
 
 def test_a_repeat_far_from_its_first_is_found_after_ids_that_ascend(source_of):
@@ -165,12 +123,6 @@ def test_ids_hold_no_lone_surrogate(rows_of):
     assert row.id.encode()
 
 
-def test_names_that_differ_in_case_only_are_kept(rows_of):
-    (row,) = rows_of('{"id":1,"ID":2,"error":"mine","status":"x","output":{"a":1}}')
-    assert row.data == {"id": 1, "ID": 2, "error": "mine", "status": "x", "output": {"a": 1}}
-    assert (row.id, row.error) == (1, None)
-
-
 def test_openai_batch_lines_are_rows(rows_of):
     (row,) = rows_of(
         '{"custom_id":"q1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}'
@@ -187,3 +139,20 @@ def test_nesting_that_can_be_read_but_not_written_is_a_bad_row():
     bad, good = namer.rows(Chunk("x", [1, 2], [deep, {"id": 1}], [b"raw", b""]))
     assert (bad.error, bad.raw) == ("the JSON is nested too deep", b"raw")
     assert good.id == 1
+
+
+def test_lines_that_move_keep_their_keys(rows_of):
+    rows = [{"id": f"r{n % 40}", "a": n % 7, "b": n} for n in range(100)]
+    rows += [{"a": n % 5, "b": n} for n in range(50)]
+    keys = {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))}
+    assert len(keys) == len(rows)
+    source = random.Random(5)
+    for _ in range(5):
+        source.shuffle(rows)
+        assert {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))} == keys
+
+
+def test_same_id_with_other_content_keeps_its_key_wherever_it_stands(rows_of):
+    one = rows_of('{"id":1,"x":1}\n{"id":1,"x":2}', fields=("x",))
+    two = rows_of('{"id":1,"x":2}\n{"id":1,"x":1}', fields=("x",))
+    assert [row.key for row in one] == [row.key for row in two][::-1]

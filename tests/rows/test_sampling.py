@@ -25,11 +25,6 @@ def test_the_same_seed_draws_the_same_rows_wherever_they_stand(rows_of):
     assert set(ids(rows_of(text_of(numbers), sample=50, seed=8))) != set(drawn)
 
 
-def test_a_sample_keeps_numbers_and_lines_of_the_whole(rows_of):
-    for row in rows_of(text_of(range(500)), sample=20):
-        assert row.index == row.id == row.line - 1
-
-
 def test_a_larger_sample_holds_the_smaller_one(rows_of):
     text = text_of(range(1000))
     assert set(ids(rows_of(text, sample=10))) < set(ids(rows_of(text, sample=100)))
@@ -88,13 +83,6 @@ def test_filters_apply_in_their_order(rows_of):
     assert first == drawn[:10]
     shards = [ids(rows_of(text, where="x = 3", sample=30, limit=10, shard=(i, 2))) for i in (1, 2)]
     assert sorted(shards[0] + shards[1]) == first
-
-
-def test_warnings_are_counted_once_in_a_sample(source_of):
-    source = source_of('{"id":1}\n{"id":1}\n{"id":2}', sample=3)
-    assert sum(map(len, source.batches())) == 3
-    assert len(source.warnings) == 1
-    assert "came before: 1," in source.warnings[0]
 
 
 def test_read_again_gives_the_same_rows(tmp_path):

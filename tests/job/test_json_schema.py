@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.spec.json_schema import DIALECT, job_schema, job_schema_text
+from bagent.job.spec.json_schema import job_schema, job_schema_text
 from bagent.job.yaml.parser import read_yaml
 from bagent.job.yaml.scalars import plain
 
@@ -28,10 +28,6 @@ def test_the_file_in_schemas_is_up_to_date():
     assert FILE.read_text(encoding="utf-8") == job_schema_text(), (
         f"make it new: bagent schema -o {FILE}"
     )
-
-
-def test_the_schema_names_its_dialect():
-    assert job_schema()["$schema"] == DIALECT
 
 
 def sections(value, found):

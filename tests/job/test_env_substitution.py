@@ -45,11 +45,6 @@ def test_a_variable_stands_for_its_value(load, minimal, line, path, value):
     assert type(found) is type(value)
 
 
-def test_keys_are_never_replaced(load, minimal):
-    job = load(minimal + "sampling: {extra: {'${N}': 1}}\n", env=ENV)
-    assert job.sampling.extra == {"${N}": 1}
-
-
 def test_prompts_and_schemas_are_never_replaced(load, tmp_path):
     (tmp_path / "p.md").write_text("cost ${N}")
     text = """\
@@ -72,10 +67,6 @@ agent:
     assert job.output.schema_ == {"type": "string", "pattern": "^${N}$"}
     assert job.agent.tools[0].command == ("h1",)
     assert job.agent.tools[0].parameters == {"description": "${N}"}
-
-
-def test_a_short_prompt_is_never_replaced(load):
-    assert load("input: x\nprompt: 'pay ${N}'\n", env=ENV).prompt.user.text == "pay ${N}"
 
 
 def test_the_path_of_a_schema_is_a_value(load, minimal, tmp_path):

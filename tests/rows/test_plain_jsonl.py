@@ -60,12 +60,6 @@ def test_rows_that_still_come_are_the_same_as_without_notes(config, peek):
     assert left == [row for row in rows if row.index in numbers]
 
 
-def test_nothing_is_passed_over_on_the_first_reading(tmp_path):
-    config = write(tmp_path, "".join(map(line, range(COUNT))))
-    rows = plain(config)
-    assert again(config, {row.key for row in rows})[0] == rows
-
-
 def test_a_changed_line_comes_again_with_all_behind_it(config):
     done = {row.key for row in plain(config)}
     write(config.base, "".join(line(n, "y" if n == 2500 else PAD) for n in range(COUNT)))
@@ -85,14 +79,6 @@ def test_lines_put_in_front_change_no_key_and_no_row_is_lost(config):
     left, _ = again(config, done)
     assert left == plain(config)
     assert [row.index for row in left if row.key not in done] == [0]
-
-
-def test_lines_added_at_the_end_come(config):
-    done = {row.key for row in plain(config)}
-    with (config.base / "in.jsonl").open("a") as file:
-        file.write(line(COUNT) + line(COUNT + 1))
-    left, _ = again(config, done)
-    assert [row for row in left if row.key not in done] == plain(config)[COUNT:]
 
 
 def test_a_last_line_without_line_feed_is_read_anew(tmp_path):

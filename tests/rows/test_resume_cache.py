@@ -34,13 +34,6 @@ def read(path: Path) -> list[InputPiece]:
     return found
 
 
-def test_notes_are_read_back_in_order(tmp_path):
-    path = tmp_path / "p"
-    noted(path, piece(0), piece(1)).stop()
-    assert read(path) == [piece(0), piece(1)]
-    assert list(piece(1).key_list()) == [0x0101010101010101]
-
-
 def test_pieces_read_before_the_file_is_known_are_noted_too(tmp_path):
     memory = ResumeCache()
     memory.note(piece(0))
@@ -56,13 +49,6 @@ def test_notes_end_at_the_first_difference(tmp_path):
     other = changed(piece(1), digest=b"e")
     noted(path, piece(0), other).stop()
     assert read(path) == [piece(0), other]
-
-
-def test_less_reading_keeps_what_is_noted(tmp_path):
-    path = tmp_path / "p"
-    noted(path, piece(0), piece(1)).stop()
-    noted(path, piece(0)).stop()
-    assert read(path) == [piece(0), piece(1)]
 
 
 @pytest.mark.parametrize("at", [-1, -30, 48, 53, 58])

@@ -58,18 +58,9 @@ def test_a_name_with_pattern_signs_may_be_a_file(files):
     assert ids_of(files, "x[1].jsonl") == ["x"]
 
 
-def test_folders_that_a_glob_matches_are_passed_over(files):
-    (files / "z.jsonl").mkdir()
-    assert ids_of(files, "*.jsonl") == ["a.jsonl", "b.jsonl"]
-
-
 def test_a_missing_file_is_refused_with_the_nearest_name(files):
     refused(files, "aa.jsonl", words=r"aa.jsonl: there is no such file \(did you mean a.jsonl\?\)")
     refused(files, "nope/a.jsonl", words="there is no folder")
-
-
-def test_an_empty_glob_is_refused(files):
-    refused(files, "*.csv", words=r"no file matches \*.csv")
 
 
 def test_a_folder_is_refused_with_the_pattern_to_write(files):
@@ -91,12 +82,6 @@ def test_a_folder_is_refused_with_the_pattern_to_write(files):
 def test_unknown_formats_are_refused_with_the_way_out(tmp_path, name, words):
     (tmp_path / name).write_text("{}")
     refused(tmp_path, name, words=words)
-
-
-def test_suffixes_may_be_in_capitals(tmp_path):
-    (tmp_path / "X.JSONL").write_text('{"id":1}')
-    (tmp_path / "Y.Csv").write_text("id\n2\n")
-    assert ids_of(tmp_path, "X.JSONL", "Y.Csv") == [1, "2"]
 
 
 def test_a_named_pipe_is_refused_because_it_reads_once(tmp_path):

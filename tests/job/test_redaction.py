@@ -37,19 +37,6 @@ def test_a_masked_job_loads_again_as_the_same_job(load, tmp_path):
     assert again.fingerprint_parts() == job.fingerprint_parts()
 
 
-def test_a_masked_job_without_settings_loads_again(load, tmp_path):
-    job = load()
-    again = load_job(JobRequest(text=json.dumps(job.masked()), cwd=tmp_path))
-    assert again.masked() == job.masked()
-
-
-def test_names_that_only_sound_like_secrets_stay(load):
-    masked = load(TEXT).masked()
-    assert masked["backend"]["api_key_env"] == "MY_KEY"
-    assert masked["sampling"]["max_tokens"] == 5
-    assert masked["output"]["schema"]["properties"]["password"] == {"type": "string"}
-
-
 SECRET = "s3cr3t-value/with+signs"
 
 
