@@ -5,13 +5,13 @@ The finish reason comes first: a cut answer is never ok, whatever its text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bagent.answers.extract import (
     NOT_JSON,
-    Extracted,
     How,
     decode_strict,
     extract_json,
@@ -52,7 +52,7 @@ REFUSED_ENDS = frozenset(
 
 
 class AnswerResult(msgspec.Struct, frozen=True):
-    """What a reply is worth.
+    """The evaluation of a reply.
 
     ``status`` is ``ok``, ``invalid``, ``truncated``, ``refused`` or ``failed``; ``error_kind``,
     ``error`` (one line) and ``passing`` (the same request may do better) are set where it is not
@@ -60,7 +60,7 @@ class AnswerResult(msgspec.Struct, frozen=True):
     only for ``ok`` with a schema, or with calls of tools that the request itself offered, as
     ``{"tool_calls": [...]}`` in OpenAI's form. ``text`` is the answer's text without leading
     thinking, valid UTF-8, None where there was none; ``reasoning`` is the thinking. ``how`` says
-    how the value stood in the text. ``violations`` are the validator's words, for a re-ask.
+    how the value was found. ``violations`` are the validation messages for a retry prompt.
     """
 
     status: Status
@@ -76,10 +76,10 @@ class AnswerResult(msgspec.Struct, frozen=True):
 
 
 def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> AnswerResult:
-    """Return what ``reply`` is worth, with ``schema`` or, where that is None, as text.
+    """Evaluate ``reply`` with ``schema`` or, where that is None, as text.
 
     Args:
-        reply: what the endpoint said.
+        reply: from the endpoint.
         schema: what the answer must fit.
         tools: whether the request offers tools of its own, whose calls are an answer. Who runs
             tools looks at ``reply.tool_calls`` first; nobody else asked for calls.
@@ -110,40 +110,25 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
 def _with_schema(text: str, schema: OutputSchema, split: ReasoningSplit) -> AnswerResult:
     extracted = extract_json(text, schema.accepts_clean)
     if extracted is not None and extracted.accepted:
-        return _ok(extracted, split.text, split.reasoning)
+        return AnswerResult(
+            "ok",
+            output=msgspec.Raw(extracted.raw),
+            value=extracted.value,
+            text=split.text,
+            reasoning=split.reasoning,
+            how=extracted.how,
+        )
     if extracted is None:
         violations = [why_not_json(text)]
         error = violations[0]
     else:
         violations = schema.explain(extracted.value) or ["/: not what the schema asks for"]
         error = f"not what the schema asks for: {violations[0]}"
-    return _invalid(error, violations, split)
-
-
-def _ok(extracted: Extracted, text: str, reasoning: str | None) -> AnswerResult:
-    return AnswerResult(
-        "ok",
-        output=msgspec.Raw(extracted.raw),
-        value=extracted.value,
-        text=text,
-        reasoning=reasoning,
-        how=extracted.how,
-    )
-
-
-def _invalid(error: str, violations: list[str], split: ReasoningSplit) -> AnswerResult:
-    return AnswerResult(
-        "invalid",
-        error_kind="schema",
-        error=error,
-        text=split.text or None,
-        reasoning=split.reasoning,
-        violations=tuple(violations),
-    )
+    return _failure("invalid", "schema", error, split, violations=violations)
 
 
 def _tool_calls(reply: Reply, split: ReasoningSplit) -> AnswerResult:
-    """Calls of tools as the answer, in the form in which OpenAI's API has them in a message."""
+    """Return tool calls as the answer, in OpenAI's form."""
     value = {
         "tool_calls": [
             {
@@ -174,10 +159,10 @@ def _without_text(
         return _failure("failed", "bad_response", error, split, passing=True)
     if reply.tool_calls:
         error = "a tool call in place of the JSON answer"
-        return _invalid(error, [error], split)
+        return _failure("invalid", "schema", error, split, violations=[error])
     if schema is not None and not split.closed:
         error = why_not_json(reply.text or "")
-        return _invalid(error, [error], split)
+        return _failure("invalid", "schema", error, split, violations=[error])
     error = "the answer is empty"
     if split.reasoning:
         error += ": there is only reasoning"
@@ -201,7 +186,13 @@ def _bad_end(reply: Reply, reason: str) -> AnswerResult:
 
 
 def _failure(
-    status: Status, kind: ErrorKind, error: str, split: ReasoningSplit, *, passing: bool = False
+    status: Status,
+    kind: ErrorKind,
+    error: str,
+    split: ReasoningSplit,
+    *,
+    passing: bool = False,
+    violations: Sequence[str] = (),
 ) -> AnswerResult:
     return AnswerResult(
         status,
@@ -210,6 +201,7 @@ def _failure(
         passing=passing,
         text=split.text or None,
         reasoning=split.reasoning,
+        violations=tuple(violations),
     )
 
 

@@ -86,7 +86,7 @@ def _after_value(text: str, end: int) -> bool:
 
 
 def malformed_at(text: str) -> str:
-    """Return words for why ``text``, which is not JSON, is not, with line and column."""
+    """Describe why ``text`` is not JSON, with line and column."""
     try:
         _lenient.decode(text)
     except json.JSONDecodeError as error:
@@ -99,11 +99,11 @@ def malformed_at(text: str) -> str:
 
 
 How = Literal["plain", "fence", "think", "prose", "repaired"]
-"""How a value stood in the text: it was the whole text; it was in a code fence; it was the whole
+"""How a value was found: it was the whole text; it was in a code fence; it was the whole
 text after thinking; it was among other text; or it could be read only after a mild repair."""
 
 Accept = Callable[[Json], bool]
-"""Says whether a value is what was asked for."""
+"""Returns whether a value is acceptable."""
 
 _MAX_CANDIDATES = 1000
 _MAX_UNITS = 100_000
@@ -168,7 +168,7 @@ def extract_json(text: str, accept: Accept | None = None) -> Extracted | None:
 
 
 def why_not_json(text: str) -> str:
-    """Return words (one line, under 200 characters) for why ``extract_json`` found nothing."""
+    """Describe on one line why ``extract_json`` found nothing."""
     scan = _Scan(text)
     if not scan.run():
         return scan.problem

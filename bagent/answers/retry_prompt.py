@@ -29,12 +29,12 @@ def retry_messages(
     *,
     limit_chars: int = LIMIT_CHARS,
 ) -> list[Message]:
-    """Return the messages that ask again, with the validator's words.
+    """Return the messages that ask again, with the validation messages.
 
     Args:
         messages: the original messages of the call, not those of an earlier re-ask.
         reply_text: the answer; kept to ``limit_chars`` by leaving out its middle.
-        violations: what is wrong, as ``Verdict.violations`` has it; five at most are told.
+        violations: as in ``AnswerResult.violations``; five at most are used.
         schema: what is asked for; its text is not told again (see ``add_schema_instruction``).
         limit_chars: the most characters of the answer that go back.
     """
@@ -56,7 +56,7 @@ def retry_messages(
 
 
 def add_schema_instruction(messages: Sequence[Message], schema: OutputSchema) -> list[Message]:
-    """Return ``messages`` with the schema told at the end of the system message.
+    """Return ``messages`` with the schema at the end of the system message.
 
     The text is the same for every row, so a prompt that is shared up to there stays shared.
     Where the first message is no system message, one comes before it.
@@ -77,7 +77,7 @@ def add_schema_instruction(messages: Sequence[Message], schema: OutputSchema) ->
 
 
 def schema_instruction(schema: OutputSchema) -> str:
-    """Return the text that tells a model the schema (also for prompts that are no chat)."""
+    """Return the instruction with the schema, also for raw prompts."""
     return (
         "Answer with only JSON that is valid under this JSON Schema: "
         f"no other text, no code fence.\n{schema.pretty}"

@@ -38,7 +38,7 @@ def validation_messages(errors: Iterable[ValidationError], limit: int) -> list[s
     """Return up to ``limit`` different one-line messages, each at most MAX_WORDS long.
 
     A message is ``POINTER: WORDS``; the pointer ``/`` stands for the whole value. Where no branch
-    of an ``anyOf`` or ``oneOf`` holds, the faults of the branch that was most nearly met are told.
+    of an ``anyOf`` or ``oneOf`` holds, the errors of the nearest branch are given.
     """
     seen: dict[str, None] = {}
     for error in errors:
@@ -77,7 +77,7 @@ def _nearest(error: ValidationError) -> Sequence[ValidationError]:
 
 
 def _distance(branch: Sequence[ValidationError], depth: int) -> int:
-    """Return how far a value is from a branch: another type is far, another tag is not near."""
+    """Return how far a value is from a branch: a wrong type is far, a wrong tag nearer."""
     distance = 0
     for fault in branch:
         if fault.kind.name == "type" and len(fault.instance_path) == depth:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
 
+from bagent.errors import InputError, Position
+from bagent.rows.formats.compression import ByteStream, packing_of
+from bagent.rows.formats.jsonl import split_lines
 from bagent.text.json import decode_json
 
 KEYS = frozenset({"custom_id", "method", "url", "body"})
 SUFFIXES = (".jsonl", ".ndjson")
-_PACKED = (".gz", ".zst")
-_LONGEST_LINE = 64 * 1024 * 1024
 _FIRST_LINES = 100
-_FIRST_BYTES = _LONGEST_LINE
+_FIRST_BYTES = 64 * 1024 * 1024
 
 
 def is_batch_file(path: str | Path) -> bool:
     """Return whether the first lines of ``path`` are requests of a batch file.
 
-    Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. One line at
-    least has to have all of them, and more than half of the first hundred lines three of them: a
-    broken line does not hide what the file is. A ``.jsonl`` file without any line is a batch file
-    of no requests. ``.gz`` and ``.zst`` files are looked into. A file that cannot be read is none.
+    Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. At least one
+    line must have all of them, and more than half of the first hundred lines three of them. A
+    ``.jsonl`` file without lines is a batch file of no requests. ``.gz`` and ``.zst`` files are
+    decompressed. A file that cannot be read is no batch file.
     """
     path = Path(path)
     complete = similar = count = 0
@@ -35,7 +32,7 @@ def is_batch_file(path: str | Path) -> bool:
             count += 1
             complete += keys >= KEYS
             similar += len(keys & KEYS) >= len(KEYS) - 1
-    except unreadable(path):
+    except InputError:
         return False
     if not count:
         return unpacked_suffix(path) in SUFFIXES
@@ -45,19 +42,7 @@ def is_batch_file(path: str | Path) -> bool:
 def unpacked_suffix(path: Path) -> str:
     """Return the suffix of a file's name in lower case, less that of its compression."""
     name = path.name.lower()
-    for suffix in _PACKED:
-        name = name.removesuffix(suffix)
-    return Path(name).suffix
-
-
-def unreadable(path: Path) -> tuple[type[Exception], ...]:
-    """Return the exceptions that reading a damaged or missing file raises."""
-    errors: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, zlib.error)
-    if path.suffix == ".zst":
-        import zstandard
-
-        errors += (zstandard.ZstdError,)
-    return errors
+    return Path(name).with_suffix("").suffix if packing_of(path) else Path(name).suffix
 
 
 def _keys_of_lines(path: Path) -> Iterator[frozenset[str]]:
@@ -83,25 +68,16 @@ def _keys(line: bytes) -> frozenset[str]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked; one that is longer than any comes in pieces."""
-    with closing(_open(path)) as file:
-        while line := file.readline(_LONGEST_LINE):
-            yield line
+    """Yield the lines of a file, decompressed.
 
-
-def _open(path: Path) -> IO[bytes]:
+    Raises:
+        InputError: it cannot be read, or is a damaged archive.
+    """
     if not path.is_file():
-        raise FileNotFoundError(path)
-    if path.suffix == ".gz":
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    if path.suffix == ".zst":
-        return _open_zst(path)
-    return path.open("rb")
-
-
-def _open_zst(path: Path) -> IO[bytes]:
-    import io
-
-    import zstandard
-
-    return cast("IO[bytes]", io.BufferedReader(zstandard.open(path, "rb")))
+        raise InputError("there is no such file", at=Position(path))
+    stream = ByteStream(path, packing_of(path))
+    try:
+        for lines in split_lines(stream.blocks(), path):
+            yield from lines
+    finally:
+        stream.close()

@@ -27,7 +27,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that the job names: ``path`` leads to the key, ``kind`` is ``text`` or ``schema``."""
+    """A file named at the key ``path``; ``kind`` is ``text`` or ``schema``."""
 
     path: KeyPath
     file: ResolvedPath

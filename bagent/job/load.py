@@ -30,7 +30,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What to load, and the world to load it in.
+    """A request to load a job, with its options and environment.
 
     Args:
         path: the job file as the user named it; None for a job that is only ``text`` or options.

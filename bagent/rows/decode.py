@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 TOO_DEEP = "the JSON is nested too deep"
 
 _UNREADABLE = b"!bad_input "
-"""Begins a line, which is no JSON, that says why a row of another program could not be written."""
+"""Prefix of a line that says why a row of another program could not be written."""
 
 _KINDS = {list: "an array", bool: "a boolean", type(None): "null"}
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from bagent.errors import InputError, Position
 from bagent.rows.config import RowsConfig
-from bagent.rows.formats.compression import Packing, unreadable
+from bagent.rows.formats.compression import Packing, packing_of, unreadable
 from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import clean_text
 
@@ -80,7 +80,6 @@ _FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-_PACKINGS: dict[str, Packing] = {".gz": "gz", ".zst": "zst"}
 _KNOWN = ".jsonl .ndjson .json .csv .tsv .parquet, and .gz or .zst of the text ones"
 _HINTS = {
     ".txt": "for one row a file: input: {files: PATTERN}; for JSON with one row a line: .jsonl",
@@ -185,7 +184,7 @@ def _file(path: Path, base: Path) -> FileSource:
     name = _name(path, base)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     size = _size(path)
-    packing = _PACKINGS.get(suffixes[-1]) if suffixes else None
+    packing = packing_of(path)
     kind = "".join(suffixes[-2:-1]) if packing else "".join(suffixes[-1:])
     if kind not in _FORMATS or (packing and kind == ".parquet"):
         raise InputError(
@@ -193,12 +192,11 @@ def _file(path: Path, base: Path) -> FileSource:
             hint=_HINTS.get(kind, f"known are {_KNOWN}"),
             at=Position(path),
         )
-    return FileSource(path, name, _FORMATS[kind], packing or "", size)
+    return FileSource(path, name, _FORMATS[kind], packing, size)
 
 
 def _text(path: Path, base: Path) -> FileSource:
-    packing = _PACKINGS.get(path.suffix.lower(), "")
-    return FileSource(path, _name(path, base), "text", packing, _size(path))
+    return FileSource(path, _name(path, base), "text", packing_of(path), _size(path))
 
 
 def _size(path: Path) -> int:

@@ -76,7 +76,7 @@ class Condition:
         """Check the condition against the first rows.
 
         Args:
-            rows: the data of the first rows; empty: nothing to look at.
+            rows: the data of the first rows; empty: nothing is checked.
             strict: refuse too what no row of these has the types for.
 
         Raises:
@@ -212,7 +212,7 @@ class Condition:
         warnings.add(FAILED, example)
 
     def _can_guard(self) -> bool:
-        """Return whether TRY takes the condition: not where it is random or holds a subquery."""
+        """Return whether TRY accepts the condition: it refuses random ones and subqueries."""
         import duckdb
 
         try:
@@ -260,7 +260,7 @@ def _names(tree: Any) -> tuple[set[str], set[str]]:
 
 
 def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[str, bool]]:
-    """First name of every column reference, and whether it stands in a subquery."""
+    """Yield the first name of every column reference, and whether it is in a subquery."""
     if isinstance(node, list):
         for item in node:
             yield from _references(item, bound, inner=inner)

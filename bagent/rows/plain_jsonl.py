@@ -28,7 +28,7 @@ class PlainJsonlReader:
 
     Args:
         source: the file; :func:`is_plain` holds for it.
-        keyer: numbers the rows; told of those that are passed over.
+        keyer: numbers the rows, skipped ones included.
         cache: what is known of the file from an earlier start.
         shard: rows of other parts need not be finished to be passed over.
 

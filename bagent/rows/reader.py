@@ -25,7 +25,7 @@ from bagent.types import Row
 
 
 def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader:
-    """Find and check the input; nothing of it is held in memory.
+    """Find and check the input without reading it into memory.
 
     Args:
         config: what to read.

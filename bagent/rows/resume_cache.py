@@ -120,7 +120,7 @@ class ResumeCache:
         Args:
             path: the file.
             identity: as :func:`identity_of` makes it; notes with other keys are dropped.
-            finished: tells which rows need not be read; None: all are read.
+            finished: whether rows need not be read; None: all are read.
         """
         start = MAGIC + identity
         try:
@@ -162,7 +162,7 @@ class ResumeCache:
         self._finished = finished
 
     def at(self, source: str, offset: int) -> InputPiece | None:
-        """Return what the notes say about the piece at this place, if they go on with it."""
+        """Return the recorded piece at this offset, if it is the next one."""
         if self._follows:
             self._catch_up(source, offset)
         piece = self._next
@@ -283,7 +283,7 @@ class AscendingIds:
         return True
 
     def skip(self, first: int | str, last: int | str, again: Callable[[], StoredIds]) -> bool:
-        """Take in rows known to ascend from one id to another, if they go on from those before.
+        """Add rows that ascend from one id to another, if they continue the order.
 
         Args:
             first: the lowest id.
@@ -318,7 +318,7 @@ class AscendingIds:
         return self._kind is None or (kind is self._kind and bool(self._last < first))
 
     def drain(self) -> StoredIds:
-        """Yield keys and notes of all rows held, once; from then on nothing is held."""
+        """Yield the keys and notes of all rows added, once; nothing is added afterwards."""
         self._ended = True
         self._pending.reverse()
         size = self._note_size

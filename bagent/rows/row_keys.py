@@ -153,7 +153,7 @@ def derive(base: int, k: int) -> int:
 
 
 def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
-    """Return what takes the values of the fields out of a row; KeyError where one is missing."""
+    """Return a function from a row to the values of the fields; it raises KeyError."""
     if fields is None:
         return lambda row: row
     if len(fields) < 2:
@@ -194,7 +194,7 @@ class RowKeyer:
     Args:
         id_field: as in :class:`bagent.rows.config.RowsConfig`.
         fields: likewise.
-        warnings: takes the warnings about ids.
+        warnings: receives the warnings about ids.
 
     Memory: about 19 bytes a row, for as long as the object lives; next to none for rows of
     ascending ids that can be read again.
@@ -278,7 +278,7 @@ class RowKeyer:
 
         Args:
             chunk: the rows.
-            positions: of each, how many rows of the piece stand before it.
+            positions: their indexes in the piece.
             keys: of each, the key that is noted; None is returned where one is not the row's.
         """
         if not chunk.items:

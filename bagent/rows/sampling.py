@@ -11,7 +11,7 @@ from bagent.types import Row
 
 
 def draw(key: int, seed: int) -> int:
-    """Return the lot of a row: 64 bits that look random, from its key and the seed alone."""
+    """Return 64 pseudo-random bits from a row's key and the seed."""
     lot = blake2b(pack(">Q", key), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(lot, "big")
 
@@ -34,7 +34,7 @@ class RowSample:
         self._remaining = size
 
     def add(self, rows: Iterable[Row]) -> None:
-        """First pass: let these rows take part."""
+        """Add rows in the first pass."""
         lots, seed = self._lots, self._seed
         for row in rows:
             lot = -draw(row.key, seed)
@@ -44,7 +44,7 @@ class RowSample:
                 heapq.heapreplace(lots, lot)
 
     def select(self, rows: list[Row]) -> list[Row]:
-        """Second pass: those that were drawn."""
+        """Return the drawn ones of ``rows``, in the second pass."""
         if not self._lots:
             return []
         highest, seed = -self._lots[0], self._seed

@@ -28,7 +28,7 @@ Bases = Callable[[Chunk], tuple[int, ...]]
 
 
 class StdinSpool:
-    """The file that keeps what came from stdin, one row a line; blank lines too.
+    """The file that keeps the rows from stdin, one a line, blank lines included.
 
     So the line of a row in the spool is its line on stdin, as long as one pipe filled it. A last
     line that was not written to its end belongs to a row that nobody got, and is dropped.
@@ -164,7 +164,7 @@ class StdinReader:
             while block:
                 yield WAITING
                 block = pipe.read()
-                if self._cancel.is_set:  # not the end: half a line is no row
+                if self._cancel.is_set:  # cancelled: half a line is no row
                     return
                 raws = splitter.feed(block) if block else splitter.finish()
                 for start in range(0, len(raws), ROWS):
@@ -200,7 +200,7 @@ def _unseen(
 
 
 class _RecordSplitter:
-    """Lines, or the elements of an array (each on one line), out of what comes."""
+    """Splits a stream into lines, or into the elements of an array."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -226,7 +226,7 @@ class _RecordSplitter:
         return [b"[" + b"".join(elements)] if self._splitter.cut_off else elements
 
     def _decide(self, head: bytes) -> bool:
-        """Return whether the first bytes tell lines from an array of objects."""
+        """Choose a splitter; return False where more bytes are needed."""
         text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
         if head in HALF_MARKS or not text:
             return False
@@ -249,7 +249,7 @@ def _one_line(raw: bytes) -> bytes:
 
 
 class _PipeReader:
-    """What is there now, or the next to come."""
+    """A pipe whose reads can be cancelled."""
 
     def __init__(self, stdin: BinaryIO, cancel: CancelToken) -> None:
         self._read: Callable[[int], bytes] = getattr(stdin, "read1", stdin.read)

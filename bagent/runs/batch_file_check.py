@@ -17,7 +17,6 @@ from bagent.job.batch_file import (
     is_batch_file,
     lines_of,
     unpacked_suffix,
-    unreadable,
 )
 from bagent.types import Json
 
@@ -111,6 +110,6 @@ def _refused_routes(path: Path) -> dict[str, list[int]]:
                 continue
             if url is not None and route_of(url) is None:
                 refused.setdefault(url, []).append(number)
-    except unreadable(path):
+    except InputError:
         pass  # the run reports the error
     return refused

@@ -17,7 +17,7 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.openai.embeddings import PATH as EMBEDDINGS
 from bagent.backends.request import CallSettings, Request
-from bagent.errors import HostfileError, JobError, Position, StoppedEarly, UsageError
+from bagent.errors import HostfileError, InputError, JobError, Position, StoppedEarly, UsageError
 from bagent.fleet.retry import Blame, blame_of
 from bagent.job.batch_file import lines_of
 from bagent.types import Failure
@@ -308,7 +308,7 @@ def batch_models(paths: Sequence[Path], limit: int | None) -> list[RequestedMode
     for path in paths:
         try:
             _count_models(lines_of(path), counts, limit, end)
-        except (OSError, EOFError, ValueError):
+        except InputError:
             continue
     files = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
     return [

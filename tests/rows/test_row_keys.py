@@ -1,8 +1,13 @@
 import json
+import random
 
 from bagent.rows.decode import Chunk, decode_lines
 from bagent.rows.row_keys import RowKeyer
 from bagent.rows.warnings import RowWarnings
+
+
+def text_of(rows: list[dict]) -> str:
+    return "\n".join(json.dumps(row) for row in rows)
 
 
 def test_rows_are_numbered_from_zero_with_their_lines(rows_of):

@@ -173,7 +173,7 @@ class Bundler:
         return self._open(name, data)
 
     def _refuse_loops(self) -> None:
-        """Refuse references that lead back to themselves: validators take anything there."""
+        """Refuse circular references: validators accept anything there."""
         ended: set[tuple[str, Pointer]] = set()
         for name, location, key in self._targets:
             chain: dict[tuple[str, Pointer], None] = {}
@@ -281,7 +281,7 @@ def _join(base: str, uri: str) -> str:
 
 
 def _at(data: Json, location: Pointer) -> Json:
-    """Return what stands at ``location``; ValueError where nothing does."""
+    """Return the value at ``location``; raise ValueError where there is none."""
     for part in location:
         if isinstance(data, dict) and part in data:
             data = data[part]

@@ -77,7 +77,7 @@ def dialect_of(declared: Json) -> SchemaDialect | None:
 
 
 def children(schema: dict[str, Any]) -> Iterator[tuple[Pointer, Json]]:
-    """Yield what stands directly inside ``schema`` as a schema, with its place.
+    """Yield the direct subschemas of ``schema`` with their locations.
 
     Data (``enum``, ``const``, ``default``, ``examples``) and unknown keywords are not schemas.
     """
@@ -96,7 +96,7 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[Pointer, Json]]:
 
 
 def walk(schema: Json) -> Iterator[tuple[Pointer, dict[str, Any]]]:
-    """Yield every object schema in ``schema`` with its place; references are not followed."""
+    """Yield every object schema in ``schema`` with its location; references are not followed."""
     stack: list[tuple[Pointer, Json]] = [((), schema)]
     while stack:
         location, item = stack.pop()

@@ -46,7 +46,7 @@ _LARGE = 50_000
 
 @dataclass(frozen=True)
 class OutputSchema:
-    """What answers must look like.
+    """The JSON Schema of answers.
 
     Attributes:
         document: the self-contained JSON Schema, all references of the form ``#/...``.
@@ -117,7 +117,7 @@ class OutputSchema:
         )
 
     def accepts(self, value: Json) -> bool:
-        """Return whether a JSON value is what the schema asks for; never raises for JSON values.
+        """Return whether a JSON value is valid; never raises for JSON values.
 
         NaN, infinities and lone surrogates count as the text that stands for them. A value nested
         deeper than MAX_DEPTH is not accepted.
@@ -129,7 +129,7 @@ class OutputSchema:
         return self._validator.is_valid(value)
 
     def explain(self, value: Json, limit: int = 5) -> list[str]:
-        """Return what is wrong with ``value``: up to ``limit`` lines; none if it is accepted.
+        """Return up to ``limit`` messages about ``value``; none if it is valid.
 
         A line is ``POINTER: WORDS``, at most 200 characters, for example
         ``/findings/0/severity: "hgih" is not one of ["low", "high"]``. In a value of more than
@@ -144,7 +144,7 @@ class OutputSchema:
             return ["/: a number of more than 4300 digits"]
         if size <= _LARGE:
             return validation_messages(self._validator.iter_errors(value), limit)
-        # The library finds all faults before it tells the first: a minute for a million.
+        # The library collects all errors before the first is returned: a minute for a million.
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:

@@ -100,15 +100,15 @@ _INTERPRETERS: dict[str, _Interpreter] = {
 }
 _OPERANDS_TO_THE_END = frozenset({"sqlite3", "duckdb", "watch", "parallel", "eval"})
 _REMOTE = frozenset({"ssh", "rsh", "pdsh", "clush", "mosh"})
-"""Programs that hand all their words to a shell elsewhere."""
+"""Programs that pass all their arguments to a remote shell."""
 
 _VERSION = re.compile(r"[-.]?\d[\d.]*(?:\.exe)?$|\.exe$")
 
 
 def code_words(argv: Sequence[str]) -> Iterator[int]:
-    """Yield the places of the words of ``argv`` that are run as code, or name the file that is run.
+    """Yield the indexes in ``argv`` of code, or of the file that is run.
 
-    A place may come twice.
+    An index may come twice.
 
     Interpreters count wherever they stand, since programs such as ``env``, ``timeout``, ``srun`` or
     ``docker run`` start what their words name.
@@ -122,7 +122,7 @@ def code_words(argv: Sequence[str]) -> Iterator[int]:
         if name in _REMOTE:
             yield from range(index + 1, len(argv))
         elif name == "busybox":
-            continue  # the word behind it is looked at like any other
+            continue  # the next argument is checked like any other
         elif name in _INTERPRETERS:
             offsets = _code_of(
                 _INTERPRETERS[name], following, to_the_end=name in _OPERANDS_TO_THE_END
@@ -139,7 +139,7 @@ def _program(word: str) -> str:
 
 
 def _code_of(interpreter: _Interpreter, args: Sequence[str], *, to_the_end: bool) -> Iterator[int]:
-    """Yield the places of code among the words behind an interpreter."""
+    """Yield the indexes of code among the arguments of an interpreter."""
     operands, has_code = 0, False
     for number, kind in _kinds(interpreter, args):
         if kind == "code":
@@ -151,7 +151,7 @@ def _code_of(interpreter: _Interpreter, args: Sequence[str], *, to_the_end: bool
             if not interpreter.mixed:
                 if not has_code:
                     yield number  # a script: it must not be chosen either
-                return  # what follows are its own words
+                return  # the remaining arguments are those of the script
         else:
             if (to_the_end or not has_code) and operands >= interpreter.operand:
                 yield number
@@ -161,7 +161,7 @@ def _code_of(interpreter: _Interpreter, args: Sequence[str], *, to_the_end: bool
 
 
 def _kinds(interpreter: _Interpreter, args: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the words that are ``code`` by an option, and those that are an ``operand``."""
+    """Yield the indexes of arguments that are ``code`` by an option, and of operands."""
     is_value = is_code = False
     for number, word in enumerate(args):
         if is_value:
@@ -172,7 +172,7 @@ def _kinds(interpreter: _Interpreter, args: Sequence[str]) -> Iterator[tuple[int
             is_code = False
             continue
         kind = _kind(interpreter, word)
-        if kind == "end":  # the file, or the module, that is run stands here or in the next word
+        if kind == "end":  # the file or module that is run is here or in the next argument
             yield number + (word[-1] in interpreter.ends), "code"
             return
         if kind in ("attached", "operand"):
@@ -218,10 +218,10 @@ RUNS_CODE: frozenset[str] = frozenset({"python_eval", "shell"})
 """Built-in tools that need ``allow_code: true``."""
 
 PLACE = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<name>\w+)\}")
-"""A place in a command's argv: ``{name}`` stands for an argument, ``{{name}}`` for ``{name}``."""
+"""A placeholder in argv: ``{name}`` is an argument, ``{{name}}`` the text ``{name}``."""
 
 PROGRAM_PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id|key)\}")
-"""A place in the argv and the environment of an agent program."""
+"""A placeholder in the argv and the environment of an agent program."""
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ class ToolSpec(Section):
         return self
 
     def _check_places(self) -> None:
-        """Places in the argv are for parameters; without any parameters each place is one."""
+        """Check that placeholders name parameters; without a schema each one is a parameter."""
         if self.parameters is None or "$ref" in self.parameters:
             return
         properties = self.parameters.get("properties")
@@ -386,7 +386,7 @@ class ToolSpec(Section):
 
 
 def _refuse_code(argv: Sequence[str], placeholder: re.Pattern[str]) -> None:
-    """Refuse places in words that are code, and in the name of the program.
+    """Refuse placeholders in code and in the name of the program.
 
     Raises:
         PydanticCustomError: with the way to pass the value as an argument.

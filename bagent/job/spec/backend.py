@@ -47,7 +47,7 @@ class Address:
 
     ``base`` is ``http(s)://host[:port][/path]`` without a slash at its end, None where the kind
     knows its own address or has none. ``region`` is bedrock's. ``file`` is local's model file.
-    ``options`` are what stands after ``?`` in sim:, local: and bedrock: URLs, ``query`` in all
+    ``options`` is the query of sim:, local: and bedrock: URLs, ``query`` that of all
     others. What the options of sim: may be is the simulator's matter.
     ``authorization`` is a header value made of ``user:password@`` in the URL.
     """

@@ -58,7 +58,7 @@ class Section(BaseModel):
 
     @classmethod
     def _note_unknown(cls, data: Any, key: str, context: LoadContext | None) -> bool:
-        """Note the fault at its own position; False where there is nobody to tell."""
+        """Add the error at its own position; return False without a context."""
         if context is None:
             return False
         at = data.spots[key].key_at if isinstance(data, YamlMap) else Position(context.folder)

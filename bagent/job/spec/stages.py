@@ -77,7 +77,7 @@ class StagePart(Section):
 
 
 class BoardSection(StagePart):
-    """One section of a shared board, and who writes it."""
+    """One section of a shared board and the model that writes it."""
 
     name: Annotated[str, Text(empty=False)] = Field(description="The section's name.")
 
@@ -227,7 +227,7 @@ class TopologySpec(Section):
 
 
 def check_order(stages: tuple[StageSpec, ...], *, has_prompt: bool) -> None:
-    """Names are unique, ``from`` names earlier stages, and who asks has a prompt.
+    """Check that names are unique, ``from`` names earlier stages and prompts are there.
 
     Raises:
         PydanticCustomError: with ``key`` ``INDEX`` of the stage at fault.

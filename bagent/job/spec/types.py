@@ -155,7 +155,7 @@ class TextMap(Kind):
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of some words; ``of`` is the Literal type that lists them."""
+    """One of several words; ``of`` is the Literal type that lists them."""
 
     of: Any
 

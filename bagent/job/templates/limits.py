@@ -24,7 +24,7 @@ MAX_SECONDS = 2.0
 MAX_SLICES = 1_000_000
 
 MAX_SCANNED = 4 << 20
-"""Characters that filters take which look at every word of a text."""
+"""Longest text, in characters, for filters that scan every word."""
 
 MAX_COPIED = 1 << 30
 
@@ -67,7 +67,7 @@ def start_budget() -> None:
 
 
 def end_budget() -> None:
-    """Take the limit of time away: what follows in this thread is no part of a template."""
+    """Remove the time limit from this thread."""
     _BUDGET.deadline = float("inf")
 
 
@@ -85,7 +85,7 @@ def spend(text: str) -> None:
 
 
 def add_ticks(tree: nodes.Template) -> None:
-    """Change a parsed template such that its loops and macros look at the clock."""
+    """Change a parsed template so that its loops and macros check the time."""
     for loop in tree.find_all(nodes.For):
         loop.iter = _filtered(loop.iter, _TICKING)
     for macro in tree.find_all((nodes.Macro, nodes.CallBlock)):
@@ -115,7 +115,7 @@ def _tick_filter(context: Any, value: Any) -> Any:
 
 
 class _Ticking:
-    """An iterable of a loop; looks at the clock with every item."""
+    """An iterable that checks the time at every item."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items

@@ -200,7 +200,7 @@ class Prompt:
     """
 
     def __init__(self, spec: PromptSpec, source: JobSource, path: KeyPath = ("prompt",)) -> None:
-        """Compile ``spec``, which stands at ``path`` of the file that ``source`` tells of.
+        """Compile ``spec`` from ``path`` in the file of ``source``.
 
         Raises:
             JobError: a template is wrong, or an image that is no template cannot be used.
@@ -356,9 +356,9 @@ class _Builder:
         if spec.system is not None:
             system = self.text(spec.system, (*path, "system"))
             if system.constant != "":
-                yield _text_message("system", system)
+                yield _with_text({"role": "system"}, "content", system)
         if spec.user is not None:
-            yield _text_message("user", self.text(spec.user, (*path, "user")))
+            yield _with_text({"role": "user"}, "content", self.text(spec.user, (*path, "user")))
         for index, message in enumerate(spec.messages):
             where = (*path, "messages", index, "content")
             yield self._message(message.role, message.content, where)
@@ -377,7 +377,7 @@ class _Builder:
 
     def _message(self, role: str, content: ContentSpec, path: KeyPath) -> Message | _Render:
         if not content.parts:
-            return _text_message(role, self.text(content, path))
+            return _with_text({"role": role}, "content", self.text(content, path))
         makers = [
             self._part(part, (*path, "parts", index)) for index, part in enumerate(content.parts)
         ]
@@ -396,7 +396,9 @@ class _Builder:
         short_path = (*path[:-2], path[-1], key)
         origin = self._source.origin((*path, key))
         if part.text is not None:
-            return _text_part(self._template(part.text, short_path, origin))
+            return _with_text(
+                {"type": "text"}, "text", self._template(part.text, short_path, origin)
+            )
         template = self._template(part.image or "", short_path, origin)
         if template.constant is None:
             return _image_part(template, self._source.folder)
@@ -407,18 +409,12 @@ class _Builder:
             raise JobError(f"{dotted(short_path)}: {error}", at=at) from None
 
 
-def _text_message(role: str, template: Template) -> Message | _Render:
+def _with_text(message: Message, key: str, template: Template) -> Message | _Render:
+    """Return ``message`` with the template's text under ``key``, or what renders it."""
     if template.constant is not None:
-        return {"role": role, "content": template.constant}
+        return {**message, key: template.constant}
     render = template.render
-    return lambda data, extra: {"role": role, "content": render(data, extra)}
-
-
-def _text_part(template: Template) -> Message | _Render:
-    if template.constant is not None:
-        return {"type": "text", "text": template.constant}
-    render = template.render
-    return lambda data, extra: {"type": "text", "text": render(data, extra)}
+    return lambda data, extra: {**message, key: render(data, extra)}
 
 
 def _image_part(template: Template, folder: Path) -> _Render:

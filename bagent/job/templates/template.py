@@ -168,7 +168,7 @@ class Template:
                 raise self._unknown(use, sample, set(extra))
 
     def single_braces(self, sample: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Fields that stand in the text as ``{field}``, which Jinja leaves as it is."""
+        """Return the fields that the text has as ``{field}``, which Jinja does not replace."""
         fields = {name for row in sample for name in row}
         plain = self.constant if self.constant is not None else _TAG.split(self.text)[0]
         return sorted({name for name in _SINGLE.findall(plain) if name in fields})

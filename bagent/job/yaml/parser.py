@@ -108,7 +108,7 @@ def _line(text: str, number: int) -> str:
 
 
 MAX_VALUES = 100_000
-"""Most keys and values that a file may hold, each alias counted as what it stands for."""
+"""Most keys and values of a file, with aliases expanded."""
 
 _DEEPEST = 200
 _PLAIN = "plain"

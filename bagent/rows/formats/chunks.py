@@ -51,7 +51,7 @@ CHECK_WHOLE = 64 << 20
 
 
 class ReadProgress:
-    """How many bytes of the files were read. One thread writes, others may read.
+    """The number of bytes read. One thread writes, others may read.
 
     Args:
         total: bytes of all files; None where a source has no size.
@@ -73,7 +73,7 @@ class ReadProgress:
 
 
 class CancelToken:
-    """Tells a reader, from another thread, to stop; and wakes it where it waits."""
+    """Cancels a reader from another thread, and wakes it where it waits."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -104,7 +104,7 @@ class CancelToken:
 
 
 def check_source(source: FileSource | SqlSource, base: Path) -> None:
-    """Read as much of a source as shows that it can be read.
+    """Check that a source can be read.
 
     Raises:
         InputError: it cannot.
@@ -135,9 +135,9 @@ def source_chunks(
     Args:
         source: a file or a query.
         base: folder that relative file names in SQL start from.
-        progress: is told how far reading is, in bytes of the file.
+        progress: updated with the bytes of the file read so far.
         cancel: interrupts a query that runs.
-        warnings: takes warnings about rows.
+        warnings: receives warnings about rows.
 
     Raises:
         InputError: the source cannot be read, or not to its end.

@@ -14,6 +14,8 @@ from bagent.errors import InputError, MissingPackage, Position
 Packing = Literal["", "gz", "zst"]
 """How a file is compressed; empty: not at all."""
 
+_PACKINGS: dict[str, Packing] = {".gz": "gz", ".zst": "zst"}
+
 BLOCK = 1 << 18
 """Bytes read at once: large enough to be cheap, small beside what a run holds anyway."""
 
@@ -83,6 +85,11 @@ class ByteStream:
         self._file.close()
 
 
+def packing_of(path: Path) -> Packing:
+    """Return how a file is compressed, by its suffix."""
+    return _PACKINGS.get(path.suffix.lower(), "")
+
+
 def check_whole(path: Path, packing: Packing) -> None:
     """Unpack an archive to its end, keeping nothing.
 
@@ -98,7 +105,7 @@ def check_whole(path: Path, packing: Packing) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Return the error for a file that the system does not let us read."""
+    """Return the error for an unreadable file."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot be read: {reason}", at=Position(path))
 

@@ -208,7 +208,7 @@ class CsvFile:
 
     Args:
         source: the file; its format is ``csv`` or ``tsv``.
-        warnings: takes the warnings about rows of many lines.
+        warnings: receives the warnings about rows of many lines.
 
     Raises:
         InputError: it cannot be read, is not UTF-8, or two columns have the same name.

@@ -38,7 +38,7 @@ Element = tuple[int, bytes]
 
 
 class ElementSplitter:
-    """Cuts JSON text into elements, fed piece by piece.
+    """Splits JSON text into elements, fed piece by piece.
 
     Args:
         name: the file, for errors.

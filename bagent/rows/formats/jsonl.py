@@ -17,7 +17,7 @@ a few bytes that is to fill the memory, but no row that a model takes."""
 
 
 class LineSplitter:
-    """Cuts bytes into lines without their line feeds, fed piece by piece.
+    """Splits bytes into lines without their line feeds, fed piece by piece.
 
     Args:
         name: the file, for errors.
