@@ -1,7 +1,6 @@
-"""How one row becomes one answer: ask, look at the answer, ask again if that may help.
+"""The conversation of one row: request, evaluation of the reply, and retries with another prompt.
 
-A conversation is a small state machine: it hands out calls and gets replies; it knows no network
-and no clock of its own, and costs nothing while it waits.
+A conversation is a state machine that returns calls and receives replies, without I/O or clock.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.agents.plan import ConversationHost, StagePlan
+from bagent.agents.plan import AgentHost, ConversationHost, StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
@@ -25,11 +24,11 @@ from bagent.text.unicode import clean_text
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 
 SENT = ", ".join(f"/v1{route}" for route in ROUTES)
-"""The routes of lines that can be sent, for people."""
+"""The routes of batch file lines that can be sent, as text."""
 
 
 def line_fault(data: dict[str, Json]) -> str | None:
-    """Why a line of a batch file is no request that can be sent, None where it is one."""
+    """Return why a line of a batch file cannot be sent, None if it can."""
     body, method, url = data.get("body"), data.get("method"), data.get("url")
     if data.get("custom_id") in (None, ""):
         return "the line has no custom_id"
@@ -47,7 +46,7 @@ def line_fault(data: dict[str, Json]) -> str | None:
 
 
 def received_json(body: bytes) -> msgspec.Raw:
-    """The body of an answer on one line, as JSON that every reader takes."""
+    """Return the body of a response on one line, as JSON that every reader accepts."""
     try:
         msgspec.json.decode(body)
         return msgspec.Raw(msgspec.json.format(body, indent=-1))
@@ -57,16 +56,13 @@ def received_json(body: bytes) -> msgspec.Raw:
 
 
 class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A conversation that waits for the answer to one call, without its row and its prompt.
-
-    ``max_tokens``, ``tries`` and ``counted`` are those of the call; ``messages`` are what it
-    asked where that is not the row's own prompt. ``started`` is in Unix seconds.
-    """
+    """A conversation that waits for the reply to one call, without its row and its prompt."""
 
     max_tokens: int | None = None
     tries: int = 0
     counted: int = 0
     messages: list[Message] | None = None
+    """The messages of the call; None: the row's own prompt."""
     attempts: int = 0
     turns: int = 1
     reasks: int = 0
@@ -75,6 +71,7 @@ class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
     first_valid: bool | None = None
     usage: Usage = Usage()
     started: float | None = None
+    """Unix seconds."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -82,27 +79,24 @@ _NO_USAGE = Usage()
 
 
 class Conversation:
-    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`.
-
-    ``give_up_at`` is the event loop's time at which the row's own limit is over.
-    """
+    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`."""
 
     __slots__ = (
-        "_asked",
         "_attempts",
         "_delivery",
-        "_first_valid",
+        "_first_try_valid",
         "_grown",
         "_last",
+        "_last_call",
         "_messages",
         "_prompt_sha",
         "_queue_ms",
         "_reasks",
+        "_result",
         "_shrunk",
         "_started",
         "_turns",
         "_usage",
-        "_verdict",
         "answer",
         "give_up_at",
         "host",
@@ -120,26 +114,27 @@ class Conversation:
         self.key = f"{row.key:016x}"
         self.request_hash: int | None = None
         self.give_up_at: float | None = None
+        """The event loop's time at which the row's time limit is over."""
         self._messages: list[Message] | None = None
         self._prompt_sha: str | None = None
-        self._asked: Call | None = None
+        self._last_call: Call | None = None
         self._attempts = 0
         self._turns = 0
         self._reasks = 0
         self._grown = False
         self._shrunk = False
-        self._first_valid: bool | None = None
+        self._first_try_valid: bool | None = None
         self._usage = _NO_USAGE
         self._started: float | None = None
         self._queue_ms = 0.0
         self._delivery: Delivery | None = None
         self._last: Reply | None = None
-        self._verdict: AnswerResult | None = None
+        self._result: AnswerResult | None = None
 
     # --- the first call -----------------------------------------------------------------------
 
     def open(self) -> Call | None:
-        """The first call, or None where the row ended before it (the host was told)."""
+        """Return the first call; None where the row ended and the host was notified."""
         row = self.row
         if row.error is not None:
             self._end("bad_input", Failure("bad_input", row.error))
@@ -155,7 +150,7 @@ class Conversation:
         self._prompt_sha = hashlib.sha256(request.payload).hexdigest()
         hashed = request.payload
         if request.body is not None and request.path != CHAT:
-            hashed = request.path.encode() + hashed  # routes take bodies that are alike
+            hashed = request.path.encode() + hashed  # routes may take equal bodies
         self.request_hash = self.plan.request_hash(
             hashed, self.plan.settings.max_tokens, request.seed
         )
@@ -204,7 +199,7 @@ class Conversation:
         )
 
     def _streamed(self) -> bool:
-        """Whether the next call is streamed."""
+        """Return whether the next call is streamed."""
         return self.plan.streamed()
 
     def _call(self, request: Request) -> Call:
@@ -215,57 +210,57 @@ class Conversation:
         call.id = self.row.id
         call.pinned_to = self.row.endpoint
         call.deadline = self.give_up_at
-        self._asked = call
+        self._last_call = call
         return call
 
-    # --- what came of it ----------------------------------------------------------------------
+    # --- replies ------------------------------------------------------------------------------
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Judge a reply: end the row, ask again, or have the fleet send it again."""
+        """Evaluate a reply: end the row, ask again, or return a failure for the fleet to retry."""
         if reply.vectors is not None:
-            verdict = AnswerResult("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
+            result = AnswerResult("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
         else:
-            verdict = evaluate(reply, self.plan.schema, tools=self.plan.offers_tools)
-        self._last, self._verdict = reply, verdict
-        self._note(delivery)
+            result = evaluate(reply, self.plan.schema, tools=self.plan.offers_tools)
+        self._last, self._result = reply, result
+        self._note_delivery(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
         judged = self.plan.schema is not None and not reply.tool_calls
-        # A cut or refused answer says nothing of whether the server enforces the schema.
-        if judged and self._first_valid is None and verdict.status in ("ok", "invalid"):
-            self._first_valid = verdict.status == "ok"
-        if verdict.status == "failed" and verdict.passing:
+        # A cut or refused answer does not show whether the server enforces the schema.
+        if judged and self._first_try_valid is None and result.status in ("ok", "invalid"):
+            self._first_try_valid = result.status == "ok"
+        if result.status == "failed" and result.passing:
             return Failure(
-                verdict.error_kind or "bad_response",
-                verdict.error or "no good answer",
+                result.error_kind or "bad_response",
+                result.error or "no good answer",
                 passing=True,
                 status=200,
                 finish_reason=reply.finish_reason,
             )
         self._attempts += call.attempts
         again = None
-        if verdict.status == "invalid" and self._reasks < self.plan.reasks:
-            again = self._reask(call, verdict)
-        elif verdict.status == "truncated":
-            again = self._after_cut(call, verdict)
+        if result.status == "invalid" and self._reasks < self.plan.reasks:
+            again = self._ask_again(call, result)
+        elif result.status == "truncated":
+            again = self._after_truncation(call, result)
         if again is not None:
             self.host.ask(self, again)
         else:
-            self._end(verdict.status, None)
+            self._end(result.status, None)
         return None
 
     def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """End the row with the failure, unless a smaller request may fit."""
+        """Retry with fewer tokens where that may fit the context, else end the row."""
         self._attempts += call.attempts
         if delivery is not None:
-            self._note(delivery)
-        asked = call.request.max_tokens
+            self._note_delivery(delivery)
+        limit = call.request.max_tokens
         if (
             failure.kind == "context_overflow"
             and self.plan.settings.max_tokens is None
             and not self._shrunk
-            and asked is not None
+            and limit is not None
         ):
-            smaller = self.plan.budget.after_overflow(failure, asked)
+            smaller = self.plan.budget.after_overflow(failure, limit)
             if smaller is not None:
                 self._shrunk = True
                 self._turns -= 1
@@ -275,35 +270,35 @@ class Conversation:
                 return
         self._end("refused" if failure.kind == "refused" else "failed", failure)
 
-    def _reask(self, call: Call, verdict: AnswerResult) -> Call | None:
+    def _ask_again(self, call: Call, result: AnswerResult) -> Call | None:
         if self._messages is None or self.plan.schema is None:
             return None
         self._reasks += 1
-        wrong = verdict.violations or (verdict.error or "",)
-        messages = retry_messages(self._messages, verdict.text or "", wrong, self.plan.schema)
-        return self._call(self._asking_again(call.request, messages))
+        wrong = result.violations or (result.error or "",)
+        messages = retry_messages(self._messages, result.text or "", wrong, self.plan.schema)
+        return self._call(self._retry_request(call.request, messages))
 
-    def _asking_again(self, request: Request, messages: list[Message]) -> Request:
-        """The request that asks once more for an answer that fits."""
+    def _retry_request(self, request: Request, messages: list[Message]) -> Request:
+        """Return the request that asks again for an answer that fits the schema."""
         return msgspec.structs.replace(
             request, payload=encode_payload(messages), messages=messages, stream=False
         )
 
-    def _after_cut(self, call: Call, verdict: AnswerResult) -> Call | None:
-        """Ask again, with more room, for an answer that was cut off."""
-        asked = call.request.max_tokens
-        if asked is None or self.plan.grow <= 1 or self._grown:
+    def _after_truncation(self, call: Call, result: AnswerResult) -> Call | None:
+        """Return the call with more tokens for an answer that was cut off, if any may be added."""
+        limit = call.request.max_tokens
+        if limit is None or self.plan.grow <= 1 or self._grown:
             return None
-        most = int(asked * self.plan.grow)
+        most = int(limit * self.plan.grow)
         context, prompt = self.plan.budget.context, self._last.usage.prompt if self._last else None
-        if context is not None and prompt is not None and prompt + asked <= context:
+        if context is not None and prompt is not None and prompt + limit <= context:
             most = min(most, context - prompt)
-        if most <= asked:
+        if most <= limit:
             return None
         self._grown = True
         return self._call(msgspec.structs.replace(call.request, max_tokens=most))
 
-    def _note(self, delivery: Delivery) -> None:
+    def _note_delivery(self, delivery: Delivery) -> None:
         self._delivery = delivery
         if self._started is None:
             self._started = delivery.sent
@@ -326,17 +321,17 @@ class Conversation:
         )
 
     def _accepts_cut(self) -> bool:
-        """Whether a truncated answer is a finished one."""
+        """Return whether a truncated answer is accepted."""
         if self.plan.truncated is not None or not self.plan.own_bodies:
             return self.plan.truncated == "accept"
         body = self.row.data.get("body")
         names = ("max_tokens", "max_completion_tokens")
         return isinstance(body, dict) and any(body.get(name) is not None for name in names)
 
-    # --- over more than one process ------------------------------------------------------------
+    # --- across processes ----------------------------------------------------------------------
 
-    def kept(self, call: Call) -> ConversationState:
-        """What :meth:`resumed` needs to take the answer to ``call``, besides the row."""
+    def to_state(self, call: Call) -> ConversationState:
+        """Return what :meth:`from_state` needs to handle the reply to ``call``, besides the row."""
         messages = call.request.messages
         return ConversationState(
             max_tokens=call.request.max_tokens,
@@ -348,32 +343,35 @@ class Conversation:
             reasks=self._reasks,
             grown=self._grown,
             shrunk=self._shrunk,
-            first_valid=self._first_valid,
+            first_valid=self._first_try_valid,
             usage=self._usage,
             started=self._started,
         )
 
-    def resumed(self, kept: ConversationState) -> Call | None:
-        """The call of which ``kept`` was taken, or None where the row ended (the host was told)."""
+    def from_state(self, state: ConversationState) -> Call | None:
+        """Return the call of ``state``, or None where the row ended and the host was notified."""
         call = self.open()
         if call is None:
             return None
-        if kept.messages is not None:
-            call.request = self._asking_again(call.request, kept.messages)
-        call.request.max_tokens = kept.max_tokens
-        call.turn, call.attempts = kept.turns, kept.tries
-        call.counted_attempts = kept.counted
-        self._attempts, self._turns, self._reasks = kept.attempts, kept.turns, kept.reasks
-        self._grown, self._shrunk, self._first_valid = kept.grown, kept.shrunk, kept.first_valid
-        self._usage, self._started = kept.usage, kept.started
+        if state.messages is not None:
+            call.request = self._retry_request(call.request, state.messages)
+        call.request.max_tokens = state.max_tokens
+        call.turn, call.attempts, call.counted_attempts = state.turns, state.tries, state.counted
+        self._attempts, self._turns, self._reasks = state.attempts, state.turns, state.reasks
+        self._grown, self._shrunk, self._first_try_valid = (
+            state.grown,
+            state.shrunk,
+            state.first_valid,
+        )
+        self._usage, self._started = state.usage, state.started
         return call
 
     # --- the end ------------------------------------------------------------------------------
 
     def _end(self, status: str, failure: Failure | None) -> None:
-        # The call knows its conversation: all of the row would wait for the garbage collector.
-        self._asked = None
-        row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
+        # The call refers to its conversation: break the cycle, so that the row is freed at once.
+        self._last_call = None
+        row, delivery, reply, result = self.row, self._delivery, self._last, self._result
         outcome = Outcome(
             key=self.key,
             row=row.index,
@@ -387,7 +385,7 @@ class Conversation:
             turns=self._turns,
             finished_at=round(delivery.done if delivery else self.host.now(), 4),
             prompt_sha256=self._prompt_sha,
-            first_try_valid=self._first_valid,
+            first_try_valid=self._first_try_valid,
             request_hash=None if self.request_hash is None else f"{self.request_hash:016x}",
         )
         if delivery is not None and self._started is not None:
@@ -395,7 +393,7 @@ class Conversation:
             outcome.group = delivery.group
             outcome.started_at = round(self._started, 4)
             outcome.queue_ms = round(self._queue_ms, 2)
-            # The clock of the day may be set back meanwhile.
+            # The wall clock may have been set back.
             outcome.latency_ms = round(max(0.0, delivery.done - self._started) * 1000, 2)
         if row.parents:
             outcome.parents = list(row.parents)
@@ -406,42 +404,56 @@ class Conversation:
         outcome.reasoning_tokens = self._usage.reasoning
         if self.plan.price is not None:
             outcome.cost_usd = self.plan.price(self.plan.settings.model, self._usage)
-        if verdict is not None and reply is not None:
-            self._put_answer(outcome, verdict, reply)
+        if result is not None and reply is not None:
+            self._put_answer(outcome, result, reply)
         if failure is not None:
             outcome.error_kind = failure.kind
             outcome.error = clean_text(failure.message)
             outcome.text = outcome.text or failure.text
             outcome.finish_reason = outcome.finish_reason or failure.finish_reason
             if failure.status != 200:
-                outcome.response = None  # of an attempt before the last
+                outcome.response = None  # it is of an earlier attempt
         self.host.finish(self, outcome)
 
-    def _put_answer(self, outcome: Outcome, verdict: AnswerResult, reply: Reply) -> None:
-        outcome.text = verdict.text
-        outcome.reasoning = verdict.reasoning
+    def _put_answer(self, outcome: Outcome, result: AnswerResult, reply: Reply) -> None:
+        outcome.text = result.text
+        outcome.reasoning = result.reasoning
         outcome.finish_reason = reply.finish_reason
         outcome.model = reply.model
         outcome.ttft_ms = None if reply.ttft_ms is None else round(max(0.0, reply.ttft_ms), 2)
         outcome.logprobs = reply.logprobs
         if self.plan.own_bodies and reply.body is not None:
             outcome.response = received_json(reply.body)
-        if verdict.status == "ok":
-            outcome.output = verdict.output
-        elif verdict.status != "truncated" or not self._accepts_cut():
-            outcome.error_kind = verdict.error_kind
-            outcome.error = verdict.error
-        if verdict.text is not None:
-            outcome.output_sha256 = hashlib.sha256(verdict.text.encode()).hexdigest()
+        if result.status == "ok":
+            outcome.output = result.output
+        elif result.status != "truncated" or not self._accepts_cut():
+            outcome.error_kind = result.error_kind
+            outcome.error = result.error
+        if result.text is not None:
+            outcome.output_sha256 = hashlib.sha256(result.text.encode()).hexdigest()
+
+
+def make_conversation(plan: StagePlan, row: Row, answer: int, host: AgentHost) -> Conversation:
+    """Make the conversation of one answer of a row: with a program, with tools, or plain."""
+    # Only jobs with programs or tools load what those need.
+    if plan.program is not None:
+        from bagent.agents.external_agent import ProgramConversation
+
+        return ProgramConversation(plan, plan.program, row, answer, host)
+    if plan.agent is not None:
+        from bagent.agents.agent_loop import AgentConversation
+
+        return AgentConversation(plan, plan.agent, row, answer, host)
+    return Conversation(plan, row, answer, host)
 
 
 _IMAGE = re.compile(rb'"data:image/[^"]*"')
 IMAGE_BYTES = 3000
-"""An image counts as so many bytes of text: about a thousand tokens, whatever its file size."""
+"""Bytes of text that an image counts as: about a thousand tokens, whatever its file size."""
 
 
 def text_bytes(payload: bytes) -> int:
-    """The size of a prompt for estimating its tokens: inline images count by the piece."""
+    """Return the size of a prompt for estimating its tokens; images count ``IMAGE_BYTES`` each."""
     if b'"data:image/' not in payload:
         return len(payload)
     bare, images = _IMAGE.subn(b"", payload)

@@ -1,4 +1,4 @@
-"""Rows answered by an agent program: a process per row, in a folder of its own."""
+"""Rows that an agent program answers: one process per row, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from bagent.types import ErrorKind, Failure, Json, Message, Reply, Row, Usage
 
 
 class ProgramPlan(msgspec.Struct, eq=False):
-    """The program of one stage.
-
-    ``argv`` may hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}``, ``{job_folder}`` and
-    ``{id}``; without ``{prompt}`` the prompt is its standard input. ``env`` is its whole
-    environment but for the key, with the same places other than ``{prompt}``, and ``{key}``:
-    ``keys`` names the variables that get the row's key, which ``row_key`` makes of the name by
-    which the row's requests are told apart. ``folder`` is where each
-    row gets a folder of its own, and ``homes`` where it gets a home, which is gone once the program
-    has ended well: some keep megabytes there. ``job_folder`` is where the job's files are. ``most``
-    rows run at once, each for at most ``seconds`` (None: no limit). ``usage`` gives the tokens that
-    a row's requests took, and how many they were.
-    """
+    """The program of one stage."""
 
     argv: Sequence[str]
+    """May hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}``, ``{job_folder}`` and
+    ``{id}``; without ``{prompt}`` the prompt is the program's standard input."""
     env: Mapping[str, str]
+    """Its environment without the key, with the same placeholders and ``{key}``, not
+    ``{prompt}``."""
     keys: Sequence[str]
+    """The variables that get the row's key."""
     row_key: Callable[[str], str]
+    """Makes the key from the name that identifies a row's requests."""
     folder: Path
+    """Each row gets a folder of its own below it."""
     homes: Path
+    """Each row gets a home below it, which is removed once the program has ended well."""
     job_folder: Path
     most: int
+    """Rows that run at once."""
     seconds: float | None
+    """Time limit of a row; None: no limit."""
     model: str
     base_url: str
     usage: Callable[[str], tuple[Usage, int]]
+    """Returns the tokens and the number of a row's requests."""
 
 
 class ProgramConversation(Conversation):
-    """One (row, answer) of a stage whose rows a program answers."""
+    """One (row, answer) of a stage that a program answers."""
 
     __slots__ = ("_agent_host", "_program")
 
@@ -66,21 +66,21 @@ class ProgramConversation(Conversation):
         self._agent_host = host
 
     def open(self) -> Call | None:
-        """None in any case: the program makes its own calls."""
+        """Start the program and return None: the program sends its own requests."""
         call = super().open()
         if call is not None:
-            self.request_hash = None  # what a program does is not shared
-            self._agent_host.spawn(self._answer(call.request.messages or []))
+            self.request_hash = None  # programs do not share answers
+            self._agent_host.spawn(self._run_until_valid(call.request.messages or []))
         return None
 
-    async def _answer(self, messages: Sequence[Message]) -> None:
-        """Run the program until its answer is valid, or the tries are spent."""
-        asked = list(messages)
+    async def _run_until_valid(self, messages: Sequence[Message]) -> None:
+        """Run the program until its answer is valid, or no attempt remains."""
+        prompt = list(messages)
         while True:
             began = unix()
             self._attempts += 1
             try:
-                text = await self._run(prompt_text(asked))
+                text = await self._run(prompt_text(prompt))
             except ToolFault as fault:
                 passing = fault.kind == "timeout"
                 self._finish(began, unix())
@@ -88,20 +88,20 @@ class ProgramConversation(Conversation):
                 self._end("failed", Failure(kind, fault.message, passing=passing))
                 return
             reply = Reply(text, "stop", model=self._program.model)
-            verdict = evaluate(reply, self.plan.schema)
-            self._last, self._verdict = reply, verdict
-            if self.plan.schema is not None and self._first_valid is None:
-                self._first_valid = verdict.status == "ok"
-            if verdict.status != "invalid" or self._reasks >= self.plan.reasks:
+            result = evaluate(reply, self.plan.schema)
+            self._last, self._result = reply, result
+            if self.plan.schema is not None and self._first_try_valid is None:
+                self._first_try_valid = result.status == "ok"
+            if result.status != "invalid" or self._reasks >= self.plan.reasks:
                 self._finish(began, unix())
-                self._end(verdict.status, None)
+                self._end(result.status, None)
                 return
             self._reasks += 1
-            asked = retry_messages(messages, verdict.text, verdict.violations, self.plan.schema)
+            prompt = retry_messages(messages, result.text, result.violations, self.plan.schema)
 
     def _finish(self, began: float, ended: float) -> None:
         self._usage, self._turns = self._program.usage(self._name)
-        self._note(Delivery("", "", self._started or began, ended, 0.0))
+        self._note_delivery(Delivery("", "", self._started or began, ended, 0.0))
 
     @property
     def _name(self) -> str:
@@ -114,27 +114,27 @@ class ProgramConversation(Conversation):
         for path in (folder, home):
             try:
                 path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:  # the disk is full, or not ours: so it will be for every row
+            except OSError as error:  # every row would fail alike
                 raise write_error(path, error) from error
-        told = {
+        values = {
             "model": program.model,
             "base_url": program.base_url,
             "folder": str(folder),
             "job_folder": str(program.job_folder),
             "id": "" if self.row.id is None else wire_text(str(self.row.id)),
         }
-        argv = [_filled(word, {**told, "prompt": prompt}) for word in program.argv]
-        # Not in argv: other users of the machine can read that.
+        argv = [_fill(word, {**values, "prompt": prompt}) for word in program.argv]
+        # The key is not in argv, which other users of the machine can read.
         key = program.row_key(name)
         env = {"HOME": str(home)} | {
-            variable: _filled(word, {**told, "key": key}) for variable, word in program.env.items()
+            variable: _fill(word, {**values, "key": key}) for variable, word in program.env.items()
         }
         if any("\0" in word for word in (*argv, *env.values())):
             raise ToolFault("the prompt, or the row's id, holds a NUL character")
-        env |= dict.fromkeys((one for one in program.keys if one not in program.env), key)
+        env |= dict.fromkeys((own for own in program.keys if own not in program.env), key)
         stdin = b"" if any("{prompt}" in word for word in program.argv) else prompt.encode()
         try:
-            async with asyncio.timeout(self._left()):
+            async with asyncio.timeout(self._remaining_seconds()):
                 ended = await run_child(CommandChild(argv, stdin, folder, env))
         except TimeoutError:
             raise ToolFault("the program took too long and was stopped", "timeout") from None
@@ -142,34 +142,34 @@ class ProgramConversation(Conversation):
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
         return text
 
-    def _left(self) -> float | None:
-        """Seconds that the program may take."""
+    def _remaining_seconds(self) -> float | None:
+        """Return the seconds that the program may take."""
         if self.give_up_at is None:
             return self._program.seconds
         return max(0.0, self.give_up_at - asyncio.get_running_loop().time())
 
 
 def prompt_text(messages: Sequence[Message]) -> str:
-    """A prompt as one text: system and user by paragraphs, others after who said them."""
+    """Return a prompt as one text: a paragraph for each message."""
     parts = []
     for message in messages:
         text = content_text(message.get("content")) or ""
-        said = f"Your last answer was:\n{text}" if message.get("role") == "assistant" else text
+        part = f"Your last answer was:\n{text}" if message.get("role") == "assistant" else text
         if text.strip():
-            parts.append(said)
+            parts.append(part)
     return "\n\n".join(parts)
 
 
-def _filled(word: str, told: Mapping[str, str]) -> str:
-    """A word with its places filled; braces around anything else stay as they are."""
-    return PROGRAM_PLACE.sub(lambda found: told.get(found[1], found[0]), word)
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    """Return a word with its placeholders filled; other braces stay."""
+    return PROGRAM_PLACE.sub(lambda match: values.get(match[1], match[0]), word)
 
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""The variables by which programs are told the key."""
+"""The variables from which programs read the key."""
 
 PROVIDER = "bagent"
-"""What OpenCode calls the proxy: its models are named ``bagent/NAME``."""
+"""OpenCode's name for the proxy: its models are named ``bagent/NAME``."""
 
 QUIET: Mapping[str, str] = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -180,7 +180,7 @@ QUIET: Mapping[str, str] = {
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
-"""Compute nodes reach no internet: programs that look for updates there wait in vain."""
+"""Variables that turn off updates: compute nodes do not reach the internet."""
 
 _CLAUDE_MODELS = (
     "ANTHROPIC_MODEL",
@@ -190,35 +190,34 @@ _CLAUDE_MODELS = (
     "ANTHROPIC_DEFAULT_OPUS_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-"""A server has one model: helpers and small questions go to it too."""
+"""Variables for all models of Claude Code: the server has one."""
 
 ANSWER_SHARE = 4
-"""An answer may take a quarter of the context where the job names no ``max_tokens``."""
+"""The part of the context that an answer may take where the job sets no ``max_tokens``."""
 
 
 class ProxyTarget(msgspec.Struct, frozen=True):
-    """The service that a program is pointed at.
-
-    ``base_url`` ends with ``/v1``. ``context`` is the model's context length in tokens, and
-    ``max_tokens`` what an answer may take; None where that is not known.
-    """
+    """The service that a program sends its requests to."""
 
     base_url: str
+    """Ends with ``/v1``."""
     model: str
     context: int | None = None
+    """The model's context length in tokens, if it is known."""
     max_tokens: int | None = None
+    """Tokens that an answer may take, if the job sets them."""
 
     @property
     def answer(self) -> int | None:
-        """The tokens that an answer may take, None where nothing is known of them."""
+        """Tokens that an answer may take, if a limit is known."""
         if self.max_tokens is not None or self.context is None:
             return self.max_tokens
         return max(1, self.context // ANSWER_SHARE)
 
 
 def environment_for(service: ProxyTarget) -> dict[str, str]:
-    """The variables by which programs find ``service``, besides the key."""
-    found = {
+    """Return the variables by which programs find ``service``, besides the key."""
+    variables = {
         **QUIET,
         "OPENAI_BASE_URL": service.base_url,
         "OPENAI_API_BASE": service.base_url,
@@ -228,18 +227,18 @@ def environment_for(service: ProxyTarget) -> dict[str, str]:
         "no_proxy": "127.0.0.1",
         "OPENCODE_CONFIG_CONTENT": msgspec.json.encode(opencode_config(service)).decode(),
     }
-    found |= dict.fromkeys(_CLAUDE_MODELS, service.model)
+    variables |= dict.fromkeys(_CLAUDE_MODELS, service.model)
     if service.context is not None:
-        found["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(service.context)
+        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(service.context)
     if service.answer is not None:
-        found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(service.answer)
-    return found
+        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(service.answer)
+    return variables
 
 
 def opencode_config(service: ProxyTarget) -> dict[str, Json]:
-    """OpenCode's configuration: the proxy as its one provider; the key comes from the environment.
+    """Return OpenCode's configuration with the proxy as its one provider.
 
-    Without the limits OpenCode neither shortens long sessions nor asks for answers that fit.
+    Without limits OpenCode neither shortens long sessions nor requests answers that fit.
     """
     model: dict[str, Json] = {"name": service.model}
     if service.context is not None:

@@ -1,4 +1,4 @@
-"""What all conversations of one stage share."""
+"""The plan that all conversations of one stage share, and the protocols of their host."""
 
 from __future__ import annotations
 
@@ -14,38 +14,13 @@ from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
 from bagent.fleet.call import Call
-from bagent.types import Json, Message, Outcome, ToolCall, ToolRecord, Turn
+from bagent.types import Json, Message, Outcome, Turn
 
 if TYPE_CHECKING:
     from bagent.agents.conversation import Conversation
     from bagent.agents.external_agent import ProgramPlan
-    from bagent.tools import CallContext, ToolResult
-
-
-class Tools(Protocol):
-    """Runs tool calls: :class:`bagent.tools.ToolExecutor` does."""
-
-    definitions: list[Json]
-
-    def has_side_effects(self, name: str) -> bool:
-        """Whether a call that was cut off may have done something."""
-        ...
-
-    async def call(self, call: ToolCall, context: CallContext = ...) -> ToolResult:
-        """Answer one call; raises nothing but CancelledError."""
-        ...
-
-
-class AgentLog(Protocol):
-    """Where turns and tool calls are noted: :class:`bagent.store.journal.journal.Journal`."""
-
-    def write_turn(self, turn: Turn) -> None:
-        """Write one turn; raises WriteError."""
-        ...
-
-    def write_tool(self, record: ToolRecord) -> None:
-        """Note one tool call; raises WriteError."""
-        ...
+    from bagent.store.journal.journal import Journal
+    from bagent.tools import ToolExecutor
 
 
 def _nothing(unit: int) -> list[Turn]:
@@ -57,64 +32,54 @@ def _ignore(_: str) -> None:
 
 
 class AgentPlan(msgspec.Struct, eq=False):
-    """The tools of one stage's agents and the rules for their turns.
+    """The tools of one stage's agents and the rules for their turns."""
 
-    ``earlier`` gives the turns that an earlier start of the run left of a conversation (by
-    :func:`bagent.store.journal.codec.unit_of`). ``max_turns`` bounds the model's turns of a row.
-    ``first_choice`` is the ``tool_choice`` of the first turn. ``compact_at`` is the share of the
-    context at which a conversation is made shorter, ``summary_settings`` are those of the model
-    that sums up (None: old answers of tools are cut). ``shares``: equal rows may share an answer,
-    since no tool has side effects. ``log_text`` takes text for the run's log, ``fail_on_tool``: a
-    failed tool ends its row. ``streaming`` says which turns are streamed; None: all or none,
-    as the stage's plan says.
-    """
-
-    tools: Tools
-    log: AgentLog
+    tools: ToolExecutor
+    log: Journal
     earlier: Callable[[int], list[Turn]] = _nothing
+    """Returns the turns of a conversation that earlier starts wrote, by its unit."""
     max_turns: int = 6
     first_choice: Json = None
+    """The ``tool_choice`` of the first turn."""
     compact_at: float = 0.85
+    """The share of the context at which a conversation is compacted."""
     summary_settings: CallSettings | None = None
+    """The settings of the model that summarizes; None: old answers of tools are cut."""
     shares: bool = False
+    """Equal rows may share an answer: no tool has side effects."""
     log_text: Callable[[str], None] = _ignore
+    """Writes text to the run's log."""
     fail_on_tool: bool = False
+    """A failed tool ends its row."""
     streaming: StreamPolicy | None = None
+    """Says which turns are streamed; None: as the stage's plan says."""
 
 
 STREAM_EVERY = 50
-"""One call in so many is streamed by ``stream: auto``, for its first-token time."""
+"""With ``stream: auto`` one call in this many is streamed, for its time to first token."""
 
 MOST_HASHES = 256
-"""Beginnings of hashes that are kept: one for each limit and seed, of which there may be many."""
+"""Cached beginnings of request hashes, one for each token limit and seed."""
 
 
 class Renderer(Protocol):
-    """Makes a row's prompt: :class:`bagent.job.templates.prompt.Prompt` does."""
+    """Renders a row's prompt: :class:`bagent.job.templates.prompt.Prompt` does."""
 
     raw: bool
 
     def render(
         self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None
     ) -> list[Message]:
-        """Messages of one row; raises :class:`bagent.job.templates.template.TemplateFailure`."""
+        """Return the messages of one row, or raise TemplateFailure."""
         ...
 
     def render_raw(self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None) -> str:
-        """Raw text of one row; raises like :meth:`render`."""
+        """Return the raw text of one row, or raise TemplateFailure."""
         ...
 
 
 class StagePlan(msgspec.Struct, eq=False):
-    """One stage's prompt, settings and rules for answers; the same for all its rows.
-
-    ``reasks`` is how often an invalid answer is asked again; ``grow`` multiplies ``max_tokens``
-    once for a truncated one, ``truncated`` is the job's ``output.truncated``. ``row_seconds``
-    bounds a row, from its first call being ready.
-    ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file). ``agent``
-    has the tools that rows may call, ``program`` the program that answers them; None where there is
-    none.
-    """
+    """One stage's prompt, settings and rules for answers; the same for all its rows."""
 
     name: str
     prompt: Renderer
@@ -123,21 +88,26 @@ class StagePlan(msgspec.Struct, eq=False):
     budget: TokenBudget
     describe: bool = False
     reasks: int = 2
+    """How often an invalid answer is asked again."""
     grow: float = 1.0
+    """Factor for ``max_tokens``, once, after a truncated answer."""
     truncated: str | None = None
+    """The job's ``output.truncated``."""
     stream: bool | None = None
     answers: int = 1
     row_seconds: float | None = None
+    """Time limit of a row, from its first call being ready."""
     own_bodies: bool = False
+    """Rows are request bodies (an OpenAI batch file)."""
     own_bodies_keep_model: bool = True
     agent: AgentPlan | None = None
     program: ProgramPlan | None = None
     price: Callable[[str | None, Json], float | None] | None = None
     _count: int = 0
-    _begun_hashes: dict[tuple[int, int], Any] = {}
+    _hash_prefixes: dict[tuple[int, int], Any] = {}
 
     def streamed(self) -> bool:
-        """Whether the next call is streamed."""
+        """Return whether the next call is streamed."""
         if self.stream is not None:
             return self.stream
         self._count += 1
@@ -145,28 +115,28 @@ class StagePlan(msgspec.Struct, eq=False):
 
     @property
     def offers_tools(self) -> bool:
-        """Whether requests name tools that nobody here runs, so that calls of them are answers."""
+        """Whether requests name tools that are not run here, so that calls of them are answers."""
         return self.own_bodies or "tools" in self.settings.extra
 
     def request_hash(self, payload: bytes, max_tokens: int | None, seed: int | None) -> int:
-        """64 bits that name the exact request: settings, prompt, limit and seed."""
-        besides = max_tokens or 0, -1 if seed is None else seed
-        begun = self._begun_hashes.get(besides)
-        if begun is None:
-            words = self.settings.fingerprint() + b"%d/%d/" % besides
-            if len(self._begun_hashes) >= MOST_HASHES:
-                self._begun_hashes.clear()
-            begun = self._begun_hashes[besides] = hashlib.blake2b(words, digest_size=8)
-        digest = begun.copy()
+        """Return a 64-bit hash of the exact request: settings, prompt, limit and seed."""
+        limits = max_tokens or 0, -1 if seed is None else seed
+        digest_start = self._hash_prefixes.get(limits)
+        if digest_start is None:
+            prefix = self.settings.fingerprint() + b"%d/%d/" % limits
+            if len(self._hash_prefixes) >= MOST_HASHES:
+                self._hash_prefixes.clear()
+            digest_start = self._hash_prefixes[limits] = hashlib.blake2b(prefix, digest_size=8)
+        digest = digest_start.copy()
         digest.update(payload)
         return int.from_bytes(digest.digest(), "big")
 
 
 class ConversationHost(Protocol):
-    """Sends the calls of conversations and takes their end; the stage engine is one."""
+    """Sends the calls of conversations and receives their outcomes; the row runner is one."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         ...
 
     def ask(self, conversation: Conversation, call: Call) -> None:
@@ -174,18 +144,18 @@ class ConversationHost(Protocol):
         ...
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Take the end of the conversation."""
+        """Receive the outcome of the conversation."""
         ...
 
 
 class AgentHost(ConversationHost, Protocol):
-    """What a conversation with tools needs besides."""
+    """The host of conversations with tools or programs."""
 
     @property
     def closing(self) -> bool:
-        """Whether the run is ending early: nothing new is begun."""
+        """Whether the run is ending early, so that nothing new starts."""
         ...
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a task that is waited for, or cancelled, at the run's end; its fault ends the run."""
+        """Run a task that the run's end awaits or cancels; its exception ends the run."""
         ...

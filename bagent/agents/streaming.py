@@ -1,4 +1,4 @@
-"""Whether an agent's turns are worth streaming."""
+"""The policy for streaming an agent's turns."""
 
 from __future__ import annotations
 
@@ -11,73 +11,68 @@ from bagent.backends.request import Watch
 from bagent.types import ToolCall
 
 FIRST = 8
-"""First, second ... turns that are streamed before anything is known of them."""
+"""Turns of each number that are streamed before their samples count."""
 
 WORTH = 0.1
-"""Share of a turn's time that early calls must save: a streamed answer costs a server, whose front
-end is often the limit, and its client more than a whole one does. One call that ends its turn saves
-a step or two of the engine that way, half of this in a short turn: nothing that anybody gains."""
+"""Share of a turn's time that early tool calls must save: streaming costs server and client more
+than a complete response. A single call at the end of its turn saves less than half of this."""
 
 SAMPLE_EVERY = 16
-"""One turn in so many is streamed although it is not worth it: models change their ways."""
+"""One turn in this many is streamed as a sample, although streaming saves too little."""
 
 _KEPT = 32
 _MOST = 8
 
 
 class _Turns(msgspec.Struct):
-    """All first turns, or all second ones: how many were asked, and what streams of them saved."""
+    """All turns of one number: their count, and (seconds, seconds saved) of streamed ones."""
 
     count: int = 0
-    told: deque[tuple[float, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_KEPT))
+    samples: deque[tuple[float, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
 class StreamPolicy:
-    """Streams turns as long as tools that start before the end of their turn save enough time.
+    """Streams turns while tools that start before the end of their turn save enough time.
 
-    First turns, second ones and so on are told apart: the last one of an agent is its answer, where
-    no tool starts. Turns beyond the eighth are like the eighth. Not for other threads.
+    It samples each number of turn apart, up to the eighth: the last turn of an agent is its answer,
+    where no tool starts. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._turns = [_Turns() for _ in range(_MOST)]
 
     def next(self, turn: int) -> bool:
-        """Whether to stream the next answer to ``turn``, from 1."""
-        of = self._of(turn)
-        of.count += 1
-        if of.count <= FIRST or of.count % SAMPLE_EVERY == 0:
+        """Return whether to stream the next reply of turn number ``turn``, from 1."""
+        samples = self._of(turn)
+        samples.count += 1
+        if samples.count <= FIRST or samples.count % SAMPLE_EVERY == 0:
             return True
-        took = sum(each for each, _ in of.told)
-        return bool(of.told) and sum(saved for _, saved in of.told) >= WORTH * took
+        took = sum(each for each, _ in samples.samples)
+        return bool(samples.samples) and sum(saved for _, saved in samples.samples) >= WORTH * took
 
     def note(self, turn: int, took: float, saved: float) -> None:
-        """Note a streamed turn: its seconds, and those between its first whole call and its end."""
-        self._of(turn).told.append((took, saved))
+        """Note a streamed turn: its seconds, and those from its first complete call to its end."""
+        self._of(turn).samples.append((took, saved))
 
     def _of(self, turn: int) -> _Turns:
         return self._turns[min(turn, _MOST) - 1]
 
 
 class FirstToolCallTimer:
-    """Notes when the first call of a streamed answer was whole, and passes each on.
-
-    Args:
-        clock: gives what ``at`` is noted in.
-    """
+    """Notes when the first tool call of a streamed reply was complete, and passes calls on."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.at: float | None = None
 
     def watched(self, watch: Watch) -> Callable[[ToolCall], None]:
-        """What takes the calls of one answer as they come, in place of what ``watch`` gives."""
-        take = watch()
+        """Return the handler for the tool calls of one reply, around the one of ``watch``."""
+        pass_on = watch()
         self.at = None
 
         def on_call(call: ToolCall) -> None:
             if self.at is None:
                 self.at = self._clock()
-            take(call)
+            pass_on(call)
 
         return on_call

@@ -203,13 +203,15 @@ def _elements(call: str, argument: str) -> Callable[[str, Schemas], Calls]:
     def read(text: str, schemas: Schemas) -> Calls:
         calls: Calls = []
         for match in calls_pattern.finditer(text):
-            known = schemas.get(match["name"], {})
+            properties = schemas.get(match["name"], {})
             arguments: dict[str, Json] = {}
             for part in arguments_pattern.finditer(match["body"]):
-                said = part.groupdict().get("text")
+                is_text = part.groupdict().get("text")
                 value = part["value"]
                 arguments[part["key"]] = (
-                    value if said == "true" else _typed(value, known, part["key"], said == "false")
+                    value
+                    if is_text == "true"
+                    else _typed(value, properties, part["key"], is_text == "false")
                 )
             if not arguments and match["body"].strip():
                 raise ValueError("arguments in another form")

@@ -1,4 +1,4 @@
-"""Runs the tool calls of one conversation, and notes which were begun before they run."""
+"""The tool calls of one conversation, recorded in the journal before they run."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from bagent.tools import CallContext, ToolResult
 from bagent.types import Json, Message, Reply, ToolCall, ToolRecord, Turn, Usage
 
 MOST_CALLS = 64
-"""Most tool calls of one turn that are run; the others are answered with a fault."""
+"""Tool calls of one turn that are run; the others are answered with an error."""
 
 
 def assign_call_ids(reply: Reply, turn: int, used: Container[str]) -> tuple[ToolCall, ...]:
-    """The calls of ``reply``, each with an id that no other call of the conversation has.
+    """Return the calls of ``reply``, each with an id that is unique in the conversation.
 
-    Some servers send no ids, the same one for all, or start again with ``call_0`` each turn. Where
-    the turn is given back in the provider's own form its ids stand there, and stay.
+    Some servers send no ids, the same one for all, or begin with ``call_0`` each turn. Ids stay
+    where the turn is sent back in the provider's own form, which has them.
     """
     if reply.blocks is not None:
         return reply.tool_calls
-    found: list[ToolCall] = []
+    calls: list[ToolCall] = []
     taken: set[str] = set()
-    for place, call in enumerate(reply.tool_calls):
+    for index, call in enumerate(reply.tool_calls):
         name = call.id
         again = 0
         while not name or name in taken or name in used:
-            name = f"call_{turn}_{place}" + (f"_{again}" if again else "")
+            name = f"call_{turn}_{index}" + (f"_{again}" if again else "")
             again += 1
         taken.add(name)
-        found.append(msgspec.structs.replace(call, id=name))
-    return tuple(found)
+        calls.append(msgspec.structs.replace(call, id=name))
+    return tuple(calls)
 
 
 def turn_message(reply: Reply, calls: Sequence[ToolCall]) -> Message:
-    """The assistant's message of a turn that asks for ``calls``, as every server takes it.
+    """Return the assistant's message of a turn with ``calls``, in a form that every server takes.
 
-    Arguments are the JSON text of one object: servers parse them to fill in their templates.
+    Arguments are JSON objects as text: servers parse them for their templates.
     """
     wired = tuple(
         msgspec.structs.replace(call, arguments=normalize_arguments(call.arguments))
@@ -53,20 +53,20 @@ def turn_message(reply: Reply, calls: Sequence[ToolCall]) -> Message:
 
 
 def pending_calls_message(calls: Sequence[ToolCall]) -> Message:
-    """The assistant's message for calls whose own turn was lost before it was whole."""
+    """Return the assistant's message for calls of a turn that was lost before it was complete."""
     return turn_message(Reply(None, "tool_calls"), calls)
 
 
 def answer_message(call: ToolCall, text: str) -> Message:
-    """The message that answers a call."""
+    """Return the message that answers a call."""
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
 def normalize_arguments(arguments: str) -> str:
-    """``arguments`` as JSON text that decodes once, to an object.
+    """Return ``arguments`` as JSON text of an object.
 
-    Text within text is taken out of it, nothing is an empty object, and what is no object stands
-    under the key ``arguments``, so that the model sees what it wrote.
+    A text within a text is unwrapped, nothing is an empty object, and any other value is put under
+    the key ``arguments``, so that the model sees what it wrote.
     """
     value: Json = arguments
     layers = 0
@@ -82,18 +82,18 @@ def normalize_arguments(arguments: str) -> str:
 
 
 def calls_of(message: Message) -> list[ToolCall]:
-    """The calls of an assistant's message in OpenAI form."""
-    found = []
+    """Return the calls of an assistant's message in OpenAI form."""
+    calls = []
     for entry in message.get("tool_calls") or ():
         function = entry.get("function") or {}
-        found.append(
+        calls.append(
             ToolCall(str(entry.get("id")), str(function.get("name")), str(function["arguments"]))
         )
-    return found
+    return calls
 
 
 def call_key(call: ToolCall) -> tuple[str, str]:
-    """What two equal calls have in common: the name, and the arguments however they are spaced."""
+    """Return the key of equal calls: the name, and the arguments whatever their white space."""
     try:
         value = decode_json(call.arguments)
         return call.name, msgspec.json.encode(value, order="deterministic").decode()
@@ -107,13 +107,13 @@ MAY_HAVE_RUN = (
 )
 
 INTERRUPTED = "may_have_run"
-"""What the table of tool calls has as the error of such a call."""
+"""The error of such a call in the table of tool calls."""
 
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 
 
 class ConversationKey(msgspec.Struct, frozen=True):
-    """Whose calls they are; ``request_hash`` as in :class:`bagent.types.Turn`."""
+    """The conversation of calls; ``request_hash`` as in :class:`bagent.types.Turn`."""
 
     key: str
     row: int
@@ -124,7 +124,7 @@ class ConversationKey(msgspec.Struct, frozen=True):
 
 
 class PendingToolCall(msgspec.Struct, eq=False):
-    """A call that was started."""
+    """A call that was started; ``risky`` if it may have side effects."""
 
     call: ToolCall
     risky: bool
@@ -133,24 +133,25 @@ class PendingToolCall(msgspec.Struct, eq=False):
 
 
 class ToolTurn(msgspec.Struct):
-    """One turn's calls; ``head`` are the turn's messages up to the assistant's, with the calls.
-
-    ``answers`` are the texts known already, by the id of the call.
-    """
+    """One turn's tool calls."""
 
     turn: int
     head: list[Message]
+    """The turn's messages up to the assistant's, which has the calls."""
     calls: Sequence[ToolCall]
     answers: dict[str, str]
+    """The texts of answers, by the id of the call."""
 
 
 class ToolTurnRunner:
-    """The tools of one conversation.
+    """Runs the tool calls of one conversation, and writes its turns.
 
     Args:
+        agent: the tools and their rules.
+        unit: the conversation.
         spawn: runs a task that ends with the run.
-        deadline: the event loop's time at which the row's own limit is over.
-        spent: what the turns so far took, and in how many attempts: noted with each.
+        deadline: returns the event loop's time at which the row's time limit is over.
+        spent: returns the usage and the attempts of all turns so far, written with each turn.
     """
 
     def __init__(
@@ -169,13 +170,12 @@ class ToolTurnRunner:
         self._turn = 0
         self._early: dict[tuple[str, str], list[PendingToolCall]] = {}
 
-    # --- calls that begin before their turn is whole ------------------------------------------
+    # --- calls that start while their turn is streamed ----------------------------------------
 
     def watch(self, turn: int) -> Callable[[ToolCall], None]:
-        """Watch one streamed answer of ``turn``: calls start as they come.
+        """Return the handler that starts the calls of one streamed reply of ``turn`` as they come.
 
-        Where the turn is streamed again, a call that was started the first time is not started
-        again.
+        Where the turn is streamed again, calls that were started before are not started again.
         """
         self._turn = turn
         seen: Counter[tuple[str, str]] = Counter()
@@ -194,8 +194,8 @@ class ToolTurnRunner:
     def _begin(self, call: ToolCall, turn: int) -> PendingToolCall:
         begun = PendingToolCall(call, self._agent.tools.has_side_effects(call.name))
         if begun.risky:
-            waiting = [s.call for some in self._early.values() for s in some if s.risky]
-            self.note(turn, [], [*waiting, call])
+            waiting = [s.call for calls in self._early.values() for s in calls if s.risky]
+            self.write_turn(turn, [], [*waiting, call])
         begun.task = self._spawn(self._run(begun))
         return begun
 
@@ -206,27 +206,29 @@ class ToolTurnRunner:
         return await self._agent.tools.call(call, CallContext(deadline=self._deadline()))
 
     def cancel(self) -> None:
-        """Stop what was started early and nobody asked for."""
+        """Stop calls that were started early and are in no complete turn."""
         self._turn = 0
-        for some in self._early.values():
-            for begun in some:
+        for calls in self._early.values():
+            for begun in calls:
                 if begun.task is not None:
                     begun.task.cancel()
         self._early.clear()
 
-    # --- a whole turn ---------------------------------------------------------------------------
+    # --- complete turns -------------------------------------------------------------------------
 
-    def postpone(self, work: ToolTurn) -> None:
-        """Note a turn whose calls are to run at another time; those begun may have run."""
+    def record_interrupted(self, work: ToolTurn) -> None:
+        """Write a turn whose calls a later start runs; calls that were started may have run."""
         self._turn = 0
-        early = self._claimed(work.calls)
-        self.note(work.turn, work.head, [one.call for one in early.values() if one.risky])
+        early = self._claim(work.calls)
+        self.write_turn(
+            work.turn, work.head, [pending.call for pending in early.values() if pending.risky]
+        )
 
     async def answer(self, work: ToolTurn) -> tuple[list[Message], list[ToolResult]]:
-        """Run the calls side by side: the messages of the whole turn, and what the calls gave."""
+        """Run the calls in parallel; return the messages of the turn, and the results."""
         self._turn = 0
-        started = self._claimed(work.calls)
-        lost = await self._lost(work.turn)
+        started = self._claim(work.calls)
+        lost = await self._stop_unclaimed(work.turn)
         if lost:
             work.head = lost + work.head
         todo = [c for c in work.calls if c.id not in work.answers and c.id not in started]
@@ -237,7 +239,7 @@ class ToolTurnRunner:
             too_many = ToolResult(_TOO_MANY, "failed", started=unix())
             results = {call.id: too_many for call in excess}
         if any(self._agent.tools.has_side_effects(call.name) for call in todo):
-            self.note_part(work, [*(one.call for one in started.values()), *todo])
+            self.write_partial_turn(work, [*(pending.call for pending in started.values()), *todo])
         if len(todo) == 1 and not started and not results:
             results[todo[0].id] = await self._call(todo[0])
         else:
@@ -255,40 +257,44 @@ class ToolTurnRunner:
     async def _gather(
         self, work: ToolTurn, started: dict[str, PendingToolCall]
     ) -> dict[str, ToolResult]:
-        """Wait for all; what tools with side effects did is noted while others still run."""
+        """Wait for all calls; write the results of risky ones while others still run."""
         results: dict[str, ToolResult] = {}
-        waiting = {one.task: one for one in started.values() if one.task is not None}
+        waiting = {
+            pending.task: pending for pending in started.values() if pending.task is not None
+        }
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            over = [waiting.pop(task) for task in done]
-            for one in over:
-                found = one.result or ToolResult("error: the call was stopped", "failed")
-                results[one.call.id] = found
-                work.answers[one.call.id] = found.text
-                self.record(work.turn, one.call, found)  # at once: a part that is noted is whole
-            if waiting and any(one.risky for one in over):
-                self.note_part(work, [one.call for one in waiting.values() if one.risky])
+            ended = [waiting.pop(task) for task in done]
+            for pending in ended:
+                result = pending.result or ToolResult("error: the call was stopped", "failed")
+                results[pending.call.id] = result
+                work.answers[pending.call.id] = result.text
+                self.record(work.turn, pending.call, result)  # a partial turn must be consistent
+            if waiting and any(pending.risky for pending in ended):
+                self.write_partial_turn(
+                    work, [pending.call for pending in waiting.values() if pending.risky]
+                )
         return results
 
-    def _claimed(self, calls: Sequence[ToolCall]) -> dict[str, PendingToolCall]:
-        """The calls that are running already, by the id that they have in the conversation."""
-        found: dict[str, PendingToolCall] = {}
+    def _claim(self, calls: Sequence[ToolCall]) -> dict[str, PendingToolCall]:
+        """Take the calls that run already, by their id in the conversation."""
+        claimed: dict[str, PendingToolCall] = {}
         for call in calls if self._early else ():
             same = self._early.get(call_key(call))
             if same:
-                found[call.id] = begun = same.pop(0)
+                claimed[call.id] = begun = same.pop(0)
                 begun.call = call
-        return found
+        return claimed
 
-    async def _lost(self, turn: int) -> list[Message]:
-        """What was started of an answer that was cut off, and is not in the whole one.
+    async def _stop_unclaimed(self, turn: int) -> list[Message]:
+        """Stop the calls of an interrupted reply that the complete one does not have.
 
-        It is stopped, unless it has side effects: these the model has to know of.
+        Calls with side effects run to their end; return messages that tell the model of them.
         """
-        left = [begun for some in self._early.values() for begun in some]
+        unclaimed = [begun for calls in self._early.values() for begun in calls]
         self._early.clear()
         tasks = []
-        for begun in left:
+        for begun in unclaimed:
             if begun.task is not None and begun.risky:
                 tasks.append(begun.task)
             elif begun.task is not None:
@@ -296,27 +302,29 @@ class ToolTurnRunner:
         if not tasks:
             return []
         await asyncio.wait(tasks)
-        kept = [begun for begun in left if begun.risky and begun.result is not None]
+        finished = [begun for begun in unclaimed if begun.risky and begun.result is not None]
         calls = [
             msgspec.structs.replace(begun.call, id=f"call_lost_{number}_{begun.call.id}")
-            for number, begun in enumerate(kept)
+            for number, begun in enumerate(finished)
         ]
-        texts = [begun.result.text if begun.result else "" for begun in kept]
+        texts = [begun.result.text if begun.result else "" for begun in finished]
         answers = [answer_message(call, text) for call, text in zip(calls, texts, strict=True)]
-        for call, begun in zip(calls, kept, strict=True):
+        for call, begun in zip(calls, finished, strict=True):
             if begun.result is not None:
                 self.record(turn, call, begun.result)
         return [pending_calls_message(calls), *answers] if calls else []
 
-    # --- notes ----------------------------------------------------------------------------------
+    # --- journal --------------------------------------------------------------------------------
 
-    def note_part(self, work: ToolTurn, begun: Sequence[ToolCall]) -> None:
-        """Note a turn that is not whole, with the calls that may be running."""
+    def write_partial_turn(self, work: ToolTurn, begun: Sequence[ToolCall]) -> None:
+        """Write an incomplete turn, with the calls that may be running."""
         risky = [call for call in begun if self._agent.tools.has_side_effects(call.name)]
-        self.note(work.turn, self._messages(work), risky)
+        self.write_turn(work.turn, self._messages(work), risky)
 
-    def note(self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()) -> None:
-        """Write a turn, whole or not."""
+    def write_turn(
+        self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()
+    ) -> None:
+        """Write a turn, complete or not."""
         unit = self._unit
         usage, attempts = self._spent()
         self._agent.log.write_turn(
@@ -346,7 +354,7 @@ class ToolTurnRunner:
     def record(
         self, turn: int, call: ToolCall, result: ToolResult, error: str | None = None
     ) -> None:
-        """Note one call for the table of tool calls; ``error`` in place of the result's own."""
+        """Write one call to the table of tool calls; ``error`` replaces the result's own."""
         unit = self._unit
         if result.trace:
             self._agent.log_text(f"tool {call.name} failed\n{result.trace}")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bagent.agents.conversation import Conversation, text_bytes
-from bagent.agents.conversation_factory import make_conversation
+from bagent.agents.conversation import Conversation, make_conversation, text_bytes
 from bagent.agents.plan import StagePlan
 from bagent.batches.builder import BatchBuilder, RequestCost
 from bagent.batches.files import BatchItem, encode_item
@@ -75,7 +74,7 @@ class BatchRows:
         call = conversation.open()
         if call is None:
             return
-        earlier = self._tools.sharing.answer_for(conversation)
+        earlier = self._tools.sharing.finished_answer(conversation)
         if earlier is not None:
             self.finish(conversation, copy_outcome(conversation, earlier, self.now(), earlier.key))
             return
@@ -87,7 +86,7 @@ class BatchRows:
 
     def send(self, conversation: Conversation, call: Call, *, again: bool = True) -> None:
         """Put a call into a batch; a call that the service cannot express fails its row."""
-        item = BatchItem(conversation.row, conversation.answer, conversation.kept(call))
+        item = BatchItem(conversation.row, conversation.answer, conversation.to_state(call))
         try:
             self.placed = self._builder.put(call.request, item, self._cost_of(call), again=again)
         except ValueError as error:
@@ -98,7 +97,7 @@ class BatchRows:
 
     def _cost_of(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
-        tokens = self.plan.budget.whole(text_bytes(request.payload))
+        tokens = self.plan.budget.request_tokens(text_bytes(request.payload))
         most = request.max_tokens or DEFAULT_ANSWER_TOKENS
         return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
@@ -109,7 +108,9 @@ class BatchRows:
             size = text_bytes(encode_item(item))  # an upper bound of the prompt
             max_tokens = item.kept.max_tokens or DEFAULT_ANSWER_TOKENS
             most += (
-                0.0 if price is None else price.at_most(self.plan.budget.whole(size), max_tokens)
+                0.0
+                if price is None
+                else price.at_most(self.plan.budget.request_tokens(size), max_tokens)
             )
         return most
 
@@ -118,7 +119,7 @@ class BatchRows:
         self._tools.fleet.expect(True)
         for item, copies in items:
             conversation = make_conversation(self._single, item.row, item.answer, self)
-            call = conversation.resumed(item.kept)
+            call = conversation.from_state(item.kept)
             if call is not None:
                 self._single_calls[conversation] = copies
                 self._tools.fleet.submit(call)

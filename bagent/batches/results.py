@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bagent.agents.conversation import Conversation
-from bagent.agents.conversation_factory import make_conversation
+from bagent.agents.conversation import Conversation, make_conversation
 from bagent.backends.base import Exchange
 from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
@@ -152,7 +151,7 @@ class ResultReader:
     def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> None:
         rows = self._rows
         conversation = make_conversation(rows.plan, item.row, item.answer, rows)
-        call = conversation.resumed(item.kept)
+        call = conversation.from_state(item.kept)
         if call is None:
             return
         if result is None:

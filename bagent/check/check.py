@@ -62,7 +62,7 @@ def first_stage_view(prepared: RunContext) -> tuple[RunContext, str | None]:
     stage = _first_requesting_stage(prepared)
     if stage is None:
         return prepared, None
-    stage_request = stage.asking[0]
+    stage_request = stage.requests[0]
     view = replace(
         prepared, job=stage_request.job, prompt=stage_request.prompt, schema=stage_request.schema
     )
@@ -71,7 +71,7 @@ def first_stage_view(prepared: RunContext) -> tuple[RunContext, str | None]:
 
 
 def _first_requesting_stage(prepared: RunContext) -> PreparedStage | None:
-    return next((stage for stage in prepared.stages if stage.asking), None)
+    return next((stage for stage in prepared.stages if stage.requests), None)
 
 
 def group_rows(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
@@ -81,7 +81,7 @@ def group_rows(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
     if stage is None or not rows:
         return list(rows)
     if stage.spec.kind == "loop":
-        extra = {"board": Board(), "round": 1, "section": stage.asking[0].name}
+        extra = {"board": Board(), "round": 1, "section": stage.requests[0].name}
         return [msgspec.structs.replace(row, extra=extra) for row in rows]
     if stage.spec.kind == "reduce":
         size = stage.spec.fanin or len(rows)

@@ -263,7 +263,7 @@ def first_tool_choice(job: Job, tools: ToolExecutor) -> Json:
         return None
     if choice == "required":
         return choice
-    if choice not in tools:
+    if choice not in tools.names:
         raise JobError(
             f"agent.tool_choice: there is no tool {choice}",
             hint=f"write auto, required, or one of {' '.join(tools.names)}",

@@ -45,7 +45,7 @@ def resent_kinds(prepared: RunContext) -> frozenset[str]:
 
     Invalid answers are among them, except at temperature 0, where no other answer can come.
     """
-    jobs = [asking.job for stage in prepared.stages for asking in stage.asking] or [prepared.job]
+    jobs = [asking.job for stage in prepared.stages for asking in stage.requests] or [prepared.job]
     varied = any(job.sampling.temperature != 0 for job in jobs)
     return PASSING_KINDS | EXTERNAL_KINDS | (frozenset({"schema"}) if varied else frozenset())
 
@@ -103,6 +103,6 @@ def stage_names(stages: Sequence[PreparedStage]) -> list[str]:
     names = []
     for stage in stages:
         if stage.spec.kind == "loop":
-            names += [section_stage(stage.name, request.name) for request in stage.asking]
+            names += [section_stage(stage.name, request.name) for request in stage.requests]
         names.append(stage.name)
     return names

@@ -513,7 +513,7 @@ def _mask_input_sql(prepared: RunContext) -> Json:
 def _all_columns(prepared: RunContext) -> list[tuple[str | None, str]]:
     """Return the typed columns of all stages; the first type of a name counts."""
     schemas = [prepared.schema]
-    schemas += [request.schema for stage in prepared.stages for request in stage.asking]
+    schemas += [request.schema for stage in prepared.stages for request in stage.requests]
     types: dict[str | None, str] = {}
     for schema in schemas:
         if schema is not None:

@@ -102,12 +102,14 @@ class RunServices:
             plan,
             pool.fleet,
             store.journal,
-            sharing=RequestDedupe(
+            dedupe=RequestDedupe(
                 store.journal.read_at,
                 None if separate else store.reuse,
                 dedupe=not separate and is_deduplicated(job),
             ),
-            guards=StopRules(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
+            stop_rules=StopRules(
+                canary=self.options.canary, stop_after=job.limits.stop_after_failures
+            ),
             emit=emit or self.emit,
             gate=self.gate,
             alone=emit is None,

@@ -166,7 +166,7 @@ class RunSession:
 
             return plan_provider_batches(stage_plan, pool, model, services, self._progress.note)
         runner = services.row_runner(stage_plan, pool)
-        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], runner.run, runner.advice)
+        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], runner.run, runner.stop_reason)
 
     # --- the run ------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class RunSession:
             size=size,
             ended=feeder.exhausted if feeder else False,
             # Stages read finished rows again, so their count tells nothing.
-            expected=feeder.wanted if feeder and not self._prepared.stages else 0,
+            expected=feeder.requested if feeder and not self._prepared.stages else 0,
             finished=self._finished_rows,
         )
         if feeder is None and self._small_input_answers is not None:

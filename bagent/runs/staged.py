@@ -66,7 +66,7 @@ async def plan_stages(
             models[id(request)],
         )
         for stage in prepared.stages
-        for request in stage.asking
+        for request in stage.requests
     ]
     services.store.begin(names, list(summary.values()), simulated, prices)
     plans = await _plans(prepared, resolver, services, servers, models)
@@ -92,7 +92,7 @@ class _StageServers:
     async def find(cls, prepared: RunContext, resolver: ServerResolver) -> _StageServers:
         servers = cls()
         for stage in prepared.stages:
-            for request in stage.asking:
+            for request in stage.requests:
                 key = pool_key(request.job, request.part.select)
                 servers.key_of[id(request)] = key
                 if key not in servers.resolved:
@@ -112,7 +112,7 @@ class _StageServers:
         return {
             id(request): resolve_model(request.job, self.of(request).capabilities)
             for stage in stages
-            for request in stage.asking
+            for request in stage.requests
         }
 
 
@@ -144,7 +144,7 @@ async def _plans(
     plans: dict[int, StagePlan] = {}
     for stage in prepared.stages:
         kind = stage.spec.kind
-        for request in stage.asking:
+        for request in stage.requests:
             resolved, job = servers.of(request), request.job
             view = dataclasses.replace(
                 prepared, job=job, prompt=request.prompt, schema=request.schema
@@ -191,7 +191,7 @@ class _StagedRun:
         if store.recorded:
             earlier = OutcomeLookup(store.path, store.done, store.notes.append)
         self._results = StageResults(
-            store.journal, earlier, services.emit, whole=store.part == "all"
+            store.journal, earlier, services.emit, all_rows=store.part == "all"
         )
         self._context = StageContext(self._results, self._stop, services.notice, time.time)
         self._policies: list[FailurePolicy] = []
@@ -202,7 +202,7 @@ class _StagedRun:
         """Each set of servers with a model that is requested there."""
         models: dict[str, str | None] = {}
         for stage in self._prepared.stages:
-            for request in stage.asking:
+            for request in stage.requests:
                 models.setdefault(self._servers.key_of[id(request)], self._models[id(request)])
         return [(self._pools[key], model) for key, model in models.items()]
 
@@ -267,11 +267,11 @@ class _StagedRun:
                 BoardWriter(
                     request.name, self._requester(stage, request), self._variables(stage, request)
                 )
-                for request in stage.asking
+                for request in stage.requests
             ]
             loop_rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
             return LoopStage(stage.name, writers, loop_rule, policy, self._context, self._gate)
-        request = stage.asking[0]
+        request = stage.requests[0]
         if spec.kind == "embed":
             return self._embed_stage(stage, request, policy)
         requester = self._requester(stage, request)
@@ -299,7 +299,7 @@ class _StagedRun:
             self._variables(stage, request),
             self._context,
             self._gate,
-            guards=StopRules(canary=options.canary, stop_after=limits.stop_after_failures),
+            stop_rules=StopRules(canary=options.canary, stop_after=limits.stop_after_failures),
             has_prompt=request.prompt is not None,
         )
 
@@ -327,7 +327,7 @@ class _StagedRun:
                 plan, pool, emit, replace=replace, job=request.job, separate=separate
             ),
         )
-        requester.engine.advice.add_done_callback(
+        requester.runner.stop_reason.add_done_callback(
             lambda advice: None if advice.cancelled() else self._stop(advice.result())
         )
         return requester

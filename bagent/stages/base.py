@@ -1,9 +1,9 @@
-"""What all stages share: their name, their stream, and what they do about rows that failed."""
+"""The parts that all stages share: context, failure policy, prompt variables and row requests."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,19 +19,48 @@ from bagent.stages.stop_rules import StopReason
 from bagent.types import Json, Outcome, Row
 
 NO_SURVIVOR = "bad_input"
-"""Error kind of a row for which nothing is left that came out ok."""
+"""Error kind of a row whose sources all failed."""
+
+Recorded = tuple[Outcome, int]
+"""An outcome and its location."""
 
 
 class StageContext(msgspec.Struct, eq=False):
-    """What the stages of one run share.
+    """What the stages of one run share."""
 
-    ``stop`` ends the run early, ``notice`` tells people, ``now`` is Unix seconds.
-    """
-
-    records: StageResults
+    results: StageResults
     stop: Callable[[StopReason], None]
+    """Ends the run early."""
     notice: Callable[[str], None]
+    """Shows a message to the user."""
     now: Callable[[], float]
+    """Unix seconds."""
+
+    def record(
+        self,
+        stage: str,
+        row: Row,
+        made_of: Iterable[StageRow] = (),
+        *,
+        output: Json = None,
+        error: tuple[str, str] | None = None,
+    ) -> Recorded:
+        """Return the outcome of a row that no model is asked about.
+
+        It is written unless an earlier start did so.
+
+        Args:
+            stage: the stage's name.
+            row: the row.
+            made_of: the rows that it is made of.
+            output: its value where it is good.
+            error: kind and message where it is not.
+        """
+        finished = self.results.finished(row.key, stage, 0, made_of)
+        if finished is None:
+            outcome = make_outcome(stage, row, self.now(), output=output, error=error)
+            finished = outcome, self.results.write(outcome, row)
+        return finished
 
 
 class Stage(Protocol):
@@ -41,11 +70,11 @@ class Stage(Protocol):
     out: Stream
 
     def readers(self) -> list[Reader]:
-        """What reads the stages before it, one reader for each in order."""
+        """Return the readers of the stages before it, one for each in order."""
         ...
 
     async def run(self) -> None:
-        """Work until everything that comes has ended."""
+        """Work until the input and everything made of it have ended."""
         ...
 
 
@@ -55,88 +84,82 @@ class FailurePolicy:
     Args:
         name: the stage.
         on_failure: ``include``, ``drop`` or ``stop``.
-        sees_dropped: the stage is shown what it drops, since it counts failures apart (a vote).
-
-    ``dropped`` counts the rows that failed before and count for nothing from here on.
+        sees_dropped: the stage still receives dropped rows, to count failures (a vote).
     """
 
     def __init__(
-        self, name: str, on_failure: OnFailure, world: StageContext, *, sees_dropped: bool = False
+        self, name: str, on_failure: OnFailure, context: StageContext, *, sees_dropped: bool = False
     ) -> None:
         self.name = name
         self.dropped = 0
+        """Rows that failed before and are left out from here on."""
         self._sees_dropped = sees_dropped
         self._on_failure = on_failure
-        self._world = world
+        self._context = context
 
     def admits(self, item: StageRow) -> bool:
-        """Whether the stage takes the row; a failed one may also stop the run."""
+        """Return whether the stage takes the row; a failed one may also stop the run."""
         if item.ok or self._on_failure == "include":
             return True
         if self._on_failure == "drop":
             self.dropped += 1
             return self._sees_dropped
-        words = self.reason(item)
-        self._world.stop(
+        self._context.stop(
             StopReason(
-                f"stage {self.name} stops at a row that failed before it: {words}",
+                f"stage {self.name} stops at a row that failed before it: {self.reason(item)}",
                 "mend the cause, or write on_failure: include or drop",
             )
         )
         return False
 
-    def unasked(self, item: StageRow) -> tuple[Outcome, int]:
-        """The outcome, and its place, of a row that there is nothing to ask about."""
-        records = self._world.records
-        found = records.finished(item.row.key, self.name, 0, (item,))
-        if found is not None:
-            return found
-        words = self.reason(item) if item.place is None else records.read(item.place).error
-        row = prompt_row(item.row, item)
-        outcome = make_outcome(
-            self.name, row, self._world.now(), error=(NO_SURVIVOR, words or "nothing came of it")
-        )
-        return outcome, records.write(outcome, row)
+    def record_failure(self, item: StageRow) -> Recorded:
+        """Record the failed outcome of a row that there is nothing to ask about."""
+        if item.location is None:
+            message: str | None = self.reason(item)
+        else:
+            message = self._context.results.read(item.location).error
+        error = NO_SURVIVOR, message or "nothing came of it"
+        return self._context.record(self.name, prompt_row(item.row, item), (item,), error=error)
 
     def reason(self, item: StageRow) -> str:
-        """Why a row failed before this stage, for people."""
-        if item.place is None:
+        """Return why a row failed before this stage."""
+        if item.location is None:
             return f"{item.ref}: {item.row.error}"
-        outcome = self._world.records.read(item.place)
+        outcome = self._context.results.read(item.location)
         return f"{item.ref}: {outcome.error or outcome.status}"
 
-    def tell(self) -> None:
-        """Tell how many rows were dropped."""
+    def report_dropped(self) -> None:
+        """Show how many rows were dropped."""
         if self.dropped:
             rows = "1 row was" if self.dropped == 1 else f"{self.dropped:,} rows were"
-            self._world.notice(
+            self._context.notice(
                 f"stage {self.name}: {rows} dropped, having failed before it (on_failure: drop)"
             )
 
 
 class PromptVariables:
-    """What a stage's templates can name beside fields: what earlier stages answered.
+    """The names beside fields in a stage's templates: the answers of earlier stages.
 
     Args:
         used: the names that its templates use; None: any.
     """
 
-    def __init__(self, used: frozenset[str] | None, records: StageResults) -> None:
+    def __init__(self, used: frozenset[str] | None, results: StageResults) -> None:
         self._used = used
-        self._records = records
+        self._results = results
 
     def of(self, item: StageRow) -> dict[str, Json]:
-        """Values by name for one row; only what is used is read."""
+        """Return the values by name for one row; only used ones are read."""
         used = self._used
         return {
-            name: value_of(self._records.read(place))
-            for name, place in item.seen.items()
+            name: value_of(self._results.read(location))
+            for name, location in item.seen.items()
             if used is None or name in used
         }
 
 
 def prompt_row(row: Row, item: StageRow, extra: dict[str, Json] | None = None) -> Row:
-    """``row`` as a stage sends it: with its parents and the further names of its prompt."""
+    """Return ``row`` as a stage sends it: with its parents and the variables of its prompt."""
     return msgspec.structs.replace(
         row,
         parents=item.parents,
@@ -148,12 +171,7 @@ def prompt_row(row: Row, item: StageRow, extra: dict[str, Json] | None = None) -
 def make_outcome(
     stage: str, row: Row, now: float, *, output: Json = None, error: tuple[str, str] | None = None
 ) -> Outcome:
-    """The outcome of a row that no model was asked about.
-
-    Args:
-        output: its value where it is good.
-        error: kind and words where it is not.
-    """
+    """Return the outcome of a row that has ``output``, or ``error`` (its kind and message)."""
     return Outcome(
         key=f"{row.key:016x}",
         row=row.index,
@@ -172,70 +190,74 @@ def make_outcome(
 
 
 class RowStage(ABC):
-    """Reads one stream; rows that its entrance does not admit leave nothing behind."""
+    """Base of the stages that read one stream; rows that their policy drops leave nothing."""
 
-    def __init__(self, name: str, entrance: FailurePolicy) -> None:
+    def __init__(self, name: str, policy: FailurePolicy) -> None:
         self.name = name
         self.out = Stream()
-        self._entrance = entrance
+        self._policy = policy
 
     def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [UnorderedReader(self._arrive, self._all_taken, self.out)]
+        """Return the reader of its one stream; rows are read as they end."""
+        return [UnorderedReader(self._on_row, self._on_input_end, self.out)]
 
-    def _arrive(self, item: StageRow, ticket: Slot) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-        elif item.void:
-            ticket.fill(stage_item(item, item.row, *self._entrance.unasked(item)))
+    def _on_row(self, item: StageRow, slot: Slot) -> None:
+        if not self._policy.admits(item):
+            slot.split(0)
+        elif item.nothing_to_ask:
+            slot.fill(stage_item(item, item.row, *self._policy.record_failure(item)))
         else:
-            self._take(item, ticket)
+            self._process(item, slot)
 
     @abstractmethod
-    def _take(self, item: StageRow, ticket: Slot) -> None:
-        """Work on one row; what comes of it goes to its ticket."""
+    def _process(self, item: StageRow, slot: Slot) -> None:
+        """Work on one row and fill its slot, now or later."""
 
-    def _all_taken(self) -> None:
-        """No more rows come."""
-        self._entrance.tell()
+    def _on_input_end(self) -> None:
+        """Handle the end of the input."""
+        self._policy.report_dropped()
 
-    def _was_finished(self, world: StageContext, item: StageRow, ticket: Slot) -> bool:
-        """Fill the ticket with what an earlier start made of the row, if it did."""
-        found = world.records.finished(item.row.key, self.name, 0, (item,))
-        if found is None:
+    def _was_finished(self, context: StageContext, item: StageRow, slot: Slot) -> bool:
+        """Fill the slot with the outcome of an earlier start, if there is one."""
+        finished = context.results.finished(item.row.key, self.name, 0, (item,))
+        if finished is None:
             return False
-        ticket.fill(stage_item(item, item.row, *found))
+        slot.fill(stage_item(item, item.row, *finished))
         return True
 
 
 Then = Callable[[Outcome, int], None]
-"""What goes on with an outcome and its place."""
+"""Takes an outcome and its location."""
 
 Divide = Callable[[], bool]
 """Asks about a refused row in smaller parts; returns False where it cannot be divided."""
 
-MakeEngine = Callable[[Emit, Replace], RowRunner]
+MakeRunner = Callable[[Emit, Replace], RowRunner]
 
 
 class RowRequester:
-    """Asks about rows in the order given, and says what came of each.
+    """Asks about rows in the order given, and passes each outcome on.
 
     Args:
         plan: the stage's prompt and settings.
-        records: where outcomes are.
-        gate: the backpressure on the input.
-        make_engine: makes the engine, given what takes its outcomes, and what may replace them.
+        results: where outcomes are.
+        backpressure: pauses the input while too many rows wait here.
+        make_runner: makes the runner, given what takes its outcomes, and what may replace them.
     """
 
     def __init__(
-        self, plan: StagePlan, records: StageResults, gate: Backpressure, make_engine: MakeEngine
+        self,
+        plan: StagePlan,
+        results: StageResults,
+        backpressure: Backpressure,
+        make_runner: MakeRunner,
     ) -> None:
         self.plan = plan
-        self._records = records
-        self._inbox = StageQueue(gate)
+        self._results = results
+        self._queue = StageQueue(backpressure)
         self._waiting: dict[tuple[int, int], list[Then]] = {}
         self._divisible: dict[tuple[int, int], Divide] = {}
-        self.engine = make_engine(self._ended, self._replace)
+        self.runner = make_runner(self._on_outcome, self._replace)
 
     def ask(
         self,
@@ -245,25 +267,26 @@ class RowRequester:
         then: Then,
         divide: Divide | None = None,
     ) -> None:
-        """Have one answer for a row; ``then`` may be called at once.
+        """Request one answer for a row; ``then`` may be called at once.
 
         Args:
             unit: the row's key, and the number of the answer.
-            made_of: what the row is made of.
-            make: makes the row, with all that its prompt needs, just before it is sent.
+            made_of: the rows that it is made of.
+            make: makes the row with all that its prompt needs, just before it is sent.
+            then: takes its outcome.
             divide: called where the row's prompt is refused as too long for the context.
         """
         key, answer = unit
-        found = self._records.finished(key, self.plan.name, answer, made_of)
-        if found is not None:
-            then(*found)
+        finished = self._results.finished(key, self.plan.name, answer, made_of)
+        if finished is not None:
+            then(*finished)
             return
         waiting = self._waiting.setdefault(unit, [])
         waiting.append(then)
         if divide is not None:
             self._divisible[unit] = divide
         if len(waiting) == 1:
-            self._inbox.put(make, answer)
+            self._queue.put(make, answer)
 
     def _replace(self, outcome: Outcome, row: Row) -> bool:
         """Divide a row that is too long for the context, if it can be divided."""
@@ -277,15 +300,15 @@ class RowRequester:
         self._waiting[unit] = waiting
         return False
 
-    def _ended(self, outcome: Outcome, place: int, row: Row) -> None:
-        self._records.note(outcome, place, row)
+    def _on_outcome(self, outcome: Outcome, location: int, row: Row) -> None:
+        self._results.note(outcome, location, row)
         for then in self._waiting.pop((row.key, outcome.answer), ()):
-            then(outcome, place)
+            then(outcome, location)
 
     def close(self) -> None:
-        """No more rows come."""
-        self._inbox.close()
+        """Mark the end: no more rows come."""
+        self._queue.close()
 
     async def run(self) -> None:
-        """Send what comes until it is closed and everything has ended."""
-        await self.engine.run(self._inbox)
+        """Send rows until the requester is closed and everything has ended."""
+        await self.runner.run(self._queue)

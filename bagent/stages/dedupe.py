@@ -1,4 +1,4 @@
-"""Equal requests are sent once: who leads, who follows, and where a finished answer is found."""
+"""Deduplication of equal requests: one is sent, others wait for its answer or copy it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ SLOTS = 1 << 18
 
 
 class RecentAnswers:
-    """Where the answers to recent requests stand: a fixed table of 64-bit hashes to locations.
+    """A fixed table from the hashes of recent requests to the locations of their answers.
 
-    One slot per hash prefix, the newer entry wins, so memory is constant (4 MiB) however many
-    rows there are; an answer that was overwritten is only asked for again.
+    It has one slot for each hash prefix and the newer entry wins, so memory is constant (4 MiB). A
+    request whose entry was overwritten is sent again.
     """
 
     def __init__(self, slots: int = SLOTS) -> None:
         self._mask = slots - 1
         self._hashes = array("Q", bytes(8 * slots))
-        self._places = array("Q", bytes(8 * slots))
+        self._locations = array("Q", bytes(8 * slots))
 
     def put(self, request_hash: int, location: int) -> None:
-        """Remember that the answer to a request stands at ``location``."""
+        """Remember the location of the answer to a request."""
         slot = request_hash & self._mask
         self._hashes[slot] = request_hash
-        self._places[slot] = location + 1
+        self._locations[slot] = location + 1
 
     def get(self, request_hash: int) -> int | None:
-        """The location of the answer to an equal request, if it is still known."""
+        """Return the location of the answer to an equal request, if it is still known."""
         slot = request_hash & self._mask
-        if self._hashes[slot] != request_hash or not self._places[slot]:
+        if self._hashes[slot] != request_hash or not self._locations[slot]:
             return None
-        return self._places[slot] - 1
+        return self._locations[slot] - 1
 
 
 class RequestDedupe:
-    """Decides for each conversation whether it asks, waits for an equal one, or takes an answer.
+    """Decides whether a request is sent, waits for an equal one, or gets a copy of an answer.
 
     Args:
         read_at: reads an outcome of this run's journal by location.
@@ -60,19 +60,19 @@ class RequestDedupe:
         self._leaders: dict[int, list[Conversation]] = {}
         self.waiting = 0
 
-    def answer_for(self, conversation: Conversation) -> Outcome | None:
-        """A finished ok outcome of an equal request, if one is known."""
+    def finished_answer(self, conversation: Conversation) -> Outcome | None:
+        """Return a finished ok outcome of an equal request, if one is known."""
         request_hash = conversation.request_hash
         if request_hash is None:
             return None
-        if self._recent is not None and (place := self._recent.get(request_hash)) is not None:
-            return self._read_at(place)
+        if self._recent is not None and (location := self._recent.get(request_hash)) is not None:
+            return self._read_at(location)
         return self._earlier(request_hash) if self._earlier else None
 
     def follow(self, conversation: Conversation) -> bool:
-        """Whether an equal request is in flight: then the conversation waits for its answer.
+        """Wait for the answer to an equal request in flight; return False if there is none.
 
-        Else the conversation leads, and must be reported to :meth:`finished`.
+        Then the conversation leads, and must be passed to :meth:`finished`.
         """
         request_hash = conversation.request_hash
         if not self._dedupe or request_hash is None:
@@ -88,7 +88,7 @@ class RequestDedupe:
     def finished(
         self, conversation: Conversation, outcome: Outcome, location: int
     ) -> list[Conversation]:
-        """The conversations that waited for this one; after a passing failure they ask anew."""
+        """Return the conversations that waited for this one."""
         request_hash = conversation.request_hash
         if not self._dedupe or request_hash is None:
             return []
@@ -99,10 +99,10 @@ class RequestDedupe:
         return followers
 
 
-def copy_outcome(conversation: Conversation, found: Outcome, now: float, origin: str) -> Outcome:
-    """The outcome of ``conversation`` that takes over the answer of ``found``.
+def copy_outcome(conversation: Conversation, source: Outcome, now: float, origin: str) -> Outcome:
+    """Return the outcome of ``conversation`` with the answer of ``source``, copied from ``origin``.
 
-    It cost nothing: attempts are 0 and tokens unknown. ``origin`` names where it came from.
+    It cost nothing: attempts are 0 and tokens unknown.
     """
     row = conversation.row
     return Outcome(
@@ -112,24 +112,24 @@ def copy_outcome(conversation: Conversation, found: Outcome, now: float, origin:
         source=row.source,
         line=row.line,
         stage=conversation.plan.name,
-        status=found.status,
+        status=source.status,
         answer=conversation.answer,
-        output=found.output,
-        text=found.text,
-        reasoning=found.reasoning,
-        error_kind=found.error_kind,
-        error=found.error,
-        finish_reason=found.finish_reason,
-        model=found.model,
-        endpoint=found.endpoint,
+        output=source.output,
+        text=source.text,
+        reasoning=source.reasoning,
+        error_kind=source.error_kind,
+        error=source.error,
+        finish_reason=source.finish_reason,
+        model=source.model,
+        endpoint=source.endpoint,
         finished_at=round(now, 4),
         copied_from=origin,
-        prompt_sha256=found.prompt_sha256,
-        output_sha256=found.output_sha256,
-        logprobs=found.logprobs,
+        prompt_sha256=source.prompt_sha256,
+        output_sha256=source.output_sha256,
+        logprobs=source.logprobs,
         parents=list(row.parents) or None,
         parents_failed=row.parents_failed,
         first_try_valid=None,
-        request_hash=found.request_hash,
-        response=found.response,
+        request_hash=source.request_hash,
+        response=source.response,
     )

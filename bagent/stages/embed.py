@@ -1,4 +1,4 @@
-"""The embed stage: one vector for each row, asked for in batches."""
+"""The embed stage: one vector for each row, requested in batches."""
 
 from __future__ import annotations
 
@@ -31,81 +31,78 @@ from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Failure, Outcome, Reply, Row
 
 BATCH = 64
-"""Texts in one request: servers take hundreds, and a refused one is only halved six times."""
+"""Texts in one request; a refused batch is halved at most six times."""
 
 BATCH_BYTES = 256 * 1024
-"""Texts of one request together, unless one alone is longer."""
+"""Bytes of the texts of one request, unless a single text is longer."""
 
 
 class PendingEmbedding(msgspec.Struct, frozen=True, eq=False):
-    """One row whose text waits for its vector."""
+    """A row whose text waits for its vector."""
 
     item: StageRow
     row: Row
     text: str
-    ticket: Slot
+    slot: Slot
 
 
 class EmbedStage(RowStage):
-    """Asks ``/v1/embeddings`` for the vectors of rows.
+    """Requests the vectors of rows from ``/v1/embeddings``.
 
-    What is embedded is the stage's prompt, else the answer of the stage before. A batch that is
-    refused, or fails twice at a server that works, is halved until the bad text stands alone.
-
-    Args:
-        plan: the model and the prompt; ``prompt`` is left alone where ``has_prompt`` is False.
-        advise: told why to stop, once there is a reason.
+    The text is the stage's prompt or, without ``has_prompt``, the answer of the stage before. A
+    batch that is refused, or fails twice at a server that works, is halved until the bad text is
+    alone.
     """
 
     def __init__(
         self,
         plan: StagePlan,
         fleet: Fleet,
-        entrance: FailurePolicy,
-        names: PromptVariables,
-        world: StageContext,
-        gate: Backpressure,
+        policy: FailurePolicy,
+        variables: PromptVariables,
+        context: StageContext,
+        backpressure: Backpressure,
         *,
-        guards: StopRules,
+        stop_rules: StopRules,
         has_prompt: bool,
     ) -> None:
-        super().__init__(plan.name, entrance)
+        super().__init__(plan.name, policy)
         self._plan = plan
         self._fleet = fleet
-        self._names = names
-        self._world = world
-        self._gate = gate
-        self._guards = guards
+        self._variables = variables
+        self._context = context
+        self._backpressure = backpressure
+        self._stop_rules = stop_rules
         self._has_prompt = has_prompt
         self._waiting: deque[tuple[StageRow, Slot]] = deque()
         self._open = 0
         self._sizes: Counter[int] = Counter()
         self._ended = False
         self._changed = asyncio.Event()
-        gate.watch(self)
+        backpressure.watch(self)
 
     def __len__(self) -> int:
-        """Rows that wait, in requests: that many as an inbox counts rows."""
+        """Return the requests that wait, on the scale of a stage's queue."""
         return len(self._waiting) // BATCH
 
-    def _all_taken(self) -> None:
+    def _on_input_end(self) -> None:
         self._ended = True
         self._changed.set()
-        super()._all_taken()
+        super()._on_input_end()
 
-    def _take(self, item: StageRow, ticket: Slot) -> None:
-        if self._was_finished(self._world, item, ticket):
+    def _process(self, item: StageRow, slot: Slot) -> None:
+        if self._was_finished(self._context, item, slot):
             return
-        self._waiting.append((item, ticket))
+        self._waiting.append((item, slot))
         self._changed.set()
 
     async def run(self) -> None:
-        """Ask until all rows have their vectors."""
+        """Send requests until all rows have ended."""
         while True:
             if self._waiting:
                 await self._fleet.wait_for_room()
                 self._send(self._batch())
-                self._gate.look()
+                self._backpressure.notify()
             elif self._ended and not self._open:
                 return
             else:
@@ -113,26 +110,26 @@ class EmbedStage(RowStage):
                 await self._changed.wait()
 
     def _batch(self) -> list[PendingEmbedding]:
-        found: list[PendingEmbedding] = []
+        batch: list[PendingEmbedding] = []
         size = 0
-        while self._waiting and len(found) < BATCH and size < BATCH_BYTES:
-            item, ticket = self._waiting.popleft()
+        while self._waiting and len(batch) < BATCH and size < BATCH_BYTES:
+            item, slot = self._waiting.popleft()
             row = prompt_row(item.row, item)
             try:
                 text = self._text(item)
             except TemplateFailure as failure:
-                self._end(item, ticket, self._failed(row, "template", str(failure)))
+                self._end(item, slot, self._failed(row, "template", str(failure)))
                 continue
             if not item.ok and not self._has_prompt:
-                words = f"there is no answer to embed: {self._entrance.reason(item)}"
-                self._end(item, ticket, self._failed(row, NO_SURVIVOR, words))
+                message = f"there is no answer to embed: {self._policy.reason(item)}"
+                self._end(item, slot, self._failed(row, NO_SURVIVOR, message))
                 continue
-            found.append(PendingEmbedding(item, row, text, ticket))
+            batch.append(PendingEmbedding(item, row, text, slot))
             size += len(text)
-        return found
+        return batch
 
     def _text(self, item: StageRow) -> str:
-        names = self._names.of(item)
+        names = self._variables.of(item)
         if not self._has_prompt:
             return to_text(names[item.stage])
         prompt = self._plan.prompt
@@ -145,7 +142,7 @@ class EmbedStage(RowStage):
         if not batch:
             return
         self._open += 1
-        body = {"model": self._plan.settings.model, "input": [one.text for one in batch]}
+        body = {"model": self._plan.settings.model, "input": [pending.text for pending in batch]}
         request = Request(self._plan.settings, encode_payload(body), body=body, path=PATH)
         first = batch[0].row
         handler = _Batch(batch, self._done, self._sizes)
@@ -158,49 +155,49 @@ class EmbedStage(RowStage):
         self,
         batch: Sequence[PendingEmbedding],
         call: Call,
-        found: Reply | Failure,
+        result: Reply | Failure,
         delivery: Delivery | None,
     ) -> None:
         self._open -= 1
         self._changed.set()
-        answered = isinstance(found, Failure) and (not found.passing or found.status is not None)
+        answered = isinstance(result, Failure) and (not result.passing or result.status is not None)
         if answered and len(batch) > 1:
             middle = len(batch) // 2
             self._send(batch[:middle], urgent=True)
             self._send(batch[middle:], urgent=True)
             return
-        for number, one in enumerate(batch):
-            if isinstance(found, Failure):
-                outcome = self._failed(one.row, found.kind, found.message)
+        for index, pending in enumerate(batch):
+            if isinstance(result, Failure):
+                outcome = self._failed(pending.row, result.kind, result.message)
             else:
-                vectors = found.vectors or []
+                vectors = result.vectors or []
                 outcome = make_outcome(
-                    self.name, one.row, self._world.now(), output=vectors[number]
+                    self.name, pending.row, self._context.now(), output=vectors[index]
                 )
-                outcome.model = found.model
+                outcome.model = result.model
                 if len(batch) == 1:
-                    outcome.prompt_tokens = found.usage.prompt
+                    outcome.prompt_tokens = result.usage.prompt
             outcome.attempts = call.attempts
             if delivery is not None:
                 outcome.endpoint = delivery.endpoint
                 outcome.group = delivery.group
                 outcome.started_at = round(delivery.sent, 4)
                 outcome.latency_ms = round((delivery.done - delivery.sent) * 1000, 2)
-            self._end(one.item, one.ticket, outcome, one.row)
+            self._end(pending.item, pending.slot, outcome, pending.row)
 
-    def _failed(self, row: Row, kind: str, words: str) -> Outcome:
-        return make_outcome(self.name, row, self._world.now(), error=(kind, words))
+    def _failed(self, row: Row, kind: str, message: str) -> Outcome:
+        return make_outcome(self.name, row, self._context.now(), error=(kind, message))
 
-    def _end(self, item: StageRow, ticket: Slot, outcome: Outcome, row: Row | None = None) -> None:
-        place = self._world.records.write(outcome, row or item.row)
-        advice: StopReason | None = self._guards.outcome(outcome)
-        if advice is not None:
-            self._world.stop(advice)
-        ticket.fill(stage_item(item, item.row, outcome, place))
+    def _end(self, item: StageRow, slot: Slot, outcome: Outcome, row: Row | None = None) -> None:
+        location = self._context.results.write(outcome, row or item.row)
+        stop_reason: StopReason | None = self._stop_rules.outcome(outcome)
+        if stop_reason is not None:
+            self._context.stop(stop_reason)
+        slot.fill(stage_item(item, item.row, outcome, location))
 
 
 class _Batch:
-    """Takes the end of one request for vectors."""
+    """Handles the end of one request for vectors."""
 
     def __init__(
         self,
@@ -213,14 +210,14 @@ class _Batch:
         self._sizes = sizes
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Hand out the vectors; an answer without any, or with odd ones, is sent again."""
+        """Hand out the vectors; missing or odd vectors are a failure to retry."""
         if reply.vectors is None or len(reply.vectors) != len(self._batch):
             return Failure("bad_response", "no vectors in the answer", passing=True, status=200)
         sizes = Counter(len(vector) for vector in reply.vectors)
         usual = (self._sizes or sizes).most_common(1)[0][0]
         if odd := next((size for size in sizes if size != usual), None):
-            words = f"a vector of {odd} numbers where others have {usual}"
-            return Failure("bad_response", words, passing=True, status=200)
+            message = f"a vector of {odd} numbers where others have {usual}"
+            return Failure("bad_response", message, passing=True, status=200)
         self._sizes += sizes
         self._done(self._batch, call, reply, delivery)
         return None

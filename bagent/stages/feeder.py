@@ -1,8 +1,4 @@
-"""Reads rows in a thread of their own and hands them to the event loop, a few batches ahead.
-
-Reading, parsing and skipping what was finished earlier never stall the requests in flight, and a
-slow pipe never blocks the loop. The semaphore is the backpressure: memory holds a few batches.
-"""
+"""Row queues: the thread that reads the input, and the queue and backpressure of each stage."""
 
 from __future__ import annotations
 
@@ -21,22 +17,27 @@ Work = list[tuple[Row, list[int]]]
 
 
 class Feeder:
-    """Iterate over it asynchronously for batches of work; use it once.
+    """Reads rows in a thread and hands batches of work to the event loop, as an async iterator.
 
-    ``read`` counts rows, ``skipped`` those of them that were finished earlier, ``wanted`` the
-    answers that the others are to get. ``exhausted``: all rows were read; ``ended``: and handed on.
+    Reading, parsing and skipping finished rows never stall requests in flight, and a slow pipe
+    never blocks the loop. A semaphore bounds how many batches are in memory. Iterate only once.
 
     Args:
         batches: the rows, read in the thread.
-        pending: which answers of a row are still to do; called in the thread.
+        pending: returns which answers of a row are still to do; called in the thread.
     """
 
     def __init__(self, batches: Iterator[list[Row]], pending: Callable[[Row], list[int]]) -> None:
         self.read = 0
+        """Rows read."""
         self.skipped = 0
-        self.wanted = 0
+        """Rows read that an earlier start finished."""
+        self.requested = 0
+        """Answers that the other rows are to get."""
         self.exhausted = False
+        """All rows were read."""
         self.ended = False
+        """All rows were read and handed on."""
         self._batches = batches
         self._pending = pending
         self._loop = asyncio.get_running_loop()
@@ -46,11 +47,11 @@ class Feeder:
         self._thread = threading.Thread(target=self._work, name="bagent-rows", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more; a read that waits on a pipe is left to end with the process."""
+        """Stop reading; a read that waits on a pipe ends with the process."""
         self._closed.set()
         self._ahead.release()
 
@@ -68,7 +69,7 @@ class Feeder:
         return item
 
     def _work(self) -> None:
-        told = False
+        reported = False
         try:
             for batch in self._batches:
                 work = []
@@ -76,19 +77,19 @@ class Feeder:
                     answers = self._pending(row)
                     if answers:
                         work.append((row, answers))
-                        self.wanted += len(answers)
+                        self.requested += len(answers)
                     else:
                         self.skipped += 1
                 self.read += len(batch)
                 if work and not self._put(work):
                     return
             self.exhausted = True
-            told = self._put(None) or True
+            reported = self._put(None) or True
         except (BagentError, OSError, ValueError, RuntimeError) as error:
-            told = self._put(error) or True
+            reported = self._put(error) or True
         finally:
-            if not told and not self._closed.is_set():
-                # Whatever else ended this thread, nobody may wait for it for ever.
+            if not reported and not self._closed.is_set():
+                # Any other exception ended this thread: the consumer must not wait forever.
                 self._put(RuntimeError("the reader of the rows ended by a fault"))
 
     def _put(self, item: Work | BaseException | None) -> bool:
@@ -97,70 +98,67 @@ class Feeder:
             return False
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: nothing waits any more
             return False
         return True
 
 
 BATCH = 16
-"""Rows that are made ready at once: what they read from the journal is in memory from then on."""
+"""Rows rendered at once; what they read from the journal is in memory from then on."""
 
 MOST_WAITING = 64
-"""So many rows may wait for a stage before no more of the input is read.
-
-A fleet has rows enough standing ready by itself; those here are only names of rows.
-"""
+"""Rows that may wait for a stage before reading pauses; the fleet has a queue of its own."""
 
 
 class Backpressure:
-    """Says whether more of the input may be read: the backpressure of a pipeline on its feeder.
+    """Pauses reading of the input while a stage's queue is full.
 
-    It bounds reading alone: a row that ended is always taken, so nothing can wait in a circle.
+    It bounds reading alone: a row that ended is always accepted, so stages cannot deadlock.
     """
 
     def __init__(self) -> None:
-        self._inboxes: list[Sized] = []
+        self._queues: list[Sized] = []
         self._changed = asyncio.Event()
 
-    def watch(self, inbox: Sized) -> None:
-        """Count ``inbox`` too."""
-        self._inboxes.append(inbox)
+    def watch(self, queue: Sized) -> None:
+        """Count ``queue`` too."""
+        self._queues.append(queue)
 
-    def look(self) -> None:
-        """Some inbox has fewer rows than before."""
+    def notify(self) -> None:
+        """Check again: some queue has become shorter."""
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait until no inbox is full."""
-        while any(len(inbox) >= MOST_WAITING for inbox in self._inboxes):
+        """Wait until no queue is full."""
+        while any(len(queue) >= MOST_WAITING for queue in self._queues):
             self._changed.clear()
             await self._changed.wait()
 
 
 class StageQueue:
-    """Rows to ask about, in order of arrival; iterate over it asynchronously, once.
+    """The rows of one stage that wait to be asked about, as an async iterator in arrival order.
 
-    A row is given as what makes it, called just before it is sent: its prompt may hold what many
-    earlier rows answered.
+    Each row is queued as a function that renders it, called just before it is sent: its prompt may
+    hold many earlier answers.
     """
 
-    def __init__(self, gate: Backpressure) -> None:
-        self._gate = gate
+    def __init__(self, backpressure: Backpressure) -> None:
+        self._backpressure = backpressure
         self._waiting: deque[tuple[Callable[[], Row], int]] = deque()
         self._changed = asyncio.Event()
         self._closed = False
-        gate.watch(self)
+        backpressure.watch(self)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, make: Callable[[], Row], answer: int) -> None:
-        """Take one answer of one row."""
+        """Add one answer of one row."""
         self._waiting.append((make, answer))
         self._changed.set()
 
     def close(self) -> None:
-        """No more rows come."""
+        """Mark the end: no more rows come."""
         self._closed = True
         self._changed.set()
 
@@ -173,6 +171,6 @@ class StageQueue:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        self._gate.look()
-        return [(make(), [answer]) for make, answer in taken]
+        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        self._backpressure.notify()
+        return [(make(), [answer]) for make, answer in batch]

@@ -1,4 +1,4 @@
-"""The loop stage: sections of a shared board write to it, round by round, until it is enough."""
+"""The loop stage: sections write to a shared board, round by round, until a condition holds."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from bagent.stages.slots import Slot
 from bagent.types import Json, Outcome, Row
 
 MOST_BOARDS = 1024
-"""Boards at work at once before no more of the input is read."""
+"""Boards in progress before reading of the input pauses."""
 
 
 def section_stage(stage: str, section: str) -> str:
-    """The stage name under which what a section writes is found in the results."""
+    """Return the stage name of a section's outcomes in the results."""
     return f"{stage}.{section}"
 
 
 class Board(JsonLines):
-    """What the sections wrote last: printed, one JSON line each; ``board.NAME`` is one's answer."""
+    """The newest answers of all sections; ``board.NAME`` is one, printed they are JSON lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,28 +58,28 @@ class Board(JsonLines):
         return values[name]
 
     def write(self, section: str, number: int, response: Response, value: Json) -> None:
-        """Put a section's newest answer in the place of its last one."""
-        entry = {"section": section, "round": number, **response.shown()}
+        """Replace a section's last answer by its newest one; a failure replaces no good answer."""
+        entry = {"section": section, "round": number, **response.printed_fields()}
         del entry["id"]
         if response["status"] == "ok":
             del entry["status"]
             self._values[section] = value
         elif section in self._values:
-            return  # what it wrote before still stands
-        kept = [one for one in self if one["section"] != section]
-        self[:] = [*kept, entry]
+            return
+        others = [other for other in self if other["section"] != section]
+        self[:] = [*others, entry]
 
 
 class BoardWriter(msgspec.Struct, frozen=True, eq=False):
-    """One section and who is asked for it."""
+    """One section: its requester and the variables of its prompt."""
 
     name: str
-    asker: RowRequester
-    names: PromptVariables
+    requester: RowRequester
+    variables: PromptVariables
 
 
 class LoopRule(msgspec.Struct, frozen=True):
-    """When a loop ends, and whether its sections write at once or one after another."""
+    """When a loop ends, and whether its sections write in parallel or one after another."""
 
     rounds: int
     until: Expression | None
@@ -87,7 +87,7 @@ class LoopRule(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, eq=False):
-    """One board on its way."""
+    """One board in progress."""
 
     item: StageRow
     board: Board
@@ -97,11 +97,10 @@ class _State(msgspec.Struct, eq=False):
 
 
 class LoopStage(RowStage):
-    """Runs a board for each row. What a section writes in a round is an outcome of the stage
-    ``LOOP.SECTION``, the last board is one of the loop's own.
+    """Runs a board for each row.
 
-    What a section wrote stands until it writes again, so a board is never longer than what its
-    sections may write at once; each is cut to its share of the context.
+    Each answer of a section is an outcome of the stage ``LOOP.SECTION``, the last board is the
+    loop's own outcome. A board holds one answer of each section, cut to its share of the context.
     """
 
     def __init__(
@@ -109,41 +108,43 @@ class LoopStage(RowStage):
         name: str,
         writers: Sequence[BoardWriter],
         rule: LoopRule,
-        entrance: FailurePolicy,
-        world: StageContext,
-        gate: Backpressure,
+        policy: FailurePolicy,
+        context: StageContext,
+        backpressure: Backpressure,
     ) -> None:
-        super().__init__(name, entrance)
+        super().__init__(name, policy)
         self._writers = writers
         self._rule = rule
-        self._world = world
-        self._gate = gate
-        usable = [u for w in writers if (u := ContextFit(w.asker.plan).usable) is not None]
+        self._context = context
+        self._backpressure = backpressure
+        usable = [
+            tokens for w in writers if (tokens := ContextFit(w.requester.plan).usable) is not None
+        ]
         self._longest = min(usable) // 2 // len(writers) if usable else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._ended = False
-        gate.watch(self)
+        backpressure.watch(self)
 
     def __len__(self) -> int:
-        """Boards beyond the number that may be at work, as an inbox counts."""
+        """Return the boards in progress beyond their limit, on the scale of a stage's queue."""
         return max(0, len(self._tasks) - MOST_BOARDS + MOST_WAITING)
 
-    def _all_taken(self) -> None:
+    def _on_input_end(self) -> None:
         self._ended = True
         self._changed.set()
-        super()._all_taken()
+        super()._on_input_end()
 
-    def _take(self, item: StageRow, ticket: Slot) -> None:
-        if self._was_finished(self._world, item, ticket):
+    def _process(self, item: StageRow, slot: Slot) -> None:
+        if self._was_finished(self._context, item, slot):
             return
-        task = asyncio.ensure_future(self._work(item, ticket))
+        task = asyncio.ensure_future(self._work(item, slot))
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._changed.set())
 
     async def run(self) -> None:
-        """Work until all boards are done."""
-        works = [writer.asker.run() for writer in self._writers]
+        """Work until all boards are finished."""
+        works = [writer.requester.run() for writer in self._writers]
         tasks = [asyncio.ensure_future(work) for work in (*works, self._boards())]
         try:
             await asyncio.gather(*tasks)
@@ -156,51 +157,51 @@ class LoopStage(RowStage):
             for task in [task for task in self._tasks if task.done()]:
                 self._tasks.discard(task)
                 task.result()
-            self._gate.look()
+            self._backpressure.notify()
             if self._tasks or not self._ended:
                 self._changed.clear()
                 await self._changed.wait()
         for writer in self._writers:
-            writer.asker.close()
+            writer.requester.close()
 
     # --- one board --------------------------------------------------------------------------------
 
-    async def _work(self, item: StageRow, ticket: Slot) -> None:
+    async def _work(self, item: StageRow, slot: Slot) -> None:
         state = _State(item, Board(), last={})
         error: tuple[str, str] | None = None
         for number in range(1, self._rule.rounds + 1):
             state.number = number
             written = await self._round(state)
             if not any(outcome.status == "ok" for outcome in written):
-                words = written[0].error or written[0].status
-                error = (NO_SURVIVOR, f"round {number}: no section came out ok; {words}")
+                message = written[0].error or written[0].status
+                error = (NO_SURVIVOR, f"round {number}: no section came out ok; {message}")
                 break
             try:
-                if self._enough(state):
+                if self._is_complete(state):
                     break
             except TemplateFailure as failure:
                 error = ("template", str(failure))
                 break
         values = {w.name: getattr(state.board, w.name, None) for w in self._writers}
         row = msgspec.structs.replace(prompt_row(item.row, item), parents=state.refs)
-        outcome = make_outcome(self.name, row, self._world.now(), output=values, error=error)
-        place = self._world.records.write(outcome, row)
-        ticket.fill(stage_item(item, item.row, outcome, place))
+        outcome = make_outcome(self.name, row, self._context.now(), output=values, error=error)
+        location = self._context.results.write(outcome, row)
+        slot.fill(stage_item(item, item.row, outcome, location))
 
     async def _round(self, state: _State) -> list[Outcome]:
-        """Let every section write once."""
+        """Have every section write once."""
         if self._rule.parallel:
-            before = state.refs
-            found = await asyncio.gather(*(self._write(state, w, before) for w in self._writers))
-            for writer, one in zip(self._writers, found, strict=True):
-                self._put(state, writer, one)
+            parents = state.refs
+            answers = await asyncio.gather(*(self._write(state, w, parents) for w in self._writers))
+            for writer, answer in zip(self._writers, answers, strict=True):
+                self._write_answer(state, writer, answer)
         else:
-            found = []
+            answers = []
             for writer in self._writers:
-                one = await self._write(state, writer, state.refs)
-                self._put(state, writer, one)
-                found.append(one)
-        return [outcome for outcome, _ in found]
+                answer = await self._write(state, writer, state.refs)
+                self._write_answer(state, writer, answer)
+                answers.append(answer)
+        return [outcome for outcome, _ in answers]
 
     async def _write(
         self, state: _State, writer: BoardWriter, refs: tuple[str, ...]
@@ -214,19 +215,19 @@ class LoopStage(RowStage):
         )
         future: asyncio.Future[tuple[Outcome, int]] = asyncio.get_running_loop().create_future()
 
-        def then(outcome: Outcome, place: int) -> None:
+        def then(outcome: Outcome, location: int) -> None:
             if not future.done():
-                future.set_result((outcome, place))
+                future.set_result((outcome, location))
 
         make = partial(self._row, state, writer, row)
-        writer.asker.ask((row.key, 0), (item,), make, then)
+        writer.requester.ask((row.key, 0), (item,), make, then)
         return await future
 
     def _row(self, state: _State, writer: BoardWriter, row: Row) -> Row:
         return msgspec.structs.replace(row, extra=self._scope(state, writer))
 
     def _scope(self, state: _State, writer: BoardWriter) -> dict[str, Json]:
-        extra: dict[str, Json] = dict(writer.names.of(state.item))
+        extra: dict[str, Json] = dict(writer.variables.of(state.item))
         for other in self._writers:
             value = getattr(state.board, other.name, None)
             if value is not None:
@@ -234,30 +235,33 @@ class LoopStage(RowStage):
         extra.update(board=state.board, round=state.number, section=writer.name)
         return extra
 
-    def _put(self, state: _State, writer: BoardWriter, found: tuple[Outcome, int]) -> None:
-        outcome = found[0]
+    def _write_answer(
+        self, state: _State, writer: BoardWriter, answer: tuple[Outcome, int]
+    ) -> None:
+        outcome = answer[0]
         response = shortened(response_of(outcome), self._longest)
         cut = response["output"] is None and response["text"] != outcome.text
         value = response["text"] if cut else value_of(outcome)
         state.board.write(writer.name, state.number, response, value)
-        state.last[writer.name] = found
-        state.refs = tuple(reference(self.name, one.id, 0) for one, _ in state.last.values())
+        state.last[writer.name] = answer
+        state.refs = tuple(reference(self.name, last.id, 0) for last, _ in state.last.values())
 
-    def _enough(self, state: _State) -> bool:
-        """Whether the condition holds: over sections and stages, properties of answers, fields.
+    def _is_complete(self, state: _State) -> bool:
+        """Return whether the condition holds.
 
-        A property that several sections have holds as soon as it does in one of them.
+        It can name sections, stages, properties of the sections' answers, and fields. A property
+        that several sections have has the first true value.
         """
         until = self._rule.until
         if until is None:
             return False
-        said: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
         for writer in self._writers:
             value = getattr(state.board, writer.name, None)
             if isinstance(value, dict):
-                for name, one in value.items():
-                    said[name] = said.get(name) or one
-        scope = {**state.item.row.data, **said}
+                for name, property_value in value.items():
+                    properties[name] = properties.get(name) or property_value
+        scope = {**state.item.row.data, **properties}
         for writer in self._writers:
             scope.update(self._scope(state, writer))
         return until.holds(scope)

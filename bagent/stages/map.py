@@ -14,91 +14,83 @@ from bagent.types import Outcome, Row
 
 
 class MapStage(RowStage):
-    """Row in, row out; with several answers, as many rows out.
+    """Makes one row of each row; with several answers, one for each.
 
-    A row keeps its key and id. Where there are several answers, each row that goes on has a key
-    of its own and ``#ANSWER`` behind its id.
+    A row keeps its key and id. With several answers each row that is made has a key of its own and
+    ``#ANSWER`` behind its id.
     """
 
     def __init__(
-        self, asker: RowRequester, entrance: FailurePolicy, names: PromptVariables
+        self, requester: RowRequester, policy: FailurePolicy, variables: PromptVariables
     ) -> None:
-        super().__init__(asker.plan.name, entrance)
-        self._asker = asker
-        self._names = names
+        super().__init__(requester.plan.name, policy)
+        self._requester = requester
+        self._variables = variables
 
-    def _all_taken(self) -> None:
-        self._asker.close()
-        super()._all_taken()
+    def _on_input_end(self) -> None:
+        self._requester.close()
+        super()._on_input_end()
 
-    def _take(self, item: StageRow, ticket: Slot) -> None:
-        count = self._asker.plan.answers
-        tickets = [ticket] if count == 1 else ticket.split(count)
-        for answer, place in enumerate(tickets):
-            make = partial(self._row, item)
+    def _process(self, item: StageRow, slot: Slot) -> None:
+        count = self._requester.plan.answers
+        slots = [slot] if count == 1 else slot.split(count)
+        for answer, answer_slot in enumerate(slots):
+            make = partial(self._prompt_row, item, item.row)
             unit = item.row.key, answer
-            self._asker.ask(unit, (item,), make, partial(self._done, item, place))
+            self._requester.ask(unit, (item,), make, partial(self._done, item, answer_slot))
 
-    def _row(self, item: StageRow) -> Row:
-        return prompt_row(item.row, item, self._names.of(item))
+    def _prompt_row(self, item: StageRow, row: Row) -> Row:
+        return prompt_row(row, item, self._variables.of(item))
 
-    def _done(self, item: StageRow, ticket: Slot, outcome: Outcome, place: int) -> None:
+    def _done(self, item: StageRow, slot: Slot, outcome: Outcome, location: int) -> None:
         row = item.row
-        if self._asker.plan.answers > 1:
+        if self._requester.plan.answers > 1:
             row = msgspec.structs.replace(
                 row,
                 key=derive_key((row.key,), self.name, outcome.answer),
                 id=f"{row.id}#{outcome.answer}",
             )
-        ticket.fill(stage_item(item, row, outcome, place))
+        slot.fill(stage_item(item, row, outcome, location))
 
     async def run(self) -> None:
         """Ask until all rows have ended."""
-        await self._asker.run()
+        await self._requester.run()
 
 
-class BroadcastStage(RowStage):
-    """Every row to every endpoint: as many rows out as there are endpoints.
+class BroadcastStage(MapStage):
+    """Makes one row of each row and endpoint.
 
     Args:
-        endpoints: names the endpoints, once rows come.
+        requester: asks about rows.
+        policy: decides about failed rows.
+        variables: the variables of the prompt.
+        endpoints: returns the names of the endpoints, once rows come.
     """
 
     def __init__(
         self,
-        asker: RowRequester,
-        entrance: FailurePolicy,
-        names: PromptVariables,
+        requester: RowRequester,
+        policy: FailurePolicy,
+        variables: PromptVariables,
         endpoints: Callable[[], Sequence[str]],
     ) -> None:
-        super().__init__(asker.plan.name, entrance)
-        self._asker = asker
-        self._names = names
+        super().__init__(requester, policy, variables)
         self._endpoints = endpoints
 
-    def _all_taken(self) -> None:
-        self._asker.close()
-        super()._all_taken()
-
-    def _take(self, item: StageRow, ticket: Slot) -> None:
+    def _process(self, item: StageRow, slot: Slot) -> None:
         endpoints = self._endpoints()
-        for endpoint, place in zip(endpoints, ticket.split(len(endpoints)), strict=True):
+        for endpoint, endpoint_slot in zip(endpoints, slot.split(len(endpoints)), strict=True):
             row = msgspec.structs.replace(
                 item.row,
                 key=derive_key((item.row.key,), self.name, endpoint),
                 id=f"{item.row.id}@{endpoint}",
                 endpoint=endpoint,
             )
-            make = partial(self._row, item, row)
-            done = partial(self._done, item, row, place)
-            self._asker.ask((row.key, 0), (item,), make, done)
+            make = partial(self._prompt_row, item, row)
+            done = partial(self._done_at, item, row, endpoint_slot)
+            self._requester.ask((row.key, 0), (item,), make, done)
 
-    def _row(self, item: StageRow, row: Row) -> Row:
-        return prompt_row(row, item, self._names.of(item))
-
-    def _done(self, item: StageRow, row: Row, ticket: Slot, outcome: Outcome, place: int) -> None:
-        ticket.fill(stage_item(item, msgspec.structs.replace(row, endpoint=None), outcome, place))
-
-    async def run(self) -> None:
-        """Ask until all rows have ended."""
-        await self._asker.run()
+    def _done_at(
+        self, item: StageRow, row: Row, slot: Slot, outcome: Outcome, location: int
+    ) -> None:
+        slot.fill(stage_item(item, msgspec.structs.replace(row, endpoint=None), outcome, location))

@@ -1,4 +1,4 @@
-"""The stages of a run, wired: input to stages, stages to later stages."""
+"""The pipeline of a run: input and stages, connected by streams."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Intake:
 
     Args:
         source: rows, read ahead in a thread.
-        gate: says when more may be read.
-        expect: told whether more of the input comes.
-        measured: whether some stage has to know how long rows are.
+        backpressure: says when more may be read.
+        expect: called with whether more of the input comes.
+        measured: whether a stage needs the tokens of input rows.
     """
 
     def __init__(
         self,
         source: AsyncIterable[Work],
-        gate: Backpressure,
+        backpressure: Backpressure,
         expect: Callable[[bool], None],
         *,
         measured: bool,
     ) -> None:
         self.out = Stream()
         self._source = source
-        self._gate = gate
+        self._backpressure = backpressure
         self._expect = expect
         self._measured = measured
 
     async def run(self) -> None:
-        """Hand out all rows, and wait while stages have too many before them."""
+        """Hand out all rows; wait while a stage has too many in its queue."""
         self._expect(True)
         async for batch in self._source:
             for row, _ in batch:
-                await self._gate.wait()
-                ticket = Slot()
-                self.out.push(ticket)
-                ticket.fill(input_item(row, measured=self._measured))
+                await self._backpressure.wait()
+                slot = Slot()
+                self.out.push(slot)
+                slot.fill(input_item(row, measured=self._measured))
             await asyncio.sleep(0)
         self._expect(False)
         self.out.end()
@@ -56,7 +56,7 @@ class Pipeline:
     Args:
         intake: the input.
         stages: in the order in which they are written.
-        sources: the names of what each stage reads, by its name.
+        sources: the names of the sources of each stage, by its name.
     """
 
     def __init__(
@@ -78,11 +78,7 @@ class Pipeline:
             join.out.read_by(readers[0])
 
     async def run(self) -> None:
-        """Work until everything has ended; the first fault ends it all.
-
-        Raises:
-            BaseException: what the first stage that failed raised.
-        """
+        """Work until everything has ended, or raise the first exception of a stage."""
         works = [self._intake.run(), *(stage.run() for stage in self._stages)]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:

@@ -1,4 +1,4 @@
-"""The stages of a job, checked as far as can be without a request."""
+"""The prepared stages of a job: templates, expressions and schemas, loaded and checked."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from bagent.job.templates.template import Expression
 from bagent.stages.query import StageTable
 from bagent.stages.row import INPUT
 from bagent.stages.topologies import StageAt, expand_topology, is_single_map
-from bagent.text.suggest import dotted
+from bagent.text.suggest import dotted, nearest_name
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
-ASKING = frozenset({"map", "broadcast", "reduce", "loop", "embed"})
-"""Kinds of stages that ask a model."""
+ASKING_KINDS = frozenset({"map", "broadcast", "reduce", "loop", "embed"})
+"""Kinds of stages that send requests."""
 
 LOOP_NAMES = frozenset({"board", "round", "section"})
 
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What one model is asked in a stage: the job as the stage, or a section of it, sees it.
-
-    ``name`` is the section's, else the stage's.
-    """
+    """The request of a stage, or of a section of it, with the job as it sees it."""
 
     name: str
+    """The section's, else the stage's."""
     job: Job
     part: StagePart
     prompt: Prompt | None
@@ -42,17 +40,15 @@ class StageRequest:
 
 @dataclass(frozen=True)
 class PreparedStage:
-    """One checked stage.
-
-    ``asking`` has one entry for a stage that asks, one for each section of a loop, none for other
-    kinds. ``sources`` are the stages that it reads, ``input`` among them.
-    """
+    """One checked stage."""
 
     name: str
     spec: StageSpec
     at: StageAt
     sources: tuple[str, ...]
-    asking: tuple[StageRequest, ...]
+    """The stages that it reads, and ``input``."""
+    requests: tuple[StageRequest, ...]
+    """One for a stage that asks, one for each section of a loop, else none."""
     items: Expression | None = None
     until: Expression | None = None
     goal: int = 1
@@ -60,7 +56,7 @@ class PreparedStage:
 
 
 def prepare_stages(job: Job) -> tuple[PreparedStage, ...]:
-    """The stages of ``job``; none where it is one map over its rows.
+    """Prepare the stages of ``job``; none where it is one map over its rows.
 
     Raises:
         JobError: a stage lacks something or its template or expression is wrong.
@@ -68,28 +64,28 @@ def prepare_stages(job: Job) -> tuple[PreparedStage, ...]:
     """
     if is_single_map(job):
         return ()
-    laid = expand_topology(job)
-    found: list[PreparedStage] = []
-    for at in laid.stages:
+    staged = expand_topology(job)
+    prepared: list[PreparedStage] = []
+    for at in staged.stages:
         _check(job, at)
-        found.append(_prepared(laid.base, at, found))
-    return tuple(found)
+        prepared.append(_prepared(staged.base, at, prepared))
+    return tuple(prepared)
 
 
 def _check(job: Job, at: StageAt) -> None:
     spec = at.spec
-    place = job.source.position(at.path)
+    position = job.source.position(at.path)
     if spec.agent is not None and spec.agent.command:
-        raise JobError(f"stage {at.name}: a command cannot be a stage's agent", at=place)
+        raise JobError(f"stage {at.name}: a command cannot be a stage's agent", at=position)
     if len(at.sources) > 1 and spec.kind in ("reduce", "sql"):
         return
     if len(set(at.sources)) < len(at.sources):
-        raise JobError(f"stage {at.name} names a source twice in from", at=place)
+        raise JobError(f"stage {at.name} names a source twice in from", at=position)
 
 
 def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> PreparedStage:
     spec = at.spec
-    asking = tuple(_askings(base, at))
+    requests = tuple(_make_requests(base, at))
     items = until = None
     if spec.items is not None:
         items = _expression(spec.items, "items", at, base)
@@ -100,7 +96,7 @@ def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> Prepar
         spec=spec,
         at=at,
         sources=_read(at, before),
-        asking=asking,
+        requests=requests,
         items=items,
         until=until,
         goal=_goal(spec, at, base),
@@ -114,17 +110,17 @@ def _expression(text: str, key: str, at: StageAt, base: Job) -> Expression:
 
 
 def _read(at: StageAt, before: Sequence[PreparedStage]) -> tuple[str, ...]:
-    """What a stage reads; a query reads also the other stages that it mentions."""
+    """Return the sources of a stage; a query also reads the stages that it mentions."""
     if at.spec.query is None:
         return at.sources
-    words = set(re.findall(r"\w+", at.spec.query.casefold()))
+    mentioned = set(re.findall(r"\w+", at.spec.query.casefold()))
     names = (INPUT, *(stage.name for stage in before))
-    others = [name for name in names if name.casefold() in words]
+    others = [name for name in names if name.casefold() in mentioned]
     return tuple(dict.fromkeys((*at.sources, *others)))
 
 
 def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:
-    """How many rows a reduction may leave."""
+    """Return how many rows a reduction may leave."""
     if spec.kind != "reduce" or spec.until is None:
         return 1
     text = spec.until.strip()
@@ -137,21 +133,21 @@ def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:
     return int(text)
 
 
-def _askings(base: Job, at: StageAt) -> Iterable[StageRequest]:
+def _make_requests(base: Job, at: StageAt) -> Iterable[StageRequest]:
     spec = at.spec
-    if spec.kind not in ASKING:
+    if spec.kind not in ASKING_KINDS:
         return
     job = base.for_stage(spec)
     if spec.kind != "loop":
-        yield _asking(at.name, job, spec, at.prompt_at, base)
+        yield _make_request(at.name, job, spec, at.prompt_at, base)
         return
     for number, section in enumerate(spec.sections):
         own = (*at.path, "sections", number, "prompt")
         path = own if section.prompt is not None else at.prompt_at
-        yield _asking(section.name, job.for_stage(section), section, path, base, spec)
+        yield _make_request(section.name, job.for_stage(section), section, path, base, spec)
 
 
-def _asking(
+def _make_request(
     name: str,
     job: Job,
     part: StagePart,
@@ -187,18 +183,14 @@ def _asking(
 
 
 def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:
-    """The output schema of ``job``, if it has one.
-
-    Args:
-        path: where its prompt stands; its output stands beside it.
-    """
-    found = job.output.schema_
-    if found is None:
+    """Load the output schema of ``job``, if it has one; ``path`` is the path of its prompt."""
+    spec = job.output.schema_
+    if spec is None:
         return None
     try:
-        if isinstance(found, dict):
-            return OutputSchema.load(found, base=job.source.folder)
-        return OutputSchema.load(found.path, base=found.path.parent)
+        if isinstance(spec, dict):
+            return OutputSchema.load(spec, base=job.source.folder)
+        return OutputSchema.load(spec.path, base=spec.path.parent)
     except SchemaError as error:
         if error.at is None:
             error.at = job.source.position((*path[:-1], "output", "schema"))
@@ -211,8 +203,8 @@ def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema |
 def _with_fields(stage: PreparedStage, names: Iterable[str]) -> PreparedStage:
     spec = stage.spec
     fields: frozenset[str] | None = frozenset()
-    for asking in stage.asking:
-        used = asking.prompt.fields if asking.prompt is not None else frozenset()
+    for request in stage.requests:
+        used = request.prompt.fields if request.prompt is not None else frozenset()
         fields = None if fields is None or used is None else fields | used
     if spec.kind == "sql":
         fields = None if INPUT in stage.sources else fields
@@ -230,7 +222,7 @@ def _with_fields(stage: PreparedStage, names: Iterable[str]) -> PreparedStage:
 
 
 def used_fields(stages: Sequence[PreparedStage]) -> tuple[str, ...] | None:
-    """The fields of the input that any stage uses; None: they may use every one."""
+    """Return the fields of the input that any stage uses; None: all."""
     fields: set[str] = set()
     for stage in stages:
         if stage.fields is None:
@@ -240,11 +232,11 @@ def used_fields(stages: Sequence[PreparedStage]) -> tuple[str, ...] | None:
 
 
 def table_of(stages: Sequence[PreparedStage], name: str) -> StageTable:
-    """What a stage, or ``input``, is as a table of a query: its schema's properties, typed."""
+    """Return the table of a stage, or of ``input``, with typed columns for its schema."""
     for stage in stages:
         if stage.name == name:
             columns: list[tuple[str | None, str]] = []
-            schema = stage.asking[0].schema if stage.asking else None
+            schema = stage.requests[0].schema if stage.requests else None
             if schema is not None and stage.spec.kind != "loop":
                 kinds = [kind for _, kind in schema.columns]
                 columns = list(zip(schema.column_properties, kinds, strict=True))
@@ -252,10 +244,17 @@ def table_of(stages: Sequence[PreparedStage], name: str) -> StageTable:
     return StageTable(name)
 
 
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return the nearest of ``names`` as a hint, else the first of them."""
+    ordered = list(names)
+    nearest = nearest_name(name.strip('"'), ordered)
+    return f"did you mean {nearest}?" if nearest else f"there are {', '.join(ordered[:12])}"
+
+
 def keeping_keys(stage: PreparedStage, stages: Sequence[PreparedStage]) -> tuple[str, ...]:
-    """The stages after ``stage`` whose rows are its rows, one after the other."""
-    found = [stage.name]
+    """Return the later stages whose rows have the keys of the rows of ``stage``."""
+    names = [stage.name]
     for other in stages:
-        if other.sources[0] in found and other.spec.kind not in ("reduce", "sql"):
-            found.append(other.name)
-    return tuple(found[1:])
+        if other.sources[0] in names and other.spec.kind not in ("reduce", "sql"):
+            names.append(other.name)
+    return tuple(names[1:])

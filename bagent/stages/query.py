@@ -1,8 +1,8 @@
-"""Earlier stages as DuckDB tables, and a query over them; runs in a thread."""
+"""Queries over the tables of earlier stages in DuckDB, in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ BASE = {
     "error": "VARCHAR",
     "error_kind": "VARCHAR",
 }
-"""The columns of every stage's table."""
+"""The columns of every stage's table, with their types."""
 
 MEMORY = "512MB"
 LONGEST_LINE = 64 * 1024 * 1024
@@ -51,7 +51,7 @@ class StageTable(msgspec.Struct):
 
 
 class QueryResult(msgspec.Struct, frozen=True):
-    """One result row, and the outcomes it was made of as ``STAGE:ID:ANSWER``."""
+    """One result row, and the outcomes that it was made of, as ``STAGE:ID:ANSWER``."""
 
     values: dict[str, Any]
     parents: tuple[str, ...]
@@ -62,17 +62,17 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._asked = False
+        self._requested = False
 
     def watch(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """A query begins on ``connection``."""
+        """Interrupt the query that begins on ``connection``, now or later."""
         self._connection = connection
-        if self._asked:
+        if self._requested:
             connection.interrupt()
 
     def now(self) -> None:
-        """End the query that goes on, or the next one."""
-        self._asked = True
+        """End the query that runs, or the next one."""
+        self._requested = True
         if self._connection is not None:
             self._connection.interrupt()
 
@@ -80,12 +80,13 @@ class Interrupt:
 def run_query(
     query: str, tables: Sequence[StageTable], work: Path, interrupt: Interrupt | None = None
 ) -> list[QueryResult] | str:
-    """The rows that ``query`` gives, in its order; or why DuckDB refuses it.
+    """Run ``query``; return its rows in order, or why DuckDB refuses it.
 
     Args:
-        tables: with the paths of their JSON lines; parents are looked for in the first one.
-        work: where DuckDB may spill.
-        interrupt: ends it early.
+        query: the SQL.
+        tables: the tables with the paths of their JSON lines; parents are looked up in the first.
+        work: the folder where DuckDB may spill.
+        interrupt: ends the query early.
     """
     import duckdb
 
@@ -112,7 +113,7 @@ def open_database(access: Access, work: Path, **settings: Setting) -> duckdb.Duc
 
 
 def make_tables(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTable]) -> None:
-    """Fill a database with what ``tables`` have on disk.
+    """Create ``tables`` from their files.
 
     Raises:
         duckdb.Error: a file cannot be read.
@@ -123,7 +124,7 @@ def make_tables(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTab
 
 
 def input_line(row: Row) -> bytes:
-    """One row of the table ``input``: its fields, and its id and place under these names."""
+    """Return one row of the table ``input`` as a JSON line: its fields, ``id`` and ``row``."""
     return msgspec.json.encode(clean({**row.data, "id": str(row.id), "row": row.index})) + b"\n"
 
 
@@ -133,19 +134,23 @@ def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
         return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
     options = f"format='newline_delimited', maximum_object_size={LONGEST_LINE}"
     guessed = f"SELECT * FROM read_json({source}, {options}, sample_size=-1)"
-    found = connection.execute(f"DESCRIBE {guessed}").fetchall()
-    kinds = {name: kind for name, kind, *_ in found}
-    if kinds["id"] == "VARCHAR":
+    columns = connection.execute(f"DESCRIBE {guessed}").fetchall()
+    column_types = {name: kind for name, kind, *_ in columns}
+    if column_types["id"] == "VARCHAR":
         return guessed
-    # Ids that all look like dates are text all the same, as in every other table.
-    kinds["id"] = "VARCHAR"
-    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
-    return f"SELECT * FROM read_json({source}, {options}, columns={{{types}}})"
+    # Ids are texts as in every other table, also where all look like dates.
+    column_types["id"] = "VARCHAR"
+    types = _struct(column_types)
+    return f"SELECT * FROM read_json({source}, {options}, columns={types})"
+
+
+def _struct(types: Mapping[str, str]) -> str:
+    """Return SQL for the types of columns by their names."""
+    return f"{{{', '.join(f'{literal(name)}: {literal(kind)}' for name, kind in types.items())}}}"
 
 
 def _stage(table: StageTable) -> str:
     source = file_literal(table.path)
-    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in BASE.items())
     columns = [(name, column_type(kind)) for name, kind in table.columns]
     typed = [
         f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"
@@ -154,7 +159,7 @@ def _stage(table: StageTable) -> str:
     ]
     return (
         f"SELECT {', '.join(['*', *typed])} FROM read_json({source}, format='newline_delimited',"
-        f" maximum_object_size={LONGEST_LINE}, columns={{{types}}})"
+        f" maximum_object_size={LONGEST_LINE}, columns={_struct(BASE)})"
     )
 
 
@@ -165,11 +170,11 @@ def _value(name: str, kind: str) -> str:
 
 
 def _results(first: str, names: set[str]) -> str:
-    """SQL for the result rows as JSON, each with its parents in the table ``first``."""
+    """Return SQL for the result rows as JSON, each with its parents in the table ``first``."""
     head = "SELECT to_json(f)::VARCHAR,"
     if first == INPUT or "id" not in names:
-        whole = "NULL" if first == INPUT else f"[{literal(first + ':*')}]"
-        return f"{head} {whole} FROM bagent_found AS f ORDER BY f.rowid"
+        parents = "NULL" if first == INPUT else f"[{literal(first + ':*')}]"
+        return f"{head} {parents} FROM bagent_found AS f ORDER BY f.rowid"
     name = literal(first + ":")
     if "answer" in names:
         parents = f"[{name} || f.id || ':' || f.answer]"

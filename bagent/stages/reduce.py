@@ -14,23 +14,25 @@ from bagent.stages.slots import OrderedReader, Reader, Slot, Stream
 from bagent.types import Json
 
 BY_ROW = ("id",)
-"""``by: id`` is by the input row that everything goes back to."""
+"""``by: id`` groups by the input row that rows go back to."""
 
 
 class ReduceStage:
-    """Makes trees and waits for them.
+    """Reduces rows in one tree, or in one for each group.
 
     Args:
+        requester: asks about groups.
+        reducer: what the trees share.
         by: fields to group by.
-        sources: how many stages it reads; the rows of each come after those of the one before.
+        sources: how many stages it reads; the rows of each follow those of the one before.
     """
 
     def __init__(
-        self, asker: RowRequester, reducer: Reducer, by: tuple[str, ...], sources: int
+        self, requester: RowRequester, reducer: Reducer, by: tuple[str, ...], sources: int
     ) -> None:
         self.name = reducer.name
         self.out = Stream()
-        self._asker = asker
+        self._requester = requester
         self._reducer = reducer
         self._by = by
         self._sources = sources
@@ -39,136 +41,136 @@ class ReduceStage:
         self._ended = False
 
     def readers(self) -> list[Reader]:
-        """One reader for each source."""
+        """Return one reader for each source."""
         if self._by == BY_ROW and self._sources == 1:
-            return [_RootByRoot(self)]
-        first = OrderedReader(self._leaf, self._leaves_over)
+            return [_TreePerSlot(self)]
+        first = OrderedReader(self._leaf, self._on_last_leaf)
         if self._sources == 1:
             return [first]
         chain = _Chain(first, self._sources)
         return list(chain.parts)
 
     async def run(self) -> None:
-        """Ask until all trees are done."""
-        await self._asker.run()
-        self._reducer.all_over()
+        """Ask until all trees are finished."""
+        await self._requester.run()
+        self._reducer.finish()
 
     # --- trees ------------------------------------------------------------------------------------
 
-    def hold(self, place: Slot) -> None:
-        """Keep a place in the stream for what a tree leaves."""
+    def add_result(self, slot: Slot) -> None:
+        """Announce the slot of a tree's result."""
         self._open += 1
-        self.out.push(place)
-        place.watch(self._tree_over)
+        self.out.push(slot)
+        slot.watch(self._on_tree_end)
 
-    def tree_of(self, item: StageRow, place: Slot) -> Tree:
-        """The tree of the input row that ``item`` goes back to."""
+    def tree_of(self, item: StageRow, slot: Slot) -> Tree:
+        """Make the tree of the input row that ``item`` goes back to."""
         root = item.root
         base = root if root is not None else item.row
-        return Tree(self._reducer, to_text(base.id), dict(base.data), root, place)
+        return Tree(self._reducer, to_text(base.id), dict(base.data), root, slot)
 
-    def _tree_over(self, _: Slot) -> None:
+    def _on_tree_end(self, _: Slot) -> None:
         self._open -= 1
-        self._look()
+        self._close_if_done()
 
-    def all_begun(self) -> None:
-        """No more trees come."""
+    def end(self) -> None:
+        """Handle the end of the input: no more trees come."""
         self._ended = True
-        self._reducer.entrance.tell()
+        self._reducer.policy.report_dropped()
         self.out.end()
-        self._look()
+        self._close_if_done()
 
-    def _look(self) -> None:
+    def _close_if_done(self) -> None:
         if self._ended and not self._open:
-            self._asker.close()
+            self._requester.close()
 
     # --- all rows, or by fields -------------------------------------------------------------------
 
     def _leaf(self, item: StageRow) -> None:
         values = [self._value(name, item) for name in self._by]
-        place = msgspec.json.encode(values)
-        tree = self._trees.get(place)
+        tree_key = msgspec.json.encode(values)
+        tree = self._trees.get(tree_key)
         if tree is None:
             names = [name.rpartition(".")[2] for name in self._by]
             label = ",".join(to_text(value) for value in values) or self.name
             data = dict(zip(names, values, strict=True))
-            ticket = Slot()
-            self.hold(ticket)
+            slot = Slot()
+            self.add_result(slot)
             if self._by == BY_ROW:
-                tree = self.tree_of(item, ticket)
+                tree = self.tree_of(item, slot)
             else:
-                tree = Tree(self._reducer, label, data, None, ticket)
-            self._trees[place] = tree
+                tree = Tree(self._reducer, label, data, None, slot)
+            self._trees[tree_key] = tree
         tree.add(item)
 
-    def _leaves_over(self) -> None:
+    def _on_last_leaf(self) -> None:
         trees, self._trees = self._trees, {}
         for tree in trees.values():
             tree.end()
-        self.all_begun()
+        self.end()
 
     def _value(self, name: str, item: StageRow) -> Json:
-        """The value of a field to group by: of the row, of a stage's answer, of the last answer."""
-        first, *rest = name.split(".")
-        found: Json
+        """Return a field to group by: of the row, of a stage's answer, or of the last answer."""
+        first, *properties = name.split(".")
+        value: Json
         if name == "id":
             return item.root.id if item.root is not None else item.row.id
-        records = self._reducer.world.records
+        results = self._reducer.context.results
         if first in item.row.data:
-            found = item.row.data[first]
+            value = item.row.data[first]
         elif first in item.seen:
-            found = value_of(records.read(item.seen[first]))
+            value = value_of(results.read(item.seen[first]))
         else:
-            answer = value_of(records.read(item.place)) if item.place is not None else None
-            found = answer.get(first) if isinstance(answer, dict) and item.ok else None
-        for part in rest:
-            found = found.get(part) if isinstance(found, dict) else None
-        return found
+            answer = value_of(results.read(item.location)) if item.location is not None else None
+            value = answer.get(first) if isinstance(answer, dict) and item.ok else None
+        for key in properties:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
 
-class _RootByRoot:
-    """Makes a tree of each input row's own rows, as soon as the row is announced."""
+class _TreePerSlot:
+    """Reader that makes a tree of each input row's own rows, as soon as the row is announced."""
 
     def __init__(self, stage: ReduceStage) -> None:
         self._stage = stage
 
-    def take(self, ticket: Slot) -> None:
-        """All that comes of one input row."""
+    def take(self, slot: Slot) -> None:
+        """Reduce everything that comes in one slot."""
         stage = self._stage
-        place = Slot()
-        stage.hold(place)
-        found: list[Tree] = []
+        result = Slot()
+        stage.add_result(result)
+        tree: Tree | None = None
 
-        def leaf(item: StageRow) -> None:
-            if not found:
-                found.append(stage.tree_of(item, place))
-            found[0].add(item)
+        def add_leaf(item: StageRow) -> None:
+            nonlocal tree
+            tree = tree or stage.tree_of(item, result)
+            tree.add(item)
 
-        def over() -> None:
-            if found:
-                found[0].end()
+        def end_tree() -> None:
+            if tree is not None:
+                tree.end()
             else:
-                place.split(0)
+                result.split(0)
 
-        order = OrderedReader(leaf, over)
-        order.take(ticket)
+        order = OrderedReader(add_leaf, end_tree)
+        order.take(slot)
         order.end()
 
     def end(self) -> None:
-        """No more input rows come."""
-        self._stage.all_begun()
+        """Handle the end of the input."""
+        self._stage.end()
 
 
 class _Chain:
-    """Several streams as one: the tickets of each follow those of the one before."""
+    """Several streams as one: the slots of each follow those of the one before."""
 
     def __init__(self, target: Reader, count: int) -> None:
         self._target = target
         self._reached = 0
-        self.parts = [_Part(self, number) for number in range(count)]
+        self.parts = [_Part(self) for _ in range(count)]
 
-    def look(self) -> None:
-        """Pass on what is due."""
+    def pass_on(self) -> None:
+        """Pass slots on up to the first stream that has not ended."""
         while self._reached < len(self.parts):
             part = self.parts[self._reached]
             while part.waiting:
@@ -180,20 +182,19 @@ class _Chain:
 
 
 class _Part:
-    """One of the streams of a chain."""
+    """Reader of one of the streams of a chain."""
 
-    def __init__(self, chain: _Chain, number: int) -> None:
-        self.number = number
+    def __init__(self, chain: _Chain) -> None:
         self.waiting: deque[Slot] = deque()
         self.ended = False
         self._chain = chain
 
-    def take(self, ticket: Slot) -> None:
-        """Take the next ticket of this stream."""
-        self.waiting.append(ticket)
-        self._chain.look()
+    def take(self, slot: Slot) -> None:
+        """Take the next slot of this stream."""
+        self.waiting.append(slot)
+        self._chain.pass_on()
 
     def end(self) -> None:
-        """This stream has no more."""
+        """Handle the end of this stream."""
         self.ended = True
-        self._chain.look()
+        self._chain.pass_on()

@@ -1,4 +1,4 @@
-"""Rows become one: groups, and groups of what they gave, until so few are left as are wanted."""
+"""Reduction trees: groups of rows become one row each, level by level, until few enough remain."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from bagent.stages.base import (
     PromptVariables,
     RowRequester,
     StageContext,
-    make_outcome,
 )
 from bagent.stages.row import (
     Response,
     StageRow,
-    answer_tokens,
     derive_key,
     estimate,
     input_response,
+    made_item,
     response_of,
     responses,
 )
@@ -36,30 +35,28 @@ from bagent.stages.slots import OrderedReader, Slot
 from bagent.types import Json, Outcome, Row
 
 LEAST_ROOM = 64
-"""Tokens that the answers of a group may have at least, however long the prompt around them."""
+"""Tokens that the answers of a group may always have, however long the prompt around them."""
 
 
 class ReductionGroupRule(msgspec.Struct, frozen=True):
-    """How large a group may be.
-
-    ``fanin`` is how many answers, None for no limit. ``room`` is how many tokens they may have
-    together, None where the context is not known; two of them always fit, since each is cut to
-    half of it.
-    """
+    """How large a group may be."""
 
     fanin: int | None
-    room: int | None
+    """Answers of a group; None for no limit."""
+    available: int | None
+    """Tokens that the answers may have together; None where the context is not known."""
 
     @property
     def longest(self) -> int | None:
-        """How many tokens of one answer are shown at most."""
-        return None if self.room is None else max(LEAST_ROOM, self.room) // 2
+        """Tokens of one answer that a prompt shows at most: two answers always fit."""
+        return None if self.available is None else max(LEAST_ROOM, self.available) // 2
 
 
 class GroupBuilder:
     """Forms groups of rows that come in order.
 
     Args:
+        rule: how large a group may be.
         emit: gets each group once no further row belongs to it.
     """
 
@@ -70,41 +67,37 @@ class GroupBuilder:
         self.group: list[StageRow] = []
 
     def add(self, item: StageRow) -> None:
-        """Take the next row."""
+        """Add the next row."""
         rule = self._rule
         tokens = item.tokens if rule.longest is None else min(item.tokens, rule.longest)
         if (
-            rule.room is not None
+            rule.available is not None
             and len(self.group) > 1
-            and self._tokens + tokens > max(LEAST_ROOM, rule.room)
+            and self._tokens + tokens > max(LEAST_ROOM, rule.available)
         ):
-            self._full()
+            self._emit(self.take_group())
         self.group.append(item)
         self._tokens += tokens
         if rule.fanin is not None and len(self.group) >= rule.fanin:
-            self._full()
+            self._emit(self.take_group())
 
-    def _full(self) -> None:
-        group, self.group, self._tokens = self.group, [], 0
-        self._emit(group)
-
-    def take(self) -> list[StageRow]:
-        """The rows of the last, unfinished group."""
+    def take_group(self) -> list[StageRow]:
+        """Take the rows of the last, unfinished group."""
         group, self.group, self._tokens = self.group, [], 0
         return group
 
 
 def halves(group: Sequence[StageRow]) -> tuple[list[StageRow], list[StageRow]]:
-    """A group that turned out too long, in two; the first half is not the smaller one."""
+    """Divide a group in two; the first half is not the smaller one."""
     middle = (len(group) + 1) // 2
     return list(group[:middle]), list(group[middle:])
 
 
 MOST_RESERVED = 1024
-"""Tokens kept for a reducer's answer where the job names no number."""
+"""Tokens reserved for a reducer's answer where the job sets no ``max_tokens``, at most."""
 
 UNKNOWN_PROMPT = 256
-"""Tokens thought to stand around the answers where the prompt cannot be rendered without any."""
+"""Tokens assumed around the answers where the prompt cannot be rendered without any."""
 
 _SHORTER = 0.8
 
@@ -113,32 +106,30 @@ SHORTEST = 8
 
 
 class ContextFit:
-    """Reckons with one stage's context, on the safe side and the same in every start.
-
-    ``usable`` is how many tokens a prompt may have; None where the context is not known.
-    """
+    """Estimates what fits one stage's context, from above and the same in every start."""
 
     def __init__(self, plan: StagePlan) -> None:
         self._plan = plan
         context = plan.budget.context
         self.usable: int | None = None
+        """Tokens that a prompt may have; None where the context is not known."""
         if context is not None:
-            asked = plan.settings.max_tokens
-            reserved = min(MOST_RESERVED, context // 4) if asked is None else asked
+            max_tokens = plan.settings.max_tokens
+            reserved = min(MOST_RESERVED, context // 4) if max_tokens is None else max_tokens
             self.usable = context - reserved - MARGIN_TOKENS
 
-    def room(self, data: dict[str, Any], names: dict[str, Json]) -> int | None:
-        """Tokens that answers may have beside the rest of the prompt; None: no limit is known."""
+    def available(self, data: dict[str, Any]) -> int | None:
+        """Return the tokens that answers may have beside the rest of the prompt; None: no limit."""
         if self.usable is None:
             return None
-        empty = {**names, "responses": responses([]), "n": 0, "level": 1}
+        empty = {"responses": responses([]), "n": 0, "level": 1}
         try:
             return self.usable - self._size(data, empty)
         except TemplateFailure:
             return self.usable - UNKNOWN_PROMPT
 
     def fits(self, row: Row) -> bool:
-        """Whether the prompt of a row, as it is rendered, leaves room for an answer."""
+        """Return whether the rendered prompt of a row leaves room for an answer."""
         if self.usable is None:
             return True
         try:
@@ -158,120 +149,107 @@ class ContextFit:
 
 
 def shortened(response: Response, tokens: int | None) -> Response:
-    """``response``, cut to about ``tokens`` tokens where it is longer, and saying so."""
+    """Return ``response``, cut to about ``tokens`` tokens with a note where it is longer."""
     if tokens is None or _printed(response) <= tokens:
         return response
     output = response["output"]
-    whole = response["text"] or ""
+    full_text = response["text"] or ""
     if response["status"] != "ok":
-        whole = response["error"] or ""
+        full_text = response["error"] or ""
     elif output is not None:
-        whole = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    kept = len(whole)
+        full_text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    length = len(full_text)
     while True:
-        kept = int(kept * _SHORTER)
-        text = f"{whole[:kept]} ...[cut: {len(whole) - kept} of {len(whole)} characters left out]"
-        found = Response(response, output=None, text=text)
+        length = int(length * _SHORTER)
+        cut = f"[cut: {len(full_text) - length} of {len(full_text)} characters left out]"
+        text = f"{full_text[:length]} ...{cut}"
+        short = Response(response, output=None, text=text)
         if response["status"] != "ok":
-            found = Response(response, error=text)
-        if kept == 0 or _printed(found) <= tokens:
-            return found
+            short = Response(response, error=text)
+        if length == 0 or _printed(short) <= tokens:
+            return short
 
 
 def _printed(response: Response) -> int:
     try:
-        return estimate(msgspec.json.encode(response.shown()))
+        return estimate(msgspec.json.encode(response.printed_fields()))
     except (UnicodeEncodeError, TypeError):
-        return estimate(json.dumps(response.shown(), default=str).encode())
+        return estimate(json.dumps(response.printed_fields(), default=str).encode())
 
 
 class ReduceRule(msgspec.Struct, frozen=True):
-    """What a reduction keeps to: at most ``fanin`` answers a group, ``goal`` rows at the end."""
+    """The limits of a reduction."""
 
     fanin: int | None
+    """Answers of a group; None for no limit."""
     goal: int
+    """Rows that may remain at the end."""
 
 
 class Reducer:
-    """Asks about groups: what all trees of one stage share."""
+    """Asks about the groups of all trees of one stage."""
 
     def __init__(
         self,
-        asker: RowRequester,
+        requester: RowRequester,
         rule: ReduceRule,
-        entrance: FailurePolicy,
-        names: PromptVariables,
-        world: StageContext,
+        policy: FailurePolicy,
+        variables: PromptVariables,
+        context: StageContext,
     ) -> None:
-        self.name = asker.plan.name
+        self.name = requester.plan.name
         self.rule = rule
-        self.entrance = entrance
-        self.names = names
-        self.world = world
-        self.fit = ContextFit(asker.plan)
-        self._asker = asker
+        self.policy = policy
+        self.variables = variables
+        self.context = context
+        self.fit = ContextFit(requester.plan)
+        self._requester = requester
         self._keys: set[int] = set()
 
-    def all_over(self) -> None:
-        """Every tree is done: what other groups gave in earlier starts counts no more."""
-        self.world.records.keep_only(self.name, self._keys)
+    def finish(self) -> None:
+        """Take back what earlier starts made of groups that this start does not have."""
+        self.context.results.keep_only(self.name, self._keys)
 
-    def seen(self, row: Row) -> Row:
-        """Note that ``row`` is one of this start's, where earlier starts have left some."""
-        if self.world.records.takes_back:
+    def note(self, row: Row) -> None:
+        """Note that ``row`` is one of this start's."""
+        if self.context.results.takes_back:
             self._keys.add(row.key)
-        return row
 
     def response(self, item: StageRow, longest: int | None) -> Response:
-        """A row as the prompt shows it."""
-        if item.place is None:
+        """Return a row as the prompt shows it."""
+        if item.location is None:
             return shortened(input_response(item.row), longest)
-        return shortened(response_of(self.world.records.read(item.place)), longest)
+        return shortened(response_of(self.context.results.read(item.location)), longest)
 
-    def ask(self, node: Node, ticket: Slot, divide: Divide) -> None:
-        """Put the answer about a group in its place."""
-        self.seen(node.row)
-        if not any(item.ok for item in node.group):
-            self._nothing_left(node, ticket)
+    def ask(self, node: Node, slot: Slot, divide: Divide) -> None:
+        """Fill a slot with the answer about a group; ``divide`` is called where it is too long."""
+        self.note(node.row)
+        done = partial(self._done, node, slot)
+        if any(item.ok for item in node.group):
+            unit = node.row.key, 0
+            self._requester.ask(unit, node.group, node.rendered_row, done, divide)
             return
-        done = partial(self._done, node, ticket)
-        self._asker.ask((node.row.key, 0), node.group, node.made, done, divide)
+        first = self.policy.reason(node.group[0])
+        message = f"none of {len(node.group)} rows came out ok; the first: {first}"
+        error = NO_SURVIVOR, message
+        done(*self.context.record(self.name, node.row, node.group, error=error))
 
-    def _nothing_left(self, node: Node, ticket: Slot) -> None:
-        found = self.world.records.finished(node.row.key, self.name, 0, node.group)
-        if found is None:
-            count = len(node.group)
-            first = self.entrance.reason(node.group[0])
-            words = f"none of {count} rows came out ok; the first: {first}"
-            outcome = make_outcome(
-                self.name, node.row, self.world.now(), error=(NO_SURVIVOR, words)
-            )
-            found = outcome, self.world.records.write(outcome, node.row)
-        self._done(node, ticket, *found)
-
-    def _done(self, node: Node, ticket: Slot, outcome: Outcome, place: int) -> None:
-        ok = outcome.status == "ok"
+    def _done(self, node: Node, slot: Slot, outcome: Outcome, location: int) -> None:
+        row = msgspec.structs.replace(node.row, parents=(), parents_failed=None)
         failed = node.row.parents_failed or 0
-        ticket.fill(
-            StageRow(
-                row=msgspec.structs.replace(node.row, parents=(), parents_failed=None),
-                root=node.root,
-                stage=self.name,
-                answer=0,
-                ok=ok,
-                place=place,
-                seen={**node.seen, self.name: place},
-                tokens=answer_tokens(outcome),
-                failed=failed if ok else max(1, failed),
-            )
-        )
+        slot.fill(made_item(row, outcome, location, root=node.root, seen=node.seen, failed=failed))
 
 
 class Node:
     """One group on its way to one answer.
 
-    ``row`` is what is sent, less what ``made`` adds. ``longest`` is how many tokens of each answer
-    its prompt shows at most; None for no limit.
+    Args:
+        reducer: what the trees of the stage share.
+        row: the row that is sent, without the variables of its prompt.
+        root: the input row that the group goes back to, if there is one.
+        group: the rows.
+        level: the level of the tree, from 1.
+        longest: the tokens of each answer that the prompt shows at most; None for no limit.
     """
 
     __slots__ = ("_level", "_reducer", "group", "longest", "root", "row", "seen")
@@ -289,12 +267,17 @@ class Node:
         self.root = root
         self.group = group
         self.seen = _shared(group)
+        self.longest = longest
         self._reducer = reducer
         self._level = level
-        self.longest = longest
+
+    @property
+    def dropped(self) -> int:
+        """Failed input rows that it counts beside those of its group."""
+        return (self.row.parents_failed or 0) - sum(item.failed for item in self.group)
 
     def shorten(self) -> bool:
-        """Show half of what the longest answer shows now; False where that says too little."""
+        """Halve what is shown of the longest answer; return False where that is too little."""
         longest = max(item.tokens for item in self.group)
         longest = (longest if self.longest is None else min(self.longest, longest)) // 2
         if longest < SHORTEST:
@@ -302,53 +285,54 @@ class Node:
         self.longest = longest
         return True
 
-    def made(self) -> Row:
-        """The row with the answers that its prompt needs."""
+    def rendered_row(self) -> Row:
+        """Return the row with the answers that its prompt needs."""
         reducer = self._reducer
-        found = [reducer.response(item, self.longest) for item in self.group]
-        names = reducer.names.of(msgspec.structs.replace(self.group[0], seen=self.seen))
+        answers = [reducer.response(item, self.longest) for item in self.group]
+        variables = reducer.variables.of(msgspec.structs.replace(self.group[0], seen=self.seen))
         extra: dict[str, Json] = {
-            **names,
-            "responses": responses(found),
-            "n": len(found),
+            **variables,
+            "responses": responses(answers),
+            "n": len(answers),
             "level": self._level,
         }
         return msgspec.structs.replace(self.row, extra=extra)
 
 
 def _shared(group: Sequence[StageRow]) -> dict[str, int]:
-    """What all rows of a group go back to: the same outcome of an earlier stage."""
+    """Return the outcomes of earlier stages that all rows of a group go back to."""
     first = group[0].seen
     return {
-        name: place
-        for name, place in first.items()
-        if all(item.seen.get(name) == place for item in group)
+        name: location
+        for name, location in first.items()
+        if all(item.seen.get(name) == location for item in group)
     }
 
 
 class Tree:
-    """One reduction: leaves in order, nodes in levels, and what is left at the end.
+    """One reduction: leaves in order, nodes in levels, and the rows that remain at the end.
 
     Args:
-        reducer: asks.
+        reducer: asks about groups.
         label: its name in ids.
         data: the fields of its rows.
         root: the input row that all of it goes back to, if there is one.
-        ticket: the place of what is left.
+        slot: the slot of what remains.
     """
 
     def __init__(
-        self, reducer: Reducer, label: str, data: dict[str, Any], root: Row | None, ticket: Slot
+        self, reducer: Reducer, label: str, data: dict[str, Any], root: Row | None, slot: Slot
     ) -> None:
         self.reducer = reducer
-        self.label = label
-        self.data = data
-        self.root = root
-        self.leaves = 0
         self.dropped = 0
-        self.not_reported = 0
-        self.over = False
-        self._ticket = ticket
+        """Failed input rows that were left out."""
+        self.unreported_failures = 0
+        """Those of them that no node counts yet."""
+        self._label = label
+        self._data = data
+        self._root = root
+        self._leaves = 0
+        self._slot = slot
         self._rule: ReductionGroupRule | None = None
         self._first = Level(self, 1)
 
@@ -356,79 +340,67 @@ class Tree:
     def rule(self) -> ReductionGroupRule:
         """How large groups may be."""
         if self._rule is None:
-            room = self.reducer.fit.room(self.data, {})
-            self._rule = ReductionGroupRule(self.reducer.rule.fanin, room)
+            available = self.reducer.fit.available(self._data)
+            self._rule = ReductionGroupRule(self.reducer.rule.fanin, available)
         return self._rule
 
     def add(self, item: StageRow) -> None:
-        """Take the next leaf."""
-        self.leaves += 1
+        """Add the next leaf."""
+        self._leaves += 1
         self._first.add(item)
 
     def end(self) -> None:
-        """No more leaves come."""
-        self._first.over()
+        """Handle the end of the leaves."""
+        self._first.end_input()
 
     def key(self, level: int, position: str, group: list[StageRow]) -> int:
-        """The key of the row that ``group`` becomes."""
+        """Return the key of the row that ``group`` becomes."""
         return derive_key((item.row.key for item in group), self.reducer.name, level, position)
 
     def node(
-        self,
-        level: int,
-        position: str,
-        group: list[StageRow],
-        longest: int | None,
-        dropped: int = 0,
+        self, level: int, position: str, group: list[StageRow], longest: int | None, dropped: int
     ) -> Node:
-        """The row that ``group`` becomes; ``dropped`` failures count among its parents'."""
-        reducer = self.reducer
-        base = self.root or group[0].row
-        failed = sum(item.failed for item in group) + dropped
+        """Make the node of ``group``; ``dropped`` failures count among its parents'."""
+        base = self._root or group[0].row
         row = Row(
             index=base.index,
             key=self.key(level, position, group),
-            id=f"{self.label}:{level}.{position}",
-            data=self.data,
+            id=f"{self._label}:{level}.{position}",
+            data=self._data,
             source=base.source,
             line=base.line,
             parents=tuple(item.ref for item in group),
-            parents_failed=failed,
+            parents_failed=sum(item.failed for item in group) + dropped,
         )
-        return Node(reducer, row, self.root, group, level, longest)
+        return Node(self.reducer, row, self._root, group, level, longest)
 
-    def finish(self, left: list[StageRow]) -> None:
-        """What the last level leaves is the result."""
-        self.over = True
-        if len(left) == 1:
-            self._ticket.fill(left[0])
-        elif left or not (self.leaves or self.dropped):
-            for item, place in zip(left, self._ticket.split(len(left)), strict=True):
-                place.fill(item)
+    def finish(self, remaining: list[StageRow]) -> None:
+        """Fill the slot with what the last level leaves."""
+        if len(remaining) == 1:
+            self._slot.fill(remaining[0])
+        elif remaining or not (self._leaves or self.dropped):
+            for item, row_slot in zip(remaining, self._slot.split(len(remaining)), strict=True):
+                row_slot.fill(item)
         else:
-            self._no_survivors()
+            self._fail()
 
-    def _no_survivors(self) -> None:
-        reducer, records = self.reducer, self.reducer.world.records
-        base = self.root
+    def _fail(self) -> None:
+        """Fill the slot with a failure: every leaf failed before and was dropped."""
+        reducer, base = self.reducer, self._root
         row = Row(
             index=base.index if base else 0,
-            key=derive_key((base.key,) if base else (), reducer.name, self.label, "none"),
-            id=f"{self.label}:0.0",
-            data=self.data,
+            key=derive_key((base.key,) if base else (), reducer.name, self._label, "none"),
+            id=f"{self._label}:0.0",
+            data=self._data,
             source=base.source if base else "",
             line=base.line if base else 0,
             parents_failed=self.dropped,
         )
-        found = records.finished(reducer.seen(row).key, reducer.name, 0)
-        if found is None:
-            words = f"nothing is left to reduce: {self.dropped} rows failed before and were dropped"
-            outcome = make_outcome(
-                reducer.name, row, reducer.world.now(), error=(NO_SURVIVOR, words)
-            )
-            found = outcome, records.write(outcome, row)
-        self._ticket.fill(
-            StageRow(row, self.root, reducer.name, 0, False, found[1], {}, failed=self.dropped)
+        reducer.note(row)
+        message = f"nothing is left to reduce: {self.dropped} rows failed before and were dropped"
+        _, location = reducer.context.record(reducer.name, row, error=(NO_SURVIVOR, message))
+        self._slot.fill(
+            StageRow(row, base, reducer.name, 0, False, location, {}, failed=self.dropped)
         )
 
 
@@ -438,131 +410,134 @@ class Level:
     def __init__(self, tree: Tree, number: int) -> None:
         self._tree = tree
         self._number = number
-        self._former: GroupBuilder | None = None
+        self._builder: GroupBuilder | None = None
         self._announced = 0
         self._nodes = 0
-        self._held: list[StageRow] = []
-        self._order = OrderedReader(self.add, self.over)
+        self._waiting: list[StageRow] = []
+        self._order = OrderedReader(self.add, self.end_input)
         self._next: Level | None = None
 
-    def announce(self, ticket: Slot) -> None:
-        """A node of the level before will stand here."""
+    def announce(self, slot: Slot) -> None:
+        """Expect a node of the level before in ``slot``."""
         self.expect_more()
-        self._order.take(ticket)
+        self._order.take(slot)
 
     def expect_more(self) -> None:
         """Count one more node of the level before."""
         self._announced += 1
-        if self._needed and self._held:
-            held, self._held = self._held, []
-            for item in held:
+        if self._needed and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for item in waiting:
                 self._form(item)
 
     def end(self) -> None:
-        """The level before has formed its last group."""
+        """Handle that the level before has formed its last group."""
         self._order.end()
 
     @property
     def _needed(self) -> bool:
-        """Whether this level has anything to do: what it gets may be few enough already."""
+        """Whether this level has to reduce: its rows may be few enough already."""
         return self._number == 1 or self._announced > self._tree.reducer.rule.goal
 
     def add(self, item: StageRow) -> None:
-        """Take the next row in order."""
+        """Add the next row in order."""
         tree = self._tree
-        if not tree.reducer.entrance.admits(item):
+        if not tree.reducer.policy.admits(item):
             tree.dropped += max(1, item.failed)
-            tree.not_reported += max(1, item.failed)
+            tree.unreported_failures += max(1, item.failed)
         elif self._needed:
             self._form(item)
         else:
-            self._held.append(item)
+            self._waiting.append(item)
 
     def _form(self, item: StageRow) -> None:
-        if self._former is None:
-            self._former = GroupBuilder(self._tree.rule, self._group)
-        self._former.add(item)
+        if self._builder is None:
+            self._builder = GroupBuilder(self._tree.rule, self._ask_group)
+        self._builder.add(item)
 
-    def _group(self, group: list[StageRow]) -> None:
-        """Ask about a group, or about its halves where its prompt is too long by estimate."""
-        tree, longest = self._tree, self._tree.rule.longest
-        position = str(self._nodes)
-        node = tree.node(self._number, position, group, longest, tree.not_reported)
-        if longest is not None and sum(item.tokens for item in group) > longest:
-            # It is near the limit by estimate: render the prompt itself.
-            while not tree.reducer.fit.fits(node.made()):
-                if len(group) > 2:
-                    for half in halves(group):
-                        self._group(half)
-                    return
-                if not node.shorten():
-                    break
-        tree.not_reported = 0
-        self._nodes += 1
-        ticket = Slot()
-        self._next_level().announce(ticket)
-        self._ask(node, position, ticket)
+    def end_input(self) -> None:
+        """Ask about the last group, or finish the tree, once all rows of this level are in."""
+        tree = self._tree
+        if not self._needed:
+            tree.finish(self._waiting)
+            return
+        group = self._builder.take_group() if self._builder is not None else []
+        if len(group) == 1 and (self._nodes or self._number > 1):
+            slot = Slot()
+            self._next_level().announce(slot)
+            slot.fill(group[0])
+        elif group:
+            self._ask_group(group)
+        if self._next is None:
+            tree.finish([])
+        else:
+            self._next.end()
 
     def _next_level(self) -> Level:
         if self._next is None:
             self._next = Level(self._tree, self._number + 1)
         return self._next
 
-    def _ask(self, node: Node, position: str, ticket: Slot) -> None:
-        """Ask about a group; about its parts where it is refused as too long, now or earlier."""
-        divide = partial(self._divide, node, position, ticket)
-        if self._tree.reducer.world.records.has_earlier and self._was_divided(node, position):
+    # --- groups -----------------------------------------------------------------------------------
+
+    def _ask_group(self, group: list[StageRow]) -> None:
+        """Ask about a group, or about its halves where its prompt is too long by estimate."""
+        tree, longest, position = self._tree, self._tree.rule.longest, str(self._nodes)
+        node = tree.node(self._number, position, group, longest, tree.unreported_failures)
+        if longest is not None and sum(item.tokens for item in group) > longest:
+            # The group is near the limit by estimate: render its prompt.
+            while not tree.reducer.fit.fits(node.rendered_row()):
+                if len(group) > 2:
+                    for half in halves(group):
+                        self._ask_group(half)
+                    return
+                if not node.shorten():
+                    break
+        tree.unreported_failures = 0
+        self._nodes += 1
+        slot = Slot()
+        self._next_level().announce(slot)
+        self._ask(node, position, slot)
+
+    def _ask(self, node: Node, position: str, slot: Slot) -> None:
+        """Ask about a group, or about its parts where an earlier start had to divide it."""
+        divide = partial(self._divide, node, position, slot)
+        if self._tree.reducer.context.results.has_earlier and self._was_divided(node, position):
             divide()
         else:
-            self._tree.reducer.ask(node, ticket, divide)
+            self._tree.reducer.ask(node, slot, divide)
 
-    def _divide(self, node: Node, position: str, ticket: Slot) -> bool:
-        """Ask about the halves of a group, or about less of each answer of a small one."""
+    def _divide(self, node: Node, position: str, slot: Slot) -> bool:
+        """Ask about the halves of a refused group, or show less of each of two answers."""
         if len(node.group) <= 2:
             if not node.shorten():
                 return False
-            self._ask(node, position, ticket)
+            self._ask(node, position, slot)
             return True
         self._next_level().expect_more()
-        dropped = (node.row.parents_failed or 0) - sum(item.failed for item in node.group)
-        parts = self._parts(node.group, position)
-        for (half, name), part in zip(parts, ticket.split(len(parts)), strict=True):
+        dropped = node.dropped
+        for (half, name), part in zip(_parts(node.group, position), slot.split(2), strict=True):
             half_node = self._tree.node(self._number, name, half, node.longest, dropped)
             dropped = 0
             self._ask(half_node, name, part)
         return True
 
-    def _parts(self, group: list[StageRow], position: str) -> list[tuple[list[StageRow], str]]:
-        """The halves of a group with their positions."""
-        return [(half, f"{position}.{number}") for number, half in enumerate(halves(group))]
-
     def _was_divided(self, node: Node, position: str) -> bool:
-        """Whether an earlier start has an answer about a part of a group, and none about all."""
-        tree = self._tree
-        records, name = tree.reducer.world.records, tree.reducer.name
+        """Return whether an earlier start has an answer about a part of a group, none about all."""
+        tree, results = self._tree, self._tree.reducer.context.results
+
+        def is_finished(group: list[StageRow], position: str) -> bool:
+            return results.is_finished(tree.key(self._number, position, group), tree.reducer.name)
 
         def has_answers(group: list[StageRow], position: str) -> bool:
             return len(group) > 2 and any(
-                records.is_finished(tree.key(self._number, at, half), name) or has_answers(half, at)
-                for half, at in self._parts(group, position)
+                is_finished(half, name) or has_answers(half, name)
+                for half, name in _parts(group, position)
             )
 
-        return not records.is_finished(node.row.key, name) and has_answers(node.group, position)
+        return not is_finished(node.group, position) and has_answers(node.group, position)
 
-    def over(self) -> None:
-        """All rows of this level are in: form the last group, or hand out what is left."""
-        tree = self._tree
-        if not self._needed:
-            tree.finish(self._held)
-            return
-        rest = self._former.take() if self._former is not None else []
-        if len(rest) == 1 and (self._nodes or self._number > 1):
-            ticket = Slot()
-            self._next_level().announce(ticket)
-            ticket.fill(rest[0])
-        elif rest:
-            self._group(rest)
-        if self._next is None:
-            tree.finish([])
-        else:
-            self._next.end()
+
+def _parts(group: list[StageRow], position: str) -> list[tuple[list[StageRow], str]]:
+    """Return the halves of a group with their positions."""
+    return [(half, f"{position}.{number}") for number, half in enumerate(halves(group))]

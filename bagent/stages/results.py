@@ -1,113 +1,91 @@
-"""What the stages of a run have written, in this start and before it."""
+"""The outcomes of a run's stages, of this start and of earlier ones."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Protocol
+from collections.abc import Callable, Iterable, Set
+from typing import TYPE_CHECKING
 
 from bagent.stages.row import StageRow
-from bagent.stages.row_runner import OutcomeLog
 from bagent.store.journal.codec import code_of, unit_of
 from bagent.store.journal.segments import PART_SHIFT
 from bagent.types import Outcome, Row
 
+if TYPE_CHECKING:
+    from bagent.store.journal.journal import Journal
+    from bagent.store.journal.reader import OutcomeLookup
+
 Emit = Callable[[Outcome, int, Row], None]
 
 
-class Earlier(Protocol):
-    """The finished outcomes of earlier starts: ``OutcomeLookup``."""
-
-    def find(self, unit: int) -> int | None:
-        """The place of the outcome of a unit, if it is finished."""
-        ...
-
-    def read_at(self, place: int) -> Outcome:
-        """The outcome at a place."""
-        ...
-
-    def keys_of(self, stage: str) -> Iterator[int]:
-        """The row keys of all current outcomes of a stage with one answer a row."""
-        ...
-
-
-class JournalLike(OutcomeLog, Protocol):
-    """The journal of this start: :class:`bagent.store.journal.journal.Journal`."""
-
-    def read_at(self, location: int) -> Outcome:
-        """The outcome at a location."""
-        ...
-
-    def write_tombstone(self, unit: int, stage: str, answer: int = 0) -> None:
-        """Write that no line of this unit before this one counts any more."""
-        ...
-
-
 class StageResults:
-    """Outcomes by place, whoever wrote them.
+    """Outcomes of all stages by location, of this start and of earlier ones.
 
-    A place is a location in the journal of this start, or, below 0, one of an earlier start.
+    A location is an offset in the journal of this start, or below 0 one of an earlier start.
 
     Args:
+        journal: the journal of this start.
+        earlier: the outcomes of earlier starts, if there were any.
         emit: gets each outcome that this start writes.
-        whole: whether this start has all rows; else other parts have results of their own.
-
-    ``counts`` has, by stage, how many outcomes of each code there are, earlier ones too.
+        all_rows: whether this start has all rows; else other shards have results of their own.
     """
 
     def __init__(
-        self, journal: JournalLike, earlier: Earlier | None, emit: Emit, *, whole: bool = True
+        self, journal: Journal, earlier: OutcomeLookup | None, emit: Emit, *, all_rows: bool = True
     ) -> None:
         self.journal = journal
         self.counts: dict[str, Counter[int]] = {}
+        """By stage, the number of outcomes of each code, earlier ones too."""
         self._earlier = earlier
-        self._whole = whole
+        self._all_rows = all_rows
         self._taken_back: set[int] = set()
-        self._left_open: dict[str, frozenset[int]] = {}
+        self._unfinished_keys: dict[str, frozenset[int]] = {}
         self._emit = emit
 
-    def read(self, place: int) -> Outcome:
-        """The outcome at a place."""
-        if place >= 0:
-            return self.journal.read_at(place)
+    def read(self, location: int) -> Outcome:
+        """Return the outcome at a location."""
+        if location >= 0:
+            return self.journal.read_at(location)
         assert self._earlier is not None
-        return self._earlier.read_at(-1 - place)
+        return self._earlier.read_at(-1 - location)
 
     def finished(
         self, key: int, stage: str, answer: int, made_of: Iterable[StageRow] = ()
     ) -> tuple[Outcome, int] | None:
-        """The outcome that an earlier start finished, with its place.
+        """Return the outcome that an earlier start finished, with its location.
 
-        One that was made of something else than is there now is taken back: a row that failed
-        then came out well since, so what was made of the failure has to be made again.
+        An outcome is taken back where a row that it was made of has changed since: the row had
+        failed, and came out well later.
 
         Args:
-            made_of: what it would be made of now.
+            key: the row.
+            stage: the stage.
+            answer: the number of the answer.
+            made_of: the rows that it would be made of now.
         """
         if self._earlier is None:
             return None
-        unit = unit_of(key, stage, answer)
-        found = None if unit in self._taken_back else self._earlier.find(unit)
-        if found is None:
+        location = self._find(unit_of(key, stage, answer))
+        if location is None:
             return None
-        if any(item.ok and _after(item.place, found) for item in made_of):
+        if any(item.ok and _is_after(item.location, location) for item in made_of):
             self.take_back(key, stage, answer)
             return None
-        outcome = self._earlier.read_at(found)
+        outcome = self._earlier.read_at(location)
         self._count(outcome)
-        return outcome, -1 - found
+        return outcome, -1 - location
+
+    def _find(self, unit: int) -> int | None:
+        if self._earlier is None or unit in self._taken_back:
+            return None
+        return self._earlier.find(unit)
 
     def is_finished(self, key: int, stage: str) -> bool:
-        """Whether an earlier start finished a row of a stage with one answer a row."""
-        unit = unit_of(key, stage, 0)
-        return (
-            self._earlier is not None
-            and unit not in self._taken_back
-            and self._earlier.find(unit) is not None
-        )
+        """Return whether an earlier start finished a row of a stage with one answer a row."""
+        return self._find(unit_of(key, stage, 0)) is not None
 
     def take_back(self, key: int, stage: str, answer: int) -> None:
-        """Let no outcome of earlier starts count for this unit."""
+        """Void the outcomes that earlier starts wrote for this unit."""
         self._taken_back.add(unit_of(key, stage, answer))
         self.journal.write_tombstone(unit_of(key, stage, answer), stage, answer)
 
@@ -123,16 +101,16 @@ class StageResults:
                 self.take_back(key, stage, 0)
 
     def _unfinished(self, stage: str) -> Set[int]:
-        """The rows of a stage that earlier starts wrote, but did not bring to an end."""
+        """Return the rows of a stage that earlier starts wrote, but did not finish."""
         earlier = self._earlier
         if earlier is None:
             return frozenset()
-        found = self._left_open.get(stage)
-        if found is None:
+        unfinished = self._unfinished_keys.get(stage)
+        if unfinished is None:
             keys = earlier.keys_of(stage)
-            found = frozenset(k for k in keys if earlier.find(unit_of(k, stage, 0)) is None)
-            self._left_open[stage] = found
-        return found
+            unfinished = frozenset(k for k in keys if earlier.find(unit_of(k, stage, 0)) is None)
+            self._unfinished_keys[stage] = unfinished
+        return unfinished
 
     @property
     def has_earlier(self) -> bool:
@@ -141,15 +119,11 @@ class StageResults:
 
     @property
     def takes_back(self) -> bool:
-        """Whether :meth:`keep_only` has anything to do: only then need keys be remembered."""
-        return self._earlier is not None and self._whole
+        """Whether :meth:`keep_only` has an effect; only then need keys be remembered."""
+        return self._earlier is not None and self._all_rows
 
     def keep_only(self, stage: str, keys: Set[int]) -> None:
-        """Take back what earlier starts made of rows that are put together otherwise now.
-
-        Args:
-            keys: the rows that the stage has now.
-        """
+        """Take back the outcomes of all rows of a stage but those with ``keys``."""
         if self._earlier is None or not self.takes_back:
             return
         for key in self._earlier.keys_of(stage):
@@ -157,15 +131,15 @@ class StageResults:
                 self.take_back(key, stage, 0)
 
     def write(self, outcome: Outcome, row: Row) -> int:
-        """Write an outcome that no request was needed for; its place."""
-        place = self.journal.write(outcome)
-        self.note(outcome, place, row)
-        return place
+        """Write an outcome that needed no request; return its location."""
+        location = self.journal.write(outcome)
+        self.note(outcome, location, row)
+        return location
 
-    def note(self, outcome: Outcome, place: int, row: Row) -> None:
-        """An outcome was written by an engine."""
+    def note(self, outcome: Outcome, location: int, row: Row) -> None:
+        """Count an outcome that was written, and pass it on."""
         self._count(outcome)
-        self._emit(outcome, place, row)
+        self._emit(outcome, location, row)
 
     def _count(self, outcome: Outcome) -> None:
         self.counts.setdefault(outcome.stage, Counter())[
@@ -173,14 +147,14 @@ class StageResults:
         ] += 1
 
 
-def _after(place: int | None, found: int) -> bool:
-    """Whether what stands at ``place`` was written after the earlier outcome at ``found``.
+def _is_after(location: int | None, other: int) -> bool:
+    """Return whether ``location`` was written after the earlier outcome at ``other``.
 
-    What other parts of a run wrote cannot be put in order, and counts as before.
+    What other shards of a run wrote cannot be ordered, and counts as before.
     """
-    if place is None:
+    if location is None:
         return False
-    if place >= 0:
+    if location >= 0:
         return True
-    location = -1 - place
-    return location >> PART_SHIFT == found >> PART_SHIFT and location > found
+    index = -1 - location
+    return index >> PART_SHIFT == other >> PART_SHIFT and index > other

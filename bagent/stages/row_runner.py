@@ -1,4 +1,4 @@
-"""Drives the rows of one asking stage through the fleet and writes what comes of them."""
+"""The runner of one stage's rows: conversations, their calls, and their outcomes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from typing import Protocol
 
-from bagent.agents.conversation import Conversation
-from bagent.agents.conversation_factory import make_conversation
+from bagent.agents.conversation import Conversation, make_conversation
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
 from bagent.fleet.call import Call
@@ -21,13 +20,13 @@ MOST_FOLLOWERS = 10_000
 """Rows that may wait for equal requests in flight: it bounds memory."""
 
 BEGUN_AT_ONCE = 32
-"""Rows begun in one turn of the event loop, so that answers do not wait for a whole batch."""
+"""Rows begun in one turn of the event loop, so that answers do not wait for a full batch."""
 
 LONGEST_TURN_SECONDS = 0.1
 
 OPEN_PER_SLOT = 8
-"""Agents that may be open for each row that the fleet may have in flight: those that wait for a
-tool hold no slot, and this bounds what they take of memory."""
+"""Agents that may be open for each row that the fleet may have in flight. Agents that wait for a
+tool hold no slot of the fleet, but they take memory."""
 
 
 NOT_WRITTEN = -1
@@ -37,24 +36,24 @@ Replace = Callable[[Outcome, Row], bool]
 
 
 class OutcomeLog(Protocol):
-    """Where finished rows go first: :class:`bagent.store.journal.journal.Journal`."""
+    """The log that finished rows go to first: :class:`bagent.store.journal.journal.Journal`."""
 
     def write(self, outcome: Outcome) -> int:
-        """Write one outcome; returns its location. Raises WriteError."""
+        """Write one outcome and return its location; raise WriteError."""
         ...
 
 
 class RowRunner:
-    """Makes conversations of rows, sends their calls, writes their outcomes.
+    """Makes a conversation of each row, sends its calls and writes its outcome.
 
     Args:
         emit: gets each outcome, its place in the journal, and its row, once it is written.
-        gate: awaited before each batch of rows; backpressure of whoever takes the outcomes.
+        gate: awaited before each batch of rows: backpressure of the output.
         replace: called with each outcome before it is written; returns whether other rows take its
             place. Such an outcome is neither written nor counted.
-        alone: whether it has the fleet for itself; else who shares it says whether rows come.
+        alone: whether no other runner shares the fleet; else the caller announces rows to it.
 
-    ``advice`` gets the reason to stop, once the guards have one.
+    ``stop_reason`` gets the reason to stop, once the guards have one.
     """
 
     def __init__(
@@ -63,8 +62,8 @@ class RowRunner:
         fleet: Fleet,
         journal: OutcomeLog,
         *,
-        sharing: RequestDedupe,
-        guards: StopRules,
+        dedupe: RequestDedupe,
+        stop_rules: StopRules,
         emit: Callable[[Outcome, int, Row], None],
         gate: Callable[[], Awaitable[None]] | None = None,
         replace: Replace | None = None,
@@ -73,8 +72,8 @@ class RowRunner:
         self._plan = plan
         self._fleet = fleet
         self._journal = journal
-        self._sharing = sharing
-        self._guards = guards
+        self._dedupe = dedupe
+        self._stop_rules = stop_rules
         self._emit = emit
         self._gate = gate
         self._replace = replace
@@ -82,13 +81,14 @@ class RowRunner:
         self._bounded = plan.agent is not None or plan.program is not None
         self._begun = 0
         self._ended = 0
-        self._over = asyncio.Event()
+        self._all_ended = asyncio.Event()
         self._no_followers = asyncio.Event()
-        self._one_over = asyncio.Event()
-        self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self._row_ended = asyncio.Event()
+        self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        """Gets the reason to stop, once there is one."""
 
     async def run(self, source: AsyncIterable[Work]) -> None:
-        """Feed all rows and wait until each has ended; cancel it to stop feeding."""
+        """Send all rows and wait until each has ended; cancel it to stop sending."""
         if self._alone:
             self._fleet.expect(True)
         clock = asyncio.get_running_loop().time
@@ -100,15 +100,15 @@ class RowRunner:
                 for answer in answers:
                     if not self._fleet.has_room:
                         await self._fleet.wait_for_room()
-                    while self._sharing.waiting > MOST_FOLLOWERS:
+                    while self._dedupe.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
                     while self._bounded and self._full():
-                        self._one_over.clear()
-                        await self._one_over.wait()
+                        self._row_ended.clear()
+                        await self._row_ended.wait()
                     self._begun += 1
                     self._begin(row, answer)
-                    # Signals and answers wait meanwhile, and templates may take their time.
+                    # Signals and answers wait meanwhile, and templates may be slow.
                     if (
                         self._begun % BEGUN_AT_ONCE == 0
                         or clock() - turn_began > LONGEST_TURN_SECONDS
@@ -119,13 +119,13 @@ class RowRunner:
             self._fleet.expect(False)
             await self._fleet.wait_idle()
         while self._ended < self._begun:
-            self._over.clear()
-            await self._over.wait()
+            self._all_ended.clear()
+            await self._all_ended.wait()
 
     def _full(self) -> bool:
-        """Whether as many agents are open as may be."""
+        """Return whether no further agent may be opened."""
         program = self._plan.program
-        open_now = self._begun - self._ended - self._sharing.waiting
+        open_now = self._begun - self._ended - self._dedupe.waiting
         if program is not None:
             return open_now >= program.most
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
@@ -138,17 +138,19 @@ class RowRunner:
         call = conversation.open()
         if call is None:
             return
-        found = self._sharing.answer_for(conversation)
-        if found is not None:
-            self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
-        elif not self._sharing.follow(conversation):
-            self._guards.begin(conversation, call.request)
+        finished = self._dedupe.finished_answer(conversation)
+        if finished is not None:
+            self.finish(
+                conversation, copy_outcome(conversation, finished, self.now(), finished.key)
+            )
+        elif not self._dedupe.follow(conversation):
+            self._stop_rules.begin(conversation, call.request)
             self._fleet.submit(call, urgent=call.turn > 1)
 
-    # --- what conversations ask for -------------------------------------------------------------
+    # --- the host of conversations ----------------------------------------------------------------
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return unix()
 
     def ask(self, conversation: Conversation, call: Call) -> None:
@@ -161,7 +163,7 @@ class RowRunner:
         return self._fleet.closed
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a task beside the fleet's own; a drain waits for it, or cancels it."""
+        """Run a task that a drain of the fleet waits for, or cancels."""
         return self._fleet.spawn(work)
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
@@ -169,23 +171,23 @@ class RowRunner:
         self._ended += 1
         if self._replace is not None and self._replace(outcome, conversation.row):
             location = NOT_WRITTEN
-            self._guards.discard(conversation)
+            self._stop_rules.discard(conversation)
         else:
             location = self._journal.write(outcome)
             self._emit(outcome, location, conversation.row)
-            advice = self._guards.outcome(outcome, conversation)
-            if advice is not None and not self.advice.done():
-                self.advice.set_result(advice)
-        followers = self._sharing.finished(conversation, outcome, location)
+            stop_reason = self._stop_rules.outcome(outcome, conversation)
+            if stop_reason is not None and not self.stop_reason.done():
+                self.stop_reason.set_result(stop_reason)
+        followers = self._dedupe.finished(conversation, outcome, location)
         for follower in followers:
             if outcome.error_kind in PASSING_KINDS:
                 self._begin(follower.row, follower.answer)
             else:
                 copy = copy_outcome(follower, outcome, self.now(), outcome.key)
                 self.finish(follower, copy)
-        if followers and self._sharing.waiting <= MOST_FOLLOWERS:
+        if followers and self._dedupe.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
         if self._bounded:
-            self._one_over.set()
+            self._row_ended.set()
         if self._ended == self._begun:
-            self._over.set()
+            self._all_ended.set()

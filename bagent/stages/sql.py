@@ -1,9 +1,10 @@
-"""The sql stage: one DuckDB query over what earlier stages answered."""
+"""The sql stage: one DuckDB query over the outcomes of earlier stages."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +13,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bagent.errors import NeedsPerson
-from bagent.stages.base import NO_SURVIVOR, FailurePolicy, StageContext, make_outcome
+from bagent.stages.base import NO_SURVIVOR, FailurePolicy, StageContext
 from bagent.stages.query import Interrupt, QueryResult, StageTable, input_line, run_query
-from bagent.stages.row import INPUT, StageRow, answer_tokens, derive_key
+from bagent.stages.row import INPUT, StageRow, derive_key, made_item
 from bagent.stages.slots import OrderedReader, Reader, Slot, Stream
 from bagent.types import Json, Outcome, Row
 
@@ -22,14 +23,11 @@ LINES_AT_ONCE = 256
 
 
 class QueryStage:
-    """Waits for all rows of the stages that it reads, asks DuckDB, and makes rows of the answer.
+    """Runs its query once all rows of its sources have ended, and makes rows of the result.
 
     Each result row is an outcome: its columns are the output and the fields of later prompts; a
-    column ``id`` names it, and a text in a column ``error`` makes it a failed one.
-
-    Args:
-        query: the SQL.
-        tables: the tables, the first one is where parents are looked for.
+    column ``id`` names it, and a text in a column ``error`` makes it a failed one. Parents are
+    looked up in the first of ``tables``.
     """
 
     def __init__(
@@ -37,16 +35,16 @@ class QueryStage:
         name: str,
         query: str,
         tables: list[StageTable],
-        entrance: FailurePolicy,
-        world: StageContext,
+        policy: FailurePolicy,
+        context: StageContext,
     ) -> None:
         self.name = name
         self.out = Stream()
         self._query = query
         self._tables = tables
-        self._entrance = entrance
-        self._world = world
-        self._places = [array("q") for _ in tables]
+        self._policy = policy
+        self._context = context
+        self._locations = [array("q") for _ in tables]
         self._folder = TemporaryDirectory(prefix="bagent-sql-")
         self._inputs: BinaryIO | None = None
         self._open = len(tables)
@@ -55,20 +53,20 @@ class QueryStage:
         self._keys: set[int] = set()
 
     def readers(self) -> list[Reader]:
-        """One reader for each table, in order."""
+        """Return one reader for each table, in order."""
         return [
-            OrderedReader(partial(self._take, number), self._over)
+            OrderedReader(partial(self._add, number), self._on_table_end)
             for number in range(len(self._tables))
         ]
 
-    def _take(self, number: int, item: StageRow) -> None:
-        if not self._entrance.admits(item):
+    def _add(self, number: int, item: StageRow) -> None:
+        if not self._policy.admits(item):
             return
-        told = item.row.id if item.told is None else item.told
-        if not isinstance(told, str):
-            self._ids[str(told)] = told
-        if item.place is not None:
-            self._places[number].append(item.place)
+        result_id = item.row.id if item.result_id is None else item.result_id
+        if not isinstance(result_id, str):
+            self._ids[str(result_id)] = result_id
+        if item.location is not None:
+            self._locations[number].append(item.location)
         elif item.row.error is None:
             self._keep_input(number, item.row)
 
@@ -77,7 +75,7 @@ class QueryStage:
             self._inputs = self._path(number).open("wb")
         self._inputs.write(input_line(row))
 
-    def _over(self) -> None:
+    def _on_table_end(self) -> None:
         self._open -= 1
         if not self._open:
             self._complete.set()
@@ -86,39 +84,39 @@ class QueryStage:
         return Path(self._folder.name) / f"table-{number}.jsonl"
 
     async def run(self) -> None:
-        """Wait, ask, and hand out the rows.
+        """Wait for all tables, run the query, and hand out its rows.
 
         Raises:
             NeedsPerson: DuckDB refuses the query.
         """
         try:
             await self._complete.wait()
-            self._entrance.tell()
+            self._policy.report_dropped()
             await self._write_tables()
             interrupt = Interrupt()
             try:
-                found = await asyncio.to_thread(
+                rows = await asyncio.to_thread(
                     run_query, self._query, self._tables, Path(self._folder.name), interrupt
                 )
             except asyncio.CancelledError:
-                interrupt.now()  # the thread holds the process up until its query ends
+                interrupt.now()  # else the process waits until the query ends
                 raise
         finally:
             self._folder.cleanup()
-        if isinstance(found, str):
-            raise NeedsPerson(f"stage {self.name}: {found}", hint="mend its query; rows are kept")
-        if not found:
-            self._world.notice(f"stage {self.name}: the query gave no rows")
-        times: dict[str, int] = {}
-        for number, one in enumerate(found):
-            self._hand_out(number, one, times)
+        if isinstance(rows, str):
+            raise NeedsPerson(f"stage {self.name}: {rows}", hint="mend its query; rows are kept")
+        if not rows:
+            self._context.notice(f"stage {self.name}: the query gave no rows")
+        times: Counter[str] = Counter()
+        for number, row in enumerate(rows):
+            self._hand_out(number, row, times)
             if number % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._world.records.keep_only(self.name, self._keys)
+        self._context.results.keep_only(self.name, self._keys)
         self.out.end()
 
     async def _write_tables(self) -> None:
-        """Write the outcomes of each table as JSON lines: never more than one in memory."""
+        """Write the outcomes of each table as JSON lines, one at a time."""
         if self._inputs is not None:
             self._inputs.close()
         for number, table in enumerate(self._tables):
@@ -128,64 +126,42 @@ class QueryStage:
                 path.touch()
                 continue
             with path.open("wb") as lines:
-                for count, place in enumerate(self._places[number]):
-                    lines.write(_line(self._world.records.read(place)))
+                for count, location in enumerate(self._locations[number]):
+                    lines.write(_line(self._context.results.read(location)))
                     if count % LINES_AT_ONCE == 0:
                         await asyncio.sleep(0)
 
-    def _hand_out(self, number: int, found: QueryResult, times: dict[str, int]) -> None:
-        values = found.values
-        shown = values.get("id")
-        row_id: Json = f"{self.name}/{number}" if shown is None else shown
-        name = str(row_id)
-        row_id = self._ids.get(name, row_id)
-        came = times[name] = times.get(name, 0) + 1
-        place = values.get("row")
-        index = place if isinstance(place, int) and not isinstance(place, bool) else number
+    def _hand_out(self, number: int, result: QueryResult, times: Counter[str]) -> None:
+        values = result.values
+        own_id = values.get("id")
+        name = f"{self.name}/{number}" if own_id is None else str(own_id)
+        times[name] += 1
+        index = values.get("row")
         row = Row(
-            index=index,
-            key=derive_key((), self.name, name, came),
-            id=row_id,
+            index=index if type(index) is int else number,
+            key=derive_key((), self.name, name, times[name]),
+            id=self._ids.get(name, name if own_id is None else own_id),
             data=values,
             source="",
             line=0,
-            parents=found.parents,
+            parents=result.parents,
         )
         self._keys.add(row.key)
-        self._put(row, values)
-
-    def _put(self, row: Row, values: dict[str, Any]) -> None:
-        words = values.get("error")
-        error = (NO_SURVIVOR, str(words)) if words is not None else None
-        records = self._world.records
-        found = records.finished(row.key, self.name, 0)
-        if found is not None and _differs(found[0], values, error):
-            records.take_back(row.key, self.name, 0)
-            found = None
-        if found is None:
-            outcome = make_outcome(self.name, row, self._world.now(), output=values, error=error)
-            found = outcome, records.write(outcome, row)
-        outcome, place = found
-        ok = outcome.status == "ok"
-        ticket = Slot()
-        self.out.push(ticket)
-        ticket.fill(
-            StageRow(
-                row=msgspec.structs.replace(row, parents=()),
-                root=None,
-                stage=self.name,
-                answer=0,
-                ok=ok,
-                place=place,
-                seen={self.name: place},
-                tokens=answer_tokens(outcome),
-                failed=int(not ok),
-            )
-        )
+        message = values.get("error")
+        error = (NO_SURVIVOR, str(message)) if message is not None else None
+        results = self._context.results
+        finished = results.finished(row.key, self.name, 0)
+        if finished is None or _differs(finished[0], values, error):
+            if finished is not None:
+                results.take_back(row.key, self.name, 0)
+            finished = self._context.record(self.name, row, output=values, error=error)
+        slot = Slot()
+        self.out.push(slot)
+        slot.fill(made_item(msgspec.structs.replace(row, parents=()), *finished))
 
 
 def _differs(outcome: Outcome, values: dict[str, Any], error: tuple[str, str] | None) -> bool:
-    """Whether the query says something else about a row than it did in an earlier start."""
+    """Return whether the query gives a row another result than in an earlier start."""
     if error is not None or outcome.output is None:
         return outcome.error != (error[1] if error else None)
     return bool(msgspec.json.decode(outcome.output) != values)

@@ -1,8 +1,8 @@
-"""Ready queries for ``sql`` stages; each gives a text that can be pasted into a job file.
+"""Ready queries for ``sql`` stages, to paste into a job file.
 
 A stage's table has the columns ``id row answer status output text error error_kind`` and one
 typed column for each property of its schema. A result row with a text in ``error`` counts as
-failed, so a query can say that nothing is left of a row.
+failed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bagent.duck import literal, quoted
 
 
 def value(field: str | None) -> str:
-    """SQL for what is compared: a property of the output as text, or the whole answer."""
+    """Return SQL for a property of the output as text, or for the answer as a text."""
     if field is None:
         return "coalesce(CAST(output AS VARCHAR), trim(text))"
     pointer = "/" + field.replace("~", "~0").replace("/", "~1")
@@ -19,9 +19,9 @@ def value(field: str | None) -> str:
 
 
 def majority(stage: str, field: str | None = None) -> str:
-    """The value that most answers of a row gave, with its votes and their fraction of all answers.
+    """Return the query for the value that most answers of a row gave, with its votes and fraction.
 
-    Of values with equal votes the one that was given first (by number of the answer) wins.
+    Of values with equal votes the first one (by number of the answer) wins.
     Answers that failed count in ``answers`` and ``failed``, never as votes.
     """
     table = quoted(stage)
@@ -42,7 +42,7 @@ FROM totals LEFT JOIN best USING (id) ORDER BY row"""
 
 
 def top_k(stage: str, field: str, k: int) -> str:
-    """The ``k`` good rows with the highest number in ``field``; what is no number is left out."""
+    """Return the query for the ``k`` good rows with the highest number in ``field``."""
     score = f"TRY_CAST({value(field)} AS DOUBLE)"
     return f"""\
 SELECT id, row, answer, {score} AS score, output, text
@@ -51,7 +51,7 @@ ORDER BY score DESC, row, answer LIMIT {int(k)}"""
 
 
 def best_of(stage: str, field: str) -> str:
-    """Of each row's answers the one with the highest number in ``field``."""
+    """Return the query for each row's answer with the highest number in ``field``."""
     score = f"TRY_CAST({value(field)} AS DOUBLE)"
     return f"""\
 SELECT id, row, answer, {score} AS score, output, text
@@ -61,7 +61,7 @@ ORDER BY row"""
 
 
 def merge_lists(stage: str, field: str) -> str:
-    """The items of all lists in ``field``, equal ones once, with how often each came."""
+    """Return the query for the distinct items of all lists in ``field``, with their counts."""
     pointer = "/" + field.replace("~", "~0").replace("/", "~1")
     return f"""\
 SELECT item, count(*) AS times, min(row) AS first_row
@@ -74,9 +74,9 @@ GROUP BY item ORDER BY first_row, item::VARCHAR"""
 
 
 def statistics(stage: str, field: str | None = None) -> str:
-    """Count, mean, median, deviation, least and greatest of the numbers in ``field``.
+    """Return the query for count, mean, median, deviation, minimum and maximum of ``field``.
 
-    What is no number is skipped and counted in ``not_numbers``, what failed in ``failed``.
+    Other values are counted in ``not_numbers``, failed rows in ``failed``.
     """
     return f"""\
 SELECT count(*) AS rows, count(*) FILTER (status <> 'ok') AS failed,
@@ -90,7 +90,7 @@ FROM (
 
 
 def failure_report(stage: str) -> str:
-    """How many rows failed for each reason, with the first one as an example."""
+    """Return the query for the failures by reason, each with its count and an example."""
     return f"""\
 SELECT status, error_kind, count(*) AS rows, min_by(id, row) AS first_id,
   min_by(error, row) AS first_error

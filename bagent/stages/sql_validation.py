@@ -1,4 +1,4 @@
-"""Looks at the query of a ``sql`` stage before anything is sent: DuckDB binds it to no rows."""
+"""Validation of a ``sql`` stage's query before anything is sent, by binding it to empty tables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.duck import Access, SqlError, quoted, single_query
+from bagent.stages.prepare import suggest_name
 from bagent.stages.query import StageTable, input_line, make_tables, open_database
 from bagent.stages.row import INPUT
-from bagent.text.suggest import nearest_name
 from bagent.types import Row
 
 if TYPE_CHECKING:
     import duckdb
 
 LONGEST_TEXT = 256
-"""Characters of a text of the sample that are enough to guess its type."""
+"""Characters of a sampled text that are enough to guess its type."""
 
 _MAKE = "CREATE TEMP VIEW bagent_found AS\n"
 _TABLE = "CREATE TEMP TABLE bagent_found AS\n"
@@ -29,19 +29,19 @@ _EXPLAIN = f"EXPLAIN {_TABLE}"
 _NO_COLUMN = re.compile(r'(?:column|named) "(?P<name>[^"]*)"(?: not found in| was not found|$)')
 _NO_TABLE = re.compile(r'Table with name (?P<name>.+) does not exist|table "(?P<other>[^"]*)" not')
 _WHATEVER_TYPES = re.compile(r"Referenced |does not have a column|GROUP BY")
-"""What DuckDB says of a query that is wrong whatever types the columns have."""
+"""DuckDB's messages about a query that is wrong whatever types the columns have."""
 
 
 class QueryError(msgspec.Struct, frozen=True):
-    """Why a query cannot be asked: words, how to mend it, and the offset in it, if known."""
+    """Why a query is wrong, how to mend it, and the offset of the fault, if known."""
 
-    words: str
+    message: str
     hint: str
     offset: int | None
 
 
 class QueryCheck(msgspec.Struct, frozen=True):
-    """A query that can be asked; its result's ``columns``, None where only its rows will tell."""
+    """The columns of a valid query's result; None where they depend on the rows."""
 
     columns: tuple[str, ...] | None
 
@@ -49,17 +49,18 @@ class QueryCheck(msgspec.Struct, frozen=True):
 def validate_query(
     query: str, tables: Sequence[StageTable], sample: Sequence[Row]
 ) -> QueryCheck | QueryError:
-    """Bind ``query`` to tables as the run will have them, without rows; nothing is computed.
+    """Bind ``query`` to tables as the run will have them, without rows.
 
     Args:
-        tables: what it reads. Types of ``input`` are guessed from the sample, so a query that
-            reads it and is wrong only by a type is let pass.
+        query: the SQL.
+        tables: the tables. Types of ``input`` are guessed from the sample, so a query that reads it
+            and is wrong only by a type passes.
         sample: the first rows of the input.
     """
     with TemporaryDirectory(prefix="bagent-sql-") as folder:
         work = Path(folder)
         placed = [_placed(number, table, work, sample) for number, table in enumerate(tables)]
-        # Nothing that the query names is read: looking at a job of others has no effect.
+        # Files that the query names are not read: checking a job has no effect.
         access = Access(files=[table.path for table in placed])
         connection = open_database(access, work, errors_as_json=True)
         try:
@@ -81,8 +82,8 @@ def _short(value: Any) -> Any:
     if isinstance(value, str):
         return value[:LONGEST_TEXT]
     if isinstance(value, dict):
-        return {name: _short(one) for name, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list) else value
+        return {name: _short(item) for name, item in value.items()}
+    return [_short(item) for item in value] if isinstance(value, list) else value
 
 
 def _bound(
@@ -96,7 +97,7 @@ def _bound(
     except SqlError as fault:
         return QueryError(str(fault), fault.hint, None)
     except duckdb.Error:
-        pass  # binding it says where it is wrong
+        pass  # binding reports the offset
     make_tables(connection, tables)
     for table in tables:
         connection.execute(f"DELETE FROM {quoted(table.name)}")
@@ -111,15 +112,15 @@ def _bound(
             head = _EXPLAIN
             connection.execute(head + text)
             return QueryCheck(None)
-        found = connection.execute("DESCRIBE bagent_found").fetchall()
-        return QueryCheck(tuple(str(name) for name, *_ in found))
+        columns = connection.execute("DESCRIBE bagent_found").fetchall()
+        return QueryCheck(tuple(str(name) for name, *_ in columns))
     except (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException) as error:
         typed = isinstance(error, duckdb.BinderException)
         if typed and INPUT in _names(tables) and not _WHATEVER_TYPES.search(str(error)):
             return QueryCheck(None)
         return _fault(str(error), query, head, connection, tables)
     except duckdb.Error:
-        return QueryCheck(None)  # such as a file that is not there yet: the run will tell
+        return QueryCheck(None)  # such as a file that does not exist yet
 
 
 def _names(tables: Sequence[StageTable]) -> list[str]:
@@ -133,43 +134,38 @@ def _fault(
     connection: duckdb.DuckDBPyConnection,
     tables: Sequence[StageTable],
 ) -> QueryError:
-    told = _told(text)
-    words = str(told.get("exception_message") or text).strip().splitlines()[0]
+    report = _error_report(text)
+    message = str(report.get("exception_message") or text).strip().splitlines()[0]
     hint = ""
-    if table := _NO_TABLE.search(words):
+    if table := _NO_TABLE.search(message):
         name = table["name"] or table["other"]
-        words = f"there is no table {name}"
-        hint = _hint(name, _names(tables))
-    elif column := _NO_COLUMN.search(words):
+        message = f"there is no table {name}"
+        hint = suggest_name(name, _names(tables))
+    elif column := _NO_COLUMN.search(message):
         name = column["name"]
-        words = f"there is no column {name}"
-        hint = _hint(name, _columns(connection, tables))
+        message = f"there is no column {name}"
+        hint = suggest_name(name, _columns(connection, tables))
     offset = None
     with suppress(KeyError, ValueError):
         # DuckDB counts bytes.
-        before = (head + query.strip()).encode()[: int(told["position"])].decode()
+        before = (head + query.strip()).encode()[: int(report["position"])].decode()
         begin = len(query) - len(query.lstrip())
         offset = len(before) - len(head) + begin
-    return QueryError(words, hint, offset if offset is not None and offset >= 0 else None)
+    return QueryError(message, hint, offset if offset is not None and offset >= 0 else None)
 
 
-def _told(text: str) -> Mapping[str, Any]:
-    """What DuckDB says, by name; nothing where it is not JSON."""
+def _error_report(text: str) -> Mapping[str, Any]:
+    """Return the fields of DuckDB's error; none where it is not JSON."""
     with suppress(msgspec.DecodeError):
-        found = msgspec.json.decode(text[text.find("{") :])
-        if isinstance(found, dict):
-            return found
+        report = msgspec.json.decode(text[text.find("{") :])
+        if isinstance(report, dict):
+            return report
     return {}
 
 
-def _hint(name: str, known: Sequence[str]) -> str:
-    meant = nearest_name(name.strip('"'), known)
-    return f"did you mean {meant}?" if meant else f"there are {', '.join(known[:12])}"
-
-
 def _columns(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTable]) -> list[str]:
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for table in tables:
         rows = connection.execute(f"DESCRIBE {quoted(table.name)}").fetchall()
-        found.update(dict.fromkeys(str(name) for name, *_ in rows))
-    return list(found)
+        columns.update(dict.fromkeys(str(name) for name, *_ in rows))
+    return list(columns)

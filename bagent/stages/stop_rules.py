@@ -1,4 +1,4 @@
-"""When a run should stop because going on would burn every row alike: pure counting."""
+"""Rules that stop a run early: alike failures of all rows, too many failures, no money."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from bagent.backends.request import Request, requested_model
 from bagent.types import PASSING_KINDS, Outcome
 
 ALIKE = 50
-"""So many rows in a row that fail with one lasting kind prove it."""
+"""Consecutive rows that must fail with one lasting kind."""
 
 MOST_OPEN = 5
-"""Rows sent before those that may still be open: refusals come sooner than answers do, so the rows
-that will be answered well have to be waited for."""
+"""Rows sent before those that may still be in flight: refusals come sooner than answers do."""
 
 CHECK_EVERY = 10
 
 JOB_KINDS = frozenset({"rejected", "auth"})
-"""Kinds that speak of the job where others were served well; the rest may be the rows' own."""
+"""Kinds that are the job's fault even where other rows were served; others may be the rows' own."""
 
 EVERYWHERE = ""
 
 
 class _Streak(msgspec.Struct):
-    """Rows of one endpoint and model that failed alike, one after the other."""
+    """Consecutive rows of one endpoint and model that failed alike."""
 
     kind: str = ""
     numbers: list[int] = []
@@ -34,10 +33,9 @@ class _Streak(msgspec.Struct):
 
 
 class EarlyFailures:
-    """Counts what servers answered, by endpoint and model, and over all endpoints by model.
+    """Counts alike failures by endpoint and model, and over all endpoints by model.
 
-    Rows that no server answered, such as bad input, count neither for nor against; failures that
-    pass do not either.
+    Rows that no server answered, such as bad input, and passing failures are not counted.
     """
 
     def __init__(self) -> None:
@@ -46,7 +44,7 @@ class EarlyFailures:
         self._streaks: dict[tuple[str, str | None], _Streak] = {}
 
     def begin(self, row: Hashable, model: str | None) -> None:
-        """Take that a row is sent, asking for ``model``."""
+        """Note that a row is sent to ``model``."""
         self._open[row] = next(self._numbers), model
 
     def discard(self, row: Hashable) -> None:
@@ -54,16 +52,16 @@ class EarlyFailures:
         self._open.pop(row, None)
 
     def outcome(self, outcome: Outcome, row: Hashable = None) -> str | None:
-        """Count the end of a row; returns what is wrong, None if nothing is."""
+        """Count the end of a row; return the reason to stop, if there is one."""
         began = self._open.pop(row, None)
         if outcome.endpoint is None or outcome.copied_from is not None:
             return None
         number, model = began or (next(self._numbers), None)
-        found = None
+        reason = None
         for endpoint in (EVERYWHERE, outcome.endpoint):
             streak = self._streaks.setdefault((endpoint, model), _Streak())
-            found = found or self._count(streak, outcome, number, endpoint)
-        return found
+            reason = reason or self._count(streak, outcome, number, endpoint)
+        return reason
 
     def _count(self, streak: _Streak, outcome: Outcome, number: int, endpoint: str) -> str | None:
         kind = outcome.error_kind or outcome.status
@@ -80,13 +78,15 @@ class EarlyFailures:
         count = len(streak.numbers)
         if count < ALIKE or (count - ALIKE) % CHECK_EVERY or not self._decided(streak.numbers):
             return None
-        who = endpoint or "servers"
-        which = f"the last {count} rows that {who} answered" if streak.served else f"all {count}"
-        which += "" if streak.served else f" rows that {who} answered so far"
+        subject = endpoint or "servers"
+        which = (
+            f"the last {count} rows that {subject} answered" if streak.served else f"all {count}"
+        )
+        which += "" if streak.served else f" rows that {subject} answered so far"
         return f"{which} failed alike ({kind}): {outcome.error}"
 
     def _decided(self, numbers: list[int]) -> bool:
-        """Whether hardly a row is open that was sent before the first of these."""
+        """Return whether nearly all rows that were sent before these have ended."""
         limit = sorted(numbers)[ALIKE - 1]
         still_open = (number for number, _ in self._open.values())
         earlier = itertools.takewhile(lambda number: number < limit, still_open)
@@ -94,18 +94,18 @@ class EarlyFailures:
 
 
 class StopReason(msgspec.Struct, frozen=True):
-    """Why to stop, for people, and what they should do first."""
+    """Why a run stops, and what to do first."""
 
     reason: str
     hint: str
 
 
 class StopRules:
-    """Watches outcomes; ``outcome`` returns advice once a limit is passed.
+    """Counts outcomes and returns a reason to stop once a limit is passed.
 
     Args:
-        canary: whether to stop when servers refuse row after row with the same lasting kind.
-        stop_after: stop after so many failed rows; None for never.
+        canary: whether to stop when servers refuse row after row with one lasting kind.
+        stop_after: failed rows after which to stop; None for never.
     """
 
     def __init__(self, *, canary: bool, stop_after: int | None) -> None:
@@ -115,7 +115,7 @@ class StopRules:
         self._failed = 0
 
     def begin(self, row: Hashable, request: Request) -> None:
-        """Take that a row is sent with its first request."""
+        """Note that a row is sent with its first request."""
         if self._early is not None:
             self._early.begin(row, requested_model(request))
 
@@ -125,7 +125,7 @@ class StopRules:
             self._early.discard(row)
 
     def outcome(self, outcome: Outcome, row: Hashable = None) -> StopReason | None:
-        """Count one finished row; ``row`` is what :meth:`begin` was given."""
+        """Count one finished row; ``row`` is the argument of :meth:`begin`."""
         self._done += 1
         kind = outcome.error_kind
         if outcome.failed:

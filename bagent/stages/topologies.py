@@ -1,4 +1,4 @@
-"""Topologies are short names for stages: here they are written out. Pure: nothing is read or sent.
+"""Topologies, which are short names for stages, and their expansion to stages.
 
 The job's own ``prompt``, ``agent``, ``answers`` and ``output.schema`` belong to the stage that does
 the main work; planner, reducer and judge have their own, and share everything else.
@@ -22,10 +22,10 @@ from bagent.stages.row import INPUT
 from bagent.types import Json
 
 TREE_FANIN = 10
-"""Answers in one group of a ``tree_reduce`` that names no number."""
+"""Answers in a group of ``tree_reduce`` where the job sets no ``fanin``."""
 
 VOTES = 5
-"""Answers per row of ``self_consistency`` where the job names no number."""
+"""Answers per row of ``self_consistency`` where the job sets none."""
 
 PLAN_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -33,21 +33,19 @@ PLAN_SCHEMA: dict[str, Any] = {
     "required": ["items"],
     "additionalProperties": False,
 }
-"""What a planner answers where it has no schema of its own."""
+"""The schema of a planner's answer where the job has none."""
 
 KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class StageAt:
-    """One stage: its definition with name and sources filled in, and where it stands in the file.
-
-    ``prompt_at`` is where its prompt stands; the job's own prompt where it has none.
-    """
+    """One stage: its definition with name and sources filled in, and its path in the job file."""
 
     spec: StageSpec
     path: KeyPath
     prompt_at: KeyPath
+    """The path of its prompt: its own, else the job's."""
 
     @property
     def name(self) -> str:
@@ -55,30 +53,30 @@ class StageAt:
         return self.spec.name or self.spec.kind
 
     def path_of(self, key: str) -> KeyPath:
-        """Where its ``key`` stands in the file; keys of a topology's parts stand beside them."""
+        """Return the path of its ``key`` in the job file."""
         return (*self.path, key) if self.path[:1] == ("stages",) else ("topology", key)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What it reads: ``input`` or earlier stages."""
+        """The stages that it reads, or ``input``."""
         return self.spec.from_
 
 
 @dataclass(frozen=True)
 class StagedJob:
-    """A job as stages: ``base`` is the job that the stages change."""
+    """A job as stages; ``base`` is the job that the stages change."""
 
     base: Job
     stages: tuple[StageAt, ...]
 
 
 def is_single_map(job: Job) -> bool:
-    """Whether the job is one ``map`` over its rows."""
+    """Return whether the job is one ``map`` over its rows."""
     return not job.stages and job.topology.name == "map"
 
 
 def expand_topology(job: Job) -> StagedJob:
-    """The stages of ``job``, in order, written out.
+    """Expand ``job`` to its stages, in order.
 
     Raises:
         JobError: the topology lacks something.
@@ -98,18 +96,18 @@ def expand_topology(job: Job) -> StagedJob:
 
 
 def _written(job: Job) -> list[StageAt]:
-    found: list[StageAt] = []
+    stages: list[StageAt] = []
     for number, spec in enumerate(job.stages):
         name = spec.name or f"{spec.kind}{number + 1}"
         path = ("stages", number)
         at: KeyPath = (*path, "prompt") if spec.prompt is not None else ("prompt",)
         if spec.kind == "expand" and spec.prompt is not None:
-            # Its own prompt asks first; then the answer becomes rows.
+            # A map stage asks with its prompt first; then the answer becomes rows.
             asks = _changed(spec, kind="map", name=f"{name}_answer", items=None, split=None)
-            found.append(StageAt(asks, path, at))
+            stages.append(StageAt(asks, path, at))
             spec = _changed(spec, prompt=None, from_=(f"{name}_answer",))
-        found.append(StageAt(_changed(spec, name=name), path, at))
-    return found
+        stages.append(StageAt(_changed(spec, name=name), path, at))
+    return stages
 
 
 def _changed(spec: StageSpec, **keys: Any) -> StageSpec:
@@ -117,7 +115,7 @@ def _changed(spec: StageSpec, **keys: Any) -> StageSpec:
 
 
 def _linked(stages: list[StageAt]) -> tuple[StageAt, ...]:
-    """Every stage that names no source reads the one before it, the first one the input."""
+    """Give each stage without a source the one before it, the first one the input."""
     linked: list[StageAt] = []
     before = INPUT
     for at in stages:
@@ -131,16 +129,16 @@ def _linked(stages: list[StageAt]) -> tuple[StageAt, ...]:
 
 
 def _stage(kind: str, name: str, part: StagePart | None = None, **keys: Any) -> StageSpec:
-    """A stage with the keys that ``part`` sets; ``keys`` go before them."""
+    """Make a stage with the keys that ``part`` sets; ``keys`` take precedence."""
     values = {key: getattr(part, key) for key in part.model_fields_set} if part else {}
     values.update({key: value for key, value in keys.items() if value is not None})
     names = {"kind", "name", *values} & set(StageSpec.model_fields)
-    kept = {key: value for key, value in values.items() if key in StageSpec.model_fields}
-    return StageSpec.model_construct(_fields_set=names, **{"kind": kind, "name": name, **kept})
+    fields = {key: value for key, value in values.items() if key in StageSpec.model_fields}
+    return StageSpec.model_construct(_fields_set=names, **{"kind": kind, "name": name, **fields})
 
 
 def _main(job: Job, kind: str, name: str, **keys: Any) -> StageAt:
-    """The stage that has the job's own prompt, output, answers and agent."""
+    """Make the stage that has the job's own prompt, output, answers and agent."""
     answers = keys.pop("answers", job.answers)
     spec = _stage(
         kind, name, prompt=job.prompt, output=job.output, answers=answers, agent=job.agent, **keys
@@ -149,7 +147,7 @@ def _main(job: Job, kind: str, name: str, **keys: Any) -> StageAt:
 
 
 def _part(job: Job, key: str, kind: str, name: str, **keys: Any) -> StageAt:
-    """The stage that ``topology.KEY`` describes; it needs a prompt."""
+    """Make the stage that ``topology.KEY`` describes; it needs a prompt."""
     part: StagePart | None = getattr(job.topology, key)
     if part is None or part.prompt is None:
         raise JobError(
@@ -164,8 +162,7 @@ def _part(job: Job, key: str, kind: str, name: str, **keys: Any) -> StageAt:
 def _on_failure(
     topology: TopologySpec, part: StagePart | None = None, default: OnFailure = "drop"
 ) -> OnFailure:
-    """What a stage does about rows that failed before it: its part's word, the topology's, else
-    ``default``: who judges, votes or reduces is not to count failures as answers."""
+    """Return ``on_failure`` of a stage: the part's, the topology's, else ``default``."""
     return (part.on_failure if part else None) or topology.on_failure or default
 
 
@@ -184,66 +181,48 @@ def _broadcast(job: Job, topology: TopologySpec) -> list[StageAt]:
     _need_prompt(job)
     stages = [_main(job, "broadcast", "broadcast")]
     if topology.reduce is not None:
-        by = topology.by or ("id",)
-        stages.append(
-            _part(
-                job,
-                "reduce",
-                "reduce",
-                "reduce",
-                by=by,
-                fanin=topology.fanin,
-                on_failure=_on_failure(topology, topology.reduce),
-            )
-        )
+        stages.append(_reduce_part(job, by=topology.by or ("id",)))
     return stages
 
 
-def _reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
+def _reduce_part(job: Job, **keys: Any) -> StageAt:
+    """Make the stage that ``topology.reduce`` describes."""
+    topology = job.topology
+    keys = {"fanin": topology.fanin, "by": topology.by, **keys}
     on_failure = _on_failure(topology, topology.reduce)
-    keys = {"fanin": topology.fanin, "by": topology.by, "on_failure": on_failure}
-    if topology.reduce is not None and topology.reduce.prompt is not None:
-        return [_part(job, "reduce", "reduce", "reduce", **keys)]
+    return _part(job, "reduce", "reduce", "reduce", on_failure=on_failure, **keys)
+
+
+def _reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
+    part = topology.reduce
+    if part is not None and part.prompt is not None:
+        return [_reduce_part(job)]
     _need_prompt(job)
+    on_failure = _on_failure(topology, part)
+    keys = {"fanin": topology.fanin, "by": topology.by, "on_failure": on_failure}
     main = _main(job, "reduce", "reduce", **keys)
-    values = (
-        {k: getattr(topology.reduce, k) for k in topology.reduce.model_fields_set}
-        if (topology.reduce)
-        else {}
-    )
+    values = {key: getattr(part, key) for key in part.model_fields_set} if part else {}
     return [StageAt(_changed(main.spec, **values), main.path, main.prompt_at)]
 
 
 def _map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
     _need_prompt(job)
-    tree = topology.name == "tree_reduce"
-    return [
-        _main(job, "map", "map"),
-        _part(
-            job,
-            "reduce",
-            "reduce",
-            "reduce",
-            fanin=topology.fanin or (TREE_FANIN if tree else None),
-            by=topology.by,
-            on_failure=_on_failure(topology, topology.reduce),
-        ),
-    ]
+    fanin = TREE_FANIN if topology.name == "tree_reduce" else None
+    return [_main(job, "map", "map"), _reduce_part(job, fanin=topology.fanin or fanin)]
 
 
 def _plan_map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
     _need_prompt(job)
     plan = _part(job, "plan", "map", "plan")
     if plan.spec.output is None or plan.spec.output.schema_ is None:
-        given = plan.spec.output or OutputSpec()
-        output = given.model_copy(update={"schema_": PLAN_SCHEMA})
+        output_spec = plan.spec.output or OutputSpec()
+        output = output_spec.model_copy(update={"schema_": PLAN_SCHEMA})
         plan = StageAt(_changed(plan.spec, output=output), plan.path, plan.prompt_at)
-    keys = {"fanin": topology.fanin, "on_failure": _on_failure(topology, topology.reduce)}
     return [
         plan,
         StageAt(_stage("expand", "item", items="items"), ("topology",), ("topology",)),
         _main(job, "map", "work"),
-        _part(job, "reduce", "reduce", "reduce", by=topology.by or ("id",), **keys),
+        _reduce_part(job, by=topology.by or ("id",)),
     ]
 
 
@@ -322,41 +301,41 @@ _MAKERS: dict[str, Callable[[Job, TopologySpec], list[StageAt]]] = {
 
 
 TAKES_THE_PLACE = ("topology", "prompt", "agent", "answers", "output")
-"""Keys of a job that its stages written out take the place of."""
+"""Keys of a job that its expanded stages replace."""
 
 
 def topology_yaml(laid: StagedJob, job: Job) -> str:
-    """``stages:`` with everything that the topology's short name stands for; secrets masked.
+    """Return the expanded stages as YAML, with secrets masked.
 
     Keys of the job beside :data:`TAKES_THE_PLACE` stay as they are. Paths are absolute.
     """
-    stages = [_shown(at.spec, job) for at in laid.stages]
+    stages = [_stage_document(at.spec, job) for at in laid.stages]
     return yaml.dump(
         {"stages": stages}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
 
 
-def _shown(spec: Any, job: Job) -> dict[str, Json]:
+def _stage_document(spec: Any, job: Job) -> dict[str, Json]:
     dumped = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     first = {key: dumped[key] for key in ("kind", "name") if key in dumped}
-    kept: dict[str, Json] = _kept({**first, **dumped}, job)
-    return kept
+    compact: dict[str, Json] = _compact({**first, **dumped}, job)
+    return compact
 
 
-def _kept(value: Any, job: Job) -> Any:
-    """A value less what says nothing: nulls and empty collections."""
+def _compact(value: Any, job: Job) -> Any:
+    """Return a value without nulls and empty lists, and with secrets masked."""
     if isinstance(value, dict):
-        kept = {name: _kept(one, job) for name, one in value.items()}
-        kept = {name: one for name, one in kept.items() if one is not None and one != []}
-        # The short form of a text.
-        return kept["text"] if list(kept) == ["text"] else kept
+        compact = {name: _compact(item, job) for name, item in value.items()}
+        compact = {name: item for name, item in compact.items() if item is not None and item != []}
+        # A mapping that holds only a text has a short form.
+        return compact["text"] if list(compact) == ["text"] else compact
     if isinstance(value, list):
-        return [_kept(one, job) for one in value]
+        return [_compact(item, job) for item in value]
     return mask_text(value, job.source.secrets) if isinstance(value, str) else value
 
 
 class _Dumper(yaml.SafeDumper):
-    """Long texts as blocks, as people write them."""
+    """Dumper that writes long texts as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

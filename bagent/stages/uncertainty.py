@@ -1,4 +1,4 @@
-"""How much the answers to one question differ in meaning, from their embeddings.
+"""Measures of how much the answers to one question differ in meaning, from their embeddings.
 
 Both measures are in nats and 0 where all answers mean the same. They need ``numpy`` and
 ``scipy``: ``pip install 'numpy>=2,<3' 'scipy>=1.15,<2'``.
@@ -22,7 +22,7 @@ SIMILARITY = 0.9
 
 
 def clusters(vectors: Vectors, similarity: float = SIMILARITY) -> list[int]:
-    """The number of the cluster of each vector, from 0 in order of first appearance.
+    """Return the number of the cluster of each vector, from 0 in order of first appearance.
 
     Average-linkage clustering (UPGMA; Sokal and Michener, Univ. Kansas Sci. Bull. 38, 1958) of
     the cosine distance: two clusters are joined while the mean cosine similarity between their
@@ -41,13 +41,13 @@ def clusters(vectors: Vectors, similarity: float = SIMILARITY) -> list[int]:
     except ImportError:
         raise _missing() from None
     distances = pdist(unit, "cosine").clip(min=0.0)
-    found = fcluster(average(distances), 1.0 - similarity + 1e-12, "distance")
+    labels = fcluster(average(distances), 1.0 - similarity + 1e-12, "distance")
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(int(label), len(numbers)) for label in found]
+    return [numbers.setdefault(int(label), len(numbers)) for label in labels]
 
 
 def semantic_entropy(vectors: Vectors, similarity: float = SIMILARITY) -> float:
-    """The entropy of the answers' meanings in nats: ``-sum p ln p`` over :func:`clusters`.
+    """Return the entropy of the answers' meanings in nats: ``-sum p ln p`` over :func:`clusters`.
 
     ``p`` is the share of the answers in a cluster. This is the discrete semantic entropy of
     Farquhar, Kossen, Kuhn and Gal, Nature 630, 625 (2024), with clusters of embeddings in the
@@ -64,7 +64,7 @@ def semantic_entropy(vectors: Vectors, similarity: float = SIMILARITY) -> float:
 
 
 def kernel_entropy(vectors: Vectors) -> float:
-    """The von Neumann entropy ``-tr(K ln K)`` of the answers' similarity, in nats.
+    """Return the von Neumann entropy ``-tr(K ln K)`` of the answers' similarity, in nats.
 
     ``K`` is the matrix of cosine similarities divided by N, so its trace is 1: the kernel language
     entropy of Nikitin, Kossen, Gal and Marttinen, NeurIPS 2024 (arXiv:2405.20003), with the
@@ -78,12 +78,12 @@ def kernel_entropy(vectors: Vectors) -> float:
 
     unit = _unit(vectors)
     values = np.linalg.eigvalsh(unit @ unit.T / len(unit))
-    kept = values[values > 1e-12]
-    return max(0.0, float(-(kept * np.log(kept)).sum()))
+    positive = values[values > 1e-12]
+    return max(0.0, float(-(positive * np.log(positive)).sum()))
 
 
 def _unit(vectors: Vectors) -> numpy.ndarray[Any, Any]:
-    """The vectors as rows of length 1."""
+    """Return the vectors as rows of length 1."""
     try:
         import numpy as np
     except ImportError:

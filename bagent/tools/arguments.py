@@ -1,4 +1,4 @@
-"""The arguments of a call: from what a model wrote to a checked object, or words for the model."""
+"""The arguments of a call: parsing, validation and a canonical form."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ MOST_BYTES = 1 << 20
 """Longest argument text that is read."""
 
 
-def read_arguments(given: str | Mapping[str, Json] | None) -> Arguments:
-    """The object that ``given`` is: JSON text, an object, or text that holds such text once more.
+def read_arguments(raw: str | Mapping[str, Json] | None) -> Arguments:
+    """Return the object that ``raw`` is: a mapping, its JSON text, or that text as a JSON string.
 
-    Nothing, an empty text and ``null`` are no arguments.
+    None, an empty text and ``null`` are no arguments.
 
     Raises:
-        ToolFault: it is none of these; nothing is guessed.
+        ToolFault: it is none of these.
     """
-    value: Json = given
+    value: Json = raw
     for _ in range(2):
         if isinstance(value, str):
-            value = _decoded(value, outer=value is given)
+            value = _decoded(value, outer=value is raw)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        shown = shorten(repr(value), 80)
-        raise ToolFault(f"the arguments are {shown}, not a JSON object", "bad_arguments")
+        text = shorten(repr(value), 80)
+        raise ToolFault(f"the arguments are {text}, not a JSON object", "bad_arguments")
     if nested_deeper(dict(value)):
         raise ToolFault(f"the arguments are nested deeper than {MAX_DEPTH} levels", "bad_arguments")
     cleaned: Arguments = clean_json(dict(value))
@@ -49,7 +49,7 @@ def _decoded(text: str, *, outer: bool) -> Json:
     try:
         return decode_json(text)
     except ValueError as error:
-        if not outer:  # a text that holds no JSON is just a text, and no object
+        if not outer:  # the JSON string holds no JSON
             raise ToolFault(
                 f"the arguments are {shorten(repr(text), 80)}, not a JSON object", "bad_arguments"
             ) from None
@@ -60,14 +60,14 @@ def _decoded(text: str, *, outer: bool) -> Json:
 
 
 def check_arguments(arguments: Arguments, schema: OutputSchema) -> None:
-    """Raise ToolFault where ``arguments`` are not what ``schema`` asks for."""
+    """Raise ToolFault where ``arguments`` do not fit ``schema``."""
     if not schema.accepts_clean(arguments):
         faults = schema.explain(arguments) or ["/: not what the schema asks for"]
         raise ToolFault("the arguments do not fit: " + "; ".join(faults), "bad_arguments")
 
 
 def canonical(arguments: Arguments) -> bytes:
-    """Equal bytes for equal arguments, whatever the order of their keys."""
+    """Return equal bytes for equal arguments, whatever the order of their keys."""
     try:
         return msgspec.json.encode(arguments, order="deterministic")
     except OverflowError:  # numbers beyond 64 bits

@@ -1,4 +1,4 @@
-"""Tools that are programs: one process per call, arguments in, answer out."""
+"""Tools that are programs: one process per call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREAMBLE = re.compile(r"(?:[ \t]*x-(?:anthropic|amz)-[^\n]*(?:\n|\Z)|[ \t]*\n)*"
 
 CLAUDE_CODE = ("claude_code",)
 CLAUDE_CODE_ARGV = ("claude", "--print", "--output-format", "text")
-CLAUDE_CODE_WORDS = "Give a task to Claude Code, an agent that can read and change files."
+CLAUDE_CODE_DESCRIPTION = "Give a task to Claude Code, an agent that can read and change files."
 CLAUDE_CODE_SCHEMA: Mapping[str, Json] = {
     "type": "object",
     "properties": {"prompt": {"type": "string", "description": "The task, in full sentences."}},
@@ -33,13 +33,12 @@ class CommandTool:
     """A program as a tool.
 
     Attributes:
-        argv: its words; ``{name}`` stands for an argument that the schema has, ``{{name}}`` for
-            the text ``{name}``.
+        argv: its words; ``{name}`` is an argument of the schema, ``{{name}}`` the text ``{name}``.
         names: the arguments that the schema has.
-        cwd: the folder it runs in.
+        cwd: its working directory.
         env: its whole environment.
-        prompt: the argument that alone is its input; empty: all, as one JSON object.
-        strip_preamble: drop leading ``x-anthropic-*`` and ``x-amz-*`` lines of its answer.
+        prompt: the argument that is its input; empty: all arguments as one JSON object.
+        strip_preamble: whether leading ``x-anthropic-*`` and ``x-amz-*`` lines are removed.
     """
 
     argv: Sequence[str]
@@ -50,64 +49,63 @@ class CommandTool:
     strip_preamble: bool = False
 
     async def run(self, arguments: Arguments) -> str:
-        """The standard output of one run.
+        """Run the program once and return its standard output.
 
         Raises:
             ToolFault: it cannot be started, or ended with a code other than 0.
         """
-        argv = [self._filled(word, arguments) for word in self.argv]
+        argv = [self._fill(word, arguments) for word in self.argv]
         if "\0" in "".join(argv):
             raise ToolFault("an argument holds a NUL character", "bad_arguments")
         stdin = arguments[self.prompt].encode() if self.prompt else msgspec.json.encode(arguments)
         text = answer_of(await run_child(CommandChild(argv, stdin, self.cwd, self.env)))
         return without_preamble(text) if self.strip_preamble else text
 
-    def _filled(self, word: str, arguments: Arguments) -> str:
-        """A word with its places filled."""
+    def _fill(self, word: str, arguments: Arguments) -> str:
+        """Return a word with its placeholders filled."""
 
-        def value(found: re.Match[str]) -> str:
-            name = found["name"]
+        def value(match: re.Match[str]) -> str:
+            name = match["name"]
             if name is None:
-                return f"{{{found['text']}}}"
-            return as_word(arguments.get(name)) if name in self.names else found[0]
+                return f"{{{match['text']}}}"
+            return as_word(arguments.get(name)) if name in self.names else match[0]
 
         return PLACE.sub(value, word)
 
 
 def as_word(value: Any) -> str:
-    """An argument as part of an argv: text as it is, nothing as nothing, the rest as JSON."""
+    """Return an argument as a word: a text as it is, null as an empty word, the rest as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def answer_of(ended: ProcessResult) -> str:
-    """The output of a program that went well, or that was stopped since it wrote too much.
+    """Return the output of a program that succeeded, or that was stopped for too much output.
 
     Raises:
-        ToolFault: it failed; with the ends of its error output and of its output: some programs
-            tell their errors there.
+        ToolFault: it failed; the message has the ends of its error output and of its output.
     """
     if ended.code == 0:
         return ended.out
     if ended.cut:
         return f"{ended.out}\n[cut: the program wrote more and was stopped]"
     how = f"signal {-ended.code}" if ended.code < 0 else f"code {ended.code}"
-    words = "; ".join(filter(None, (ended.err, ended.out[-500:].strip())))
-    raise ToolFault(f"it ended with {how}" + (f": {words}" if words else ""))
+    details = "; ".join(filter(None, (ended.err, ended.out[-500:].strip())))
+    raise ToolFault(f"it ended with {how}" + (f": {details}" if details else ""))
 
 
 def without_preamble(text: str) -> str:
-    """``text`` without the ``x-anthropic-*`` and ``x-amz-*`` header lines that it begins with."""
-    found = PREAMBLE.match(text)
-    head = found[0] if found else ""
+    """Return ``text`` without leading ``x-anthropic-*`` and ``x-amz-*`` header lines."""
+    match = PREAMBLE.match(text)
+    head = match[0] if match else ""
     return text[len(head) :] if "x-" in head.lower() else text
 
 
 def places_schema(argv: Sequence[str]) -> Json:
-    """The schema of a command that has none: a required text for every ``{name}``."""
-    found = (place["name"] for word in argv for place in PLACE.finditer(word))
-    names = [name for name in dict.fromkeys(found) if name is not None]
+    """Return the schema of a command without one: a required text for every ``{name}``."""
+    names_found = (match["name"] for word in argv for match in PLACE.finditer(word))
+    names = [name for name in dict.fromkeys(names_found) if name is not None]
     return {
         "type": "object",
         "properties": {name: {"type": "string"} for name in names},

@@ -1,13 +1,12 @@
-"""The tools of a job, and the one way to call them."""
+"""The executor of tool calls: it checks, shares, caches, limits and runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import sysconfig
 import traceback
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +17,6 @@ from bagent.clocks import unix
 from bagent.redaction import Redactor
 from bagent.tools.arguments import canonical, check_arguments, read_arguments
 from bagent.tools.types import (
-    BYTES_PER_TOKEN,
     Arguments,
     Tool,
     ToolFault,
@@ -33,82 +31,62 @@ MAX_ENTRIES = 1024
 
 
 class TTLCache:
-    """The answers of one tool, each for ``seconds``; the one asked for longest ago goes first.
+    """The cached answers of one tool, each valid for ``seconds``; at most MAX_ENTRIES, by LRU."""
 
-    Args:
-        seconds: how long an answer may be given again.
-        most: how many answers there are at most.
-    """
-
-    def __init__(self, seconds: float, most: int = MAX_ENTRIES) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._most = most
         self._answers: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._answers)
-
     def get(self, key: bytes, now: float) -> str | None:
-        """The answer of ``key``, None if there is none or it is too old at ``now`` (seconds)."""
-        found = self._answers.get(key)
-        if found is None:
+        """Return the answer of ``key``, None if there is none or it has expired at ``now``."""
+        entry = self._answers.get(key)
+        if entry is None:
             return None
-        if now >= found[0]:
+        if now >= entry[0]:
             del self._answers[key]
             return None
         self._answers.move_to_end(key)
-        return found[1]
+        return entry[1]
 
     def put(self, key: bytes, text: str, now: float) -> None:
-        """Keep an answer that came at ``now``."""
+        """Cache an answer that came at ``now``."""
         self._answers[key] = (now + self._seconds, text)
         self._answers.move_to_end(key)
-        if len(self._answers) > self._most:
+        if len(self._answers) > MAX_ENTRIES:
             self._answers.popitem(last=False)
 
 
-SECONDS = 0.005
+BATCH_SECONDS = 0.005
 MAX_BATCH = 100
 
 Answers = Sequence[str | ToolFault]
 
 
 class MicroBatcher:
-    """Gathers calls for ``seconds`` after the first one, or until there are ``most``.
+    """Gathers calls for BATCH_SECONDS after the first one, or until there are MAX_BATCH.
 
-    A call that is cancelled before its window closes is left out of it; later its answer is
-    thrown away, and when all calls of a window are cancelled, so is its run.
+    A call that is cancelled before the batch starts is left out. Later its answer is discarded, and
+    a run whose calls are all cancelled is cancelled too.
 
     Args:
         run: answers the gathered calls, in their order.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Sequence[Arguments]], Awaitable[Answers]],
-        seconds: float = SECONDS,
-        most: int = MAX_BATCH,
-    ) -> None:
+    def __init__(self, run: Callable[[Sequence[Arguments]], Awaitable[Answers]]) -> None:
         self._run = run
-        self._seconds = seconds
-        self._most = most
         self._open: list[tuple[Arguments, asyncio.Future[str]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[Answers]] = set()
 
     async def add(self, arguments: Arguments) -> str:
-        """The answer to one call, from a run that it shares.
-
-        Raises:
-            ToolFault, or whatever the run raises.
-        """
+        """Return the answer to one call from a shared run, or raise what the run raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
         self._open.append((arguments, answer))
-        if len(self._open) >= self._most:
+        if len(self._open) >= MAX_BATCH:
             self._close()
         elif self._timer is None:
-            self._timer = loop.call_later(self._seconds, self._close)
+            self._timer = loop.call_later(BATCH_SECONDS, self._close)
         return await answer
 
     def _close(self) -> None:
@@ -136,27 +114,23 @@ class MicroBatcher:
         answers: Answers = () if task.cancelled() or error else task.result()
         if not error and not task.cancelled() and len(answers) != len(waiting):
             error = ToolFault(f"{len(answers)} answers for {len(waiting)} calls")
-        for place, answer in enumerate(waiting):
+        for index, answer in enumerate(waiting):
             if answer.done():
                 continue
             if task.cancelled():
                 answer.cancel()
             elif error is not None:
                 answer.set_exception(error)
-            elif isinstance(one := answers[place], ToolFault):
-                answer.set_exception(one)
+            elif isinstance(result := answers[index], ToolFault):
+                answer.set_exception(result)
             else:
-                answer.set_result(one)
-
-
-HISTORY = 1024
+                answer.set_result(result)
 
 
 class ToolRateLimiter:
     """A token bucket of one token: runs start at least ``1 / rate`` seconds apart.
 
-    More tokens would let a burst through after a quiet time, and with it more calls in a second
-    than the job allows. Time is the event loop's.
+    With more tokens a burst after a quiet time would exceed the job's rate.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -165,7 +139,7 @@ class ToolRateLimiter:
         self._turn = asyncio.Lock()
 
     async def wait(self) -> None:
-        """Return when a run may start; waiters go in their order, and cost nothing if cancelled."""
+        """Wait until a run may start; waiters go in order, and a cancelled one takes no turn."""
         if not self._gap:
             return
         clock = asyncio.get_running_loop().time
@@ -176,39 +150,6 @@ class ToolRateLimiter:
             self._next = max(self._next, clock()) + self._gap
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """How long runs of a tool took: percentiles in milliseconds over the last 1,024."""
-
-    count: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-
-
-class LatencyHistory:
-    """The last 1,024 durations of one tool's runs."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=HISTORY)
-        self._count = 0
-
-    def add(self, milliseconds: float) -> None:
-        """Note one run."""
-        self._last.append(milliseconds)
-        self._count += 1
-
-    def look(self) -> Latency | None:
-        """The percentiles (nearest rank); None before the first run."""
-        if not self._last:
-            return None
-        values = sorted(self._last)
-
-        def rank(share: float) -> float:
-            return values[math.ceil(share * len(values)) - 1]
-
-        return Latency(self._count, rank(0.5), rank(0.9), rank(0.99))
-
-
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 _TRACE_CHARACTERS = 8_000
@@ -217,24 +158,8 @@ T = TypeVar("T")
 Answer = str | ToolFault
 
 
-class ToolStats(msgspec.Struct, frozen=True):
-    """One tool so far: calls by what became of them, and how long its runs took.
-
-    ``runs`` counts the calls that it really worked on: a run that answered a batch of ten calls
-    is one. ``abandoned`` runs are still going on after their time limit.
-    """
-
-    calls: int
-    runs: int
-    shared: int
-    cached: int
-    faults: int
-    abandoned: int
-    latency: Latency | None
-
-
 class InFlightCall:
-    """One run and how many calls wait for it."""
+    """One run and the number of calls that wait for it."""
 
     __slots__ = ("key", "task", "waiters")
 
@@ -245,15 +170,12 @@ class InFlightCall:
 
 
 class ToolRunner:
-    """All calls of one tool; see :class:`bagent.tools.executor.ToolExecutor`."""
+    """Runs the calls of one tool."""
 
-    def __init__(self, tool: Tool, bytes_per_token: float) -> None:
+    def __init__(self, tool: Tool) -> None:
         policy = tool.policy
         self.tool = tool
-        self.latency = LatencyHistory()
-        self.kept = TTLCache(policy.cache_seconds) if policy.cache_seconds else None
-        self.counts = dict.fromkeys(("calls", "runs", "shared", "cached", "faults"), 0)
-        self._bytes_per_token = bytes_per_token
+        self.cache = TTLCache(policy.cache_seconds) if policy.cache_seconds else None
         self._flights: dict[bytes, InFlightCall] = {}
         self._all: set[asyncio.Task[str]] = set()
         self._pace = ToolRateLimiter(policy.rate_limit)
@@ -261,42 +183,32 @@ class ToolRunner:
         self._window = MicroBatcher(self._run_many) if tool.run_many is not None else None
 
     async def answer(
-        self, given: str | dict[str, Json] | None, limit: float | None
+        self, arguments_text: str | dict[str, Json] | None, limit: float | None
     ) -> tuple[Answer, bool, bool]:
-        """The answer to one call, whether it was shared, and whether it was kept from earlier.
+        """Return the answer to one call, whether it was shared, and whether it was cached.
 
         Args:
-            given: the arguments as the model wrote them.
-            limit: seconds after which this call gives up; the run goes on for the others.
+            arguments_text: the arguments as the model wrote them.
+            limit: seconds after which this call gives up; the run continues for others.
         """
-        self.counts["calls"] += 1
         try:
-            arguments = read_arguments(given)
+            arguments = read_arguments(arguments_text)
             check_arguments(arguments, self.tool.schema)
         except ToolFault as fault:
             return fault, False, False
         key = canonical(arguments)
-        if self.kept is not None:
-            text = self.kept.get(key, asyncio.get_running_loop().time())
+        if self.cache is not None:
+            text = self.cache.get(key, asyncio.get_running_loop().time())
             if text is not None:
-                self.counts["cached"] += 1
                 return text, False, True
         flight = self._flights.get(key)
         shared = flight is not None
         if flight is None:
             flight = self._start(key, arguments)
-        else:
-            self.counts["shared"] += 1
         return await self._wait(flight, limit), shared, False
 
-    def stats(self) -> ToolStats:
-        """The numbers so far."""
-        return ToolStats(
-            **self.counts, abandoned=self.tool.abandoned(), latency=self.latency.look()
-        )
-
     async def close(self) -> None:
-        """Stop all runs; calls that wait for them get a fault."""
+        """Stop all runs; calls that wait for them get an error."""
         for task in self._all:
             task.cancel()
         if self._all:
@@ -316,9 +228,9 @@ class ToolRunner:
     def _ended(self, flight: InFlightCall, task: asyncio.Task[str]) -> None:
         self._all.discard(task)
         self._forget(flight)
-        # Asking for the exception also says that it was not lost, where nobody waits any more.
-        if not task.cancelled() and task.exception() is None and self.kept is not None:
-            self.kept.put(flight.key, task.result(), asyncio.get_running_loop().time())
+        # Reading the exception marks it as retrieved, where nothing waits for it any more.
+        if not task.cancelled() and task.exception() is None and self.cache is not None:
+            self.cache.put(flight.key, task.result(), asyncio.get_running_loop().time())
 
     def _forget(self, flight: InFlightCall) -> None:
         if self._flights.get(flight.key) is flight:
@@ -327,7 +239,7 @@ class ToolRunner:
     async def _wait(self, flight: InFlightCall, limit: float | None) -> Answer:
         flight.waiters += 1
         try:
-            # Unlike await, this leaves the run alone when the one who waits is cancelled.
+            # Unlike await, this does not cancel the run when the waiting call is cancelled.
             await asyncio.wait((flight.task,), timeout=limit)
         finally:
             flight.waiters -= 1
@@ -345,11 +257,11 @@ class ToolRunner:
         if isinstance(error, ToolFault):
             return error
         return ToolFault(
-            describe_exception(error), place=failing_line(error), trace=traceback_text(error)
+            describe_exception(error), location=failing_line(error), trace=traceback_text(error)
         )
 
     async def _cut(self, run: Awaitable[str]) -> str:
-        return truncate(await run, self.tool.policy.max_tokens, self._bytes_per_token)
+        return truncate(await run, self.tool.policy.max_tokens)
 
     async def _run_one(self, arguments: Arguments) -> str:
         return await self._limited(lambda: self.tool.run(arguments))
@@ -361,11 +273,8 @@ class ToolRunner:
 
     async def _limited(self, run: Callable[[], Awaitable[T]]) -> T:
         seconds = self.tool.policy.timeout
-        clock = asyncio.get_running_loop().time
         async with self._slots:
             await self._pace.wait()
-            self.counts["runs"] += 1
-            started = clock()
             try:
                 async with asyncio.timeout(seconds) as limit:
                     return await run()
@@ -375,13 +284,10 @@ class ToolRunner:
                 raise ToolFault(
                     f"it took longer than {seconds:g} s and was stopped", "timeout"
                 ) from None
-            finally:
-                self.latency.add((clock() - started) * 1000)
 
 
 def failing_line(error: BaseException) -> str:
-    """Return the first line of a traceback that is the tool's own: not of bagent, not of Python's
-    library; empty where there is none."""
+    """Return the first line of a traceback that is the tool's own, empty if there is none."""
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         if not path.is_relative_to(_PACKAGE) and not path.is_relative_to(_LIBRARY):
@@ -390,41 +296,37 @@ def failing_line(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return a whole traceback, its middle left out where it is long."""
+    """Return a traceback, with its middle left out where it is long."""
     text = ""
-    with contextlib.suppress(Exception):  # an exception's own words may fail
+    with contextlib.suppress(Exception):  # an exception's own message may fail
         text = "".join(traceback.format_exception(error))
     return truncate_middle(text, _TRACE_CHARACTERS)
 
 
 def describe_exception(error: BaseException) -> str:
-    """One exception as the model may read it: its type and words, bounded."""
-    words = truncate_middle(error_text(error))
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    """Return the type and the message of an exception, bounded."""
+    message = truncate_middle(error_text(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 class CallContext(msgspec.Struct, frozen=True):
-    """What a call knows about the row that makes it.
-
-    ``deadline``: the event loop's time after which nobody waits for the answer; None: no limit.
-    """
+    """The context of a call."""
 
     deadline: float | None = None
+    """The event loop's time after which the row gives up; None: no limit."""
 
 
 NO_CONTEXT = CallContext()
 
 
 class ToolExecutor:
-    """Runs the calls that models ask for; use it in one event loop.
+    """Runs the tool calls of models, in one event loop.
 
-    Only tools that it was given are run. Every fault is a result: :meth:`call` raises nothing but
-    ``CancelledError``, when its own task is cancelled.
+    Faults are results: :meth:`call` raises only ``CancelledError``, when its task is cancelled.
 
     Args:
         tools: the tools, in the order of ``definitions``.
-        wall: Unix seconds, for ``ToolResult.started``.
-        bytes_per_token: by which answers are cut.
+        wall: returns Unix seconds, for ``ToolResult.started``.
     """
 
     def __init__(
@@ -432,78 +334,54 @@ class ToolExecutor:
         tools: Sequence[Tool],
         *,
         wall: Callable[[], float] = unix,
-        bytes_per_token: float = BYTES_PER_TOKEN,
     ) -> None:
         self._wall = wall
-        self._lanes = {tool.name: ToolRunner(tool, bytes_per_token) for tool in tools}
-        self._unknown = 0
+        self._runners = {tool.name: ToolRunner(tool) for tool in tools}
         self.definitions: list[Json] = [tool.definition for tool in tools]
-        """The tools as ``tools`` of a chat request has them, always in the same order."""
+        """The tools in the form of a chat request, always in the same order."""
         self.redact = Redactor()
-        """Masks secrets in what a tool says of its failure: the model and the journal get it."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._lanes
-
-    def __len__(self) -> int:
-        return len(self._lanes)
+        """Masks secrets in the errors of tools, which go to the model and the journal."""
 
     @property
     def names(self) -> list[str]:
         """The names of the tools, in the order of ``definitions``."""
-        return list(self._lanes)
-
-    @property
-    def unknown_calls(self) -> int:
-        """Calls of tools that are not in the pool."""
-        return self._unknown
+        return list(self._runners)
 
     def tool(self, name: str) -> Tool | None:
-        """One tool; None if there is none of that name."""
-        lane = self._lanes.get(name)
-        return None if lane is None else lane.tool
+        """Return one tool; None if there is none of that name."""
+        runner = self._runners.get(name)
+        return None if runner is None else runner.tool
 
     def has_side_effects(self, name: str) -> bool:
-        """Whether a call that was cut off may have done something; False for unknown tools."""
-        lane = self._lanes.get(name)
-        return lane is not None and lane.tool.side_effects
-
-    def latency(self, name: str) -> Latency | None:
-        """How long runs of a tool took; None before its first run."""
-        lane = self._lanes.get(name)
-        return None if lane is None else lane.latency.look()
-
-    def stats(self) -> dict[str, ToolStats]:
-        """The numbers of every tool so far."""
-        return {name: lane.stats() for name, lane in self._lanes.items()}
+        """Return whether an interrupted call may have had an effect; False for unknown tools."""
+        runner = self._runners.get(name)
+        return runner is not None and runner.tool.side_effects
 
     async def call(self, call: ToolCall, context: CallContext = NO_CONTEXT) -> ToolResult:
         """Answer one call.
 
-        Where several equal calls share a run, cancelling one leaves the run to the others; a run
-        that nobody waits for any more is stopped.
+        Cancelling one of several calls that share a run leaves the run to the others; a run that no
+        call waits for is stopped.
         """
         clock = asyncio.get_running_loop().time
         began, started = clock(), self._wall()
-        lane = self._lanes.get(call.name)
-        if lane is None:
-            self._unknown += 1
+        runner = self._runners.get(call.name)
+        if runner is None:
             return _result(self._no_such_tool(call.name), started)
         limit = None if context.deadline is None else max(0.0, context.deadline - began)
-        answer, shared, cached = await lane.answer(call.arguments, limit)
+        answer, shared, cached = await runner.answer(call.arguments, limit)
         if isinstance(answer, ToolFault):
-            lane.counts["faults"] += 1
             answer = ToolFault(
                 self.redact(answer.message),
                 answer.kind,
-                place=self.redact(answer.place),
+                location=self.redact(answer.location),
                 trace=self.redact(answer.trace),
             )
         took = round((clock() - began) * 1000, 3)
         return _result(answer, started, shared=shared, cached=cached, latency_ms=took)
 
     def _no_such_tool(self, name: str) -> ToolFault:
-        there = ", ".join(self._lanes) or "none"
+        there = ", ".join(self._runners) or "none"
         return ToolFault(
             f"there is no tool {truncate_middle(name, 80)!r}; the tools are: {there}",
             "unknown_tool",
@@ -511,7 +389,7 @@ class ToolExecutor:
 
     async def close(self) -> None:
         """Stop all runs."""
-        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
 
 
 def _result(
@@ -526,7 +404,7 @@ def _result(
         text, kind = f"error: {truncate_middle(answer.message)}", answer.kind
         message = truncate_middle(answer.message)
         detail = message if kind == "failed" else f"{kind}: {message}"
-        detail = f"{detail} ({answer.place})" if answer.place else detail
+        detail = f"{detail} ({answer.location})" if answer.location else detail
         trace = "" if shared else answer.trace
         return ToolResult(text, kind, shared, cached, latency_ms, started, detail, trace)
     return ToolResult(answer, None, shared, cached, latency_ms, started)

@@ -1,8 +1,8 @@
-"""What all ways to open a tool share: its schema, its policy, where it may put things."""
+"""The schema, policy and environment of a tool that is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from bagent.tools.types import (
     DEFAULT_CACHE_SECONDS,
     DEFAULT_MAX_TOKENS,
     Run,
-    RunMany,
     Tool,
     ToolPolicy,
 )
@@ -24,14 +23,14 @@ from bagent.tools.types import (
 
 @dataclass(frozen=True)
 class ToolContext:
-    """Where tools are opened.
+    """What tools are opened with.
 
     Attributes:
         base: the job's folder.
         env: the environment of the run.
-        scratch: an empty folder that lives as long as the tools.
-        stack: what is to be closed with them.
-        allow_code: whether tools that run a model's code may be opened.
+        scratch: an empty folder that is removed with the tools.
+        stack: closes what they opened.
+        allow_code: whether tools that run a model's code are allowed.
     """
 
     base: Path
@@ -42,16 +41,16 @@ class ToolContext:
 
 
 def load_schema(schema: Mapping[str, Any], base: Path, name: str) -> OutputSchema:
-    """The schema of a tool's arguments, which are an object whatever it says.
+    """Load the schema of a tool's arguments.
 
     Raises:
         UsageError: it is no usable JSON Schema, or one for something else than objects.
     """
-    whole = {"type": "object", **schema}
+    document = {"type": "object", **schema}
     try:
-        if whole["type"] != "object":
+        if document["type"] != "object":
             raise SchemaError("the arguments of a tool are an object", hint="type: object")
-        return OutputSchema.load(whole, base=base)
+        return OutputSchema.load(document, base=base)
     except SchemaError as error:
         raise UsageError(
             f"tool {name}: parameters: {error.message}", hint=error.hint, at=error.at
@@ -59,11 +58,13 @@ def load_schema(schema: Mapping[str, Any], base: Path, name: str) -> OutputSchem
 
 
 def make_policy(spec: ToolSpec, *, side_effects: bool, keeps: bool = False) -> ToolPolicy:
-    """How calls are run: what the job says, else by whether running twice may do harm.
+    """Make the policy of a tool: what the job says, else by its side effects.
 
     Args:
-        keeps: whether answers are kept where the job does not say. An answer without side effects
-            may still be another one a moment later: the time, or a file that the agent changes.
+        spec: the tool in the job.
+        side_effects: whether its calls may have side effects.
+        keeps: whether answers are cached where the job does not say. A tool without side effects
+            may still give another answer a moment later, as of a file that the agent changes.
     """
     cache = keeps if spec.cache is None else spec.cache
     if isinstance(cache, bool):
@@ -84,34 +85,24 @@ def make_tool(
     description: str,
     schema: OutputSchema,
     run: Run,
-    **more: Any,
+    *,
+    side_effects: bool = True,
+    keeps: bool = False,
 ) -> Tool:
-    """A tool as the job has it.
-
-    Args:
-        description: what the model reads where the job has no words.
-        more: ``side_effects`` (default: True), ``keeps`` (default: False), ``run_many``,
-            ``abandoned``.
-    """
-    side_effects: bool = more.get("side_effects", True)
-    run_many: RunMany | None = more.get("run_many")
-    abandoned: Callable[[], int] = more.get("abandoned", lambda: 0)
+    """Make a tool; ``description`` is used where the job has none."""
     return Tool(
         name=name,
         description=description if spec.description is None else spec.description,
         schema=schema,
         run=run,
         side_effects=side_effects,
-        policy=make_policy(spec, side_effects=side_effects, keeps=more.get("keeps", False)),
-        run_many=run_many,
-        abandoned=abandoned,
+        policy=make_policy(spec, side_effects=side_effects, keeps=keeps),
     )
 
 
 def tool_environment(env: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """The ordinary variables of ``env``, and what the job names for the tool.
+    """Return the ordinary variables of ``env``, and those that the job sets for the tool.
 
-    A list of what may pass, since no list of what may not would be whole: keys are kept under any
-    name.
+    Other variables may hold keys under any name.
     """
     return {**{name: env[name] for name in env if is_ordinary(name)}, **named}

@@ -1,4 +1,4 @@
-"""From the tools of a job to a pool of tools that can be called."""
+"""The loader of a job's tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bagent.errors import Position, UsageError
@@ -17,8 +17,8 @@ from bagent.tools.builtin.loader import open_builtin
 from bagent.tools.command_tool import (
     CLAUDE_CODE,
     CLAUDE_CODE_ARGV,
+    CLAUDE_CODE_DESCRIPTION,
     CLAUDE_CODE_SCHEMA,
-    CLAUDE_CODE_WORDS,
     CommandTool,
     places_schema,
 )
@@ -32,7 +32,7 @@ from bagent.tools.types import Arguments, Tool
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _CHOOSE = "name those to be offered: mcp: {command: [...], tools: [...]}, or url: for command:"
-"""What a job can do about the tools that an MCP server lists: ``name:`` is only their prefix."""
+"""The hint for tools of an MCP server, where ``name:`` is only a prefix."""
 
 
 @asynccontextmanager
@@ -44,29 +44,28 @@ async def open_tools(
     allow_code: bool = False,
     places: Sequence[Position] = (),
 ) -> AsyncIterator[ToolExecutor]:
-    """Check and open the tools of a job; they are closed, and their processes ended, at the end.
+    """Check and open the tools of a job; on exit they are closed and their processes ended.
 
     Args:
         specs: the tools.
-        base: the job's folder: where commands run and where their relative paths start.
-        env: the environment of the run; tools get the ordinary part of it, and what they name.
-        allow_code: whether ``python_eval`` and ``shell`` may be among the tools.
-        places: where each of ``specs`` stands in the job file, for messages.
+        base: the job's folder, where commands run and relative paths start.
+        env: the environment of the run; tools get its ordinary variables, and what they name.
+        allow_code: whether ``python_eval`` and ``shell`` are allowed.
+        places: the position of each of ``specs`` in the job file, for messages.
 
     Raises:
-        UsageError: a tool cannot be opened, or two have one name; nothing stays open. It is
-            about the tool's place, or the line of the Python file that is wrong.
+        UsageError: a tool cannot be opened, or two have one name; nothing stays open.
         MissingPackage: a tool needs a package that is not installed.
     """
     async with AsyncExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="bagent-tools-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        room = ToolContext(base, env, scratch, stack, allow_code)
-        opener = _Opener(room)
-        # Servers start together: each may take a second or more.
-        known: Sequence[Position | None] = places or [None] * len(specs)
-        opened = await _all_opened(opener, specs, known)
-        pool = ToolExecutor(_distinct(opened, specs, known))
+        context = ToolContext(base, env, scratch, stack, allow_code)
+        opener = _Opener(context)
+        # Servers start in parallel: each may take a second or more.
+        positions: Sequence[Position | None] = places or [None] * len(specs)
+        opened = await _all_opened(opener, specs, positions)
+        pool = ToolExecutor(_distinct(opened, specs, positions))
         stack.push_async_callback(pool.close)
         yield pool
 
@@ -97,8 +96,8 @@ async def _opened(opener: _Opener, spec: ToolSpec, at: Position | None) -> list[
 def _distinct(
     opened: list[list[Tool]], specs: Sequence[ToolSpec], places: Sequence[Position | None]
 ) -> list[Tool]:
-    """The tools, if their names are usable and all different."""
-    found: dict[str, Tool] = {}
+    """Return all tools; their names must be valid and unique."""
+    tools_by_name: dict[str, Tool] = {}
     for tools, spec, at in zip(opened, specs, places, strict=True):
         own: set[str] = set()
         for tool in tools:
@@ -108,36 +107,36 @@ def _distinct(
                     hint=_CHOOSE if spec.mcp is not None else "give it another name:",
                     at=at,
                 )
-            if tool.name in found:
-                words = f"two tools are named {tool.name}"
+            if tool.name in tools_by_name:
+                message = f"two tools are named {tool.name}"
                 hint = _CHOOSE if tool.name in own else "give one another name:"
-                raise UsageError(words, hint=hint, at=at)
-            found[tool.name] = tool
+                raise UsageError(message, hint=hint, at=at)
+            tools_by_name[tool.name] = tool
             own.add(tool.name)
-    return list(found.values())
+    return list(tools_by_name.values())
 
 
 @dataclass
 class _Opener:
-    """Opens one tool after another; files of functions are imported once."""
+    """Opens tools; each file of functions is imported once."""
 
-    room: ToolContext
+    context: ToolContext
     files: ModuleLoader = field(default_factory=ModuleLoader)
     loops: dict[Path, EventLoopThread] = field(default_factory=dict)
 
     async def open(self, spec: ToolSpec) -> list[Tool]:
-        """The tools of one entry: several of an MCP server, else one."""
+        """Open the tools of one entry: several of an MCP server, else one."""
         if spec.mcp is not None:
             return await self._mcp(spec)
         if spec.builtin is not None:
-            return [open_builtin(spec, self.room)]
+            return [open_builtin(spec, self.context)]
         if spec.python is not None:
             return [self._python(spec)]
         return [self._command(spec)]
 
     def _python(self, spec: ToolSpec) -> Tool:
         assert spec.python is not None
-        function, signature, words = read_function(self.files, spec.python)
+        function, signature, description = read_function(self.files, spec.python)
         name = spec.name or spec.python.function
         if spec.batch and spec.batch not in signature.lists:
             raise UsageError(
@@ -145,27 +144,24 @@ class _Opener:
                 hint=f"its lists: {' '.join(sorted(signature.lists)) or 'none'}",
             )
         threads = AbandonableThreads(name)
-        self.room.stack.callback(threads.close)
+        self.context.stack.callback(threads.close)
         loops = self._loops_of(spec.python.file.path)
         policy = make_policy(spec, side_effects=True)
         run = PythonTool(
-            function, signature, words, threads, loops, spec.batch or "", policy.coalesce
+            function, signature, description, threads, loops, spec.batch or "", policy.coalesce
         )
-        return make_tool(
-            spec,
-            name,
-            words,
-            load_schema(signature.schema, self.room.base, name),
-            run.run,
+        schema = load_schema(signature.schema, self.context.base, name)
+        return replace(
+            make_tool(spec, name, description, schema, run.run),
             run_many=run.run_many if spec.batch else None,
             abandoned=lambda: threads.abandoned + loops.abandoned,
         )
 
     def _loops_of(self, file: Path) -> EventLoopThread:
-        """One event loop for the functions of one file: they may share clients and locks."""
+        """Return the event loop of one file's functions, which may share clients and locks."""
         if file not in self.loops:
             self.loops[file] = EventLoopThread(file.stem)
-            self.room.stack.callback(self.loops[file].close)
+            self.context.stack.callback(self.loops[file].close)
         return self.loops[file]
 
     def _command(self, spec: ToolSpec) -> Tool:
@@ -174,8 +170,8 @@ class _Opener:
         name = spec.name or argv[0]
         if preset:
             name = spec.name or CLAUDE_CODE[0]
-        base = self.room.base
-        environment = tool_environment(self.room.env, spec.env)
+        base = self.context.base
+        environment = tool_environment(self.context.env, spec.env)
         parameters = spec.parameters
         if parameters is None:
             parameters = CLAUDE_CODE_SCHEMA if preset else places_schema(argv)
@@ -189,25 +185,25 @@ class _Opener:
             prompt="prompt" if preset and spec.parameters is None else "",
             strip_preamble=spec.strip_preamble,
         )
-        words = CLAUDE_CODE_WORDS if preset else ""
-        return make_tool(spec, name, words, schema, command.run)
+        description = CLAUDE_CODE_DESCRIPTION if preset else ""
+        return make_tool(spec, name, description, schema, command.run)
 
     async def _mcp(self, spec: ToolSpec) -> list[Tool]:
         assert spec.mcp is not None
-        mcp, base = spec.mcp, self.room.base
-        environment = tool_environment(self.room.env, {**spec.env, **mcp.env})
+        mcp, base = spec.mcp, self.context.base
+        environment = tool_environment(self.context.env, {**spec.env, **mcp.env})
         command = mcp.command
         if command:
             command = (find_program(command[0], base, environment), *command[1:])
         server = McpServer(McpConfig(mcp.url, mcp.headers, command, environment, base))
-        self.room.stack.push_async_callback(server.close)
+        self.context.stack.push_async_callback(server.close)
         listed = await server.open()
         if mcp.tools is not None:
             names = {tool.name for tool in listed}
             missing = [name for name in mcp.tools if name not in names]
             if missing:
                 raise UsageError(
-                    f"mcp: {server.config.shown} has no tool {missing[0]}",
+                    f"mcp: {server.config.label} has no tool {missing[0]}",
                     hint=f"it has {' '.join(sorted(names))}",
                 )
             listed = [tool for tool in listed if tool.name in mcp.tools]
@@ -217,13 +213,13 @@ class _Opener:
         async def run(arguments: Arguments) -> str:
             return await server.call(tool.name, arguments, again=tool.reads_only)
 
-        # Names of tools may hold dots and slashes; names of functions may not.
+        # Names of MCP tools may hold dots and slashes; names of functions may not.
         name = re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)
         if spec.name:
             name = f"{spec.name}_{name}"
-        # A schema from elsewhere leads to no file here.
+        # A schema from a server must not refer to files of the job.
         try:
-            schema = load_schema(tool.parameters, self.room.scratch, name)
+            schema = load_schema(tool.parameters, self.context.scratch, name)
         except UsageError as error:
             error.hint = _CHOOSE
             raise
@@ -233,15 +229,15 @@ class _Opener:
 
 
 def find_program(word: str, base: Path, env: Mapping[str, str]) -> str:
-    """The program that ``word`` names: a path relative to ``base``, or a name in ``PATH``.
+    """Find the program that ``word`` names: a path relative to ``base``, or a name in ``PATH``.
 
     Raises:
         UsageError: there is none that can be run.
     """
     path = str(base / word) if "/" in word else word
-    found = shutil.which(path, path=env.get("PATH", ""))
-    if found is None:
+    program = shutil.which(path, path=env.get("PATH", ""))
+    if program is None:
         is_there = "/" in word and Path(path).exists()
         hint = f"chmod +x {word}" if is_there else "is it installed and in PATH?"
         raise UsageError(f"cannot run {word}: {'no' if is_there else 'no such'} program", hint=hint)
-    return found
+    return program

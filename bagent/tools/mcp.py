@@ -1,7 +1,7 @@
-"""Tools of servers that speak the Model Context Protocol (https://modelcontextprotocol.io).
+"""Tools of servers of the Model Context Protocol (https://modelcontextprotocol.io).
 
-The official ``mcp`` package speaks it: over stdin and stdout of a program that is started, or over
-HTTP (the streamable transport).
+The official ``mcp`` package connects to them: over stdin and stdout of a program, or over HTTP (the
+streamable transport).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mcp import Client
 
 START_SECONDS = 60.0
-"""In which a server must have started and listed its tools; npx may have to load it first."""
+"""Seconds in which a server must start and list its tools; npx may have to download it."""
 
 STOP_SECONDS = 10.0
 MOST_TOOLS = 1_000
@@ -36,10 +36,7 @@ STDERR_BYTES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class McpConfig:
-    """A server: its URL and headers, or a program with its folder and whole environment.
-
-    ``start_seconds``: in which it must have started and listed its tools.
-    """
+    """A server: its URL and headers, or a program with its working directory and environment."""
 
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -49,14 +46,14 @@ class McpConfig:
     start_seconds: float = START_SECONDS
 
     @property
-    def shown(self) -> str:
-        """How the server is called in messages: without headers and what a URL may hide."""
+    def label(self) -> str:
+        """The server's name in messages, without secrets."""
         return (self.url or "").partition("?")[0] or " ".join(self.command)
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool as its server lists it; ``reads_only``: it says that it changes nothing."""
+    """A tool as its server lists it; ``reads_only`` if it reports to change nothing."""
 
     name: str
     description: str
@@ -67,8 +64,8 @@ class McpTool:
 class McpServer:
     """One server, started when it is opened and once more if it dies.
 
-    The package's contexts must be left in the task that entered them, so a task of its own holds
-    the connection.
+    A task of its own holds the connection: the package's contexts must be left in the task that
+    entered them.
     """
 
     def __init__(self, config: McpConfig) -> None:
@@ -88,7 +85,7 @@ class McpServer:
             UsageError: the server cannot be started or reached, or does not answer in time.
         """
         try:
-            import mcp  # noqa: F401 (whether it is there)
+            import mcp  # noqa: F401 (it is installed)
         except ImportError:
             raise MissingPackage(
                 "mcp tools need the package mcp", hint="pip install 'mcp>=2.3,<3'"
@@ -98,26 +95,32 @@ class McpServer:
         fault = await self._start()
         if fault:
             await self.close()
-            raise UsageError(f"mcp: {self.config.shown}: {fault}")
+            raise UsageError(f"mcp: {self.config.label}: {fault}")
         listing = asyncio.ensure_future(self._list())
         await asyncio.wait((listing,), timeout=self.config.start_seconds)
         error = listing.exception() if listing.done() else None
         if listing.done() and error is None:
             return listing.result()
         listing.cancel()
-        why = _words(error) if error else f"no list of tools in {self.config.start_seconds:g} s"
+        why = (
+            _innermost_message(error)
+            if error
+            else f"no list of tools in {self.config.start_seconds:g} s"
+        )
         why += self._last_words()
         await self.close()
-        raise UsageError(f"mcp: {self.config.shown}: {why}")
+        raise UsageError(f"mcp: {self.config.label}: {why}")
 
     async def call(self, name: str, arguments: Arguments, *, again: bool) -> str:
-        """The text of one call's result.
+        """Call a tool and return the text of its result.
 
         Args:
-            again: call once more where the server died in the call.
+            name: the tool.
+            arguments: its arguments.
+            again: whether to call once more where the server died in the call.
 
         Raises:
-            ToolFault: the server says that it failed, or died.
+            ToolFault: the tool failed, or the server died.
         """
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
@@ -159,7 +162,7 @@ class McpServer:
                     raise ToolFault(f"its server ended; it was restarted {self._restarts} time")
                 self._restarts += 1
                 self._restarting = asyncio.ensure_future(self._restart())
-            # All calls wait for one restart, and it goes on when one of them is cancelled.
+            # All calls wait for one restart, which continues when one of them is cancelled.
             fault = await asyncio.shield(self._restarting)
             if fault or self._client is None:
                 raise ToolFault(f"its server ended and cannot be started again: {fault}")
@@ -173,7 +176,7 @@ class McpServer:
             self._restarting = None
 
     async def _start(self) -> str:
-        """Connect; why it failed, empty if it did not."""
+        """Connect; return why it failed, empty if it did not."""
         self._stop = asyncio.Event()
         ready = asyncio.Event()
         owner = asyncio.ensure_future(self._own(ready, self._stop))
@@ -193,7 +196,7 @@ class McpServer:
             await self._end()
             return f"no answer in {self.config.start_seconds:g} s{self._last_words()}"
         error = None if owner.cancelled() else owner.exception()
-        return (_words(error) if error else "it ended") + self._last_words()
+        return (_innermost_message(error) if error else "it ended") + self._last_words()
 
     async def _own(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
         async with self._transport() as transport, _client(transport) as client:
@@ -208,13 +211,13 @@ class McpServer:
 
         config = self.config
         if config.url is None:
-            program, *rest = config.command
+            program, *arguments = config.command
             parameters = StdioServerParameters(
                 command=program,
-                args=rest,
+                args=arguments,
                 env=dict(config.env),
                 cwd=config.cwd,
-                # One byte that is no UTF-8 would end the reader, and with it every later call.
+                # An invalid byte would end the reader, and with it every later call.
                 encoding_error_handler="replace",
             )
             assert self._stderr is not None
@@ -235,19 +238,19 @@ class McpServer:
             owner.cancel()
             await asyncio.wait((owner,), timeout=STOP_SECONDS)
         if owner.done() and not owner.cancelled():
-            owner.exception()  # how it ended matters to nobody any more
+            owner.exception()  # mark its exception as retrieved
 
     async def _list(self) -> list[McpTool]:
         client = self._client
         assert client is not None
-        found: list[McpTool] = []
+        tools: list[McpTool] = []
         cursor: str | None = None
         checks = False
-        while len(found) < MOST_TOOLS:
+        while len(tools) < MOST_TOOLS:
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 hints = tool.annotations
-                found.append(
+                tools.append(
                     McpTool(
                         tool.name,
                         tool.description or "",
@@ -260,19 +263,19 @@ class McpServer:
             if not cursor:
                 break
         if checks:
-            # The package imports it at the first result, where that would stop every request of
-            # the run: with its format checkers it takes seconds.
+            # The package imports it at the first result; with its format checkers that takes
+            # seconds, and would stall every request of the run.
             await asyncio.to_thread(import_module, "jsonschema")
-        return found
+        return tools
 
     def _last_words(self) -> str:
-        """The end of what the server wrote to its error output."""
+        """Return the end of the server's error output."""
         if self._stderr is None:
             return ""
         size = self._stderr.seek(0, 2)
         self._stderr.seek(max(0, size - STDERR_BYTES))
-        words = " ".join(self._stderr.read().split())
-        return f": {words[-500:]}" if words else ""
+        text = " ".join(self._stderr.read().split())
+        return f": {text[-500:]}" if text else ""
 
 
 def _client(transport: Any) -> Client:
@@ -283,22 +286,22 @@ def _client(transport: Any) -> Client:
 
 
 def _keep_quiet() -> None:
-    """Keep the package from showing a traceback for every odd line that a server writes."""
+    """Keep the package from logging a traceback for every odd line that a server writes."""
     log = logging.getLogger("mcp")
     if not log.handlers:
         log.addHandler(logging.NullHandler())
 
 
-def _words(error: BaseException) -> str:
-    """The innermost error, in one line."""
+def _innermost_message(error: BaseException) -> str:
+    """Return the innermost error in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    words = " ".join(str(error).split())[:500]
-    return words or type(error).__name__
+    message = " ".join(str(error).split())[:500]
+    return message or type(error).__name__
 
 
 def _text(result: Any) -> str:
-    """The texts of a result; what is no text is named, and a bare structure is JSON."""
+    """Return the texts of a result; other content is named, a bare structure is JSON."""
     parts: list[str] = []
     for block in result.content or []:
         resource = getattr(block, "resource", None)

@@ -1,7 +1,7 @@
-"""Python functions as tools: JSON Schema from a signature, arguments to what it asks for.
+"""The signatures and docstrings of Python functions: JSON Schema and argument binding.
 
-pydantic reads the types, so every form of ``typing`` that it knows is known here: unions, literals,
-enums, containers, dataclasses, typed dictionaries, its own models.
+pydantic reads the types: unions, literals, enums, containers, dataclasses, typed dictionaries and
+its own models.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _QUALIFIERS: Mapping[Any, bool] = {typing.Required: True, typing.NotRequired: Fa
 
 
 class SignatureFault(ValueError):
-    """A function that cannot be a tool: what is wrong with its signature."""
+    """A signature that cannot be a tool's."""
 
 
 class ArgumentsFault(ValueError):
-    """Arguments that the function's types refuse although its schema takes them."""
+    """Arguments that the schema accepts and the function's types refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Signature:
 
     Attributes:
         schema: the JSON Schema of its arguments.
-        bind: makes positional and keyword arguments of a JSON object; raises ArgumentsFault.
+        bind: converts a JSON object to positional and keyword arguments; raises ArgumentsFault.
         lists: the parameters that are lists.
     """
 
@@ -60,7 +60,7 @@ def read_signature(function: Callable[..., Any], described: Mapping[str, str]) -
 
     Args:
         function: the function; ``async`` ones and callable objects too.
-        described: words about parameters, where their annotations have none.
+        described: descriptions of parameters whose annotations have none.
 
     Raises:
         SignatureFault: a parameter has no annotation, or one that has no JSON form.
@@ -71,13 +71,13 @@ def read_signature(function: Callable[..., Any], described: Mapping[str, str]) -
     except (NameError, TypeError, ValueError, AttributeError, SyntaxError) as error:
         raise SignatureFault(f"its annotations cannot be read: {error}") from None
     fields: dict[str, Any] = {}
-    for place, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         if parameter.kind is _KINDS.VAR_POSITIONAL or parameter.kind is _KINDS.VAR_KEYWORD:
             raise SignatureFault(f"*{parameter.name}: a tool has named parameters only")
         if parameter.name not in hints:
             raise SignatureFault(f"its parameter {parameter.name} has no annotation")
-        # Any name may be a parameter, such as `schema` or `_x`; not any may be a model's field.
-        fields[_OWN_NAMES.format(place)] = _field(parameter, hints[parameter.name], described)
+        # A parameter may have a name that a model's field may not have, such as `schema` or `_x`.
+        fields[_OWN_NAMES.format(index)] = _field(parameter, hints[parameter.name], described)
     model = _model(fields)
     names = {field.alias or name: name for name, field in model.model_fields.items()}
     only = {parameter.name: parameter.kind is _KINDS.POSITIONAL_ONLY for parameter in parameters}
@@ -86,21 +86,21 @@ def read_signature(function: Callable[..., Any], described: Mapping[str, str]) -
         try:
             values = model.model_validate(arguments)
         except ValidationError as error:
-            raise ArgumentsFault(_words(error)) from None
-        given = {
+            raise ArgumentsFault(_validation_message(error)) from None
+        keywords = {
             name: getattr(values, field)
             for name, field in names.items()
             if field in values.model_fields_set or only[name]
         }
-        places = [given.pop(name) for name, first in only.items() if first]
-        return places, given
+        positional = [keywords.pop(name) for name, first in only.items() if first]
+        return positional, keywords
 
     lists = frozenset(name for name in only if _is_list(hints[name]))
     return Signature(_schema(model), bind, lists)
 
 
 def result_text(value: Any) -> str:
-    """What a function returned, as text: text as it is, everything else as JSON.
+    """Return a function's result as text: a text as it is, everything else as JSON.
 
     Raises:
         ValueError: it has no JSON form.
@@ -114,7 +114,7 @@ def result_text(value: Any) -> str:
 
 
 def _annotated(function: Callable[..., Any]) -> Any:
-    """What holds the annotations: a callable object has them on its method."""
+    """Return the holder of the annotations; of a callable object it is a method."""
     function = inspect.unwrap(function)
     if inspect.isroutine(function):
         return function
@@ -125,28 +125,28 @@ def _field(
     parameter: inspect.Parameter, hint: Any, described: Mapping[str, str]
 ) -> tuple[Any, FieldInfo]:
     annotation = portable(hint)
-    words = _own_words(annotation) or described.get(parameter.name) or None
+    description = _annotated_description(annotation) or described.get(parameter.name) or None
     default = PydanticUndefined if parameter.default is _KINDS.empty else parameter.default
     if isinstance(default, FieldInfo):
         raise SignatureFault(f"{parameter.name}: put Field(...) in Annotated[...]")
-    field: Any = Field(default=default, alias=parameter.name, description=words)
+    field: Any = Field(default=default, alias=parameter.name, description=description)
     return annotation, field
 
 
-def _own_words(annotation: Any) -> str:
-    """The description in ``Annotated``: a text, ``Doc``, or one of pydantic's fields."""
+def _annotated_description(annotation: Any) -> str:
+    """Return the description in ``Annotated``: a text, ``Doc``, or a pydantic field."""
     if get_origin(annotation) is not Annotated:
         return ""
     for note in get_args(annotation)[1:]:
-        words = note if isinstance(note, str) else getattr(note, "documentation", None)
-        words = words or getattr(note, "description", None)
-        if isinstance(words, str):
-            return words
+        text = note if isinstance(note, str) else getattr(note, "documentation", None)
+        text = text or getattr(note, "description", None)
+        if isinstance(text, str):
+            return text
     return ""
 
 
 def portable(annotation: Any) -> Any:
-    """The annotation with ``typing.TypedDict`` made anew: pydantic needs that before 3.12."""
+    """Return the annotation with ``typing_extensions.TypedDict``, as pydantic needs before 3.12."""
     if sys.version_info >= (3, 12):
         return annotation
     return _portable(annotation, {})
@@ -172,12 +172,12 @@ def _portable(annotation: Any, made: dict[type, Any]) -> Any:
 
 def _typed_dict(annotation: Any, made: dict[type, Any]) -> Any:
     hints = typing_extensions.get_type_hints(annotation, include_extras=True)
-    # One that holds itself stays as it is inside; pydantic then says what is wrong.
+    # A recursive one stays as it is inside; pydantic then reports it.
     made[annotation] = annotation
     fields = {}
     for name, hint in hints.items():
         needed = name in annotation.__required_keys__
-        # Annotations that were kept as text are not told apart by Python itself.
+        # Python does not resolve the qualifiers of postponed annotations.
         while get_origin(hint) in _QUALIFIERS:
             needed = _QUALIFIERS[get_origin(hint)]
             (hint,) = get_args(hint)
@@ -196,13 +196,13 @@ def _model(fields: dict[str, Any]) -> type[BaseModel]:
         made: type[BaseModel] = create_model("Arguments", __config__=config, **fields)
         made.model_json_schema(schema_generator=_Plain)
     except (PydanticUserError, TypeError, NameError) as error:
-        words = str(error).partition("\n")[0]
-        raise SignatureFault(f"an annotation has no JSON form: {words}") from None
+        message = str(error).partition("\n")[0]
+        raise SignatureFault(f"an annotation has no JSON form: {message}") from None
     return made
 
 
 class _Plain(GenerateJsonSchema):
-    """No titles made of names: they cost tokens and say nothing."""
+    """Schema generator without titles, which cost tokens and repeat the names."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 (pydantic's own form)
         "skipped-choice",
@@ -225,7 +225,7 @@ def _is_list(hint: Any) -> bool:
     return inner is list or get_origin(inner) is list
 
 
-def _words(error: ValidationError) -> str:
+def _validation_message(error: ValidationError) -> str:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(
         f"{'/'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in faults[:5]
@@ -246,35 +246,35 @@ _RULE = re.compile(r"-{3,}\s*")
 
 @dataclass(slots=True)
 class Described:
-    """``text`` before the sections, and ``parameters`` by name."""
+    """The text of a docstring before its sections, and its parameters by name."""
 
     text: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
 
 
 def read_docstring(docstring: str | None) -> Described:
-    """Read a docstring; one of no known style is all text."""
+    """Read a docstring in Google, NumPy or Sphinx style; any other is all text."""
     described = Described()
     lines = inspect.cleandoc(docstring or "").split("\n")
     text: list[str] = []
-    place = 0
+    index = 0
     in_text = True
-    while place < len(lines):
-        line = lines[place]
-        ruled = place + 1 < len(lines) and _RULE.fullmatch(lines[place + 1].strip()) is not None
+    while index < len(lines):
+        line = lines[index]
+        ruled = index + 1 < len(lines) and _RULE.fullmatch(lines[index + 1].strip()) is not None
         if _SPHINX_ANY.match(line):
-            place, in_text = _sphinx(lines, place, described), False
+            index, in_text = _sphinx(lines, index, described), False
         elif ruled and line.strip():
             is_parameters = line.strip() in ("Parameters", "Other Parameters")
-            place = _numpy(lines, place + 2, described if is_parameters else Described())
+            index = _numpy(lines, index + 2, described if is_parameters else Described())
             in_text = False
         elif _GOOGLE.fullmatch(line):
-            place, in_text = _google(lines, place + 1, described), False
+            index, in_text = _google(lines, index + 1, described), False
         else:
             in_text = in_text and not _OTHER.fullmatch(line)
             if in_text:
                 text.append(line)
-            place += 1
+            index += 1
     described.text = "\n".join(text).strip()
     return described
 
@@ -283,54 +283,54 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _google(lines: list[str], place: int, into: Described) -> int:
-    """Read ``name (type): words``, deeper lines go on; the section ends where the indent does."""
+def _google(lines: list[str], index: int, into: Described) -> int:
+    """Read ``name (type): text`` with deeper lines; the section ends with its indentation."""
     depth, name = 0, ""
-    while place < len(lines):
-        line = lines[place]
+    while index < len(lines):
+        line = lines[index]
         if line.strip():
             if not _indent(line):
                 break
             depth = depth or _indent(line)
-            found = _NAMED.fullmatch(line.strip()) if _indent(line) == depth else None
-            if found:
-                name = found["name"].lstrip("*")
-                into.parameters[name] = found["words"].strip()
+            match = _NAMED.fullmatch(line.strip()) if _indent(line) == depth else None
+            if match:
+                name = match["name"].lstrip("*")
+                into.parameters[name] = match["words"].strip()
             elif name:
                 into.parameters[name] = f"{into.parameters[name]} {line.strip()}".strip()
-        place += 1
-    return place
+        index += 1
+    return index
 
 
-def _numpy(lines: list[str], place: int, into: Described) -> int:
-    """Read ``name : type`` with its words indented below; the next ruled line ends it."""
+def _numpy(lines: list[str], index: int, into: Described) -> int:
+    """Read ``name : type`` with its text indented below; the next ruled line ends it."""
     names: list[str] = []
-    while place < len(lines):
-        line = lines[place]
-        following = lines[place + 1].strip() if place + 1 < len(lines) else ""
+    while index < len(lines):
+        line = lines[index]
+        following = lines[index + 1].strip() if index + 1 < len(lines) else ""
         if line.strip() and _RULE.fullmatch(following):
             break
         if line.strip() and not _indent(line):
-            found = _NUMPY.fullmatch(line.strip())
+            match = _NUMPY.fullmatch(line.strip())
             names = (
-                [name.strip().lstrip("*") for name in found["names"].split(",")] if found else []
+                [name.strip().lstrip("*") for name in match["names"].split(",")] if match else []
             )
             into.parameters.update(dict.fromkeys(names, ""))
         else:
             for name in names:
                 into.parameters[name] = f"{into.parameters[name]} {line.strip()}".strip()
-        place += 1
-    return place
+        index += 1
+    return index
 
 
-def _sphinx(lines: list[str], place: int, into: Described) -> int:
-    """Read one ``:param type name: words``; deeper lines go on."""
-    found = _SPHINX.match(lines[place])
-    words = [lines[place][found.end() :].strip()] if found else []
-    place += 1
-    while place < len(lines) and lines[place].strip() and _indent(lines[place]):
-        words.append(lines[place].strip())
-        place += 1
-    if found:
-        into.parameters[found["names"].split()[-1].lstrip("*")] = " ".join(words).strip()
-    return place
+def _sphinx(lines: list[str], index: int, into: Described) -> int:
+    """Read one ``:param type name: text`` with deeper lines."""
+    match = _SPHINX.match(lines[index])
+    parts = [lines[index][match.end() :].strip()] if match else []
+    index += 1
+    while index < len(lines) and lines[index].strip() and _indent(lines[index]):
+        parts.append(lines[index].strip())
+        index += 1
+    if match:
+        into.parameters[match["names"].split()[-1].lstrip("*")] = " ".join(parts).strip()
+    return index

@@ -29,7 +29,7 @@ from bagent.types import Json
 
 
 class _Import:
-    """Turns whatever a file raises while it is imported into an error for people."""
+    """Context that turns any exception of an imported file into a UsageError."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -63,20 +63,20 @@ class _Import:
 
 
 class ModuleLoader:
-    """The imported files of one job: each is imported once.
+    """Imports the Python files of one job, each once.
 
-    A file's folder is put at the end of ``sys.path`` while it is imported, so that it may import
-    its neighbours, and these cannot hide an installed package.
+    A file's folder is at the end of ``sys.path`` while it is imported: it may import its
+    neighbours, and these cannot hide an installed package.
     """
 
     def __init__(self) -> None:
         self._modules: dict[Path, ModuleType] = {}
 
     def load(self, file: Path) -> ModuleType:
-        """The module of a file.
+        """Return the module of a file.
 
         Raises:
-            UsageError: it is missing, or importing it fails; with the place in it.
+            UsageError: it is missing, or importing it fails.
         """
         if file in self._modules:
             return self._modules[file]
@@ -91,7 +91,7 @@ class ModuleLoader:
         added = folder not in sys.path
         if added:
             sys.path.append(folder)
-        # Where dataclasses and postponed annotations look for the names of their module.
+        # Dataclasses and postponed annotations look up their module there.
         sys.modules[name] = module
         try:
             with _Import(file):
@@ -102,28 +102,29 @@ class ModuleLoader:
         self._modules[file] = module
         return module
 
-    def function(self, place: PythonFunction) -> Callable[..., Any]:
-        """The function of a file.
+    def function(self, reference: PythonFunction) -> Callable[..., Any]:
+        """Return the function of a file.
 
         Raises:
             UsageError: there is none of that name.
         """
-        file = place.file.path
+        file = reference.file.path
         module = self.load(file)
-        found = getattr(module, place.function, None)
-        if not callable(found) or inspect.isclass(found):
+        function = getattr(module, reference.function, None)
+        if not callable(function) or inspect.isclass(function):
             names = [
                 name
                 for name, value in vars(module).items()
                 if callable(value) and not name.startswith("_")
             ]
-            what = "no function" if found is None else "not a function:"
+            what = "no function" if function is None else "not a function:"
             raise UsageError(
-                f"{what} {place.function}",
-                hint=did_you_mean(place.function, names) or f"it has {' '.join(names) or 'none'}",
+                f"{what} {reference.function}",
+                hint=did_you_mean(reference.function, names)
+                or f"it has {' '.join(names) or 'none'}",
                 at=Position(file),
             )
-        return found  # type: ignore[no-any-return]
+        return function  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,10 @@ class PythonTool:
         function: what is called.
         signature: its parameters.
         description: the text of its docstring.
+        threads: run it where it blocks.
+        loops: run it where it is a coroutine function.
         batch: the list parameter whose items are gathered from several calls; empty: none.
-        unique: in a batch, an item that two calls ask for is asked once.
+        unique: whether an item of two calls in a batch is passed once.
     """
 
     function: Callable[..., Any]
@@ -147,33 +150,32 @@ class PythonTool:
     unique: bool = True
 
     async def run(self, arguments: Arguments) -> str:
-        """What it returns, as text.
+        """Call it and return its result as text, or raise its exception.
 
         Raises:
             ToolFault: its types refuse the arguments, or its result has no JSON form.
-            whatever it raises.
         """
         text: str = await self._call(arguments, result_text)
         return text
 
     async def _call(self, arguments: Arguments, made: Callable[[Any], Any]) -> Any:
-        """Call it, and make something of its result where it ran."""
+        """Call it, and apply ``made`` to its result in the same thread."""
 
         def bound() -> tuple[list[Any], dict[str, Any]]:
             try:
                 return self.signature.bind(arguments)
             except ArgumentsFault as fault:
-                words = f"the arguments do not fit: {fault}"
-                raise ToolFault(words, "bad_arguments") from None
+                message = f"the arguments do not fit: {fault}"
+                raise ToolFault(message, "bad_arguments") from None
 
         def call() -> Any:
-            places, names = bound()
-            result = self.function(*places, **names)
+            positional, keywords = bound()
+            result = self.function(*positional, **keywords)
             return result if inspect.iscoroutine(result) else made(result)
 
         async def call_async() -> Any:
-            places, names = bound()
-            return made(await self.function(*places, **names))
+            positional, keywords = bound()
+            return made(await self.function(*positional, **keywords))
 
         if is_async(self.function):
             return await self.loops.run(call_async)
@@ -188,28 +190,28 @@ class PythonTool:
         return await self.loops.run(finished)
 
     async def run_many(self, calls: Sequence[Arguments]) -> list[str | ToolFault]:
-        """The parts of one result that belong to each of several calls.
+        """Answer several calls by one.
 
-        The function gets the items of all calls in one list, and gives back a list with a result
-        for each item, in their order, or a mapping from item to result.
+        The function gets the items of all calls in one list, and returns a list with a result for
+        each item, in order, or a mapping from item to result.
 
         Raises:
-            as :meth:`run`; ToolFault: the result is neither.
+            ToolFault: the result is neither, or as :meth:`run`.
         """
         answers: list[str | ToolFault] = [""] * len(calls)
-        for places in _alike(calls, self.batch):
+        for indexes in _alike(calls, self.batch):
             try:
-                parts = await self._call_together([calls[place] for place in places])
+                parts = await self._call_together([calls[index] for index in indexes])
             except ToolFault as fault:
-                for place in places:
-                    answers[place] = fault
+                for index in indexes:
+                    answers[index] = fault
             else:
-                for place, part in zip(places, parts, strict=True):
-                    answers[place] = part
+                for index, part in zip(indexes, parts, strict=True):
+                    answers[index] = part
         return answers
 
     async def _call_together(self, calls: Sequence[Arguments]) -> list[str]:
-        """The answers to calls that differ in their lists alone."""
+        """Return the answers to calls that differ only in their lists."""
         items: list[Json] = [item for call in calls for item in call[self.batch]]
         if self.unique:
             items = list({_name(item): item for item in items}.values())
@@ -217,36 +219,36 @@ class PythonTool:
             {**calls[0], self.batch: items}, lambda result: _by_item(result, items)
         )
         if not self.unique:
-            given = iter(results)
-            return [result_text([next(given) for _ in call[self.batch]]) for call in calls]
-        known = dict(zip(map(_name, items), results, strict=True))
-        return [result_text([known[_name(item)] for item in call[self.batch]]) for call in calls]
+            remaining = iter(results)
+            return [result_text([next(remaining) for _ in call[self.batch]]) for call in calls]
+        by_name = dict(zip(map(_name, items), results, strict=True))
+        return [result_text([by_name[_name(item)] for item in call[self.batch]]) for call in calls]
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it makes a coroutine."""
+    """Return whether calling ``function`` makes a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 (its kind is asked, not whether it is)
+        getattr(function, "__call__", None)  # noqa: B004 (its kind matters)
     )
 
 
 def read_function(
-    files: ModuleLoader, place: PythonFunction
+    files: ModuleLoader, reference: PythonFunction
 ) -> tuple[Callable[..., Any], Signature, str]:
-    """A function, its parameters and its description.
+    """Return a function, its parameters and its description.
 
     Raises:
-        UsageError: it is missing, or cannot be a tool; with the place of the function.
+        UsageError: it is missing, or cannot be a tool.
     """
-    function = files.function(place)
+    function = files.function(reference)
     described = read_docstring(inspect.getdoc(function))
     try:
         signature = read_signature(function, described.parameters)
     except SignatureFault as fault:
         code = getattr(inspect.unwrap(function), "__code__", None)
-        at = Position(place.file.path, code.co_firstlineno if code else 0)
+        at = Position(reference.file.path, code.co_firstlineno if code else 0)
         raise UsageError(
-            f"{place.function} cannot be a tool: {fault}",
+            f"{reference.function} cannot be a tool: {fault}",
             hint="annotate every parameter with a type that has a JSON form",
             at=at,
         ) from None
@@ -254,7 +256,7 @@ def read_function(
 
 
 def _by_item(result: Any, items: list[Json]) -> list[Any]:
-    """One result for each item."""
+    """Return one result for each item."""
     if isinstance(result, dict):
         named = {_name(key): value for key, value in result.items()}
         by_text = {str(key): value for key, value in result.items()}
@@ -268,14 +270,14 @@ def _by_item(result: Any, items: list[Json]) -> list[Any]:
 
 
 def _alike(calls: Sequence[Arguments], batch: str) -> list[list[int]]:
-    """The places of calls that are equal but for the gathered list."""
+    """Group the indexes of calls that are equal but for the gathered list."""
     groups: dict[str, list[int]] = {}
-    for place, call in enumerate(calls):
-        rest = {name: value for name, value in sorted(call.items()) if name != batch}
-        groups.setdefault(_name(rest), []).append(place)
+    for index, call in enumerate(calls):
+        common = {name: value for name, value in sorted(call.items()) if name != batch}
+        groups.setdefault(_name(common), []).append(index)
     return list(groups.values())
 
 
 def _name(value: Any) -> str:
-    """Equal for equal items, whether they can be hashed or not."""
+    """Return a text that is equal for equal items, hashable or not."""
     return value if isinstance(value, str) else f"\0{result_text(value)}"

@@ -1,4 +1,4 @@
-"""One child process per call: own process group, bounded output, nothing of it stays behind."""
+"""Child processes with a process group of their own and bounded output."""
 
 from __future__ import annotations
 
@@ -15,49 +15,47 @@ from typing import BinaryIO
 from bagent.tools.types import ToolFault
 
 OUTPUT_BYTES = 1 << 20
-"""What is kept of the output; a program that writes more is stopped there."""
+"""Bytes of output that are kept; a program that writes more is stopped."""
 
 TAIL_BYTES = 2_000
-"""What is kept of the error output: its end."""
+"""Bytes at the end of the error output that are kept."""
 
 LAST_WORDS_SECONDS = 1.0
-"""How long output is waited for after the process has ended and its group was killed."""
-
+"""How long to wait for output after the process has ended and its group was killed."""
 
 KILLED_SECONDS = 5.0
-"""How long a process that was killed is waited for: the kernel may not be able to stop it now, as
-in a read from a file server that is gone, and a busy machine may be slow to tell of its end."""
+"""How long to wait for the end of a killed process: the kernel cannot stop one that reads from a
+file server that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What a process may take; None: no limit. Sizes in bytes, time in seconds of CPU."""
+    """The limits of a process in bytes and seconds of CPU; None: no limit."""
 
     memory: int | None = None
     file_size: int | None = None
     cpu: int | None = None
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
-        """``argv`` such that the limits hold before its program begins.
+        """Return ``argv`` in a shell that sets the limits before the program starts.
 
-        A shell sets them: code of our own between fork and exec could deadlock in a process that
-        has threads.
+        Python code between fork and exec could deadlock in a process with threads.
         """
-        words = ["ulimit -c 0"]
+        commands = ["ulimit -c 0"]
         if self.memory is not None:
-            words.append(f"ulimit -v {self.memory // 1024}")
+            commands.append(f"ulimit -v {self.memory // 1024}")
         if self.file_size is not None:
-            words.append(f"ulimit -f {self.file_size // 512}")
+            commands.append(f"ulimit -f {self.file_size // 512}")
         if self.cpu is not None:
-            words.append(f"ulimit -t {self.cpu}")
-        if len(words) == 1:
+            commands.append(f"ulimit -t {self.cpu}")
+        if len(commands) == 1:
             return list(argv)
-        return ["/bin/sh", "-c", "; ".join(words) + '; exec "$@"', "sh", *argv]
+        return ["/bin/sh", "-c", "; ".join(commands) + '; exec "$@"', "sh", *argv]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandChild:
-    """A program to run: its argv, input, folder and whole environment."""
+    """A program to run, with its input, working directory and environment."""
 
     argv: Sequence[str]
     stdin: bytes
@@ -68,28 +66,28 @@ class CommandChild:
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a child ended: its code (negative: the signal), output, the end of its error output.
-
-    ``cut``: it wrote more than is kept, and was stopped for it.
-    """
+    """How a process ended."""
 
     code: int
+    """Its exit code; negative: the signal."""
     out: str
     err: str
+    """The end of its error output."""
     cut: bool
+    """It wrote more output than is kept, and was stopped."""
 
 
 class _Head(asyncio.Protocol):
-    """Keeps the first bytes; tells when there are more."""
+    """Keeps the first bytes; sets ``full`` when there are more."""
 
     def __init__(self, full: asyncio.Event) -> None:
-        self.kept = bytearray()
+        self.data = bytearray()
         self.ended = asyncio.Event()
         self._full = full
 
     def data_received(self, data: bytes) -> None:
-        room = OUTPUT_BYTES - len(self.kept)
-        self.kept += data[:room]
+        room = OUTPUT_BYTES - len(self.data)
+        self.data += data[:room]
         if len(data) > room:
             self._full.set()
 
@@ -101,21 +99,19 @@ class _Tail(asyncio.Protocol):
     """Keeps the last bytes."""
 
     def __init__(self) -> None:
-        self.kept = bytearray()
+        self.data = bytearray()
         self.ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        self.kept += data
-        del self.kept[:-TAIL_BYTES]
+        self.data += data
+        del self.data[:-TAIL_BYTES]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
 
 
 async def run_child(child: CommandChild) -> ProcessResult:
-    """Run a program to its end; when this is cancelled its whole process group is killed.
-
-    Processes that it left in its group are killed too, so none outlives its call.
+    """Run a program to its end, and kill its process group then, or when this is cancelled.
 
     Raises:
         ToolFault: it cannot be started.
@@ -138,17 +134,17 @@ async def run_child(child: CommandChild) -> ProcessResult:
         err[0].close()
     return ProcessResult(
         code,
-        head.kept.decode("utf-8", "replace"),
-        tail.kept.decode("utf-8", "replace").strip(),
+        head.data.decode("utf-8", "replace"),
+        tail.data.decode("utf-8", "replace").strip(),
         full.is_set(),
     )
 
 
 async def _reading(protocol: asyncio.Protocol) -> tuple[asyncio.ReadTransport, int]:
-    """A pipe that ``protocol`` reads, and its other end.
+    """Return a pipe that ``protocol`` reads, and its other end.
 
-    asyncio's own pipes would not do: it calls a process ended only when they are closed, and any
-    process that the program left behind holds them open.
+    With pipes of its own, asyncio regards a process as ended only when they are closed, and any
+    process that the program leaves behind holds them open.
     """
     reading, writing = os.pipe()
     pipe: BinaryIO = os.fdopen(reading, "rb", 0)
@@ -158,7 +154,7 @@ async def _reading(protocol: asyncio.Protocol) -> tuple[asyncio.ReadTransport, i
 
 async def _start(child: CommandChild, out: int, err: int) -> asyncio.subprocess.Process:
     try:
-        # A file holds the whole input, so that nobody waits for a program that does not read.
+        # The input is a file: a pipe would block on a program that does not read.
         with tempfile.TemporaryFile() as stdin:
             stdin.write(child.stdin)
             stdin.seek(0)
@@ -172,24 +168,23 @@ async def _start(child: CommandChild, out: int, err: int) -> asyncio.subprocess.
                 start_new_session=True,
             )
     except (OSError, ValueError) as error:
-        words = error.strerror if isinstance(error, OSError) else str(error)
-        raise ToolFault(f"cannot start {child.argv[0]}: {words}") from None
+        message = error.strerror if isinstance(error, OSError) else str(error)
+        raise ToolFault(f"cannot start {child.argv[0]}: {message}") from None
 
 
 async def _until_end(process: asyncio.subprocess.Process, full: asyncio.Event) -> int:
-    """Its exit code; kills what is left of its group, in any case."""
+    """Wait for a process, kill what is left of its group, and return its exit code."""
     ended = asyncio.ensure_future(process.wait())
     too_much = asyncio.ensure_future(full.wait())
     try:
         await asyncio.wait((ended, too_much), return_when=asyncio.FIRST_COMPLETED)
     finally:
         too_much.cancel()
-        # Once it has ended its children are no longer known by it, and what left its group did so
-        # to outlive it; where it is cut off, nobody is left to end them.
+        # Of a process that is stopped early, descendants outside its group are killed too.
         below = [] if ended.done() else descendants(process.pid)
         kill_group(process.pid)
         for number in below:
-            kill_group(number)  # it may have made itself the head of one
+            kill_group(number)  # it may lead a group of its own
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         await _wait_for_end(ended)
@@ -199,9 +194,9 @@ async def _until_end(process: asyncio.subprocess.Process, full: asyncio.Event) -
 
 
 async def _wait_for_end(ended: asyncio.Future[int]) -> None:
-    """Wait for a process that was killed, also where that is cancelled meanwhile.
+    """Wait for a process that was killed, also when this is cancelled.
 
-    A pool that closes cancels once more what is being stopped; nobody would take its exit code.
+    An executor that closes cancels calls that are being stopped once more.
     """
     waiting = asyncio.ensure_future(asyncio.wait((ended,), timeout=KILLED_SECONDS))
     try:
@@ -212,23 +207,23 @@ async def _wait_for_end(ended: asyncio.Future[int]) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes below one, as Linux tells them; other systems tell none.
+    """Return the descendants of a process on Linux, none on other systems.
 
     Source: proc(5), /proc/PID/task/TID/children.
     """
-    found: list[int] = []
-    left = [process]
-    while left:
-        tasks = Path(f"/proc/{left.pop()}/task")
-        with suppress(OSError):  # it ended meanwhile
+    processes: list[int] = []
+    remaining = [process]
+    while remaining:
+        tasks = Path(f"/proc/{remaining.pop()}/task")
+        with suppress(OSError):  # it has ended
             for task in tasks.iterdir():
                 below = [int(word) for word in (task / "children").read_text().split()]
-                found += below
-                left += below
-    return found
+                processes += below
+                remaining += below
+    return processes
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process group; one that is gone already is fine."""
+    """Kill a process group, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

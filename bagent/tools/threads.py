@@ -1,4 +1,4 @@
-"""Blocking functions in threads that may be given up."""
+"""Threads and event loops for the user's functions, which may be abandoned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bagent.tools.types import ToolFault, error_text
 T = TypeVar("T")
 
 MOST_ABANDONED = 64
-"""With more runs than this that nothing can stop, a tool is not started again."""
+"""Abandoned runs of a tool after which it is not started again."""
 
 
 class _Job:
@@ -37,16 +37,16 @@ class _Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Keep whatever the function raised, SystemExit too: it ends the call, not the thread."""
+        """Keep any exception, SystemExit too: it ends the call, not the thread."""
         self.error = error
         return True
 
 
 class AbandonableThreads:
-    """Daemon threads, each started when all others are busy, and used again.
+    """A pool of daemon threads that grows when all are busy.
 
-    A thread cannot be stopped. A call that is cancelled leaves its function running, counted in
-    ``abandoned`` until it ends. The threads never keep the program from ending.
+    A thread cannot be stopped: a cancelled call leaves its function running, counted in
+    ``abandoned`` until it ends. Daemon threads do not keep the program from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,11 +56,10 @@ class AbandonableThreads:
         self.abandoned = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns.
+        """Run ``function`` in a thread and return its result, or raise its exception.
 
         Raises:
-            ToolFault: too many calls that nothing can stop still run.
-            whatever it raises.
+            ToolFault: too many abandoned calls still run.
         """
         if self.abandoned >= MOST_ABANDONED:
             raise ToolFault(
@@ -97,7 +96,7 @@ class AbandonableThreads:
                 job.value = job.function()
             try:
                 loop.call_soon_threadsafe(self._ended, job, queue)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed
                 return
 
     def _ended(self, job: _Job, queue: SimpleQueue[_Job | None]) -> None:
@@ -114,14 +113,14 @@ class AbandonableThreads:
 
 
 def in_future(error: BaseException) -> BaseException:
-    """An exception that a future takes and that does not end the event loop."""
+    """Return an exception that a future accepts and that does not end the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return ToolFault(f"{type(error).__name__}: {error_text(error)}".rstrip(": "))
 
 
 GRACE = 1.0
-"""Seconds in which a cancelled coroutine must have ended; else its loop is given up."""
+"""Seconds in which a cancelled coroutine must end; else its loop is abandoned."""
 
 
 class _Loop:
@@ -136,7 +135,7 @@ class _Loop:
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            # What a task of the user raises, or a stop() of theirs, is not the end of other calls.
+            # A task of the user that exits, or stops the loop, must not end other calls.
             while not self._over:
                 with suppress(KeyboardInterrupt, SystemExit):
                     self.loop.run_forever()
@@ -144,26 +143,26 @@ class _Loop:
             self.loop.close()
 
     def stop(self) -> None:
-        """End the thread; one that is blocked ends when it is not any more."""
+        """End the thread, once nothing blocks it."""
         asyncio.run_coroutine_threadsafe(self._end(), self.loop)
 
     def join(self) -> None:
-        """Wait a moment for the end of the thread."""
+        """Wait at most ``GRACE`` seconds for the end of the thread."""
         self._thread.join(GRACE)
 
     async def _end(self) -> None:
-        rest = asyncio.all_tasks(self.loop) - {asyncio.current_task(self.loop)}
-        for task in rest:
+        tasks = asyncio.all_tasks(self.loop) - {asyncio.current_task(self.loop)}
+        for task in tasks:
             task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=GRACE)
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE)
         await self.loop.shutdown_asyncgens()
         self._over = True
         self.loop.call_soon(self.loop.stop)
 
 
 class EventLoopThread:
-    """Runs coroutines in one loop for all; a loop that does not answer is replaced."""
+    """Runs coroutines in an event loop in a thread; a loop that is blocked is replaced."""
 
     def __init__(self, name: str) -> None:
         self._name = f"bagent-{name}"
@@ -172,7 +171,7 @@ class EventLoopThread:
         self.abandoned = 0
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the coroutine that ``make`` makes returns; cancelling this cancels it."""
+        """Run the coroutine of ``make`` and return its result; cancelling this cancels it."""
         if self._current is None:
             self._current = _Loop(self._name)
         used = self._current
@@ -187,7 +186,7 @@ class EventLoopThread:
             raise
 
     async def _watch(self, used: _Loop) -> None:
-        """Give a loop up that is blocked: what is called later runs in a new one."""
+        """Abandon a loop that is blocked: later calls run in a new one."""
         pong: Future[None] = asyncio.run_coroutine_threadsafe(_nothing(), used.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(pong), GRACE)
@@ -208,12 +207,12 @@ class EventLoopThread:
 
 
 async def _called(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # Called here, so that what runs before the first await runs in the loop's thread too.
+    # Called here, so that code before the first await runs in the loop's thread too.
     try:
         return await make()
-    except (KeyboardInterrupt, SystemExit) as error:  # would end the run where it is waited for
-        words = f"{type(error).__name__}: {error_text(error)}".rstrip(": ")
-        raise ToolFault(words) from None
+    except (KeyboardInterrupt, SystemExit) as error:  # it would end the run
+        message = f"{type(error).__name__}: {error_text(error)}".rstrip(": ")
+        raise ToolFault(message) from None
 
 
 async def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""What a tool is to the pool, and what a call of it gives back."""
+"""Tools, their policies, and the results and errors of calls."""
 
 from __future__ import annotations
 
@@ -24,59 +24,60 @@ DEFAULT_CONCURRENCY = 16
 DEFAULT_CACHE_SECONDS = 60.0
 
 FAULT_CHARACTERS = 2_000
-"""Longest fault that goes back to the model."""
+"""Longest error that goes back to the model."""
 
 
 class ToolFault(Exception):
-    """A call that failed, in words for the model; the pool makes its result of it.
+    """A failed call, with a message for the model; the executor makes its result of it.
 
-    ``place`` is the line of the tool's own code that failed, ``trace`` the whole traceback; both
-    are empty where the tool is no Python code, or said itself that it failed.
+    Args:
+        message: the message.
+        kind: the kind of failure.
+        location: the line of the tool's own Python code that failed, if there is one.
+        trace: its traceback.
     """
 
     def __init__(
-        self, message: str, kind: FaultKind = "failed", *, place: str = "", trace: str = ""
+        self, message: str, kind: FaultKind = "failed", *, location: str = "", trace: str = ""
     ) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
-        self.place = place
+        self.location = location
         self.trace = trace
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What one call gave back.
-
-    ``text`` goes to the model, also where ``error`` says why there is no good answer. ``shared``:
-    another call's run answered; ``cached``: an earlier run did. ``latency_ms`` is from the call to
-    its answer, waiting included; ``started`` is when the call came, in Unix seconds. ``detail`` is
-    the error for people, with the line of code that failed, ``trace`` the whole traceback.
-    """
+    """The result of one call."""
 
     text: str
+    """The content of the tool message for the model, also after an error."""
     error: FaultKind | None = None
     shared: bool = False
+    """The run of another call answered."""
     cached: bool = False
+    """An earlier run answered."""
     latency_ms: float = 0.0
+    """From the call to its answer, with the time that it waited."""
     started: float = 0.0
+    """When the call came, in Unix seconds."""
     detail: str | None = None
+    """The error for the user, with the line of code that failed."""
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """How calls of one tool are run.
-
-    ``timeout`` is in seconds and bounds a run, not the waiting before it; None: no limit.
-    ``rate_limit`` is in runs a second. ``cache_seconds`` is how long a good answer is kept; None:
-    not at all. ``coalesce``: equal calls in flight share one run. ``batch``: different calls that
-    come within a few milliseconds share one run.
-    """
+    """How calls of one tool are run."""
 
     timeout: float | None = 60.0
+    """Seconds that a run may take, without the time before it; None: no limit."""
     rate_limit: float | None = None
+    """Runs a second."""
     cache_seconds: float | None = None
+    """How long a good answer is cached; None: not at all."""
     coalesce: bool = False
+    """Equal calls in flight share one run."""
     max_tokens: int = DEFAULT_MAX_TOKENS
     concurrency: int = DEFAULT_CONCURRENCY
 
@@ -93,10 +94,10 @@ class Tool:
         name: what the model calls it.
         description: what the model reads about it.
         schema: JSON Schema of its arguments.
-        run: answers one call; raises ToolFault, or anything else, where it fails.
-        side_effects: False only if running it twice does no more than running it once.
-        run_many: answers several calls at once, in their order; None: it cannot.
-        abandoned: how many runs go on after their time limit because nothing can stop them.
+        run: answers one call, or raises.
+        side_effects: False only if running it twice has the effect of running it once.
+        run_many: answers several calls at once, in their order; None: not possible.
+        abandoned: returns how many runs continue after their time limit: threads cannot be stopped.
     """
 
     name: str
@@ -110,7 +111,7 @@ class Tool:
 
     @property
     def definition(self) -> Json:
-        """The tool as ``tools`` of a chat request has it (OpenAI form)."""
+        """The tool in the form of a chat request (OpenAI)."""
         return {
             "type": "function",
             "function": {
@@ -122,15 +123,15 @@ class Tool:
 
 
 def error_text(error: BaseException) -> str:
-    """The words of an exception; none where it fails to say them, which is no reason to end."""
-    words = ""
+    """Return the message of an exception, empty where its ``__str__`` fails."""
+    text = ""
     with suppress(Exception):
-        words = str(error)
-    return words
+        text = str(error)
+    return text
 
 
 def truncate_middle(text: str, limit: int = FAULT_CHARACTERS) -> str:
-    """``text``, its middle left out where it has more than ``limit`` characters."""
+    """Return ``text``, without its middle where it has more than ``limit`` characters."""
     if len(text) <= limit:
         return text
     half = (limit - 5) // 2
@@ -138,13 +139,13 @@ def truncate_middle(text: str, limit: int = FAULT_CHARACTERS) -> str:
 
 
 BYTES_PER_TOKEN = 3.0
-"""UTF-8 bytes that a token has at least, on average: four in English prose, three in code, JSON
-and Chinese. A cut by it errs towards too short."""
+"""A lower estimate of the UTF-8 bytes of a token: English prose has four, code, JSON and Chinese
+have three."""
 
 
-def truncate(text: str, max_tokens: int, bytes_per_token: float = BYTES_PER_TOKEN) -> str:
-    """``text``, or its start and a note where it has more than about ``max_tokens`` tokens."""
-    most = int(max_tokens * bytes_per_token)
+def truncate(text: str, max_tokens: int) -> str:
+    """Return ``text``, or its start and a note where it has more than about ``max_tokens``."""
+    most = int(max_tokens * BYTES_PER_TOKEN)
     if len(text) * 4 <= most:
         return text
     raw = text.encode("utf-8", "replace")

@@ -57,18 +57,6 @@ def test_arguments_in_every_form_reach_the_tool_and_go_back_as_text_of_one_objec
     assert answers_in(body) == ["3"]
 
 
-@pytest.mark.parametrize("given", ["", None])
-def test_no_arguments_are_an_empty_object(job_dir, bagent, given):
-    with FakeServer({"*": [calls(("now", given), finish_reason="tool_calls"), ok("late")]}) as fs:
-        agent_job(job_dir, fs.url, tools=("now",))
-        with (job_dir / "tools.py").open("a") as tools:
-            tools.write('\n\ndef now() -> str:\n    """Tell the time."""\n    return "noon"\n')
-        assert finished(bagent, job_dir)["r1"]["text"] == "late"
-        body = fs.requests[-1].body
-    assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
-    assert answers_in(body) == ["noon"]
-
-
 def test_what_is_wrong_with_a_call_goes_back_to_the_model_and_nothing_runs(job_dir, bagent):
     script = [
         calls(("nope", "{}")),
@@ -138,15 +126,6 @@ def test_calls_are_run_whatever_word_the_turn_ends_with(job_dir, bagent, word, s
         agent_job(job_dir, fs.url, stream=stream)
         assert finished(bagent, job_dir)["r1"]["text"] == "3"
     assert ran(job_dir) == ["1+2"]
-
-
-@pytest.mark.parametrize(("none", "word"), [(None, "tool_calls"), ([], "stop")])
-def test_a_reply_without_calls_is_the_answer(job_dir, bagent, none, word):
-    reply = ok("yes", finish_reason=word, message={"tool_calls": none})
-    with FakeServer({"*": [reply]}) as fs:
-        agent_job(job_dir, fs.url, stream=False)
-        row = finished(bagent, job_dir)["r1"]
-    assert (row["text"], row["turns"]) == ("yes", 1)
 
 
 def test_a_turn_that_was_cut_at_the_token_limit_runs_nothing(job_dir, bagent):

@@ -69,7 +69,7 @@ def test_a_tool_that_cannot_be_opened_is_told_with_its_place_in_the_job(tmp_path
     before = (head + marked[: marked.index("§")]).split("\n")
     (tmp_path / "job.yaml").write_text(head + marked.replace("§", ""))
     job = load_job(JobRequest(path=Path("job.yaml"), cwd=tmp_path))
-    jobs = [asking.job for stage in prepare_stages(job) for asking in stage.asking]
+    jobs = [request.job for stage in prepare_stages(job) for request in stage.requests]
 
     async def main() -> None:
         for one in jobs:

@@ -25,13 +25,6 @@ def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path
     }
 
 
-def test_a_failed_row_is_dropped_where_the_stage_says_so(tmp_path):
-    with FakeServer({"r2": [status(400)], "*": [echo()]}, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 3, [FIRST, {**SECOND, "on_failure": "drop"}])
-    assert sorted(texts(tmp_path, "second")) == ["r1", "r3"]
-    assert "stage second: 1 row was dropped, having failed before it" in done.err
-
-
 @pytest.mark.parametrize(("on_failure", "asked"), [("drop", 0), ("include", 2)])
 def test_a_stage_without_survivors_is_never_asked_about_an_empty_text(tmp_path, on_failure, asked):
     second = {**SECOND, "on_failure": on_failure, "prompt": "two <{{ first }}>"}

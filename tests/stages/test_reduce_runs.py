@@ -69,26 +69,6 @@ def test_a_failed_leaf_stops_the_run_where_the_stage_says_so(tmp_path):
     assert "stage sum stops at a row that failed before it: leaf:r2:0" in done.err
 
 
-def test_sixty_leaves_in_a_tiny_context_become_one_by_levels_that_fit(tmp_path):
-    rows = [{"id": f"r{n}", "text": f"{'word ' * 12}{n}"} for n in range(60)]
-    stages = [LEAF, {**REDUCE, "fanin": 4}]
-    server = run_scripted(
-        tmp_path,
-        rows,
-        stages,
-        batching={"mode": "single"},
-        script={"*": [canned()]},
-        options={"max_model_len": 700, "flavour": "vllm"},
-    )
-    sums = [p for seen in server.requests for p in seen.prompts if p.startswith("sum level")]
-    assert all(len(prompt) * 0.4 + 64 <= 700 for prompt in sums)
-    nodes = outcomes(tmp_path, "sum")
-    assert all(len(node["parents"]) <= 4 for node in nodes)
-    used = {ref for node in nodes for ref in node["parents"]}
-    assert {f"leaf:r{n}:0" for n in range(60)} <= used
-    assert [node for node in nodes if f"sum:{node['id']}:0" not in used] == nodes[-1:]
-
-
 def test_groups_are_the_same_whatever_ends_first(tmp_path):
     def groups(folder, script):
         folder.mkdir()

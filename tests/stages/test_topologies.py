@@ -55,7 +55,7 @@ def test_a_topology_written_out_is_the_same_stages(topology):
 
 def test_the_schema_of_the_rows_is_not_asked_of_the_reducer():
     stages = prepare_stages(load(f"{BASE}{PROMPT}topology: {TOPOLOGIES['map_reduce']}\n"))
-    assert [stage.asking[0].schema is not None for stage in stages] == [True, False]
+    assert [stage.requests[0].schema is not None for stage in stages] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,6 @@ def test_a_plan_becomes_work_and_the_work_one_answer_a_row(tmp_path):
     assert 'planned {"items":["x","y","z"]}' in prompt
 
 
-def test_a_tree_reduce_ends_with_one_row(tmp_path):
-    with FakeServer({"*": [ok("short")]}) as server:
-        done = run(tmp_path, server.url, 9, {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE})
-    assert done.code == 0, done.err
-    assert list(texts(tmp_path, "reduce")) == [
-        "reduce:1.0", "reduce:1.1", "reduce:1.2", "reduce:2.0",
-    ]  # fmt: skip
-
-
 def test_the_input_itself_can_be_reduced(tmp_path):
     with FakeServer({"*": [echo()]}) as server:
         done = run(tmp_path, server.url, 2, "reduce", prompt="of {{ n }}:\n{{ responses }}")

@@ -83,3 +83,10 @@ def once(
             return await pool.call(asked(name, json.dumps(dict(arguments))), context)
 
     return asyncio.run(main())
+
+
+def abandoned_runs(pool: ToolExecutor, name: str) -> int:
+    """How many runs of a tool continue after their time limit."""
+    tool = pool.tool(name)
+    assert tool is not None
+    return tool.abandoned()

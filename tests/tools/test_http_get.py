@@ -225,17 +225,6 @@ def test_redirects_end() -> None:
     assert len(paths) == 6
 
 
-def test_a_name_that_is_listed_may_not_lead_to_a_private_address() -> None:
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, 80)
-    except OSError:
-        pytest.skip("this machine does not know its own name")
-    result, paths = get("/plain", name, base=f"http://{name}:{{port}}")
-    assert result.error == "failed"
-    assert paths == []
-
-
 def test_only_http_and_https_without_a_login_are_asked() -> None:
     urls = ["file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x", "/x", "", "http://"]
     urls += ["http://[::1", "http://me:pw@127.0.0.1:{port}/plain"]

@@ -12,9 +12,9 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from bagent.tools.builtin.sql import table_name
+from bagent.tools.builtin.sql import Sql, table_name
 from support.jumping_loop import in_event_loop
-from support.tool_pools import ENV, answers, asked, once, opened
+from support.tool_pools import ENV, abandoned_runs, answers, asked, once, opened
 
 ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(10000000000) b WHERE a.range > b.range"
 LOOKUP = "SELECT id, name FROM ships WHERE id IN $id ORDER BY name"
@@ -174,7 +174,7 @@ async def test_a_query_is_interrupted_at_its_time_limit_and_ends(base: Path) -> 
     async with opened(base, entry) as pool:
         result = await pool.call(asked("sql", query=ENDLESS))
         async with asyncio.timeout(20):
-            while pool.stats()["sql"].abandoned:
+            while abandoned_runs(pool, "sql"):
                 await asyncio.sleep(0.01)
         _ = pool
     assert result.error == "timeout"
@@ -200,16 +200,24 @@ def test_arguments_are_values_and_never_part_of_the_statement(base: Path) -> Non
 
 @in_event_loop
 async def test_calls_that_come_together_are_one_statement_and_each_gets_its_rows(
-    base: Path,
+    base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sizes: list[int] = []
+    ask = Sql._ask
+
+    async def counted(self: Sql, query: str, values: Any, calls: int) -> Any:
+        sizes.append(calls)
+        return await ask(self, query, values, calls)
+
+    monkeypatch.setattr(Sql, "_ask", counted)
     entry = {"builtin": "sql", "database": "ships.duckdb", "query": LOOKUP, "batch": "id"}
     async with opened(base, entry) as pool:
         calls: list[dict[str, Any]] = [{"id": [number, number + 1]} for number in range(50)]
         calls.append({"id": [999_999]})
         calls.append({"id": ["7"]})
-        results, runs = await answers(pool, "sql", calls), pool.stats()["sql"].runs
+        results = await answers(pool, "sql", calls)
     # Keys of another type than the column's are that call's own fault.
-    assert runs == 1
+    assert sizes == [51, 1]
     for number, result in enumerate(results[:50]):
         assert {row["id"] for row in json.loads(result.text)} == {number, number + 1}
     assert results[50].text == "[]"

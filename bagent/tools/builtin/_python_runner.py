@@ -1,6 +1,6 @@
-"""Runs the Python code on stdin and shows the value of its last line, as a Python prompt does.
+"""Script that runs the Python code on stdin and prints the value of its last expression.
 
-Started by path in an isolated interpreter; it imports nothing of bagent.
+It is started by path in an isolated interpreter, and imports nothing of bagent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``python_eval`` and ``shell``: code that a model wrote, in a process of its own.
+"""``python_eval`` and ``shell``: code of a model, in a process of its own.
 
-This bounds mistakes, it does not hold an attacker: the code runs as the user who runs the job, and
-only a job that says ``allow_code: true`` has these tools.
+The limits bound mistakes and are no sandbox: the code runs as the user of the job. Only jobs with
+``allow_code: true`` have these tools.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from bagent.tools.types import Arguments
 from bagent.types import Json
 
 LIMITS = ProcessLimits(memory=8 << 30, file_size=256 << 20)
-"""Address space and file size of a process. Numerical libraries reserve gigabytes that they never
-use, hence so much memory."""
+"""Address space and file size; numerical libraries reserve gigabytes that they never use."""
 
 
-def _one_text(name: str, words: str) -> Json:
+def _one_text(name: str, description: str) -> Json:
     return {
         "type": "object",
-        "properties": {name: {"type": "string", "description": words}},
+        "properties": {name: {"type": "string", "description": description}},
         "required": [name],
         "additionalProperties": False,
     }
 
 
 PYTHON_SCHEMA = _one_text("code", "Python source; what it prints, and its last value, come back.")
-PYTHON_WORDS = "Run Python code in a fresh process and get what it prints and its last value."
+PYTHON_DESCRIPTION = "Run Python code in a fresh process and get what it prints and its last value."
 SHELL_SCHEMA = _one_text("command", "A command line for sh.")
-SHELL_WORDS = "Run a command line with sh and get its output."
+SHELL_DESCRIPTION = "Run a command line with sh and get its output."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,10 @@ class Code:
     """One of the two tools.
 
     Attributes:
-        argument: the argument that holds the code.
-        root: the folder it runs in; None: an empty one for every call, gone after it.
-        scratch: where such folders are made.
-        env: its environment, less HOME and TMPDIR where these are to be the call's own folder.
+        argument: the argument with the code.
+        root: its working directory; None: an empty folder for each call, removed after it.
+        scratch: the folder for such folders.
+        env: its environment; without HOME and TMPDIR these are the call's own folder.
     """
 
     argument: str
@@ -55,7 +54,7 @@ class Code:
     env: Mapping[str, str]
 
     async def run(self, arguments: Arguments) -> str:
-        """What the code wrote.
+        """Run the code and return its output.
 
         Raises:
             ToolFault: it failed; with the end of its error output.
@@ -63,7 +62,7 @@ class Code:
         code: str = arguments[self.argument]
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
-            # Its own empty home keeps it from the keys that lie in the user's.
+            # An empty home hides the keys in the user's.
             env = {"HOME": str(folder), "TMPDIR": str(folder), **self.env}
             cwd = self.root or folder
             if self.argument == "code":

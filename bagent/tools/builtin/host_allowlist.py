@@ -1,8 +1,7 @@
-"""Which hosts a tool may ask, by name and by the address that is really connected to.
+"""The hosts that a tool may connect to, by name and by address.
 
-A name says nothing of where it leads: a public name may resolve to this machine, and to another
-address the next moment. So names are checked before a request, and addresses when the socket is
-made.
+A public name may resolve to this machine, or to another address the next moment. So names are
+checked before a request, and addresses when the socket is made.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _NOT_PUBLIC = tuple(
         *("64:ff9b:1::/48", "::ffff:0:0:0/96", "fec0::/10", "2002::/16", "2001::/32"),
     )
 )
-"""What some versions of Python call global and is not: protocol assignments, local translation,
-site-local addresses, and tunnels (6to4, Teredo) that end wherever their sender likes."""
+"""Networks that some versions of Python call global: protocol assignments, local translation,
+site-local addresses, and tunnels (6to4, Teredo) to any address."""
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.ip_network("::/96")
@@ -43,12 +42,12 @@ class AllowedHost:
     network: Network | None = None
 
     def takes_port(self, port: int | None) -> bool:
-        """Whether the entry speaks of that port."""
+        """Return whether the entry allows ``port``."""
         return self.port is None or self.port == port
 
 
 def read_entry(entry: str) -> AllowedHost:
-    """An entry: ``example.org``, ``*.example.org``, ``*``, an address or a network, or these with
+    """Read ``example.org``, ``*.example.org``, ``*``, an address or a network, or these with
     ``:PORT`` (an IPv6 address then in brackets).
 
     Raises:
@@ -73,7 +72,7 @@ def read_entry(entry: str) -> AllowedHost:
 
 
 def as_network(text: str) -> Network | None:
-    """An address or network in its usual form; None if it is not one."""
+    """Return the network of an address or network in text, None if it is neither."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -81,7 +80,7 @@ def as_network(text: str) -> Network | None:
 
 
 def as_address(text: str) -> Address | None:
-    """An IP address, its zone (``%eth0``) left out; None if it is not one."""
+    """Return an IP address without its zone (``%eth0``), None if it is none."""
     try:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -89,9 +88,9 @@ def as_address(text: str) -> Address | None:
 
 
 def inner_addresses(address: Address) -> list[Address]:
-    """The address, and the IPv4 addresses that it leads to in another form.
+    """Return the address, and the IPv4 address inside a mapped, compatible or NAT64 one.
 
-    These are mapped and compatible (RFC 4291) and NAT64 (RFC 6052) addresses.
+    Sources: RFC 4291, RFC 6052.
     """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -102,9 +101,9 @@ def inner_addresses(address: Address) -> list[Address]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address, and every address inside it, is one of the open Internet."""
+    """Return whether the address, and every address inside it, is public."""
     inner = inner_addresses(address)
-    # A mapped address is as public as the one in it; of itself it counts as reserved.
+    # A mapped address is reserved itself; the one inside decides.
     checked = inner[1:] if getattr(address, "ipv4_mapped", None) else inner
     return all(map(_is_public, checked))
 
@@ -120,7 +119,7 @@ def _is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostAllowlist:
-    """The entries of ``allow_hosts``, ready to decide."""
+    """The entries of ``allow_hosts``."""
 
     entries: tuple[AllowedHost, ...]
     _shown: str = field(default="")
@@ -139,7 +138,7 @@ class HostAllowlist:
         return self._shown
 
     def allows_host(self, host: str, port: int) -> bool:
-        """Whether a URL may name ``host``; its address is still to be checked."""
+        """Return whether a URL may name ``host``; its address is checked apart."""
         name = host.lower().rstrip(".")
         address = as_address(name)
         return any(
@@ -147,10 +146,10 @@ class HostAllowlist:
         )
 
     def allows_address(self, text: str, port: int) -> bool:
-        """Whether a socket may be connected to an address.
+        """Return whether a socket may connect to an address.
 
-        A public one may. Another one may only where it, its network, or for this machine's own
-        ``localhost``, is an entry: that a name is allowed does not make its addresses allowed.
+        Public addresses are allowed. Others need an entry for the address, its network, or
+        ``localhost``; an entry for a name does not allow its addresses.
         """
         address = as_address(text)
         if address is None:
@@ -177,7 +176,7 @@ def _holds(entry: AllowedHost, address: Address, inner: Address) -> bool:
     if entry.network is not None:
         return _in(entry.network, address) or _in(entry.network, inner)
     return entry.name == "localhost" and any(
-        one in network for one in (address, inner) for network in _LOOPBACK
+        candidate in network for candidate in (address, inner) for network in _LOOPBACK
     )
 
 

@@ -1,4 +1,4 @@
-"""``http_get``: one page by its address, from the hosts that the job lists."""
+"""``http_get``: one page by its URL, from the hosts that the job allows."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _BREAKS = frozenset(
 _VOID = frozenset({"br", "hr", "img", "input", "meta", "link", "base", "col", "source", "wbr"})
 
 MOST_SECONDS = 8.0
-"""Seconds of CPU for one page: the parser takes minutes for a few kilobytes that were made for
-it, in a thread that nobody can stop. Another page of 2 MiB takes two or three."""
+"""Seconds of CPU for one page: a few kilobytes of hostile markup take the parser minutes, in a
+thread that cannot be stopped. An ordinary page of 2 MiB takes two or three."""
 
 _DEEPEST = 64
-"""Silent elements inside one another that are looked through at each tag; no page has so many."""
+"""Nested silent elements that are tracked; no page has more."""
 
 
 class _TooLongError(Exception):
-    """The page takes too much time."""
+    """The page takes too much CPU."""
 
 
 class _Reader(HTMLParser):
@@ -48,13 +48,13 @@ class _Reader(HTMLParser):
         self._links: list[str | None] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._look_at_the_clock()
+        self._check_time()
         shown_title = tag == "title" and self._silent == ["head"]
         if shown_title or tag in _SILENT:
             if len(self._silent) < _DEEPEST:
                 self._silent.append(tag)
         elif tag == "body":
-            self._silent.clear()  # also of a head that nobody closed
+            self._silent.clear()  # also an unclosed head
         if tag == "a":
             self._links.append(dict(attrs).get("href"))
         if tag in _BREAKS:
@@ -62,12 +62,12 @@ class _Reader(HTMLParser):
         if tag in ("td", "th"):
             self.parts.append("\t")
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time(self) -> None:
         if self._clock() > self._end:
             raise _TooLongError
 
     def handle_endtag(self, tag: str) -> None:
-        self._look_at_the_clock()
+        self._check_time()
         if tag in self._silent:
             del self._silent[self._silent.index(tag) :]
         if tag == "a" and self._links:
@@ -78,18 +78,18 @@ class _Reader(HTMLParser):
             self.parts.append("\n")
 
     def handle_comment(self, data: str) -> None:
-        self._look_at_the_clock()
+        self._check_time()
 
     def handle_data(self, data: str) -> None:
-        self._look_at_the_clock()
+        self._check_time()
         if not self._silent or self._silent[-1] == "title":
             self.parts.append(re.sub(r"\s+", " ", data))
 
 
 def page_text(html: str, clock: Callable[[], float] = time.thread_time) -> str:
-    """The visible text, a line per block, links in brackets after their words.
+    """Return the visible text, one line per block, with links in brackets after their text.
 
-    Of a page that takes too much CPU, by ``clock`` in seconds, what was read until then.
+    A page that takes too much CPU, by ``clock`` in seconds, is cut.
     """
     reader = _Reader(clock)
     try:
@@ -105,7 +105,7 @@ def page_text(html: str, clock: Callable[[], float] = time.thread_time) -> str:
 
 
 MOST_BYTES = 2 << 20
-"""What is read of a page."""
+"""Bytes of a page that are read."""
 
 MOST_HOPS = 5
 FAULT_BYTES = 500
@@ -119,20 +119,20 @@ SCHEMA: Json = {
     "required": ["url"],
     "additionalProperties": False,
 }
-WORDS = "Get the text of a web page or file by its address."
+DESCRIPTION = "Get the text of a web page or file by its address."
 
 
 class _Forbidden(OSError):
-    """The address of a host is not one that may be connected to."""
+    """The address may not be connected to."""
 
 
 class HttpGet:
-    """Asks only listed hosts, only at addresses that are public or listed; every hop is checked.
+    """Requests pages from allowed hosts at public or allowed addresses; checks every redirect.
 
     Args:
-        hosts: who may be asked.
-        threads: where pages are read; a nasty one may take the parser long.
-        resolver: finds addresses of names; None: the system's.
+        hosts: the allowed hosts.
+        threads: run the HTML parser.
+        resolver: resolves names; None: the system's.
     """
 
     def __init__(
@@ -147,11 +147,10 @@ class HttpGet:
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self, arguments: Arguments) -> str:
-        """The text at ``url``; of a longer one the first 2 MiB.
+        """Return the text at ``url``, at most 2 MiB.
 
         Raises:
-            ToolFault: it may not be asked, it cannot be reached, it answers with an error or with
-                something that is not text.
+            ToolFault: it is not allowed, cannot be reached, or answers with an error or no text.
         """
         url = _url(arguments["url"])
         try:
@@ -216,10 +215,10 @@ class HttpGet:
         return self._session
 
     def _socket(self, info: Any) -> socket.socket:
-        """A socket for one address, looked at last: what is checked is what is connected to."""
-        family, kind, protocol, _, place = info
-        if not self._hosts.allows_address(str(place[0]), int(place[1])):
-            raise _Forbidden(f"{place[0]} is a private address and not in allow_hosts")
+        """Make the socket for one address; the address checked is the one connected to."""
+        family, kind, protocol, _, target = info
+        if not self._hosts.allows_address(str(target[0]), int(target[1])):
+            raise _Forbidden(f"{target[0]} is a private address and not in allow_hosts")
         return socket.socket(family, kind, protocol)
 
 
@@ -243,7 +242,7 @@ def _reason(error: OSError) -> str:
 
 
 async def _body(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
-    """The first bytes, and whether there were more; the rest is never read."""
+    """Return the first bytes, and whether there are more."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

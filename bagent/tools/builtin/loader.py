@@ -1,9 +1,10 @@
-"""The tools that come with bagent, opened with what the job allows them."""
+"""The loader of built-in tools."""
 
 from __future__ import annotations
 
 import glob
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from bagent.errors import UsageError
@@ -14,32 +15,32 @@ from bagent.tools.builtin.code import Code
 from bagent.tools.builtin.host_allowlist import HostAllowlist
 from bagent.tools.builtin.http_get import HttpGet
 from bagent.tools.builtin.read_file import ReadFile
-from bagent.tools.builtin.sql import WORDS, Sql, SqlConfig, table_name
+from bagent.tools.builtin.sql import DESCRIPTION, Sql, SqlConfig, table_name
 from bagent.tools.builtin.web_search import WebSearch, search_config
 from bagent.tools.factory import ToolContext, load_schema, make_tool, tool_environment
 from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Tool
 
 
-def open_builtin(spec: ToolSpec, room: ToolContext) -> Tool:
+def open_builtin(spec: ToolSpec, context: ToolContext) -> Tool:
     """Open a built-in tool.
 
     Raises:
-        UsageError: what it needs is not said, or is not there.
+        UsageError: something that it needs is not set, or does not exist.
     """
     assert spec.builtin is not None
     opener = _OPENERS.get(spec.builtin)
     if opener is None:
-        known = " ".join(_OPENERS)
-        raise UsageError(f"there is no built-in tool {spec.builtin}", hint=f"there are {known}")
-    if spec.builtin in RUNS_CODE and not room.allow_code:
+        names = " ".join(_OPENERS)
+        raise UsageError(f"there is no built-in tool {spec.builtin}", hint=f"there are {names}")
+    if spec.builtin in RUNS_CODE and not context.allow_code:
         raise UsageError(
             f"{spec.builtin} runs code that a model wrote", hint="allow_code: true in agent:"
         )
-    return opener(spec, room)
+    return opener(spec, context)
 
 
-def _http_get(spec: ToolSpec, room: ToolContext) -> Tool:
+def _http_get(spec: ToolSpec, context: ToolContext) -> Tool:
     if not spec.allow_hosts:
         raise UsageError("http_get needs allow_hosts", hint='hosts, or "*" for every public one')
     try:
@@ -49,43 +50,43 @@ def _http_get(spec: ToolSpec, room: ToolContext) -> Tool:
             f"http_get: allow_hosts: {error} is no host",
             hint="example.org, *.example.org, 10.0.0.0/8, localhost:8080",
         ) from None
-    threads = _threads("http_get", room)
+    threads = _threads("http_get", context)
     tool = HttpGet(hosts, threads)
-    room.stack.push_async_callback(tool.close)
-    schema = load_schema(http_get.SCHEMA, room.base, "http_get")
-    words = f"{http_get.WORDS} Hosts that may be asked: {hosts}."
+    context.stack.push_async_callback(tool.close)
+    schema = load_schema(http_get.SCHEMA, context.base, "http_get")
+    description = f"{http_get.DESCRIPTION} Hosts that may be asked: {hosts}."
     name = spec.name or "http_get"
-    return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
+    return make_tool(spec, name, description, schema, tool.run, side_effects=False, keeps=True)
 
 
-def _read_file(spec: ToolSpec, room: ToolContext) -> Tool:
+def _read_file(spec: ToolSpec, context: ToolContext) -> Tool:
     if spec.root is None:
         raise UsageError("read_file needs root", hint="root: FOLDER")
     _check_folder(spec.root, "read_file")
-    threads = _threads("read_file", room)
+    threads = _threads("read_file", context)
     tool = ReadFile(spec.root.path, threads)
-    schema = load_schema(read_file.SCHEMA, room.base, "read_file")
+    schema = load_schema(read_file.SCHEMA, context.base, "read_file")
     name = spec.name or "read_file"
-    return make_tool(spec, name, read_file.WORDS, schema, tool.run, side_effects=False)
+    return make_tool(spec, name, read_file.DESCRIPTION, schema, tool.run, side_effects=False)
 
 
-def _web_search(spec: ToolSpec, room: ToolContext) -> Tool:
-    tool = WebSearch(search_config(spec.url, spec.api_key_env, room.env))
-    room.stack.push_async_callback(tool.close)
-    schema = load_schema(web_search.SCHEMA, room.base, "web_search")
+def _web_search(spec: ToolSpec, context: ToolContext) -> Tool:
+    tool = WebSearch(search_config(spec.url, spec.api_key_env, context.env))
+    context.stack.push_async_callback(tool.close)
+    schema = load_schema(web_search.SCHEMA, context.base, "web_search")
     name = spec.name or "web_search"
-    words = web_search.WORDS
-    return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
+    description = web_search.DESCRIPTION
+    return make_tool(spec, name, description, schema, tool.run, side_effects=False, keeps=True)
 
 
-def _sql(spec: ToolSpec, room: ToolContext) -> Tool:
+def _sql(spec: ToolSpec, context: ToolContext) -> Tool:
     if (spec.database is None) == (not spec.files):
         raise UsageError("sql needs either database or files", hint="database: FILE.duckdb")
     if spec.database is not None and not spec.database.path.is_file():
         raise UsageError(f"sql: no such file: {spec.database}")
     if spec.batch and not spec.query:
         raise UsageError("sql: batch needs a query", hint=f"query: SELECT ... IN ${spec.batch}")
-    threads = _threads("sql", room)
+    threads = _threads("sql", context)
     config = SqlConfig(
         spec.database.path if spec.database else None,
         _tables(spec),
@@ -93,28 +94,23 @@ def _sql(spec: ToolSpec, room: ToolContext) -> Tool:
         spec.batch or "",
     )
     tool = Sql(config, threads)
-    room.stack.callback(tool.close)
-    return make_tool(
-        spec,
-        spec.name or "sql",
-        WORDS,
-        load_schema(tool.schema, room.base, "sql"),
-        tool.run,
-        side_effects=False,
-        keeps=True,
-        run_many=tool.run_many if spec.batch else None,
-        abandoned=lambda: threads.abandoned,
-    )
+    context.stack.callback(tool.close)
+    schema, name = load_schema(tool.schema, context.base, "sql"), spec.name or "sql"
+    opened = make_tool(spec, name, DESCRIPTION, schema, tool.run, side_effects=False, keeps=True)
+    run_many = tool.run_many if spec.batch else None
+    return replace(opened, run_many=run_many, abandoned=lambda: threads.abandoned)
 
 
 def _tables(spec: ToolSpec) -> dict[str, list[Path]]:
     tables: dict[str, list[Path]] = {}
-    for place in spec.files:
-        found = sorted(glob.glob(place.path, recursive=True)) if place.is_glob else [place.path]  # noqa: PTH207
-        paths = [Path(path) for path in found if Path(path).is_file()]
+    for source in spec.files:
+        matches = [source.path]
+        if source.is_glob:
+            matches = sorted(glob.glob(source.path, recursive=True))  # noqa: PTH207
+        paths = [Path(path) for path in matches if Path(path).is_file()]
         if not paths:
-            raise UsageError(f"sql: no such file: {place.text}")
-        name = table_name(place.text if place.is_glob else place.path)
+            raise UsageError(f"sql: no such file: {source.text}")
+        name = table_name(source.text if source.is_glob else source.path)
         if name in tables:
             raise UsageError(f"sql: two tables would be named {name}", hint="use one glob for both")
         tables[name] = paths
@@ -122,25 +118,25 @@ def _tables(spec: ToolSpec) -> dict[str, list[Path]]:
 
 
 def _code(
-    argument: str, schema: dict[str, object], words: str
+    argument: str, schema: dict[str, object], description: str
 ) -> Callable[[ToolSpec, ToolContext], Tool]:
-    def opened(spec: ToolSpec, room: ToolContext) -> Tool:
+    def opened(spec: ToolSpec, context: ToolContext) -> Tool:
         name = spec.name or spec.builtin or argument
         if spec.root is not None:
             _check_folder(spec.root, name)
-        env = tool_environment(room.env, {})
+        env = tool_environment(context.env, {})
         for own in ("HOME", "TMPDIR"):
             env.pop(own, None)
         root = spec.root.path if spec.root else None
-        tool = Code(argument, root, room.scratch, {**env, **spec.env})
-        return make_tool(spec, name, words, load_schema(schema, room.base, name), tool.run)
+        tool = Code(argument, root, context.scratch, {**env, **spec.env})
+        return make_tool(spec, name, description, load_schema(schema, context.base, name), tool.run)
 
     return opened
 
 
-def _threads(name: str, room: ToolContext) -> AbandonableThreads:
+def _threads(name: str, context: ToolContext) -> AbandonableThreads:
     threads = AbandonableThreads(name)
-    room.stack.callback(threads.close)
+    context.stack.callback(threads.close)
     return threads
 
 
@@ -154,6 +150,6 @@ _OPENERS: dict[str, Callable[[ToolSpec, ToolContext], Tool]] = {
     "read_file": _read_file,
     "web_search": _web_search,
     "sql": _sql,
-    "python_eval": _code("code", code.PYTHON_SCHEMA, code.PYTHON_WORDS),
-    "shell": _code("command", code.SHELL_SCHEMA, code.SHELL_WORDS),
+    "python_eval": _code("code", code.PYTHON_SCHEMA, code.PYTHON_DESCRIPTION),
+    "shell": _code("command", code.SHELL_SCHEMA, code.SHELL_DESCRIPTION),
 }

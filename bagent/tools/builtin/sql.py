@@ -1,4 +1,4 @@
-"""``sql``: questions to a DuckDB file, or to data files, that can read these and nothing else."""
+"""``sql``: SELECT statements over a DuckDB file, or over data files, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 10
 LONGEST_VALUE = 64 << 10
 """Characters of one text, or items of one list."""
 
-WORDS = "Ask a DuckDB database with one SELECT statement; the answer is a JSON list of rows."
+DESCRIPTION = "Ask a DuckDB database with one SELECT statement; the answer is a JSON list of rows."
 
 READERS = {
     ".parquet": "read_parquet",
@@ -36,7 +36,7 @@ READERS = {
     ".jsonl": "read_json",
     ".ndjson": "read_json",
 }
-"""What reads a data file, by the end of its name (also before ``.gz`` or ``.zst``)."""
+"""Functions that read a data file, by its suffix (before ``.gz`` or ``.zst``)."""
 
 _SETTINGS: dict[str, Setting] = {
     "threads": 2,
@@ -48,13 +48,13 @@ _SETTINGS: dict[str, Setting] = {
 
 @dataclass(frozen=True, slots=True)
 class SqlConfig:
-    """What may be asked.
+    """The database of the tool and its statement.
 
     Attributes:
         database: a DuckDB file, opened read-only; None: the files.
         files: the files of each table, by the table's name.
         query: a fixed statement with ``$name`` for each argument; empty: the model writes it.
-        key: the argument of ``query`` that is a list, and the column that holds its items.
+        key: the argument of ``query`` that is a list, and the column of its items.
     """
 
     database: Path | None = None
@@ -105,19 +105,19 @@ class Sql:
         return _object({name: listed if name == key else scalar for name in names})
 
     def _tables(self) -> str:
-        """What the model reads of the tables: their columns."""
-        found = self._connection.execute(
+        """Return the description of the tables for the model, with their columns."""
+        columns_of = self._connection.execute(
             "SELECT table_schema, table_name, string_agg(column_name || ' ' || data_type, ', '"
             " ORDER BY ordinal_position) FROM information_schema.columns GROUP BY ALL ORDER BY ALL"
         ).fetchmany(50)
         tables = [
             f"{name if schema == 'main' else f'{schema}.{name}'}({columns})"
-            for schema, name, columns in found
+            for schema, name, columns in columns_of
         ]
         return f"A SELECT statement. Tables: {'; '.join(tables)}"[:4000]
 
     async def run(self, arguments: Arguments) -> str:
-        """The rows of one statement as a JSON list.
+        """Run one statement and return its rows as a JSON list.
 
         Raises:
             ToolFault: the statement is wrong or not a SELECT.
@@ -127,35 +127,35 @@ class Sql:
         return f"[{','.join(text for _, text in rows)}]{note}"
 
     async def run_many(self, calls: Sequence[Arguments]) -> list[str | ToolFault]:
-        """The rows of several calls that differ in their keys, by one statement."""
+        """Answer several calls that differ in their keys by one statement."""
         answers: dict[int, str | ToolFault] = {}
-        for places in _alike(calls, self._config.key):
+        for indexes in _alike(calls, self._config.key):
             try:
-                answers.update(await self._ask_together(calls, places))
+                answers.update(await self._ask_together(calls, indexes))
             except ToolFault as fault:
-                answers.update(dict.fromkeys(places, fault))
-        return [answers[place] for place in range(len(calls))]
+                answers.update(dict.fromkeys(indexes, fault))
+        return [answers[index] for index in range(len(calls))]
 
     async def _ask_together(
-        self, calls: Sequence[Arguments], places: Sequence[int]
+        self, calls: Sequence[Arguments], indexes: Sequence[int]
     ) -> dict[int, str | ToolFault]:
         key = self._config.key
-        wanted = list(dict.fromkeys(item for place in places for item in calls[place][key]))
-        arguments = {**calls[places[0]], key: wanted}
-        rows, note = await self._ask(self._config.query, arguments, len(places))
+        keys = list(dict.fromkeys(item for index in indexes for item in calls[index][key]))
+        arguments = {**calls[indexes[0]], key: keys}
+        rows, note = await self._ask(self._config.query, arguments, len(indexes))
         if any(row_key is None for row_key, _ in rows):
             raise ToolFault(f"the query has no column {key}, by which rows belong to calls")
         answers: dict[int, str | ToolFault] = {}
-        found = {row_key for row_key, _ in rows}
-        strange = not found <= {str(item) for item in wanted}
-        for place in places:
-            own = {str(item) for item in calls[place][key]}
-            if strange and not own <= found:
+        row_keys = {row_key for row_key, _ in rows}
+        has_other_keys = not row_keys <= {str(item) for item in keys}
+        for index in indexes:
+            own = {str(item) for item in calls[index][key]}
+            if has_other_keys and not own <= row_keys:
                 # The column may write a key in another way: 1.0 is 1, 2024-1-1 is 2024-01-01.
-                answers[place] = await self._alone(calls[place])
+                answers[index] = await self._alone(calls[index])
                 continue
             mine = [text for row_key, text in rows if row_key in own]
-            answers[place] = f"[{','.join(mine)}]{note}"
+            answers[index] = f"[{','.join(mine)}]{note}"
         return answers
 
     async def _alone(self, call: Arguments) -> str | ToolFault:
@@ -175,13 +175,13 @@ class Sql:
             raise ToolFault(f"only one SELECT statement may be asked: {fault}") from None
 
     def _names(self, query: str) -> list[str]:
-        found = self._duckdb.extract_statements(query)[0].named_parameters
-        return sorted(found, key=lambda name: query.find(f"${name}"))
+        parameters = self._duckdb.extract_statements(query)[0].named_parameters
+        return sorted(parameters, key=lambda name: query.find(f"${name}"))
 
     async def _ask(
         self, query: str, values: Arguments | None, calls: int
     ) -> tuple[list[tuple[str | None, str]], str]:
-        """Rows as JSON texts, each with its key; and a note where rows were left out."""
+        """Return rows as JSON texts, each with its key, and a note where rows were left out."""
         self._check(query)
         if values is not None:
             values = {name: values.get(name) for name in self._names(query)}
@@ -206,7 +206,7 @@ class Sql:
 
 
 def _interrupt(cursor: DuckDBPyConnection, running: list[bool]) -> None:
-    """Stop a statement; again until it ended, since one that is about to begin takes no notice."""
+    """Interrupt a statement until it ends: one that is about to start ignores an interrupt."""
     if running:
         cursor.interrupt()
         asyncio.get_running_loop().call_later(0.05, _interrupt, cursor, running)
@@ -228,13 +228,13 @@ def _reader(path: Path) -> str:
     name = re.sub(r"\.(gz|zst)$", "", path.name.lower())
     reader = READERS.get(Path(name).suffix)
     if reader is None:
-        known = " ".join(READERS)
-        raise UsageError(f"sql cannot read {path.name}", hint=f"it reads {known}")
+        names = " ".join(READERS)
+        raise UsageError(f"sql cannot read {path.name}", hint=f"it reads {names}")
     return reader
 
 
 def table_name(path: str) -> str:
-    """The table of a file or glob: the start of its name, or its folder's where that is a star."""
+    """Return the table name of a file or glob: the start of its name, or of its folder's."""
     file = Path(path)
     for part in (file.name.partition(".")[0], file.parent.name):
         name = re.sub(r"\W+", "_", re.sub(r"[*?\[].*", "", part)).strip("_").lower()
@@ -247,19 +247,19 @@ def _rows(
     cursor: DuckDBPyConnection, key: str, calls: int
 ) -> tuple[list[tuple[str | None, str]], str]:
     names = [column[0] for column in cursor.description or ()]
-    place = names.index(key) if key in names else None
+    key_index = names.index(key) if key in names else None
     rows: list[tuple[str | None, str]] = []
     size = 0
-    # One by one: a few rows may be as large as the memory that DuckDB may take.
+    # One by one: a few rows may fill the memory limit.
     while (record := cursor.fetchone()) is not None:
         if len(rows) >= MOST_ROWS * calls:
             return rows, f"\n[cut: the first {len(rows):,} rows; there are more]"
         text = _json(dict(zip(names, record, strict=True)))
         size += len(text)
         if size > MOST_BYTES * calls:
-            whole = f"the first {len(rows):,} rows" if rows else "the first row is too large"
-            return rows, f"\n[cut: {whole}; there are more]"
-        rows.append((None if place is None else str(record[place]), text))
+            returned = f"the first {len(rows):,} rows" if rows else "the first row is too large"
+            return rows, f"\n[cut: {returned}; there are more]"
+        rows.append((None if key_index is None else str(record[key_index]), text))
     return rows, ""
 
 
@@ -268,7 +268,7 @@ def _json(row: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of DuckDB as JSON takes it; what is too long is cut, and says so."""
+    """Return a value of DuckDB in a JSON form; a long one is cut with a note."""
     if isinstance(value, str | bytes | list | tuple) and len(value) > LONGEST_VALUE:
         more = len(value) - LONGEST_VALUE
         if isinstance(value, str | bytes):
@@ -288,12 +288,12 @@ def _plain(value: Any) -> Any:
 
 
 def _alike(calls: Sequence[Arguments], key: str) -> list[list[int]]:
-    """The places of calls that are equal but for their keys, and whose keys are of one type."""
+    """Group the indexes of calls that are equal but for their keys, with keys of one type."""
     groups: dict[bytes, list[int]] = {}
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         kinds = sorted({type(item).__name__ for item in call[key]})
-        rest = {**call, key: kinds}
-        groups.setdefault(msgspec.json.encode(rest, order="deterministic"), []).append(place)
+        common = {**call, key: kinds}
+        groups.setdefault(msgspec.json.encode(common, order="deterministic"), []).append(index)
     return list(groups.values())
 
 

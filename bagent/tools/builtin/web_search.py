@@ -46,12 +46,12 @@ SCHEMA: Json = {
     "required": ["query"],
     "additionalProperties": False,
 }
-WORDS = "Search the web: titles, addresses and short texts of pages."
+DESCRIPTION = "Search the web: titles, addresses and short texts of pages."
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
-    """Which service is asked, at which address, with which key."""
+    """The service, its URL and its key."""
 
     service: Service
     url: str
@@ -62,7 +62,7 @@ class SearchConfig:
 
 
 def search_config(url: str | None, key_env: str | None, env: Mapping[str, str]) -> SearchConfig:
-    """Choose the service: by its address, by the name of the key, or by which key there is.
+    """Choose the service by its URL, by the name of the key variable, or by the key that is set.
 
     Raises:
         UsageError: there is no key.
@@ -71,13 +71,15 @@ def search_config(url: str | None, key_env: str | None, env: Mapping[str, str]) 
     names = (key_env,) if key_env else KEYS[service]
     key = next((key for name in names if (key := key_from_env(env, name))), None)
     if key is None:
-        wanted = key_env or " or ".join((KEYS["brave"][0], KEYS["serpapi"][0]))
-        raise UsageError(f"web_search has no key: {wanted} is not set", hint=f"export {names[0]}=")
+        variables = key_env or " or ".join((KEYS["brave"][0], KEYS["serpapi"][0]))
+        raise UsageError(
+            f"web_search has no key: {variables} is not set", hint=f"export {names[0]}="
+        )
     return SearchConfig(service, url or ADDRESSES[service], key)
 
 
 def search_target(url: str | None, key_env: str | None, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return the variable that holds the key, and the address that it is sent to."""
+    """Return the variable of the key, and the URL that the key is sent to."""
     service = _service(url, key_env, env)
     names = (key_env,) if key_env else KEYS[service]
     return next((name for name in names if env.get(name)), names[0]), url or ADDRESSES[service]
@@ -95,7 +97,7 @@ def _service(url: str | None, key_env: str | None, env: Mapping[str, str]) -> Se
 
 
 class WebSearch:
-    """Asks one search service; the address comes from the job, so it may be any."""
+    """Searches by one service, at the URL of the job or the service's own."""
 
     def __init__(self, config: SearchConfig) -> None:
         self._config = config
@@ -107,10 +109,10 @@ class WebSearch:
             await self._session.close()
 
     async def run(self, arguments: Arguments) -> str:
-        """Numbered results: title, address, text.
+        """Return numbered results: title, URL, text.
 
         Raises:
-            ToolFault: the service cannot be reached or refuses; its key is in no message.
+            ToolFault: the service cannot be reached or refuses; the message never has its key.
         """
         config = self._config
         count = str(arguments.get("count", 10))
@@ -138,25 +140,26 @@ class WebSearch:
             ) from None
         except aiohttp.ClientError as error:
             raise ToolFault(f"the search service: {type(error).__name__}") from None
-        return self._found(status, body, int(count))
+        return self._format(status, body, int(count))
 
-    def _found(self, status: int, body: bytes, count: int) -> str:
-        shown = body[:300].decode("utf-8", "replace").replace(self._config.key, "***")
+    def _format(self, status: int, body: bytes, count: int) -> str:
+        excerpt = body[:300].decode("utf-8", "replace").replace(self._config.key, "***")
         try:
             answer = decode_json(body)
         except ValueError:
             answer = None
         if status != 200 or not isinstance(answer, dict):
-            raise ToolFault(f"the search service answers {status}: {shown}")
+            raise ToolFault(f"the search service answers {status}: {excerpt}")
         if self._config.service == "brave":
             web = answer.get("web")
-            results, link, words = (web or {}).get("results"), "url", "description"
+            results, link, text_key = (web or {}).get("results"), "url", "description"
         else:
-            results, link, words = answer.get("organic_results"), "link", "snippet"
+            results, link, text_key = answer.get("organic_results"), "link", "snippet"
         lines = [
-            f"{place}. {one.get('title', '')}\n{one.get(link, '')}\n{one.get(words) or ''}".rstrip()
-            for place, one in enumerate((results or [])[:count], 1)
-            if isinstance(one, dict)
+            f"{number}. {result.get('title', '')}\n{result.get(link, '')}\n"
+            f"{result.get(text_key) or ''}".rstrip()
+            for number, result in enumerate((results or [])[:count], 1)
+            if isinstance(result, dict)
         ]
         if not lines and answer.get("error"):
             return f"[nothing found: {truncate_middle(str(answer['error']), 200)}]"

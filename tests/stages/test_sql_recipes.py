@@ -81,15 +81,6 @@ def test_a_failure_report_names_each_reason(ask):
     )  # fmt: skip
 
 
-def test_typed_columns_of_the_schema_are_there(ask):
-    found = ask(
-        "SELECT name, sum(score) AS total FROM s WHERE isfinite(score) GROUP BY name ORDER BY 1"
-    )
-    assert [one.values for one in found] == [
-        {"name": "one", "total": 3.0}, {"name": "two", "total": 13.5},
-    ]  # fmt: skip
-
-
 def test_the_queries_of_the_readme_can_be_asked():
     text = (Path(__file__).parents[2] / "README.md").read_text()
     block = next(part for part in text.split("```sql\n")[1:] if "-- majority vote" in part)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
-import pytest
-
 from bagent.stages.row import StageRow, input_item
 from bagent.stages.slots import OrderedReader, Slot
 from bagent.types import Row
@@ -17,24 +13,6 @@ def item(number: int) -> StageRow:
 
 def numbers(items: list[StageRow]) -> list[int]:
     return [one.row.index for one in items]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_items_come_in_the_order_of_their_tickets_whatever_ends_first(seed):
-    found: list[StageRow] = []
-    ends: list[bool] = []
-    reader = OrderedReader(found.append, lambda: ends.append(True))
-    tickets = [Slot() for _ in range(30)]
-    for ticket in tickets:
-        reader.take(ticket)
-    reader.end()
-    order = list(range(30))
-    Random(seed).shuffle(order)
-    for number in order:
-        assert not ends
-        tickets[number].fill(item(number))
-    assert numbers(found) == list(range(30))
-    assert ends == [True]
 
 
 def test_split_tickets_keep_their_place_and_empty_ones_leave_none():

@@ -13,7 +13,6 @@ from bagent.tools.builtin.http_get import HttpGet
 from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import ToolFault
 from support.fake_server import FakeServer
-from support.jumping_loop import in_event_loop
 
 
 class Names(AbstractResolver):
@@ -74,30 +73,3 @@ def test_the_address_that_is_checked_is_the_one_connected_to() -> None:
         assert "127.0.0.1 is a private address" in words
         assert names.asked == 1
         assert not fs.requests
-
-
-@in_event_loop
-async def test_a_redirect_to_a_name_that_leads_home_is_not_followed() -> None:
-    async def hop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        where = b"http://pages.example:%d/again" % port_of[0]
-        writer.write(b"HTTP/1.1 302 Found\r\nLocation: " + where + b"\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-        asked.append(1)
-        writer.close()
-
-    asked: list[int] = []
-    port_of = [0]
-    server = await asyncio.start_server(hop, "127.0.0.1", 0)
-    port_of[0] = server.sockets[0].getsockname()[1]
-    tool = HttpGet(
-        HostAllowlist.read([f"127.0.0.1:{port_of[0]}", "pages.example"]),
-        AbandonableThreads("pages"),
-        Names("169.254.169.254"),
-    )
-    async with server:
-        with pytest.raises(ToolFault) as caught:
-            await tool.run({"url": f"http://127.0.0.1:{port_of[0]}/"})
-    await tool.close()
-    assert "169.254.169.254 is a private address" in caught.value.message
-    assert asked == [1]

@@ -77,11 +77,6 @@ def test_the_oldest_answers_are_cut_first_and_the_last_turns_only_if_needed() ->
     assert left[0] <= SHORT and left[1] == left[2] > SHORT
 
 
-def test_a_conversation_without_answers_is_left_as_it_is() -> None:
-    assert cut_answers(PROMPT, len(PROMPT), 0) == (PROMPT, 0)
-    assert cut_answers([], 0, 0) == ([], 0)
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [

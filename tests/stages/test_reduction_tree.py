@@ -10,7 +10,7 @@ import pytest
 
 from bagent.stages.expand import pieces
 from bagent.stages.reduction_tree import GroupBuilder, ReductionGroupRule, shortened
-from bagent.stages.row import Response, StageRow, derive_key, estimate, input_item
+from bagent.stages.row import Response, StageRow, estimate, input_item
 from bagent.types import Row
 
 
@@ -24,7 +24,7 @@ def groups(rule: ReductionGroupRule, tokens: list[int]) -> list[list[int]]:
     former = GroupBuilder(rule, lambda group: found.append([one.row.index for one in group]))
     for number, count in enumerate(tokens):
         former.add(item(number, count))
-    rest = [one.row.index for one in former.take()]
+    rest = [one.row.index for one in former.take_group()]
     return [*found, rest] if rest else found
 
 
@@ -72,19 +72,6 @@ def test_what_is_too_long_is_cut_and_says_by_how_much(field):
     long = Response(id="r1", status=status, output=None, text=None, error=None)
     long[field] = {"a": "y" * 5000} if field == "output" else "y" * 5000
     short = shortened(long, 200)
-    assert estimate(msgspec.json.encode(short.shown())) <= 200
-    assert "characters left out]" in str(short.shown())
+    assert estimate(msgspec.json.encode(short.printed_fields())) <= 200
+    assert "characters left out]" in str(short.printed_fields())
     assert shortened(long, None) is long
-
-
-def test_derived_keys_differ_by_parents_order_and_words():
-    keys = {
-        derive_key((1, 2), "s", 1),
-        derive_key((2, 1), "s", 1),
-        derive_key((1,), "s", 1),
-        derive_key((1, 2), "s", 2),
-        derive_key((1, 2), "s1"),
-        derive_key((1, 2), "s", "1", ""),
-    }
-    assert len(keys) == 6
-    assert derive_key((1, 2), "s", 1) == derive_key((1, 2), "s", 1)

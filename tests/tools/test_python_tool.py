@@ -13,7 +13,7 @@ import pytest
 from bagent.errors import UsageError
 from bagent.tools import ToolExecutor, ToolResult
 from support.jumping_loop import in_event_loop
-from support.tool_pools import answers, asked, once, opened
+from support.tool_pools import abandoned_runs, answers, asked, once, opened
 
 SOURCE = '''
 from __future__ import annotations
@@ -177,10 +177,10 @@ def test_a_result_without_a_json_form_is_a_fault(base: Path) -> None:
 async def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: Path) -> None:
     async with opened(base, entry("wait_for_gate", timeout=0.2)) as pool:
         first = await pool.call(asked("wait_for_gate", x=1))
-        abandoned = pool.stats()["wait_for_gate"].abandoned
+        abandoned = abandoned_runs(pool, "wait_for_gate")
         gate(base).set()
         async with asyncio.timeout(20):
-            while pool.stats()["wait_for_gate"].abandoned:
+            while abandoned_runs(pool, "wait_for_gate"):
                 await asyncio.sleep(0.01)
         second = await pool.call(asked("wait_for_gate", x=2))
     assert (first.error, abandoned) == ("timeout", 1)
@@ -213,22 +213,12 @@ async def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(bas
     async with opened(base, entry("block", timeout=0.3)) as pool:
         first = await pool.call(asked("block", x=1))
         async with asyncio.timeout(20):
-            while not pool.stats()["block"].abandoned:
+            while not abandoned_runs(pool, "block"):
                 await asyncio.sleep(0.01)
         second = await pool.call(asked("block", x=0))
         gate(base).set()
-        abandoned = pool.stats()["block"].abandoned
+        abandoned = abandoned_runs(pool, "block")
     assert (first.error, second.text, abandoned) == ("timeout", "0", 1)
-
-
-@in_event_loop
-async def test_threads_are_used_again(base: Path) -> None:
-    async with opened(base, entry("where")) as pool:
-        before = threading.active_count()
-        for _ in range(20):
-            await pool.call(asked("where"))
-        result = threading.active_count() - before
-    assert result == 1
 
 
 # --- gathering --------------------------------------------------------------------------------
