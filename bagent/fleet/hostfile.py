@@ -2,9 +2,8 @@
 
 ``host`` · ``host:port`` · ``host port`` · ``[v6]:port`` · ``http(s)://host:port/base``, then
 ``key=value`` tags, parted by tabs or blanks; ``#`` begins a comment. ``node[001-004]:8000-8003``
-stands for sixteen endpoints, also in a URL. A PBS node file is a hostfile. MPI's ``slots=`` and
-``cpus=`` are passed over. A port below 1024 is taken in a URL only: ``host:4`` (MPICH) and
-``host 4`` (LSF) are slots, not ports.
+are sixteen endpoints, also in a URL. A PBS node file is a hostfile. MPI's ``slots=`` and ``cpus=``
+are ignored. A port below 1024 needs a URL: ``host:4`` (MPICH) and ``host 4`` (LSF) are slots.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from bagent.files import write_atomic
 
 DEFAULT_PORT = 8000
 FIRST_FREE_PORT = 1024
-"""The first port that a server may have without a URL: smaller numbers are counts of slots."""
+"""The first port without a URL: smaller numbers are counts of slots."""
 
 MOST_EXPANDED = 100_000
 _IGNORED_TAGS = frozenset({"slots", "cpus", "max_slots", "max-slots"})
 _NUMBER_TAGS: Mapping[str, type] = {"weight": float, "gpus": int, "max_concurrency": int}
 _NUMBERS = (1e-6, 1e6)
-"""Bounds of weights and GPUs: beyond them shares are nobody's wish, and sums overflow."""
+"""Bounds of weights and GPUs."""
 _NAMING_TAGS = frozenset({"model", "api_key_env"})
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 _LABEL = r"\w(?:[\w-]*\w)?"
@@ -56,7 +55,7 @@ class HostEntry(msgspec.Struct, frozen=True):
 
 
 def read_hostfile(path: Path) -> list[HostEntry]:
-    """The endpoints of a hostfile, in its order, exact repeats once.
+    """Read the endpoints of a hostfile in order, without repetitions.
 
     Raises:
         HostfileError: it cannot be read, is empty, or a line is wrong; with file and line.
@@ -66,21 +65,21 @@ def read_hostfile(path: Path) -> list[HostEntry]:
         if stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode):
             content = path.read_bytes()
         else:
-            content = _given_once(path, about.st_dev, about.st_ino)
+            content = _read_pipe(path, about.st_dev, about.st_ino)
     except OSError as error:
-        words = (error.strerror or str(error)).lower()
-        raise HostfileError(f"the hostfile cannot be read: {words}", at=Position(path)) from None
+        reason = (error.strerror or str(error)).lower()
+        raise HostfileError(f"the hostfile cannot be read: {reason}", at=Position(path)) from None
     return hosts_in(content, path)
 
 
 @lru_cache(maxsize=1)
-def _given_once(path: Path, device: int, inode: int) -> bytes:
-    """What a pipe gave, which gives it to its first reader only."""
+def _read_pipe(path: Path, device: int, inode: int) -> bytes:
+    """Return the content of a pipe, which can be read only once."""
     return path.read_bytes()
 
 
 def hosts_in(content: bytes, path: Path | str) -> list[HostEntry]:
-    """The endpoints of a hostfile's ``content``; as :func:`read_hostfile`, but for the reading."""
+    """Return the endpoints in the bytes of a hostfile; raises as :func:`read_hostfile`."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -92,40 +91,43 @@ def hosts_in(content: bytes, path: Path | str) -> list[HostEntry]:
 
 
 def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
-    """The endpoints of a hostfile's ``text``; ``path`` is named in errors."""
-    found: dict[str, HostEntry] = {}
+    """Return the endpoints in the text of a hostfile; errors name ``path``."""
+    hosts: dict[str, HostEntry] = {}
     names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = _COMMENT.sub("", line).split()
-        if not words:
+        fields = _COMMENT.sub("", line).split()
+        if not fields:
             continue
         at = Position(path, number)
-        for host in _line(words, number, at):
-            place = _place(host.url)
-            known = found.get(names.setdefault(host.name, place)) or found.get(place)
-            if known is not None and (known.tags != host.tags or _place(known.url) != place):
-                other = "with other tags" if _place(known.url) == place else f"as {known.url}"
+        for host in _line(fields, number, at):
+            address = _normalized(host.url)
+            other = hosts.get(names.setdefault(host.name, address)) or hosts.get(address)
+            same = other is not None and _normalized(other.url) == address
+            if other is not None and not (same and other.tags == host.tags):
                 raise HostfileError(
-                    f"{host.name} stands in line {known.line} {other}",
+                    f"{host.name} stands in line {other.line}"
+                    f" {'with other tags' if same else f'as {other.url}'}",
                     hint="keep one of the two lines",
                     at=at,
                 )
-            found.setdefault(place, host)
-            if len(found) > MOST_EXPANDED:
+            hosts.setdefault(address, host)
+            if len(hosts) > MOST_EXPANDED:
                 raise HostfileError(f"more than {MOST_EXPANDED} endpoints", at=at)
-    return list(found.values())
+    return list(hosts.values())
 
 
-def _line(words: list[str], number: int, at: Position) -> Iterator[HostEntry]:
-    address, rest = words[0], words[1:]
+def _line(fields: list[str], number: int, at: Position) -> Iterator[HostEntry]:
+    address, tag_fields = fields[0], fields[1:]
     port = None
-    if rest and _PORT_WORD.fullmatch(rest[0]):
-        port, rest = rest[0], rest[1:]
-    elif rest and "=" not in rest[0]:
+    if tag_fields and _PORT_WORD.fullmatch(tag_fields[0]):
+        port, tag_fields = tag_fields[0], tag_fields[1:]
+    elif tag_fields and "=" not in tag_fields[0]:
         raise HostfileError(
-            f"{rest[0]!r} is neither a port nor a key=value tag", hint="host port key=value", at=at
+            f"{tag_fields[0]!r} is neither a port nor a key=value tag",
+            hint="host port key=value",
+            at=at,
         )
-    tags = _tags(rest, at)
+    tags = _tags(tag_fields, at)
     url = _URL.fullmatch(address)
     if url is not None:
         if port is not None:
@@ -142,23 +144,23 @@ def _line(words: list[str], number: int, at: Position) -> Iterator[HostEntry]:
     ports = list(_ports(port or inner_port, at))
     if ports[0] < FIRST_FREE_PORT:
         raise HostfileError(
-            f"{' '.join(words[: 2 if port else 1])}: {ports[0]} is a number of slots, not a port",
+            f"{' '.join(fields[: 2 if port else 1])}: {ports[0]} is a number of slots, not a port",
             hint=f"{host} slots={ports[0]}; a port below {FIRST_FREE_PORT} needs a URL:"
             f" http://{host}:{ports[0]}",
             at=at,
         )
     for name in _expand(host, at):
-        shown = _check_host(name, at)
-        for one in ports:
-            yield HostEntry(f"{shown}:{one}", f"http://{shown}:{one}/v1", tags, number)
+        checked = _check_host(name, at)
+        for each in ports:
+            yield HostEntry(f"{checked}:{each}", f"http://{checked}:{each}/v1", tags, number)
 
 
-def _tags(words: list[str], at: Position) -> dict[str, str]:
+def _tags(fields: list[str], at: Position) -> dict[str, str]:
     tags: dict[str, str] = {}
-    for word in words:
-        match = _TAG.fullmatch(word)
+    for field in fields:
+        match = _TAG.fullmatch(field)
         if match is None:
-            raise HostfileError(f"{word!r} is no key=value tag", at=at)
+            raise HostfileError(f"{field!r} is no key=value tag", at=at)
         key, value = match.groups()
         if key in _IGNORED_TAGS:
             continue
@@ -172,9 +174,9 @@ def _tags(words: list[str], at: Position) -> dict[str, str]:
                 good = False
             if not good:
                 raise HostfileError(f"{key}={value}: not a number above 0", at=at)
-            least, most = _NUMBERS
-            if key != "max_concurrency" and not least <= float(value) <= most:
-                raise HostfileError(f"{key}={value}: not between {least:g} and {most:g}", at=at)
+            low, high = _NUMBERS
+            if key != "max_concurrency" and not low <= float(value) <= high:
+                raise HostfileError(f"{key}={value}: not between {low:g} and {high:g}", at=at)
         elif key in _NAMING_TAGS and not value:
             raise HostfileError(f"{key}= names nothing", at=at)
         tags[key] = value
@@ -184,35 +186,35 @@ def _tags(words: list[str], at: Position) -> dict[str, str]:
 def _from_url(
     url: re.Match[str], tags: dict[str, str], number: int, at: Position
 ) -> Iterator[HostEntry]:
-    scheme, place, base, rest = url.groups()
-    if "@" in place:
+    scheme, authority, base, suffix = url.groups()
+    if "@" in authority:
         raise HostfileError(
-            f"a login in the address of {place.rpartition('@')[2]}",
+            f"a login in the address of {authority.rpartition('@')[2]}",
             hint="api_key_env=NAME names a key",
             at=at,
         )
-    host, port = _split_port(place.lower(), at)
+    host, port = _split_port(authority.lower(), at)
     if not host:
         raise HostfileError(f"{url[0]} names no host", at=at)
-    if rest:
+    if suffix:
         raise HostfileError(f"the address of {host} goes on after its path", at=at)
     base = base.rstrip("/")
-    shown_base = base if base not in ("", "/v1") else ""
-    ports = [""] if port is None else [f":{one}" for one in _ports(port, at)]
+    base_name = base if base not in ("", "/v1") else ""
+    ports = [""] if port is None else [f":{each}" for each in _ports(port, at)]
     for name in _expand(host, at):
-        shown = _check_host(name, at)
-        for one in ports:
-            address = f"{scheme.lower()}://{shown}{one}{base or '/v1'}"
-            yield HostEntry(f"{shown}{one}{shown_base}", address, tags, number)
+        checked = _check_host(name, at)
+        for each in ports:
+            address = f"{scheme.lower()}://{checked}{each}{base or '/v1'}"
+            yield HostEntry(f"{checked}{each}{base_name}", address, tags, number)
 
 
-def _place(url: str) -> str:
-    """What all ways to write one address have in common."""
-    scheme, _, rest = url.partition("://")
-    place, _, base = rest.partition("/")
-    host, _, port = place.rpartition(":")
-    if not port.isdigit():  # none is named, or this is the end of an address in brackets
-        host, port = place, _USUAL_PORTS[scheme]
+def _normalized(url: str) -> str:
+    """Return the same text for all spellings of an address."""
+    scheme, _, address = url.partition("://")
+    authority, _, base = address.partition("/")
+    host, _, port = authority.rpartition(":")
+    if not port.isdigit():  # there is none, or this is the end of an address in brackets
+        host, port = authority, _USUAL_PORTS[scheme]
     host = host.lower().removesuffix(".")
     if host.startswith("["):
         host = ipaddress.IPv6Address(host[1:-1]).compressed
@@ -257,7 +259,7 @@ def _ports(text: str | None, at: Position) -> Iterator[int]:
 
 
 def _expand(host: str, at: Position) -> Iterator[str]:
-    """``node[001-003,7]`` as its names; an address in brackets stays as it is."""
+    """Yield the names of ``node[001-003,7]``; an IPv6 address in brackets is one name."""
     if host.startswith("["):
         yield host
         return
@@ -297,18 +299,18 @@ def _check_host(name: str, at: Position) -> str:
 
 
 def host_line(host: HostEntry) -> str:
-    """The line of a hostfile that stands for ``host``: read again, it is the same endpoint."""
-    # Without a port a URL means port 80, a bare name another; small ports need a URL.
+    """Return a line of a hostfile that is read as ``host``."""
+    # The default port of a URL differs from that of a bare name; small ports need a URL.
     port = urlsplit(host.url).port or 0
     plain = f"http://{host.name}/v1" == host.url and port >= FIRST_FREE_PORT
     return " ".join([host.name if plain else host.url, *(f"{k}={v}" for k, v in host.tags.items())])
 
 
-def hostfile_text(hosts: Sequence[HostEntry], kept: Collection[str], source: str) -> str:
-    """A hostfile of those ``hosts`` whose address (``url``) is in ``kept``.
+def hostfile_text(hosts: Sequence[HostEntry], urls: Collection[str], source: str) -> str:
+    """Return a hostfile of the ``hosts`` whose address is in ``urls``.
 
-    A line of ``source``, the text that ``hosts`` was read from, stays as it was written where all
-    its endpoints are kept; where some are gone, each other one gets a line of its own.
+    A line of ``source``, which ``hosts`` was read from, stays as it is if all its endpoints do.
+    Otherwise each of them gets a line.
     """
     lines = source.splitlines()
     groups: dict[int, list[HostEntry]] = {}
@@ -316,7 +318,7 @@ def hostfile_text(hosts: Sequence[HostEntry], kept: Collection[str], source: str
         groups.setdefault(host.line, []).append(host)
     out: list[str] = []
     for number, group in groups.items():
-        staying = [host for host in group if host.url in kept]
+        staying = [host for host in group if host.url in urls]
         if len(staying) == len(group) and 0 < number <= len(lines):
             out.append(lines[number - 1].strip().removeprefix("\ufeff"))
         else:
@@ -337,33 +339,31 @@ def write_hostfile(path: Path, text: str) -> None:
 
 
 SETTLE_SECONDS = 1.0
-"""So long a new content must stay as it is before it counts."""
-
-_ONE_KEPT = "endpoint stays as it was"
+"""For so long new content must not change before it takes effect."""
 
 
 class HostChanges(msgspec.Struct, frozen=True):
-    """What a reload brought, by address: new hosts, gone hosts, hosts with other tags (as now)."""
+    """Differences between two readings of a hostfile."""
 
     joined: tuple[HostEntry, ...] = ()
     left: tuple[HostEntry, ...] = ()
-    changed: tuple[HostEntry, ...] = ()
+    changed: tuple[HostEntry, ...] = ()  # with other tags; these are the new entries
 
     def __bool__(self) -> bool:
         return bool(self.joined or self.left or self.changed)
 
 
 class HostfileWatch:
-    """Decides what each reading of a hostfile means; it reads nothing and waits for nothing.
+    """Decides which content of a changing hostfile takes effect; does no I/O itself.
 
-    Give :meth:`saw` each reading, from once a second to whenever it suits.
+    Pass each reading to :meth:`on_content`.
 
     Args:
         path: named in notices.
         hosts: the endpoints in use, as read at the start.
-        clock: seconds, never running backwards.
-        notice: called once, with a line for people, for each content that cannot be used.
-        choose: which endpoints of a list count; a UsageError of it makes a content unusable.
+        clock: monotonic seconds.
+        notice: called once for each content that cannot be used, with a message for people.
+        choose: selects endpoints of a list; its UsageError makes a content unusable.
     """
 
     def __init__(
@@ -379,37 +379,38 @@ class HostfileWatch:
         self._clock = clock
         self._notice = notice
         self._choose = choose
-        self._seen: bytes | str | None = None
+        self._content: bytes | str | None = None
         self._since = 0.0
         self._done = False
 
-    def saw(self, content: bytes | OSError) -> HostChanges | None:
-        """What the file's ``content``, or the error of reading it, means now.
+    def on_content(self, content: bytes | OSError) -> HostChanges | None:
+        """Return the changes if new content takes effect, and update ``hosts``.
 
-        Returns the changes when a new content takes effect, else None: nothing new, not settled
-        yet, or not usable. ``hosts`` is then the new list already.
+        Return None for content that is old, not settled yet, or not usable.
         """
-        seen = content if isinstance(content, bytes) else (content.strerror or str(content))
+        raw = content if isinstance(content, bytes) else (content.strerror or str(content))
         now = self._clock()
-        if seen != self._seen:
-            self._seen, self._since, self._done = seen, now, False
+        if raw != self._content:
+            self._content, self._since, self._done = raw, now, False
             return None
         if self._done or now - self._since < SETTLE_SECONDS:
             return None
         self._done = True
-        return self._take(seen)
+        return self._apply(raw)
 
-    def _take(self, seen: bytes | str) -> HostChanges | None:
+    def _apply(self, content: bytes | str) -> HostChanges | None:
         try:
-            if isinstance(seen, str):
-                words = f"the hostfile cannot be read: {seen.lower()}"
-                raise HostfileError(words, at=Position(self._path))
-            hosts = self._choose(hosts_in(seen, self._path))
+            if isinstance(content, str):
+                message = f"the hostfile cannot be read: {content.lower()}"
+                raise HostfileError(message, at=Position(self._path))
+            hosts = self._choose(hosts_in(content, self._path))
         except UsageError as error:
-            many = len(self.hosts) != 1
-            kept = f"{len(self.hosts)} endpoints stay as they were" if many else _ONE_KEPT
+            count = len(self.hosts)
+            old = (
+                "endpoint stays as it was" if count == 1 else f"{count} endpoints stay as they were"
+            )
             where = "" if isinstance(error, HostfileError) else f"{self._path}: "
-            self._notice(f"{where}{error}; the {kept}")
+            self._notice(f"{where}{error}; the {old}")
             return None
         changes = host_changes(self.hosts, hosts)
         self.hosts = hosts
@@ -417,7 +418,7 @@ class HostfileWatch:
 
 
 def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> HostChanges:
-    """What is different between two lists of endpoints, each known by its address."""
+    """Return the differences between two lists of endpoints, by address."""
     old = {host.url: host for host in before}
     new = {host.url: host for host in after}
     return HostChanges(
@@ -430,10 +431,9 @@ def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> Hos
 
 
 def read_content(path: Path) -> bytes | OSError | None:
-    """One reading of the file, for :meth:`HostfileWatch.saw`.
+    """Return the content of the file, or the error of reading it; None for a pipe.
 
-    None for a pipe or the like, which gives what it has only once: to read it again may take until
-    somebody writes to it.
+    A pipe yields its content only once; to read it again may block.
     """
     try:
         mode = path.stat().st_mode

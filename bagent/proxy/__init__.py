@@ -1,6 +1,9 @@
 """One OpenAI-compatible local address in front of a fleet.
 
-Requests go through as they are, to the endpoint with the most room; a request that met a dead or
-full endpoint before a byte of its answer came goes to another one. Streams pass through piece by
-piece. What each request took is kept in a run directory.
+- :mod:`~bagent.proxy.server`: the web server and its routes.
+- :mod:`~bagent.proxy.auth`: token, ``Host`` and ``Origin``.
+- :mod:`~bagent.proxy.forward`: forwarding and retries, as long as no byte of an answer came.
+- :mod:`~bagent.proxy.engine_routes`: models, version, metrics and token counts of the engines.
+- :mod:`~bagent.proxy.metering`: usage records in a run directory.
+- :mod:`~bagent.proxy.converse_bridge`: Bedrock behind the same protocol.
 """

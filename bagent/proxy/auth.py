@@ -1,4 +1,4 @@
-"""Who may ask a proxy: addresses that requests name, the pages they come from, and tokens."""
+"""Access control of the proxy: token, ``Host`` and ``Origin``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.proxies import is_loopback
 
 NAME_SEPARATOR = ":"
-"""Between the token and the name of who asks, in one key: ``TOKEN:NAME``."""
+"""Separates the token from the client's name in a key: ``TOKEN:NAME``."""
 
 CLIENT_NAME = web.RequestKey("client_name", str)
-"""The name that a client gave behind the token, for :mod:`bagent.proxy.forward`."""
+"""The client's name in the key, for :mod:`bagent.proxy.forward`."""
 
 _HARMLESS_HEADERS = frozenset({"content-type", "accept", "user-agent", "anthropic-version"})
 
@@ -33,7 +33,7 @@ def client_key(token: str, name: str) -> str:
 
 
 def holds_key(endpoint: Endpoint) -> bool:
-    """Return whether requests to ``endpoint`` carry something that others must not spend."""
+    """Return whether requests to ``endpoint`` carry credentials."""
     carries = any(name.lower() not in _HARMLESS_HEADERS for name in endpoint.headers)
     return carries or bool(endpoint.query)
 
@@ -47,13 +47,13 @@ def bearer(request: web.Request) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def is_token(given: str, token: str) -> bool:
-    """Return whether ``given`` is the token; how long that takes tells nothing of it.
+def is_token(candidate: str, token: str) -> bool:
+    """Return whether ``candidate`` is the token, in constant time.
 
     Headers hold any bytes, which aiohttp keeps as lone surrogates.
     """
     return hmac.compare_digest(
-        *(word.encode("utf-8", "surrogateescape") for word in (given, token))
+        *(text.encode("utf-8", "surrogateescape") for text in (candidate, token))
     )
 
 
@@ -69,12 +69,12 @@ def token_guard(token: str | None, open_paths: Collection[str] = ()) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
         if token is not None and request.path not in open_paths:
-            given = bearer(request) or request.headers.get("x-api-key", "")
-            head, rest = given[: len(token)], given[len(token) :]
-            if not is_token(head, token) or rest[:1] not in ("", NAME_SEPARATOR):
+            key = bearer(request) or request.headers.get("x-api-key", "")
+            head, suffix = key[: len(token)], key[len(token) :]
+            if not is_token(head, token) or suffix[:1] not in ("", NAME_SEPARATOR):
                 return refusal(401, "auth", "the token is wrong or missing")
-            if len(rest) > 1:
-                request[CLIENT_NAME] = rest[1:]
+            if len(suffix) > 1:
+                request[CLIENT_NAME] = suffix[1:]
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -82,24 +82,23 @@ def token_guard(token: str | None, open_paths: Collection[str] = ()) -> Any:
 
 
 def address_guard(host: str | None) -> Any:
-    """Return a middleware that refuses web pages, and names that were made to point here.
+    """Return a middleware that refuses requests of web pages, and DNS rebinding.
 
     A page in a browser of this machine may send requests to loopback: directly, which its
     ``Origin`` shows, or by a domain name of its own that resolves to 127.0.0.1 (DNS rebinding),
     which ``Host`` shows.
 
     Args:
-        host: the address that the server listens on; None for a Unix socket. ``Host`` is judged on
-            loopback only: elsewhere a machine has names that it does not know itself, and the token
-            keeps pages out.
+        host: the address that the server listens on; None for a Unix socket. ``Host`` is checked
+            on loopback only: elsewhere a machine may have any name, and the token keeps pages out.
     """
-    judges_host = host is not None and is_loopback(host)
+    checks_host = host is not None and is_loopback(host)
 
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
         # Of a target in the form for proxies, aiohttp takes the host from there.
         hosts = {f"//{request.headers.get('Host', '')}", f"//{request.host}"}
-        if judges_host and not all(map(_is_local, hosts)):
+        if checks_host and not all(map(_is_local, hosts)):
             return refusal(403, "forbidden", "the Host header names another machine")
         if not all(map(_is_local, request.headers.getall("Origin", ()))):
             return refusal(403, "forbidden", "requests of web pages are refused")

@@ -1,7 +1,7 @@
-"""A local address that speaks OpenAI's protocol and asks a backend that does not: Bedrock.
+"""A local OpenAI-compatible address in front of Bedrock: chats in, Converse out.
 
-Requests of Bedrock have to be signed one by one and its streams are no lines of text, so what
-passes HTTP requests on or measures them meets this in its place: chats in, Converse out.
+Bedrock requests are signed one by one and its streams are binary, so they cannot be forwarded or
+measured as plain HTTP.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _TYPES = {
     "rejected": "invalid_request_error",
     "timeout": "timeout",
 }
-"""The ``type`` and ``code`` of an error, by which clients know its kind again."""
+"""``type`` and ``code`` of an error, by failure kind."""
 
 _STATUS = {"timeout": 504, "rejected": 400, "auth": 401, "refused": 400, "context_overflow": 400}
-_TO_PASS = frozenset({408, 429})
+_KEPT_STATUS = frozenset({408, 429})
 _HEAD = re.compile(r"HTTP \d{3}: ")
 
 
 def completion(reply: Reply, model: str) -> dict[str, Json]:
-    """A whole answer; ``model`` is the name that was asked for."""
+    """Return a complete answer; ``model`` is the requested name."""
     message = {**assistant_message(reply), "content": reply.text}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -70,7 +70,7 @@ def completion(reply: Reply, model: str) -> dict[str, Json]:
 
 
 def usage_of(usage: Usage) -> dict[str, Json]:
-    """Counts of tokens; what is not known is null."""
+    """Return token counts, null for unknown ones."""
     prompt, answer = usage.prompt, usage.completion
     total = None if prompt is None or answer is None else prompt + answer
     return {
@@ -82,50 +82,61 @@ def usage_of(usage: Usage) -> dict[str, Json]:
     }
 
 
-def chunk_bytes(told: tuple[str, str], kind: str, text: str) -> bytes:
-    """A piece of a streamed answer; ``told`` is the id of the answer and its model, ``kind``
-    ``text`` or ``reasoning``."""
+class StreamId(msgspec.Struct, frozen=True):
+    """What all chunks of a streamed answer have in common."""
+
+    id: str
+    model: str
+
+
+def chunk_bytes(stream: StreamId, kind: str, text: str) -> bytes:
+    """Return a chunk of a streamed answer; ``kind`` is ``text`` or ``reasoning``."""
     name = "content" if kind == "text" else "reasoning_content"
-    return _chunk(told, {"role": "assistant", name: text})
+    return _chunk(stream, {"role": "assistant", name: text})
 
 
 def last_chunks(
-    told: tuple[str, str], found: Reply | Failure, *, heard: bool, counts: bool
+    stream: StreamId, result: Reply | Failure, *, streamed: bool, usage: bool
 ) -> Iterator[bytes]:
-    """The end of a stream: what was not told piece by piece, the reason for the end, counts.
+    """Yield the end of a stream: tool calls, finish reason and usage.
 
     Args:
-        heard: whether text and reasoning have been told.
-        counts: whether the counts of tokens were asked for.
+        stream: the answer.
+        result: how it ended.
+        streamed: whether text and reasoning have been sent.
+        usage: whether the client wants token counts.
     """
-    if isinstance(found, Failure):
-        status, body = _error(found)
+    if isinstance(result, Failure):
+        status, body = _error(result)
         yield _event({"error": {**body["error"], "code": status}})
         return
-    if not heard:
-        for kind, text in (("reasoning", found.reasoning), ("text", found.text)):
+    if not streamed:
+        for kind, text in (("reasoning", result.reasoning), ("text", result.text)):
             if text:
-                yield chunk_bytes(told, kind, text)
-    message = assistant_message(found)
-    rest = {name: message[name] for name in message.keys() - {"role", "content"}}
-    if found.tool_calls:
-        rest["tool_calls"] = [
-            {"index": place, **call} for place, call in enumerate(message["tool_calls"])
-        ]
-    yield _chunk(told, rest, found.finish_reason)
-    if counts:
-        yield _event({**_head(told), "choices": [], "usage": usage_of(found.usage)})
+                yield chunk_bytes(stream, kind, text)
+    message = assistant_message(result)
+    delta = {name: message[name] for name in message.keys() - {"role", "content"}}
+    if result.tool_calls:
+        calls = message["tool_calls"]
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    yield _chunk(stream, delta, result.finish_reason)
+    if usage:
+        yield _event({**_head(stream), "choices": [], "usage": usage_of(result.usage)})
     yield DONE
 
 
-def _head(told: tuple[str, str]) -> dict[str, Json]:
-    answer, model = told
-    return {"id": answer, "object": "chat.completion.chunk", "created": 0, "model": model}
+def _head(stream: StreamId) -> dict[str, Json]:
+    return {
+        "id": stream.id,
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": stream.model,
+    }
 
 
-def _chunk(told: tuple[str, str], delta: Json, finish: str | None = None) -> bytes:
+def _chunk(stream: StreamId, delta: Json, finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return _event({**_head(told), "choices": [choice]})
+    return _event({**_head(stream), "choices": [choice]})
 
 
 def _event(value: Json) -> bytes:
@@ -133,38 +144,38 @@ def _event(value: Json) -> bytes:
 
 
 def error_of(failure: Failure) -> tuple[int, bytes]:
-    """HTTP status and body for a failure."""
+    """Return the HTTP status and body for a failure."""
     status, body = _error(failure)
     return status, msgspec.json.encode(body)
 
 
 def _error(failure: Failure) -> tuple[int, dict[str, dict[str, Json]]]:
     status = failure.status or _STATUS.get(failure.kind, 502)
-    if status < 400 or (failure.passing and status < 500 and status not in _TO_PASS):
+    if status < 400 or (failure.passing and status < 500 and status not in _KEPT_STATUS):
         status = 503 if failure.kind == "overloaded" else 502
     kind = _TYPES.get(failure.kind, failure.kind)
     message = _HEAD.sub("", failure.message, count=1)
     return status, {"error": {"message": message, "type": kind, "code": kind, "param": None}}
 
 
-MOST_BODY = 256 << 20
+MAX_BODY_BYTES = 256 << 20
 PROBE_SECONDS = 5.0
 
-MOST_FORMS = 4
-"""So often a request is put in another form that the model turned out to want."""
+MAX_FORMS = 4
+"""How often a request is sent again in another form that the model needs."""
 
-MOST_KEPT = 4096
-"""Turns with tool calls whose own blocks are kept, for clients that give back only the calls."""
+MAX_TURNS = 4096
+"""Turns whose provider blocks are remembered, for clients that send back only the tool calls."""
 
 
 class Bridge:
-    """Answers chats by ``backend``; for one event loop.
+    """Answers chats with ``backend``; for one event loop.
 
     Args:
-        backend: what is asked; it is the caller's to close.
-        endpoint: where.
-        token: who asks has to show it.
-        timeouts: limits of one request; who asks may hang up sooner.
+        backend: the caller closes it.
+        endpoint: where the backend sends requests.
+        token: required of clients.
+        timeouts: limits of one request.
     """
 
     def __init__(
@@ -177,19 +188,19 @@ class Bridge:
         self._blocks: OrderedDict[str, list[Json]] = OrderedDict()
 
     def app(self) -> web.Application:
-        """The routes."""
+        """Return the web application."""
         guards = [address_guard("127.0.0.1"), token_guard(self._token)]
-        found = web.Application(client_max_size=MOST_BODY, middlewares=guards)
-        found.router.add_get("/v1/models", self._models)
-        found.router.add_post("/v1/chat/completions", self._chat)
-        return found
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        """Whether there are credentials; which models an account has is not asked."""
-        found = await self._backend.probe(self._endpoint, PROBE_SECONDS)
-        if not isinstance(found, Capabilities):
-            return _refusal(found)
-        data = [{"id": name, "object": "model", "owned_by": "bedrock"} for name in found.models]
+        """Return the models of the job, if there are credentials."""
+        result = await self._backend.probe(self._endpoint, PROBE_SECONDS)
+        if not isinstance(result, Capabilities):
+            return _refusal(result)
+        data = [{"id": name, "object": "model", "owned_by": "bedrock"} for name in result.models]
         return web.json_response({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -199,65 +210,65 @@ class Bridge:
             return _refusal(Failure("rejected", f"the body is no JSON: {error}", status=400))
         if not isinstance(body, dict):
             return _refusal(Failure("rejected", "the body is no object", status=400))
-        self._give_back(body)
+        self._restore_blocks(body)
         if body.get("stream"):
-            return await self._streamed(request, body)
-        found = await self._ask(_request(body, None))
-        if isinstance(found, Failure):
-            return _refusal(found)
-        told = self._keep(found)
+            return await self._stream(request, body)
+        result = await self._send(_request(body, None))
+        if isinstance(result, Failure):
+            return _refusal(result)
+        self._remember_blocks(result)
         return web.Response(
-            body=msgspec.json.encode(completion(told, _model(body))),
+            body=msgspec.json.encode(completion(result, _model(body))),
             content_type="application/json",
         )
 
-    async def _streamed(self, request: web.Request, body: dict[str, Json]) -> web.StreamResponse:
-        pieces: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
-        asked = _request(body, lambda kind, text: pieces.put_nowait((kind, text)))
-        asking = asyncio.create_task(self._ask(asked))
-        asking.add_done_callback(lambda _: pieces.put_nowait(None))
+    async def _stream(self, request: web.Request, body: dict[str, Json]) -> web.StreamResponse:
+        chunks: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
+        call = _request(body, lambda kind, text: chunks.put_nowait((kind, text)))
+        sending = asyncio.create_task(self._send(call))
+        sending.add_done_callback(lambda _: chunks.put_nowait(None))
         try:
-            piece = await pieces.get()
-            if piece is None and isinstance(asking.result(), Failure):
-                return _refusal(asking.result())
+            chunk = await chunks.get()
+            if chunk is None and isinstance(sending.result(), Failure):
+                return _refusal(sending.result())
             answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await answer.prepare(request)
-            heard, told = False, (f"chatcmpl-{secrets.token_hex(8)}", _model(body))
-            while piece is not None:
-                heard = True
-                await answer.write(chunk_bytes(told, *piece))
-                piece = await pieces.get()
-            found = asking.result()
-            if isinstance(found, Reply):
-                found = self._keep(found)
-            counts = bool((body.get("stream_options") or {}).get("include_usage"))
-            for chunk in last_chunks(told, found, heard=heard, counts=counts):
-                await answer.write(chunk)
+            streamed = False
+            stream = StreamId(f"chatcmpl-{secrets.token_hex(8)}", _model(body))
+            while chunk is not None:
+                streamed = True
+                await answer.write(chunk_bytes(stream, *chunk))
+                chunk = await chunks.get()
+            result = sending.result()
+            if isinstance(result, Reply):
+                self._remember_blocks(result)
+            usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            for data in last_chunks(stream, result, streamed=streamed, usage=usage):
+                await answer.write(data)
             await answer.write_eof()
             return answer
         except ConnectionError:
             return client_closed_response(request)
         finally:
-            asking.cancel()
+            sending.cancel()
 
-    async def _ask(self, request: Request) -> Reply | Failure:
-        for _ in range(MOST_FORMS):
+    async def _send(self, request: Request) -> Reply | Failure:
+        for _ in range(MAX_FORMS):
             exchange = await self._backend.send(self._endpoint, [request], self._timeouts)
             if not exchange.learned:
                 break
-        (found,) = exchange.results
-        return found
+        (result,) = exchange.results
+        return result
 
-    def _keep(self, reply: Reply) -> Reply:
-        """Remember what has to be given back with the tool calls of a turn."""
+    def _remember_blocks(self, reply: Reply) -> None:
+        """Remember the provider blocks that must be sent back with the tool calls of a turn."""
         if reply.blocks is not None and reply.tool_calls:
             self._blocks[reply.tool_calls[0].id] = reply.blocks
-            if len(self._blocks) > MOST_KEPT:
+            if len(self._blocks) > MAX_TURNS:
                 self._blocks.popitem(last=False)
-        return reply
 
-    def _give_back(self, body: dict[str, Json]) -> None:
-        """Put thinking with its signature back into turns of clients that do not know of it."""
+    def _restore_blocks(self, body: dict[str, Json]) -> None:
+        """Restore signed thinking blocks in turns of clients that dropped them."""
         messages = body.get("messages")
         for message in messages if isinstance(messages, list) else ():
             calls = message.get("tool_calls") if isinstance(message, dict) else None
@@ -288,8 +299,7 @@ async def bridged(
     notice: Callable[[str], None],
     timeouts: Timeouts = Timeouts(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[Endpoint]:
-    """An endpoint of OpenAI's protocol, on loopback and with a token of its own, that asks the one
-    server of ``servers``."""
+    """Yield a local endpoint of OpenAI's protocol in front of the only server of ``servers``."""
     (endpoint,) = servers.endpoints
     config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
     backend = make_backend(servers.kind, Transport(), config, notice)
@@ -318,17 +328,17 @@ async def bridged(
 def bridged_apart(
     servers: Servers, notice: Callable[[str], None], timeouts: Timeouts
 ) -> Iterator[Servers]:
-    """The same in a thread with an event loop of its own, for who has none yet."""
+    """Run :func:`bridged` in a thread with its own event loop."""
     ready = threading.Event()
-    made: list[tuple[Endpoint, asyncio.AbstractEventLoop, asyncio.Event]] = []
+    started: list[tuple[Endpoint, asyncio.AbstractEventLoop, asyncio.Event]] = []
     faults: list[BaseException] = []
 
     async def serve() -> None:
-        over = asyncio.Event()
+        ended = asyncio.Event()
         async with bridged(servers, notice, timeouts) as endpoint:
-            made.append((endpoint, asyncio.get_running_loop(), over))
+            started.append((endpoint, asyncio.get_running_loop(), ended))
             ready.set()
-            await over.wait()
+            await ended.wait()
 
     def work() -> None:
         try:
@@ -341,11 +351,11 @@ def bridged_apart(
     thread = threading.Thread(target=work, name="bridge", daemon=True)
     thread.start()
     ready.wait()
-    if not made:
+    if not started:
         raise faults[0]
-    endpoint, loop, over = made[0]
+    endpoint, loop, ended = started[0]
     try:
         yield msgspec.structs.replace(servers, endpoints=[endpoint], kind="openai", bedrock=None)
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(ended.set)
         thread.join(10)

@@ -1,6 +1,6 @@
-"""What engines say of themselves, passed on: models, version, metrics, and counting of tokens.
+"""Routes about the engines themselves: models, version, metrics and token counts.
 
-These requests are answered by engines of one's own only, and are not metered: they cost no tokens.
+They cost no tokens and are not metered.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _SUFFIX = re.compile(r"_(?:bucket|sum|count|total|created)$")
 
 
 class EngineRoutes:
-    """Answers clients with what the endpoints of a fleet tell.
+    """Answers clients with what the endpoints of a fleet report.
 
     Args:
-        lessor: has the endpoints.
-        timeouts: limits of one request for the tokens of a text.
+        transport: connects to the endpoints.
+        lessor: knows the endpoints.
+        timeouts: limits of one token count.
     """
 
     def __init__(self, transport: Transport, lessor: EndpointLeaser, timeouts: Timeouts) -> None:
@@ -53,53 +54,53 @@ class EngineRoutes:
             app.router.add_post(path, self._count)
 
     async def _models(self, request: web.Request) -> web.Response:
-        data = list((await self._listed()).values())
+        data = list((await self._list_models()).values())
         return web.json_response({"object": "list", "data": data})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        entry = (await self._listed()).get(name)
+        entry = (await self._list_models()).get(name)
         if entry is None:
             return refusal(404, "not_found", f"no endpoint serves {name}")
         return web.json_response(entry)
 
-    async def _listed(self) -> dict[str, dict[str, Json]]:
-        """Each model as its engines list it, by name; see :func:`merged_models`."""
-        asked = [
+    async def _list_models(self) -> dict[str, dict[str, Json]]:
+        """Return each model as its engines list it, by name."""
+        requests = [
             fetch_model_entries(self._transport, endpoint, PROBE_SECONDS)
             for endpoint in self._serving()
         ]
         return merged_models(
-            [entry for entries in await asyncio.gather(*asked) for entry in entries]
+            [entry for entries in await asyncio.gather(*requests) for entry in entries]
         )
 
     async def _version(self, request: web.Request) -> web.Response:
-        found = []
-        for _, raw in await self._told("/version"):
+        versions = []
+        for _, raw in await self._get_all("/version"):
             body = _decoded(raw)
             if isinstance(body, dict) and isinstance(body.get("version"), str):
-                found.append(body["version"])
-        if not found:
+                versions.append(body["version"])
+        if not versions:
             return refusal(404, "not_found", "no endpoint of this fleet tells its version")
-        return web.json_response({"version": ", ".join(dict.fromkeys(found))})
+        return web.json_response({"version": ", ".join(dict.fromkeys(versions))})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        told = await self._told("/metrics")
-        if not told:
+        answers = await self._get_all("/metrics")
+        if not answers:
             return refusal(404, "not_found", "no endpoint of this fleet has metrics")
-        texts = [(endpoint.name, raw.decode("utf-8", "replace")) for endpoint, raw in told]
+        texts = [(endpoint.name, raw.decode("utf-8", "replace")) for endpoint, raw in answers]
         return web.Response(
             body=merged_metrics(texts).encode(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
-    async def _told(self, path: str) -> list[tuple[Endpoint, bytes]]:
-        """The good answers of all own endpoints to a GET of ``path``."""
+    async def _get_all(self, path: str) -> list[tuple[Endpoint, bytes]]:
+        """Return the good answers of all own endpoints to a GET of ``path``."""
         own = self._own()
-        asked = (
+        requests = (
             self._transport.get(endpoint, endpoint.root + path, PROBE_SECONDS) for endpoint in own
         )
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         good = []
         for endpoint, answer in zip(own, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -110,7 +111,7 @@ class EngineRoutes:
         return good
 
     async def _count(self, request: web.Request) -> web.Response:
-        """Pass a text on to the first endpoint that has the route and the model."""
+        """Forward a text to the first endpoint that has the route and the model."""
         body = await request.read()
         last = refusal(404, "not_found", f"no endpoint of this fleet serves {request.path}")
         for endpoint in self._own():
@@ -136,16 +137,15 @@ class EngineRoutes:
 
 
 def serves(state: EndpointState) -> bool:
-    """Whether an endpoint is one of the fleet, and answers."""
+    """Return whether an endpoint answers and is not leaving."""
     return state.up and not (state.unresponsive or state.leaving)
 
 
 def merged_models(entries: Sequence[dict[str, Json]]) -> dict[str, dict[str, Json]]:
-    """One entry for each model, by its name, with all that its first engine tells.
+    """Return one entry for each model by name, as its first engine reports it.
 
-    The context length is the smallest that an engine has: a request may go to any of them. Where
-    engines of different makes serve a model it is owned by the proxy, since clients take the owner
-    for what they may ask for.
+    The context length is the shortest of all engines: a request may go to any of them. If different
+    engines serve a model its owner is the proxy, since clients infer features from the owner.
     """
     models: dict[str, dict[str, Json]] = {}
     for entry in entries:
@@ -154,18 +154,18 @@ def merged_models(entries: Sequence[dict[str, Json]]) -> dict[str, dict[str, Jso
         model = models.setdefault(name, own)
         if model["owned_by"] != own["owned_by"]:
             model["owned_by"] = "bagent"
-        lengths = [one.get("max_model_len") for one in (model, own)]
-        known = [length for length in lengths if isinstance(length, int)]
-        if known:
-            model["max_model_len"] = min(known)
+        lengths = [entry.get("max_model_len") for entry in (model, own)]
+        reported = [length for length in lengths if isinstance(length, int)]
+        if reported:
+            model["max_model_len"] = min(reported)
     return models
 
 
 def merged_metrics(texts: Sequence[tuple[str, str]]) -> str:
-    """The expositions of several endpoints as one: each series has a label ``endpoint``.
+    """Merge Prometheus expositions; each series gets a label ``endpoint``.
 
     Args:
-        texts: the name of each endpoint and what it tells.
+        texts: the name and exposition of each endpoint.
     """
     heads: dict[str, list[str]] = {}
     series: dict[str, list[str]] = {}
@@ -173,9 +173,9 @@ def merged_metrics(texts: Sequence[tuple[str, str]]) -> str:
         label = 'endpoint="' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
         for line in text.splitlines():
             if line.startswith("#"):
-                words = line.split(maxsplit=3)
-                if len(words) > 2 and line not in heads.setdefault(words[2], []):
-                    heads[words[2]].append(line)
+                fields = line.split(maxsplit=3)
+                if len(fields) > 2 and line not in heads.setdefault(fields[2], []):
+                    heads[fields[2]].append(line)
                 continue
             sample = _SAMPLE.fullmatch(line)
             if sample is not None:

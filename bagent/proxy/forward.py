@@ -1,4 +1,4 @@
-"""One client's request on its way to an endpoint, and its answer on the way back."""
+"""Forwarding of client requests to endpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from bagent.backends.http.connection import PlainResponse
 
 OWN_KEY = "bagent-"
-"""A key that begins so is no secret: what follows is the name of who asks."""
+"""Prefix of a key that is no secret but the name of the client."""
 
 SESSION_HEADERS = ("X-Session-Id", "X-Claude-Code-Session-Id", "X-Dynamo-Session-Id")
-"""By these headers programs name the conversation that a request goes on with: OpenCode and vLLM's
-clients by the first, then Claude Code, then NVIDIA Dynamo's clients."""
+"""Headers that identify a conversation: of OpenCode and vLLM's clients, of Claude Code, and of
+NVIDIA Dynamo's clients."""
 
-MOST_SESSIONS = 65_536
+MAX_SESSIONS = 65_536
 
 
 def client_name(headers: Mapping[str, str]) -> str | None:
-    """What a client calls its request: by a header, or by the key that it was given."""
+    """Return the client's name for its request, from a header or its key."""
     return _own_name(headers) or headers.get("X-Request-Id")
 
 
 def session_name(headers: Mapping[str, str]) -> str | None:
-    """The name that all requests of one conversation have in common, None where there is none."""
-    told = (headers[name] for name in SESSION_HEADERS if headers.get(name))
-    return _own_name(headers) or next(told, None)
+    """Return the name that all requests of a conversation share, if there is one."""
+    names = (headers[name] for name in SESSION_HEADERS if headers.get(name))
+    return _own_name(headers) or next(names, None)
 
 
 def _own_name(headers: Mapping[str, str]) -> str | None:
@@ -62,61 +62,56 @@ def _own_name(headers: Mapping[str, str]) -> str | None:
 
 
 def client_closed_response(request: web.Request) -> web.Response:
-    """The end of a request whose client hung up: nobody reads it, and nothing is to be logged."""
+    """Abort the connection of a client that hung up, so that nothing is logged."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=499)
 
 
 class SessionAffinity:
-    """Which endpoint served a conversation last: its cache holds what comes before.
+    """The endpoint that served each conversation last and has it cached; the oldest are dropped."""
 
-    Only the conversations heard of last are remembered.
-    """
+    def __init__(self, size: int = MAX_SESSIONS) -> None:
+        self._size = size
+        self._endpoints: OrderedDict[str, str] = OrderedDict()
 
-    def __init__(self, most: int = MOST_SESSIONS) -> None:
-        self._most = most
-        self._homes: OrderedDict[str, str] = OrderedDict()
+    def get(self, session: str | None) -> str | None:
+        """Return the endpoint's name, if known."""
+        return None if session is None else self._endpoints.get(session)
 
-    def of(self, session: str | None) -> str | None:
-        """The endpoint's name, None where nothing is known."""
-        return None if session is None else self._homes.get(session)
-
-    def served(self, session: str | None, endpoint: str) -> None:
-        """The endpoint answered a request of the conversation well."""
+    def set(self, session: str | None, endpoint: str) -> None:
+        """Record that the endpoint answered a request of the conversation."""
         if session is None:
             return
-        self._homes[session] = endpoint
-        self._homes.move_to_end(session)
-        if len(self._homes) > self._most:
-            self._homes.popitem(last=False)
+        self._endpoints[session] = endpoint
+        self._endpoints.move_to_end(session)
+        if len(self._endpoints) > self._size:
+            self._endpoints.popitem(last=False)
 
 
-MOST_TRIES = 4
+MAX_ATTEMPTS = 4
 ANSWER_HEADERS = ("Content-Type", "X-Request-Id", "Cache-Control", "Retry-After")
-"""Headers of an answer that are passed on; the others speak of the connection behind."""
+"""Headers of an answer that are forwarded; the others concern the connection to the endpoint."""
 
 SSE = "text/event-stream"
 
-ELSEWHERE = frozenset({401, 403, 404, 429})
-"""Answers, beside 5xx, that say more of the endpoint than of the request: another one is asked."""
-
+RETRY_STATUS = frozenset({401, 403, 404, 429})
+"""Statuses besides 5xx that are retried at another endpoint."""
 
 ABSENT = frozenset({404, 501})
-"""Answers that speak of a route or a model, which another endpoint may have."""
+"""Statuses for a missing route or model, which another endpoint may have."""
 
 REFUSED = ABSENT | {401, 403}
-"""Answers that speak of the endpoint only if another one serves the same request."""
+"""Statuses that count as the endpoint's failure only if another one serves the request."""
 
-ALIKE = 2
-"""So many endpoints may refuse the key of a request before that is the request's own failure."""
+MAX_REFUSED_KEYS = 2
+"""How many endpoints may refuse the key before it counts as the request's own failure."""
 
 CORE_ROUTES = frozenset({"/chat/completions", "/completions"})
-"""Routes that every engine has. One that lacks another route is none the worse for it."""
+"""Routes that every engine has. To lack another route is no fault."""
 
-PASSED_ON = ("anthropic-beta", "anthropic-version")
-"""Headers of a client that a hosted API needs to understand its request."""
-
+FORWARDED_HEADERS = ("anthropic-beta", "anthropic-version")
+"""Headers of a client that a hosted API needs."""
 
 CLIENT_CLOSED = Failure("client_closed", "the client hung up")
 
@@ -130,17 +125,20 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ClientLeft(Exception):
-    """Whoever asked has hung up."""
+    """The client hung up."""
 
 
 class Forwarder:
-    """Sends requests on; endpoints that are dead or full are passed over.
+    """Forwards requests to endpoints with room, and retries them at others.
 
-    A conversation goes on at the endpoint that served it last, unless that is much busier.
+    A conversation stays at the endpoint that served it last, unless that is much busier.
 
     Args:
-        timeouts: limits of one try.
-        patience: seconds that a request may wait for an endpoint with room.
+        transport: connects to the endpoints.
+        lessor: leases them.
+        meter: records requests and attempts.
+        timeouts: limits of one attempt.
+        patience: seconds for which a request may wait for an endpoint with room.
     """
 
     def __init__(
@@ -156,64 +154,64 @@ class Forwarder:
         self._meter = meter
         self._timeouts = timeouts
         self._patience = patience
-        self._homes = SessionAffinity()
+        self._affinity = SessionAffinity()
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def busy(self) -> int:
-        """Requests that clients wait for now."""
+        """How many requests are in progress."""
         return self._busy
 
-    async def idle(self) -> None:
-        """Wait until no client waits for anything."""
+    async def wait_idle(self) -> None:
+        """Wait until no request is in progress."""
         await self._idle.wait()
 
     async def forward(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
-        """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
-        given = request.get(CLIENT_NAME)
-        name = given or client_name(request.headers) or path
-        session = given or session_name(request.headers)
+        """Return an endpoint's answer to ``body`` at ``path``."""
+        from_token = request.get(CLIENT_NAME)
+        name = from_token or client_name(request.headers) or path
+        session = from_token or session_name(request.headers)
         record = ProxyRecord(name, path, unix())
-        self._meter.arrived(record)
+        self._meter.assign_row(record)
         self._busy += 1
         self._idle.clear()
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
         refused: list[tuple[EndpointLease, Failure]] = []
-        moved = False  # once: what takes its time everywhere would else end nowhere
+        moved = False  # only once: a request that is slow everywhere must end somewhere
         try:
-            while record.tries < MOST_TRIES:
+            while record.attempts < MAX_ATTEMPTS:
                 try:
                     async with asyncio.timeout(self._patience):
-                        lease = await self._lessor.acquire(avoid, self._homes.of(session))
+                        lease = await self._lessor.acquire(avoid, self._affinity.get(session))
                 except TimeoutError:
                     break
                 except Closed:
                     failure = Failure("overloaded", "the proxy ends", passing=True, status=503)
                     break
                 lease.uncancellable = moved
-                record.begin(lease.state.name)
-                result = await self._try(request, path, body, lease, record)
+                record.start_attempt(lease.state.name)
+                result = await self._send(request, path, body, lease, record)
                 if not isinstance(result, Failure):
                     if record.failure is None:
-                        self._homes.served(session, record.endpoint)
-                        for old, told in refused if path in CORE_ROUTES else ():
-                            self._lessor.judge(old, told, _as_request(path, body))
+                        self._affinity.set(session, record.endpoint)
+                        for earlier, refusal in refused if path in CORE_ROUTES else ():
+                            self._lessor.judge(earlier, refusal, _as_request(path, body))
                     return result
                 failure, avoid = result, avoid | {lease.state.name}
                 moved |= bool(lease.cancel_reason)
                 if result.status in REFUSED:
                     refused.append((lease, result))
-                    alike = sum(1 for _, told in refused if told.status == result.status)
-                    own = result.status not in ABSENT and alike >= ALIKE
+                    alike = sum(1 for _, refusal in refused if refusal.status == result.status)
+                    own = result.status not in ABSENT and alike >= MAX_REFUSED_KEYS
                     if own or not self._lessor.has_alternative(avoid):
                         break
             record.failure = failure
             return _refusal(failure, path, record.refusal)
         except (ClientLeft, asyncio.CancelledError) as error:
-            self._left(record, session, error)
+            self._on_abort(record, session, error)
             if isinstance(error, ClientLeft):
                 return client_closed_response(request)
             raise
@@ -223,24 +221,24 @@ class Forwarder:
                 self._idle.set()
             self._meter.request(record)
 
-    def _left(self, record: ProxyRecord, session: str | None, error: BaseException) -> None:
-        """Note that the client, or this proxy, ended a request before its handler did."""
-        if record.whole:  # clients may close once they have read the end
-            self._homes.served(session, record.endpoint)
+    def _on_abort(self, record: ProxyRecord, session: str | None, error: BaseException) -> None:
+        """Record that the client or the proxy ended a request before its handler did."""
+        if record.complete:  # clients may close once they have read the end
+            self._affinity.set(session, record.endpoint)
         elif self._lessor.closed and not isinstance(error, ClientLeft):
-            words = "the proxy ended before the answer"
-            record.failure = Failure("overloaded", words, passing=True)
+            message = "the proxy ended before the answer"
+            record.failure = Failure("overloaded", message, passing=True)
         else:
             record.failure = CLIENT_CLOSED
 
-    def _note_limits(self, lease: EndpointLease, headers: Mapping[str, str], *, good: bool) -> None:
-        """A provider's answer may tell the limits of the account."""
+    def _update_limits(self, lease: EndpointLease, headers: Mapping[str, str], status: int) -> None:
+        """Update the account's limits from the headers of a hosted endpoint."""
         if not lease.state.endpoint.own:
             limits = read_rate_limits(headers, time.time())
             if limits is not None:
-                self._lessor.update_limits(lease, limits, accepted=good)
+                self._lessor.update_limits(lease, limits, accepted=status == 200)
 
-    async def _try(
+    async def _send(
         self,
         request: web.Request,
         path: str,
@@ -248,106 +246,113 @@ class Forwarder:
         lease: EndpointLease,
         record: ProxyRecord,
     ) -> web.StreamResponse | Failure:
-        """One try; a failure may be tried elsewhere: no byte of it has gone to the client."""
-        endpoint = _as_asked(lease.state.endpoint, request.headers)
+        """Send one attempt; a returned failure may be retried, as nothing reached the client."""
+        endpoint = _with_client_headers(lease.state.endpoint, request.headers)
         lease.task = asyncio.current_task()
-        sent, told, lent = unix(), None, True
+        sent, leased = unix(), True
+        failure: Failure | None = None
         try:
-            async with self._transport.post(endpoint, path, body, self._timeouts) as found:
-                record.status = found.status
-                self._note_limits(lease, found.headers, good=found.status == 200)
-                if found.status in ELSEWHERE or found.status >= 500:
-                    raw = await read_body(found)
-                    told = _refused(found.status, raw, found.headers, endpoint)
+            async with self._transport.post(endpoint, path, body, self._timeouts) as response:
+                record.status = response.status
+                self._update_limits(lease, response.headers, response.status)
+                if response.status in RETRY_STATUS or response.status >= 500:
+                    raw = await read_body(response)
+                    failure = _failure_of(response.status, raw, response.headers, endpoint)
                     record.refusal = endpoint.without_secrets(
                         raw.decode("utf-8", "replace")
                     ).encode()
-                    return told
-                if found.content_type == "text/html":
-                    told = Failure("bad_response", "a web page instead of an answer", passing=True)
-                    return told
-                answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
-                whole = None
-                if found.content_type != SSE:
-                    whole = await _whole(found, endpoint, record)
-                    told = _malformed(path, found, whole)
-                    if told is not None:
+                    return failure
+                if response.content_type == "text/html":
+                    message = "a web page instead of an answer"
+                    failure = Failure("bad_response", message, passing=True)
+                    return failure
+                answer = web.StreamResponse(
+                    status=response.status, headers=_answer_headers(response.headers)
+                )
+                content = None
+                if response.content_type != SSE:
+                    content = await _read_answer(response, endpoint, record)
+                    failure = _malformed(path, response, content)
+                    if failure is not None:
                         record.tail = b""
-                        return told
+                        return failure
                 else:
-                    await self._pass_on(request, found, answer, lease, record)
+                    await self._stream(request, response, answer, lease, record)
             self._lessor.on_success(lease)
-            lent = False
+            leased = False
             record.read_usage()
         except (*NETWORK_ERRORS, asyncio.CancelledError) as error:
-            told = _why(error, lease, self._timeouts)
-            if told is None:
+            failure = _network_failure(error, lease, self._timeouts)
+            if failure is None:
                 raise
             if lease.streaming:
-                # The answer has begun; an honest end is a broken one.
-                record.failure = told
+                # The client has a part of the answer, so break its connection off too.
+                record.failure = failure
                 if request.transport is not None:
                     request.transport.abort()
                 return answer
-            return msgspec.structs.replace(told, status=None)
+            return msgspec.structs.replace(failure, status=None)
         finally:
-            if lent and record.whole:  # only the end of the connection was waited for
+            if leased and record.complete:  # only the end of the connection was waited for
                 self._lessor.on_success(lease)
                 record.read_usage()
-            elif lent:  # whatever it was, the slot is free again
-                blamed = None if lease.cancel_reason or (told and told.status in REFUSED) else told
-                self._lessor.on_failure(lease, blamed, _as_request(path, body))
-                told = told or CLIENT_CLOSED
-            self._meter.attempt(record, sent, told or record.failure)
-        return await _finished(request, answer, whole, record)
+            elif leased:
+                excused = lease.cancel_reason or (failure and failure.status in REFUSED)
+                self._lessor.on_failure(
+                    lease, None if excused else failure, _as_request(path, body)
+                )
+                failure = failure or CLIENT_CLOSED
+            self._meter.attempt(record, sent, failure or record.failure)
+        return await _finish(request, answer, content, record)
 
-    async def _pass_on(
+    async def _stream(
         self,
         request: web.Request,
-        found: aiohttp.ClientResponse | PlainResponse,
+        response: aiohttp.ClientResponse | PlainResponse,
         answer: web.StreamResponse,
         lease: EndpointLease,
         record: ProxyRecord,
     ) -> None:
-        """Send a stream to the client as it comes; while the client takes its time, no limit of
-        the endpoint's runs."""
-        async with StreamTimeout(self._timeouts.first_token, self._timeouts.idle) as patience:
-            async for piece in found.content.iter_any():
-                patience.disable()
-                record.take(piece)
-                begins = not lease.streaming
+        """Forward a stream; the endpoint's timeouts pause while the client reads."""
+        async with StreamTimeout(self._timeouts.first_token, self._timeouts.idle) as timeout:
+            async for chunk in response.content.iter_any():
+                timeout.disable()
+                record.add_chunk(chunk)
+                first = not lease.streaming
                 self._lessor.on_chunk(lease)
-                if begins:
-                    await _send(answer.prepare(request))
-                await _send(answer.write(piece))
-                patience.on_chunk()
+                if first:
+                    await _write(answer.prepare(request))
+                await _write(answer.write(chunk))
+                timeout.on_chunk()
 
 
-async def _send(work: object) -> None:
-    """Send to the client; its hanging up must not look like a fault of the endpoint."""
+async def _write(work: Awaitable[object]) -> None:
+    """Await a write to the client; raise `ClientLeft` if it fails."""
     try:
-        await work  # type: ignore[misc]
+        await work
     except (ConnectionError, OSError) as error:
         raise ClientLeft from error
 
 
-async def _finished(
-    request: web.Request, answer: web.StreamResponse, whole: bytes | None, record: ProxyRecord
+async def _finish(
+    request: web.Request, answer: web.StreamResponse, content: bytes | None, record: ProxyRecord
 ) -> web.StreamResponse:
-    """The rest of an answer for the client: all of it, where it was no stream."""
-    if whole is not None:
-        answer.content_length = len(whole)
+    """Send the end of an answer, or all of its ``content`` where it was no stream."""
+    if content is not None:
+        answer.content_length = len(content)
     if not answer.prepared:
-        await _send(answer.prepare(request))
-    if whole is not None:
-        await _send(answer.write(whole))
-    record.whole = True
-    await _send(answer.write_eof())
+        await _write(answer.prepare(request))
+    if content is not None:
+        await _write(answer.write(content))
+    record.complete = True
+    await _write(answer.write_eof())
     return answer
 
 
-def _why(error: BaseException, lease: EndpointLease, timeouts: Timeouts) -> Failure | None:
-    """Why a try failed; None where it was cancelled because nobody waits for it any more."""
+def _network_failure(
+    error: BaseException, lease: EndpointLease, timeouts: Timeouts
+) -> Failure | None:
+    """Return why an attempt failed; None if it was cancelled because its client left."""
     if not isinstance(error, asyncio.CancelledError):
         return network_failure(error, lease.state.endpoint, timeouts)
     task = lease.task
@@ -356,24 +361,24 @@ def _why(error: BaseException, lease: EndpointLease, timeouts: Timeouts) -> Fail
     return Failure("connect", lease.cancel_reason, passing=True)
 
 
-async def _whole(
-    found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
+async def _read_answer(
+    response: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
 ) -> bytes:
-    """The body of an answer that is no stream, noted, and without the endpoint's keys."""
-    raw = await read_body(found)
-    if found.status >= 400:
-        record.failure = _refused(found.status, raw, found.headers, endpoint)
+    """Return the body of an answer that is no stream, without the endpoint's keys."""
+    raw = await read_body(response)
+    if response.status >= 400:
+        record.failure = _failure_of(response.status, raw, response.headers, endpoint)
         raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()
     record.tail = raw
     return raw
 
 
 def _malformed(
-    path: str, found: aiohttp.ClientResponse | PlainResponse, raw: bytes
+    path: str, response: aiohttp.ClientResponse | PlainResponse, raw: bytes
 ) -> Failure | None:
-    """Why the body behind HTTP 200 is no answer of the route; None where it may be one."""
+    """Return the failure if the body of an HTTP 200 cannot be an answer of the route."""
     core = path in CORE_ROUTES
-    if found.status != 200 or not (core or found.content_type == "application/json"):
+    if response.status != 200 or not (core or response.content_type == "application/json"):
         return None
     try:
         body = _decode_object(raw)
@@ -387,14 +392,14 @@ def _malformed(
     return None
 
 
-def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
-    """What a refusal says of its request, without the keys of the endpoint."""
-    found = failure_from_status(status, raw.decode("utf-8", "replace"), headers)
-    return msgspec.structs.replace(found, message=endpoint.without_secrets(found.message))
+def _failure_of(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
+    """Return the failure that an error response describes, without the endpoint's keys."""
+    failure = failure_from_status(status, raw.decode("utf-8", "replace"), headers)
+    return msgspec.structs.replace(failure, message=endpoint.without_secrets(failure.message))
 
 
 def _as_request(path: str, body: bytes) -> Request:
-    """Return a client's request as far as a proof needs it: its route and its model."""
+    """Return the route and model of a client's request, for checks to imitate."""
     try:
         model = _decode_model(body).model
     except msgspec.DecodeError:
@@ -402,20 +407,20 @@ def _as_request(path: str, body: bytes) -> Request:
     return Request(CallSettings(model=model, sampling={}, extra={}), b"", path=path)
 
 
-def _as_asked(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:
-    """A hosted endpoint with what the client's headers say of its request."""
-    told = {name: headers[name] for name in PASSED_ON if name in headers}
-    if endpoint.own or not told:
+def _with_client_headers(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:
+    """Return a hosted endpoint with the client's headers that its API needs."""
+    extra = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+    if endpoint.own or not extra:
         return endpoint
-    return msgspec.structs.replace(endpoint, headers={**endpoint.headers, **told})
+    return msgspec.structs.replace(endpoint, headers={**endpoint.headers, **extra})
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ANSWER_HEADERS if name in headers}
 
 
 def _explains(refusal: bytes) -> bool:
-    """Whether the body of a refusal is an error with words of its own."""
+    """Return whether the body of a refusal contains an error message of its own."""
     try:
         error = find_error(decode_json(refusal))
     except ValueError:
@@ -424,12 +429,12 @@ def _explains(refusal: bytes) -> bool:
 
 
 def _refusal(failure: Failure, path: str, refusal: bytes) -> web.Response:
-    """The failure in OpenAI's form; that a route or model is missing, in the engine's own words.
+    """Return the failure in OpenAI's form; a missing route or model as the engine reported it.
 
     Args:
-        failure: of the last try.
+        failure: of the last attempt.
         path: the route.
-        refusal: the body that the last engine refused with, if it did.
+        refusal: the body of the last refusal, if any.
     """
     status = failure.status or 502
     headers = {}

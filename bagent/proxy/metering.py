@@ -1,4 +1,4 @@
-"""What the requests through a proxy took, kept in a run directory like rows of a run."""
+"""Metering of proxied requests, in a run directory like the rows of a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from bagent.text.json import decode_json
 from bagent.types import Attempt, EndpointSample, Failure, Json, Outcome, Usage
 
 HEAD_BYTES = 8192
-"""So much of a stream's beginning is kept: Anthropic's first event tells what was read."""
+"""Bytes kept of a stream's beginning: Anthropic's first event has the prompt tokens."""
 
 TAIL_BYTES = 65536
-"""So much of a stream's end is kept to find its token counts in."""
+"""Bytes kept of a stream's end, which has the token counts."""
 
 
 _LONGEST_MARK = 64
@@ -40,12 +40,12 @@ _ENDS = re.compile(
 
 
 def stream_ended(tail: bytes, size: int) -> bool:
-    """Whether the last ``size`` bytes of a stream have the mark by which its API ends it."""
+    """Return whether the last ``size`` bytes of a stream contain its API's end mark."""
     return _ENDS.search(tail, max(0, len(tail) - size - _LONGEST_MARK)) is not None
 
 
 def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
-    """Token counts and model of an answer; what it does not tell is None.
+    """Return token counts and model of an answer, None for what it does not report.
 
     Args:
         tail: a whole JSON body, or the last events of a stream.
@@ -55,15 +55,15 @@ def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
         body = _decoded(tail)
         if isinstance(body, dict):
             return _read(body), _model(body)
-        # What was kept of a long stream may begin with a brace too.
+        # The tail of a long stream may begin with a brace too.
     last = _event(tail.splitlines()[::-1])
     if last is None:
         return Usage(), None
     if last.get("type") == "message_delta":
         first = (_event(head.splitlines()) or {}).get("message")
         start = first if isinstance(first, dict) else {}
-        told = {name: value for name, value in last["usage"].items() if value is not None}
-        return anthropic_wire.read_usage({**(start.get("usage") or {}), **told}), _model(start)
+        reported = {name: value for name, value in last["usage"].items() if value is not None}
+        return anthropic_wire.read_usage({**(start.get("usage") or {}), **reported}), _model(start)
     inner = last.get("response")
     body = inner if isinstance(inner, dict) else last
     return _read(body), _model(body)
@@ -86,18 +86,18 @@ def _read(body: dict[str, Any]) -> Usage:
 
 
 def _event(lines: list[bytes]) -> dict[str, Any] | None:
-    """The first of these lines' events that tells usage."""
+    """Return the first event in ``lines`` that reports usage."""
     for line in lines:
         if line.startswith(b"data:") and b'"usage"' in line:
             body = _decoded(line[5:])
-            if isinstance(body, dict) and _tells(body):
+            if isinstance(body, dict) and _has_usage(body):
                 return body
     return None
 
 
-def _tells(body: dict[str, Any]) -> bool:
+def _has_usage(body: dict[str, Any]) -> bool:
     holders = (body, body.get("message"), body.get("response"))
-    return any(isinstance(one, dict) and isinstance(one.get("usage"), dict) for one in holders)
+    return any(isinstance(each, dict) and isinstance(each.get("usage"), dict) for each in holders)
 
 
 def _model(body: dict[str, Any]) -> str | None:
@@ -117,59 +117,55 @@ STAGE = "proxy"
 
 
 class ProxyRecord(msgspec.Struct):
-    """One request from a client: times in Unix seconds; ``name`` is what the client calls it.
+    """One request from a client; times in Unix seconds."""
 
-    ``row`` is its number among all of its run directory, None until the meter has seen it.
-    ``whole`` says that all of the answer went to the client, ``refusal`` is the body of the last
-    refusal. ``usage`` and ``model`` are those of the answer.
-    """
-
-    name: str
+    name: str  # what the client calls it
     path: str
     received: float
     endpoint: str = ""
     status: int | None = None
-    tries: int = 0
+    attempts: int = 0
     first_byte: float | None = None
-    head: bytes = b""
+    head: bytes = b""  # beginning and end of the answer
     tail: bytes = b""
     failure: Failure | None = None
-    row: int | None = None
-    whole: bool = False
-    refusal: bytes = b""
+    row: int | None = None  # its number in the run directory
+    complete: bool = False  # the whole answer was sent to the client
+    refusal: bytes = b""  # body of the last refusal
     usage: Usage = Usage()
     model: str | None = None
 
-    def begin(self, endpoint: str) -> None:
-        """Note that it is sent to ``endpoint``: what an earlier try answered does not count."""
-        self.tries += 1
+    def start_attempt(self, endpoint: str) -> None:
+        """Record an attempt at ``endpoint``, and drop what an earlier one answered."""
+        self.attempts += 1
         self.endpoint, self.status, self.first_byte = endpoint, None, None
         self.head = self.tail = self.refusal = b""
 
     def read_usage(self) -> None:
-        """Read the token counts and the model of the answer that passed."""
+        """Read the token counts and the model of the answer."""
         self.usage, self.model = usage_in(self.tail, self.head)
 
-    def take(self, piece: bytes) -> None:
-        """Note a piece of a stream as it passes."""
+    def add_chunk(self, chunk: bytes) -> None:
+        """Record a chunk of a stream."""
         if self.first_byte is None:
             self.first_byte = unix()
         if len(self.head) < HEAD_BYTES:
-            self.head += piece
-        self.tail = (self.tail + piece)[-TAIL_BYTES:]
-        self.whole = self.whole or stream_ended(self.tail, len(piece))
+            self.head += chunk
+        self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        self.complete = self.complete or stream_ended(self.tail, len(chunk))
 
 
 class UsageMeter:
-    """Writes one outcome for each request and one attempt for each try.
+    """Writes one outcome for each request and one record for each attempt.
 
     Args:
-        path: the run directory; made if it is not there.
+        path: the run directory; created if needed.
         endpoints: names of the fleet, for run.json.
-        report: gets lines for people.
-        on_usage: gets what each request took, with the name of who asked.
-        on_fault: gets, once, why nothing more is kept: the disk refuses, or another process has
-            taken the directory over. Whoever serves should stop then; no other method raises it.
+        report: receives messages for people.
+        on_usage: receives the usage of each request and the name of its client.
+        on_fault: receives, once, why nothing more is recorded: the disk refuses, or another
+            process has taken the directory over. The proxy should stop then; no other method
+            raises it.
 
     Raises:
         OwnedError: another process writes there.
@@ -188,7 +184,7 @@ class UsageMeter:
         self._on_fault = on_fault
         self._fault: BagentError | None = None
         self._directory = RunDir.create(path)
-        self._owner = RunLock.acquire(path, PART)
+        self._lock = RunLock.acquire(path, PART)
         before = self._directory.load()
         starts = list(before.starts) if before else []
         start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
@@ -209,7 +205,7 @@ class UsageMeter:
         self._journal = Journal.open(path, PART, clock=time.monotonic, report=report)
         self._syncer = Syncer(self._journal)
         self._syncer.start()
-        self._renewer = LockRenewer(self._owner)
+        self._renewer = LockRenewer(self._lock)
         self._renewer.start()
 
     @property
@@ -217,25 +213,25 @@ class UsageMeter:
         """The run directory."""
         return self._directory.path
 
-    def arrived(self, record: ProxyRecord) -> int:
-        """The row of a request: the next number, where the meter has not seen it before."""
+    def assign_row(self, record: ProxyRecord) -> int:
+        """Return the row number of a request, a new one if it has none."""
         if record.row is None:
             record.row = self._count
             self._count += 1
         return record.row
 
     def attempt(self, record: ProxyRecord, sent: float, failure: Failure | None) -> None:
-        """Note one try of a request, with why it failed."""
-        row, usage = self.arrived(record), record.usage
+        """Record an attempt and why it failed."""
+        row, usage = self.assign_row(record), record.usage
         attempt = Attempt(
             key=_key(record),
             row=row,
             stage=STAGE,
             answer=0,
             turn=1,
-            try_=record.tries,
+            try_=record.attempts,
             endpoint=record.endpoint,
-            group=f"{record.endpoint}/{row}.{record.tries}",
+            group=f"{record.endpoint}/{row}.{record.attempts}",
             group_size=1,
             sent=sent,
             first_byte=record.first_byte,
@@ -248,11 +244,11 @@ class UsageMeter:
             completion_tokens=usage.completion,
             id=record.name,
         )
-        self._keep(lambda: self._journal.write_attempt(attempt))
+        self._write(lambda: self._journal.write_attempt(attempt))
 
     def request(self, record: ProxyRecord) -> None:
-        """Note the end of a request."""
-        row = self.arrived(record)
+        """Record the end of a request."""
+        row = self.assign_row(record)
         usage = record.usage
         now = unix()
         failure = record.failure
@@ -269,7 +265,7 @@ class UsageMeter:
             error=failure.message if failure else None,
             endpoint=record.endpoint or None,
             model=record.model,
-            attempts=record.tries,
+            attempts=record.attempts,
             turns=1,
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
@@ -281,36 +277,36 @@ class UsageMeter:
             ttft_ms=None if first is None else round((first - record.received) * 1000, 2),
         )
         self._on_usage(record.name, usage)
-        self._keep(lambda: self._journal.write(outcome))
+        self._write(lambda: self._journal.write(outcome))
 
     def sample(self, sample: EndpointSample) -> None:
-        """Note how an endpoint stands; one that is not in run.json yet has joined."""
+        """Record the state of an endpoint, and one that joined in run.json."""
         if sample.endpoint not in self._names:
             self._names.add(sample.endpoint)
             self._info.endpoints.append({"name": sample.endpoint})
-            self._keep(lambda: self._directory.save(self._info, PART))
-        self._keep(lambda: self._journal.write_sample(sample))
+            self._write(lambda: self._directory.save(self._info, PART))
+        self._write(lambda: self._journal.write_sample(sample))
 
     def tick(self) -> None:
         """Write what is buffered; call it about every second."""
         if self._renewer.lost is not None:
-            self._broke(self._renewer.lost)
-        self._keep(self._journal.tick)
+            self._fail(self._renewer.lost)
+        self._write(self._journal.tick)
 
     def close(self, code: int) -> None:
-        """Sync and close the journal and give the directory back.
+        """Sync and close the journal and release the directory.
 
-        ``code`` is noted as the exit code, unless there was a fault.
+        ``code`` is recorded as the exit code, unless there was a fault.
         """
         try:
             self._syncer.stop()
             try:
                 self._journal.close()
             except WriteError as error:
-                self._broke(error)
+                self._fail(error)
             self._renewer.stop()
             if self._renewer.lost is not None:
-                self._broke(self._renewer.lost)
+                self._fail(self._renewer.lost)
                 return  # run.json is the other process's now
             self._info.total_rows = self._count
             self._info.starts[-1].ended_at = unix()
@@ -318,33 +314,33 @@ class UsageMeter:
             try:
                 self._directory.save(self._info, PART)
             except WriteError as error:
-                self._broke(error)
+                self._fail(error)
         finally:
-            self._owner.release()
+            self._lock.release()
 
-    def _keep(self, write: Callable[[], object]) -> None:
-        """Write, unless nothing can be written any more: then nothing may pile up either."""
+    def _write(self, write: Callable[[], object]) -> None:
+        """Write, unless an earlier write failed."""
         if self._fault is None:
             try:
                 write()
             except WriteError as error:
-                self._broke(error)
+                self._fail(error)
 
-    def _broke(self, fault: BagentError) -> None:
+    def _fail(self, fault: BagentError) -> None:
         if self._fault is None:
             self._fault = fault
             self._on_fault(fault)
 
 
 def _rows_of(path: Path, before: RunInfo | None) -> int:
-    """How many rows earlier starts gave numbers to; one that was killed could not say so."""
+    """Return the rows of earlier starts; the journal counts those of a start that was killed."""
     if before is None:
         return 0
-    told = int(before.total_rows or 0)
+    total = int(before.total_rows or 0)
     if all(start.ended_at is not None for start in before.starts):
-        return told
-    with JournalReader(path, lambda _: None) as lines:  # what is broken is told when it is opened
-        return max(told, 1 + max((place.row for place in lines.written()), default=-1))
+        return total
+    with JournalReader(path, lambda _: None) as lines:  # opening the journal reports what is broken
+        return max(total, 1 + max((line.row for line in lines.written()), default=-1))
 
 
 def _key(record: ProxyRecord) -> str:

@@ -1,4 +1,4 @@
-"""The proxy's own server."""
+"""The proxy's web server."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from bagent.proxy.metering import UsageMeter
 from bagent.types import EndpointSample, Usage
 
 UNIX_BASE_URL = "http://localhost/v1"
-"""The base address for clients of a socket: the host is theirs to ignore."""
+"""Base address for clients of a Unix socket, which ignore the host."""
 
 MAX_PATH_BYTES = 107
-"""What Linux takes as the path of a socket (unix(7))."""
+"""Longest path of a Unix socket on Linux (unix(7))."""
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a listening socket at ``path`` with mode 0600; one that nobody serves is replaced.
+    """Return a listening socket at ``path`` with mode 0600; replace a stale one.
 
     Raises:
         UsageError: the path is too long, taken, or cannot be written.
@@ -56,7 +56,7 @@ def listen_unix(path: Path) -> socket.socket:
     _remove_stale(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Between bind and listen nobody can connect, so nobody else is ever let in.
+        # Nobody can connect between bind and listen, so the mode always applies.
         listening.bind(str(path))
         path.chmod(0o600)
         listening.listen(128)
@@ -108,8 +108,8 @@ FORWARDED = (
     "/images/generations",
     "/audio/speech",
 )
-"""The routes below ``/v1`` that are passed on: inference with a JSON body. Routes that change an
-engine (adapters, weights, sleep) or an account (files, batches, fine-tuning) are not among them."""
+"""Forwarded routes below ``/v1``: inference with a JSON body, but nothing that changes an engine
+(adapters, weights, sleep) or an account (files, batches, fine-tuning)."""
 
 _PREAMBLE_IN_TEXT = re.compile(rb'(?<=")(?:x-(?:anthropic|amz)-[A-Za-z0-9-]+:[^"\\]*\\n)+', re.I)
 
@@ -122,14 +122,14 @@ def proxy_app(
     *,
     strip_preamble: bool,
 ) -> web.Application:
-    """Return the application: what it forwards, what engines tell, and its health.
+    """Return the application.
 
     Args:
-        guards: middlewares that every request has to pass.
-        forwarder: takes the requests of :data:`FORWARDED`.
-        engines: answers with what the endpoints tell of themselves.
+        guards: middlewares for all requests.
+        forwarder: handles the routes of :data:`FORWARDED`.
+        engines: handles the routes about engines.
         lessor: the endpoints.
-        strip_preamble: remove session lines that begin texts, see :func:`without_preamble`.
+        strip_preamble: apply :func:`without_preamble` to bodies.
     """
 
     async def post(path: str, request: web.Request) -> web.StreamResponse:
@@ -161,12 +161,16 @@ async def _unknown_route(request: web.Request, handler: Any) -> web.StreamRespon
 
 
 def without_preamble(body: bytes) -> bytes:
-    """Return a request body whose texts do not begin with header-like lines of a session."""
+    """Return a request body without header-like lines at the beginning of its texts.
+
+    Some CLI agents put lines such as ``x-anthropic-...:`` there that differ in every session, so
+    that no prefix is shared.
+    """
     return _PREAMBLE_IN_TEXT.sub(b"", body)
 
 
 QUIET = logging.getLogger("bagent.proxy")
-"""Takes what aiohttp says of malformed requests: clients are told, nobody else need be."""
+"""Drops aiohttp's messages about malformed requests, which clients get as answers."""
 
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
@@ -174,43 +178,30 @@ QUIET.propagate = False
 TICK_SECONDS = 1.0
 
 ABANDON_SECONDS = 0.5
-"""So long requests may take to notice that they are given up."""
+"""Time for cancelled requests to end."""
 
 
 class ProxyConfig(msgspec.Struct, frozen=True):
-    """Where the proxy listens and whom it lets in.
-
-    ``port`` 0 takes a free one. ``unix`` is the path of a socket that takes the place of host and
-    port; only this user may connect to it. ``token`` is required of clients as a bearer token (or
-    ``x-api-key``); it must be there where ``host`` is not loopback. ``patience`` is the number of
-    seconds that a request may wait for an endpoint with room. ``strip_preamble`` removes lines such
-    as ``x-anthropic-...:`` that begin texts of some CLI agents and differ in every session, so that
-    prefixes stay equal. ``drain`` is how many seconds what is in flight may take at the end.
-    """
+    """Where the proxy listens, and who may use it."""
 
     host: str = "127.0.0.1"
-    port: int = 8080
-    unix: Path | None = None
-    token: str | None = None
-    patience: float = 600.0
+    port: int = 8080  # 0: a free one
+    unix: Path | None = None  # a socket in place of host and port, for this user only
+    token: str | None = None  # required if the host is not loopback
+    patience: float = 600.0  # seconds for which a request may wait for an endpoint with room
     timeouts: Timeouts = Timeouts()
-    strip_preamble: bool = False
-    drain: float = 30.0
+    strip_preamble: bool = False  # see :func:`without_preamble`
+    drain: float = 30.0  # seconds for requests in flight at the end
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    """A proxy that serves: its base address, with ``/v1``, and its run directory.
+    """A running proxy."""
 
-    ``lessor`` is what endpoints may join and leave. ``fault`` gets the reason why it can no longer
-    serve or meter, such as a full disk: whoever started it should end it then. ``busy`` says how
-    many clients wait for an answer.
-    """
-
-    url: str
-    run: Path
+    url: str  # base address, with ``/v1``
+    run: Path  # run directory
     lessor: EndpointLeaser
-    fault: asyncio.Future[BaseException]
-    busy: Callable[[], int]
+    fault: asyncio.Future[BaseException]  # gets the reason why it can no longer serve or meter
+    busy: Callable[[], int]  # how many requests are in progress
 
 
 @asynccontextmanager
@@ -224,14 +215,18 @@ async def start_proxy(
 ) -> AsyncIterator[Proxy]:
     """Serve in front of ``states`` until the context is left.
 
-    ``on_usage`` gets what each request took, with the name of who asked. At the end what is in
-    flight is waited for, at most as long as ``config`` says and until ``hurried`` is set.
+    Args:
+        states: the endpoints.
+        config: where to listen, and who may connect.
+        run: the run directory.
+        notice: receives messages for people.
+        on_usage: receives the usage of each request and the name of its client.
+        hurried: ends the wait for requests in flight when set.
 
     Raises:
-        UsageError: the address cannot be had, or is open to others without a token.
+        UsageError: the address is not available, or open to others without a token.
         OwnedError: another process writes to the run directory.
-        WriteError: the run directory cannot be written; at the end only where ``fault`` had not
-            told so before.
+        WriteError: the run directory cannot be written.
     """
     listening = _listen(config)
     transport = Transport()
@@ -239,13 +234,13 @@ async def start_proxy(
     core = _core(states, backend, notice, lambda sample: meter.sample(sample))
     fault: asyncio.Future[BaseException] = core.loop.create_future()
 
-    def broke(reason: BaseException) -> None:
+    def fail(reason: BaseException) -> None:
         if not fault.done() and not isinstance(reason, StoppedEarly):  # it waits for endpoints
             fault.set_result(reason)
 
-    core.stopped.add_done_callback(lambda stopped: broke(stopped.result()))
+    core.stopped.add_done_callback(lambda stopped: fail(stopped.result()))
     lessor = EndpointLeaser(core, CompletionProbe(backend).check)
-    meter = UsageMeter(run, [state.name for state in states], notice, on_usage, broke)
+    meter = UsageMeter(run, [state.name for state in states], notice, on_usage, fail)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     for state in states:
         core.sample(state, "begin")
@@ -262,14 +257,14 @@ async def start_proxy(
         await web.SockSite(runner, listening).start()
         yield Proxy(_base_url(config, listening), run, lessor, fault, lambda: forwarder.busy)
     finally:
-        told = fault.done()
+        reported = fault.done()
         await _drain(runner, lessor, forwarder, hurried or asyncio.Event(), config.drain)
         ticking.cancel()
         await asyncio.gather(ticking, *core.probes, return_exceptions=True)
         await backend.close()
         remove_socket(config.unix)
         meter.close(0)
-    if fault.done() and not told:
+    if fault.done() and not reported:
         raise fault.result()
 
 
@@ -307,19 +302,19 @@ async def _drain(
     hurried: asyncio.Event,
     seconds: float,
 ) -> None:
-    """Take no more, let what is in flight end for a while, then end the rest."""
+    """Stop listening, wait for requests in flight, then cancel the others."""
     for site in list(runner.sites):
         await site.stop()
     lessor.close()
-    waits = [asyncio.ensure_future(hurried.wait()), asyncio.ensure_future(forwarder.idle())]
+    waits = [asyncio.ensure_future(hurried.wait()), asyncio.ensure_future(forwarder.wait_idle())]
     await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for one in waits:
-        one.cancel()
+    for wait in waits:
+        wait.cancel()
     await runner.cleanup()
 
 
 def _listen(config: ProxyConfig) -> socket.socket:
-    """Return the socket, before anything is written for a proxy that could not serve."""
+    """Return the listening socket."""
     if config.unix is not None:
         return listen_unix(config.unix)
     if config.token is None and not is_loopback(config.host):
@@ -352,17 +347,16 @@ async def _tick(meter: UsageMeter, lessor: EndpointLeaser) -> None:
 
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
-    """The states of endpoints that may have ``limit`` requests in flight each, or fewer where a
-    hostfile says so; its weights count as in a run."""
+    """Return the states of endpoints with ``limit`` requests in flight, or a tag's lower limit."""
     return [_state(endpoint, limit) for endpoint in endpoints]
 
 
 def _state(endpoint: Endpoint, limit: int) -> EndpointState:
     tags = endpoint.tags
-    most = min(limit, int(tags.get("max_concurrency") or limit))
+    limit = min(limit, int(tags.get("max_concurrency") or limit))
     return EndpointState(
         endpoint,
-        InFlightLimit(most, most),
+        InFlightLimit(limit, limit),
         Account(None, None, DEFAULT_RETRY_AFTER_MAX, hosted=not endpoint.own),
         weight=endpoint.weight,
     )

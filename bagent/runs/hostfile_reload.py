@@ -162,7 +162,7 @@ class HostfileFollower:
         while True:
             await asyncio.sleep(HOSTFILE_SECONDS)
             content = await asyncio.to_thread(read_content, self._path)
-            changes = None if content is None else self._watch.saw(content)
+            changes = None if content is None else self._watch.on_content(content)
             if changes is not None:
                 fleet.leave([host.name for host in (*changes.left, *changes.changed)])
                 joining = (*changes.joined, *changes.changed)

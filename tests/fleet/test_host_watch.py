@@ -27,9 +27,9 @@ class Watched:
             Path("h.txt"), hosts, lambda: self.now, self.notices.append, choose
         )
 
-    def saw(self, content: bytes | OSError, after: float = 1.0) -> HostChanges | None:
+    def on_content(self, content: bytes | OSError, after: float = 1.0) -> HostChanges | None:
         self.now += after
-        return self.watch.saw(content)
+        return self.watch.on_content(content)
 
     @property
     def names(self) -> list[str]:
@@ -44,9 +44,9 @@ def names(hosts: object) -> list[str]:
 def test_a_new_list_counts_once_it_was_seen_twice_a_second_apart() -> None:
     w = Watched()
     new = b"b role=y\nc\n"
-    assert w.saw(new) is None
-    assert w.saw(new, 0.5) is None
-    changes = w.saw(new, 0.5)
+    assert w.on_content(new) is None
+    assert w.on_content(new, 0.5) is None
+    changes = w.on_content(new, 0.5)
     assert changes is not None
     assert [names(changes.joined), names(changes.left), names(changes.changed)] == [
         ["c"],
@@ -55,16 +55,16 @@ def test_a_new_list_counts_once_it_was_seen_twice_a_second_apart() -> None:
     ]
     assert changes.changed[0].tags == {"role": "y"}
     assert w.names == ["b", "c"]
-    assert w.saw(new) is None
+    assert w.on_content(new) is None
     assert w.notices == []
 
 
 def test_a_file_that_still_grows_is_waited_for() -> None:
     w = Watched()
     for lines in range(1, 6):
-        assert w.saw(b"c\nd\ne\nf\ng\n"[: 2 * lines], 5.0) is None
+        assert w.on_content(b"c\nd\ne\nf\ng\n"[: 2 * lines], 5.0) is None
     assert w.names == ["a", "b"]
-    changes = w.saw(b"c\nd\ne\nf\ng\n")
+    changes = w.on_content(b"c\nd\ne\nf\ng\n")
     assert changes is not None and names(changes.joined) == ["c", "d", "e", "f", "g"]
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_hostfile_keeps_the_list_with_one_notice(
 ) -> None:
     w = Watched()
     for _ in range(5):
-        assert w.saw(content) is None
+        assert w.on_content(content) is None
     assert w.names == ["a", "b"]
     (notice,) = w.notices
     assert words in notice
@@ -92,20 +92,20 @@ def test_what_is_no_hostfile_keeps_the_list_with_one_notice(
 
 def test_after_a_broken_moment_the_same_list_is_no_change_and_a_new_one_counts() -> None:
     w = Watched()
-    w.saw(b"")
-    w.saw(OLD)
-    assert w.saw(OLD) is None
+    w.on_content(b"")
+    w.on_content(OLD)
+    assert w.on_content(OLD) is None
     assert w.notices == []
-    w.saw(b"z\n")
-    changes = w.saw(b"z\n")
+    w.on_content(b"z\n")
+    changes = w.on_content(b"z\n")
     assert changes is not None and names(changes.left) == ["a", "b"]
 
 
 def test_comments_and_order_are_no_change() -> None:
     w = Watched()
     content = b"# sorted\nb role=x\na\n"
-    w.saw(content)
-    assert w.saw(content) is None
+    w.on_content(content)
+    assert w.on_content(content) is None
     assert w.names == ["b", "a"]
 
 
@@ -118,10 +118,10 @@ def test_a_reading_is_the_content_or_the_error(tmp_path: Path) -> None:
 def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:
     w = Watched({"role": "x"})
     assert w.names == ["b"]
-    w.saw(b"a\nb role=x\nc\n")
-    assert w.saw(b"a\nb role=x\nc\n") is None
-    w.saw(b"a role=x\nb role=y\nc\n")
-    changes = w.saw(b"a role=x\nb role=y\nc\n")
+    w.on_content(b"a\nb role=x\nc\n")
+    assert w.on_content(b"a\nb role=x\nc\n") is None
+    w.on_content(b"a role=x\nb role=y\nc\n")
+    changes = w.on_content(b"a role=x\nb role=y\nc\n")
     assert changes is not None
     assert [names(changes.joined), names(changes.left), w.names] == [["a"], ["b"], ["a"]]
 
@@ -129,7 +129,7 @@ def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:
 def test_a_list_of_which_nothing_is_selected_is_not_used() -> None:
     w = Watched({"role": "x"})
     for _ in range(3):
-        assert w.saw(b"a role=y\n") is None
+        assert w.on_content(b"a role=y\n") is None
     assert w.names == ["b"]
     assert w.notices == [
         "h.txt: select: no endpoint has role=x (role there: y); the endpoint stays as it was"

@@ -112,7 +112,7 @@ def test_a_request_is_named_by_its_row_before_its_own_id():
 
 
 def test_only_the_conversations_heard_of_last_are_remembered():
-    homes = SessionAffinity(most=2)
+    affinity = SessionAffinity(size=2)
     for name in ("a", "b", "a", "c"):
-        homes.served(name, f"at-{name}")
-    assert [homes.of(name) for name in ("a", "b", "c", None)] == ["at-a", None, "at-c", None]
+        affinity.set(name, f"at-{name}")
+    assert [affinity.get(name) for name in ("a", "b", "c", None)] == ["at-a", None, "at-c", None]

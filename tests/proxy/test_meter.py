@@ -48,7 +48,7 @@ def noted(run, *names):
     meter = UsageMeter(run, ["e"], print)
     for name in names:
         record = ProxyRecord(name, "/chat/completions", 1.0)
-        record.tries, record.endpoint = 1, "e"
+        record.attempts, record.endpoint = 1, "e"
         meter.attempt(record, 1.0, None)
         meter.request(record)
     meter.close(0)
