@@ -1,5 +1,11 @@
-"""Supercomputers: where this process runs, when its job ends, and the batch script of a job.
+"""Supercomputers: allocations, batch scripts and what they run on each node.
 
-:mod:`bagent.hpc.allocation` is the one place that reads the variables of schedulers and
-launchers; everything else asks it.
+- :mod:`~bagent.hpc.allocation`: the variables of schedulers and launchers.
+- :mod:`~bagent.hpc.scheduler_queries`: what only the scheduler's programs report.
+- :mod:`~bagent.hpc.site`, :mod:`~bagent.hpc.plan`, :mod:`~bagent.hpc.script`: from a job to a
+  batch script.
+- :mod:`~bagent.hpc.nodes`, :mod:`~bagent.hpc.staging`, :mod:`~bagent.hpc.launcher`,
+  :mod:`~bagent.hpc.engines`, :mod:`~bagent.hpc.startup`, :mod:`~bagent.hpc.wait_for_owner`: the
+  steps of the script.
+- :mod:`~bagent.hpc.parsl`, :mod:`~bagent.hpc.interchange`: workers of ``--executor parsl``.
 """

@@ -1,7 +1,6 @@
-"""``python -m bagent.hpc STEP``: the steps of a batch script that are more than a line of shell.
+"""``python -m bagent.hpc STEP``: steps of the batch scripts that ``bagent submit`` writes.
 
-Not for people: the scripts of ``bagent submit`` call it, on the first node and on all others.
-Thousands of nodes may do so at once, so each step imports as little as it can.
+Thousands of nodes may run a step at once, so each imports as little as possible.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ STEPS = {
     "engines": "bagent.hpc.startup",
     "vacant": "bagent.hpc.wait_for_owner",
 }
-"""Each step: the module with a function of its name and ``_step``, from words to an exit code."""
+"""The module of each step; its function ``STEP_step`` takes arguments and returns an exit code."""
 
 
 def main(argv: list[str]) -> int:
-    """Do the step ``argv[0]`` with the words after it; returns the exit code."""
+    """Run the step ``argv[0]`` with the other arguments; return its exit code."""
     name = argv[0] if argv else ""
     if name not in STEPS:
         sys.stderr.write(f"bagent.hpc: no step {name!r}; there are {', '.join(STEPS)}\n")

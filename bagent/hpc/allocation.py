@@ -1,8 +1,8 @@
-"""Where this process runs: the variables of schedulers and launchers under neutral names.
+"""The batch job around this process, from the variables of schedulers and launchers.
 
-Read here and nowhere else, but for the limits of memory, which ``build`` reads since
-it may not import this package: ``SLURM_*`` (SLURM), ``PBS_*`` (OpenPBS, PBS Pro), ``PALS_*`` (Cray
-PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and what stands on it), ``OMPI_*`` (Open MPI).
+Other modules do not read these variables: ``SLURM_*`` (SLURM), ``PBS_*`` (OpenPBS, PBS Pro),
+``PALS_*`` (Cray PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and derivatives), ``OMPI_*`` (Open MPI).
+Only :mod:`bagent.store.tables.build`, which may not import this package, reads memory limits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bagent.errors import UsageError
 Scheduler = Literal["slurm", "pbs"]
 
 SHARDS = "BAGENT_SHARDS"
-"""Names the number of parts, or the indexes of the whole array, where nobody else tells them."""
+"""The number of shards, or the indexes of the whole array, where no scheduler variable has them."""
 
-# Of each launcher: the variable with this process's number, then those with the number of all.
+# For each launcher: the variable of the rank, then those of the size.
 _RANKS = (
     ("PALS_RANKID", ("PMI_SIZE", "PALS_SIZE")),
     ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
@@ -29,44 +29,37 @@ _RANKS = (
     ("PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE")),
 )
 _MARKS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PBS_", "PALS_", "PMIX_", "PMI_", "OMPI_")
-_WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
+_INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _ARRAY = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
 
 
 class LauncherPlace(msgspec.Struct, frozen=True):
-    """One of several: ``index`` counts from 0, ``count`` is None where nobody tells it."""
+    """A position among the tasks of an array or the processes of a launch."""
 
-    index: int
-    count: int | None
+    index: int  # from 0
+    count: int | None  # None if unknown
 
 
 END_VARIABLE = "SLURM_JOB_END_TIME"
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What the environment tells about the batch job around this process.
-
-    ``job_id`` is the scheduler's own id without a server's name; ``restarts`` counts requeues.
-    ``node_list`` is SLURM's compressed list of nodes, ``node_file`` PBS's file of them. ``task``
-    is the place in a job array, ``rank`` the place among the processes of one launch; None where
-    there is none. ``node`` is the scheduler's name for this node. ``end`` is when the job will be
-    killed, in Unix seconds.
-    """
+    """The batch job around this process, as the environment describes it."""
 
     scheduler: Scheduler | None = None
-    job_id: str | None = None
-    node_list: str | None = None
-    node_file: Path | None = None
-    node: str | None = None
-    restarts: int = 0
-    task: LauncherPlace | None = None
-    rank: LauncherPlace | None = None
-    end: float | None = None
+    job_id: str | None = None  # without a server's name
+    node_list: str | None = None  # SLURM's compressed list
+    node_file: Path | None = None  # PBS's file
+    node: str | None = None  # the scheduler's name for this node
+    restarts: int = 0  # requeues
+    task: LauncherPlace | None = None  # in a job array
+    rank: LauncherPlace | None = None  # in a launch
+    end: float | None = None  # Unix seconds
 
 
 def read_allocation(env: Mapping[str, str]) -> Allocation:
-    """What ``env`` tells; empty and malformed variables count as not set."""
+    """Read the allocation from ``env``; empty and malformed variables count as not set."""
     slurm, pbs = _text(env, "SLURM_JOB_ID"), _text(env, "PBS_JOBID")
     node_file = _text(env, "PBS_NODEFILE")
     scheduler: Scheduler | None = "slurm" if slurm else "pbs" if pbs else None
@@ -76,7 +69,7 @@ def read_allocation(env: Mapping[str, str]) -> Allocation:
         node_list=_text(env, "SLURM_JOB_NODELIST"),
         node_file=Path(node_file) if node_file else None,
         node=_text(env, "SLURMD_NODENAME"),
-        restarts=_whole(env, "SLURM_RESTART_COUNT") or 0,
+        restarts=_integer(env, "SLURM_RESTART_COUNT") or 0,
         task=_task(env),
         rank=_rank(env),
         end=_end(env),
@@ -84,33 +77,32 @@ def read_allocation(env: Mapping[str, str]) -> Allocation:
 
 
 def without_allocation(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` less all variables of schedulers and launchers: what another job may be given."""
+    """Return ``env`` without the variables of schedulers and launchers, for another job."""
     return {name: text for name, text in env.items() if not name.startswith(_MARKS)}
 
 
 def auto_shard(env: Mapping[str, str]) -> tuple[int, int]:
-    """The part ``(i, n)``, i from 1, that ``--shard auto`` means for this process.
+    """Return the shard ``(i, n)``, i from 1, of ``--shard auto`` for this process.
 
-    A process of a launch (``srun``, ``mpiexec``) takes the part of its rank, a task of a job array
-    that of its index; where there are both, every process of every task has a part of its own.
-    Alone it is the only one: part 1 of 1.
+    Each task of a job array, and each process of a launch (``srun``, ``mpiexec``) within it, gets
+    a shard of its own. Outside of both there is one.
 
     Raises:
-        UsageError: how many parts there are is not told.
+        UsageError: the number of shards is unknown.
     """
-    here = read_allocation(env)
-    part, parts = 0, 1
-    for place in (_array_part(env), here.rank):
-        if place is None:
+    allocation = read_allocation(env)
+    shard, shards = 0, 1
+    for position in (_array_position(env), allocation.rank):
+        if position is None:
             continue
-        count = place.count
-        if count is None and here.task is None:
+        count = position.count
+        if count is None and allocation.task is None:
             count = (_shards(env) or _Indexes(0, 0)).count
-        if not count or not 0 <= place.index < count:
-            reason = f"{count}, and this is number {place.index}" if count else "not told"
+        if not count or not 0 <= position.index < count:
+            reason = f"{count}, and this is number {position.index}" if count else "not told"
             raise _unknown_parts(reason)
-        part, parts = part * count + place.index, parts * count
-    return part + 1, parts
+        shard, shards = shard * count + position.index, shards * count
+    return shard + 1, shards
 
 
 class _Indexes(msgspec.Struct, frozen=True):
@@ -122,7 +114,7 @@ class _Indexes(msgspec.Struct, frozen=True):
 
 
 def _shards(env: Mapping[str, str]) -> _Indexes | None:
-    """The array that :data:`SHARDS` names: ``8``, or its indexes as ``1-8`` or ``0-14:2``."""
+    """Return the array of :data:`SHARDS`: ``8``, or indexes such as ``1-8`` or ``0-14:2``."""
     match = _ARRAY.fullmatch(_text(env, SHARDS) or "")
     if match is None:
         return None
@@ -132,15 +124,14 @@ def _shards(env: Mapping[str, str]) -> _Indexes | None:
     return _Indexes(first, max(0, last - first) // max(1, step) + 1, max(1, step))
 
 
-def _array_part(env: Mapping[str, str]) -> LauncherPlace | None:
-    """The part of this task of a job array.
+def _array_position(env: Mapping[str, str]) -> LauncherPlace | None:
+    """Return the position of this task of a job array.
 
-    The scheduler tells the first and the last index and how many tasks there are, not which: where
-    they leave gaps, as in ``--array=1,3,7``, the tasks are those of a larger array that is known
-    by :data:`SHARDS` alone.
+    The scheduler reports the first and last index and the number of tasks. Where these leave gaps,
+    as in ``--array=1,3,7``, the tasks belong to a larger array, which :data:`SHARDS` describes.
 
     Raises:
-        UsageError: that is not set, or has no such index.
+        UsageError: it is not set, or has no such index.
     """
     task, array = _task(env), _shards(env)
     if task is None:
@@ -149,9 +140,9 @@ def _array_part(env: Mapping[str, str]) -> LauncherPlace | None:
         if _has_gaps(env):
             raise _unknown_parts("not told by an array with gaps")
         return task
-    index = _whole(env, "SLURM_ARRAY_TASK_ID")
+    index = _integer(env, "SLURM_ARRAY_TASK_ID")
     if index is None:
-        index = _whole(env, "PBS_ARRAY_INDEX") or 0
+        index = _integer(env, "PBS_ARRAY_INDEX") or 0
     number, beside = divmod(index - array.first, array.step)
     if beside or not 0 <= number < array.count:
         raise _unknown_parts(f"{array.count}, and this is number {index} of {_text(env, SHARDS)}")
@@ -159,11 +150,11 @@ def _array_part(env: Mapping[str, str]) -> LauncherPlace | None:
 
 
 def _has_gaps(env: Mapping[str, str]) -> bool:
-    count, last = _whole(env, "SLURM_ARRAY_TASK_COUNT"), _whole(env, "SLURM_ARRAY_TASK_MAX")
+    count, last = _integer(env, "SLURM_ARRAY_TASK_COUNT"), _integer(env, "SLURM_ARRAY_TASK_MAX")
     if not count or last is None:
         return False
-    first = _whole(env, "SLURM_ARRAY_TASK_MIN") or 0
-    return (last - first) // (_whole(env, "SLURM_ARRAY_TASK_STEP") or 1) + 1 != count
+    first = _integer(env, "SLURM_ARRAY_TASK_MIN") or 0
+    return (last - first) // (_integer(env, "SLURM_ARRAY_TASK_STEP") or 1) + 1 != count
 
 
 def _unknown_parts(reason: str) -> UsageError:
@@ -175,35 +166,35 @@ def _unknown_parts(reason: str) -> UsageError:
 
 
 def _task(env: Mapping[str, str]) -> LauncherPlace | None:
-    index = _whole(env, "SLURM_ARRAY_TASK_ID")
+    index = _integer(env, "SLURM_ARRAY_TASK_ID")
     if index is not None:
-        first = _whole(env, "SLURM_ARRAY_TASK_MIN") or 0
-        step = _whole(env, "SLURM_ARRAY_TASK_STEP") or 1
-        return LauncherPlace((index - first) // step, _whole(env, "SLURM_ARRAY_TASK_COUNT"))
-    index = _whole(env, "PBS_ARRAY_INDEX")
+        first = _integer(env, "SLURM_ARRAY_TASK_MIN") or 0
+        step = _integer(env, "SLURM_ARRAY_TASK_STEP") or 1
+        return LauncherPlace((index - first) // step, _integer(env, "SLURM_ARRAY_TASK_COUNT"))
+    index = _integer(env, "PBS_ARRAY_INDEX")
     return LauncherPlace(index, None) if index is not None else None
 
 
 def _rank(env: Mapping[str, str]) -> LauncherPlace | None:
     for name, sizes in _RANKS:
-        index = _whole(env, name)
+        index = _integer(env, name)
         if index is not None:
-            count = next((n for n in (_whole(env, s) for s in sizes) if n), None)
+            count = next((n for n in (_integer(env, s) for s in sizes) if n), None)
             return _sized(LauncherPlace(index, count), env)
-    # A batch script is process 0 of the job's tasks by its variables, though it is alone: only
-    # in a step do they say which of several a process is.
-    if _text(env, "SLURM_STEP_ID") and (index := _whole(env, "SLURM_PROCID")) is not None:
+    # By its variables a batch script is process 0 of the job's tasks although it is alone, so they
+    # count in a step only.
+    if _text(env, "SLURM_STEP_ID") and (index := _integer(env, "SLURM_PROCID")) is not None:
         return LauncherPlace(
-            index, _whole(env, "SLURM_STEP_NUM_TASKS") or _whole(env, "SLURM_NTASKS")
+            index, _integer(env, "SLURM_STEP_NUM_TASKS") or _integer(env, "SLURM_NTASKS")
         )
     return None
 
 
-def _sized(place: LauncherPlace, env: Mapping[str, str]) -> LauncherPlace:
-    """SLURM tells the size of a step also where its PMI library does not."""
-    if place.count is None and _text(env, "SLURM_STEP_ID"):
-        return LauncherPlace(place.index, _whole(env, "SLURM_STEP_NUM_TASKS"))
-    return place
+def _sized(position: LauncherPlace, env: Mapping[str, str]) -> LauncherPlace:
+    """Add the size of a SLURM step where the PMI library does not set it."""
+    if position.count is None and _text(env, "SLURM_STEP_ID"):
+        return LauncherPlace(position.index, _integer(env, "SLURM_STEP_NUM_TASKS"))
+    return position
 
 
 def _end(env: Mapping[str, str]) -> float | None:
@@ -215,6 +206,6 @@ def _text(env: Mapping[str, str], name: str) -> str | None:
     return env.get(name, "").strip() or None
 
 
-def _whole(env: Mapping[str, str], name: str) -> int | None:
+def _integer(env: Mapping[str, str], name: str) -> int | None:
     text = _text(env, name) or ""
-    return int(text) if _WHOLE.fullmatch(text) else None
+    return int(text) if _INTEGER.fullmatch(text) else None

@@ -1,6 +1,6 @@
-"""The engines of one node: started, watched, started again when they die.
+"""Supervision of the engines of one node.
 
-Runs once on every node, and imports little: a thousand nodes load it from one file system at once.
+It runs on every node and imports little: a thousand nodes load it from one file system at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bagent.hpc.scheduler_queries import Ask, ask
 LOOK_SECONDS = 2.0
 
 STAGGER_SECONDS = 0.5
-"""Between nodes that give the job back: the first one that does ends the others."""
+"""Seconds between nodes that requeue the job: the first one ends the others."""
 
 LONGEST_STAGGER = 30.0
 
@@ -42,14 +42,14 @@ async def until_gone(
 ) -> None:
     """Return once the file has not changed for ``seconds`` by ``clock``.
 
-    Times of a shared disk and of this node need not agree, so only changes count.
+    The clocks of a shared disk and of this node may differ, so only changes count.
     """
-    seen, since = None, clock()
+    last, since = None, clock()
     while clock() - since < seconds:
         await asyncio.sleep(pause())
-        now = await asyncio.to_thread(_changed, alive)
-        if now is not None and now != seen:
-            seen, since = now, clock()
+        changed = await asyncio.to_thread(_changed, alive)
+        if changed is not None and changed != last:
+            last, since = changed, clock()
 
 
 def _changed(path: Path) -> int | None:
@@ -59,17 +59,17 @@ def _changed(path: Path) -> int | None:
         return None
 
 
-async def give_back(here: Allocation, position: int, ask: Ask = ask) -> None:
-    """Let SLURM start the job anew, on other nodes; PBS does so by itself.
+async def requeue(allocation: Allocation, position: int, ask: Ask = ask) -> None:
+    """Requeue the job on other nodes; PBS does so by itself.
 
     Args:
-        here: the job.
+        allocation: the job.
         position: of this node among the job's, from 0.
         ask: runs a program of the scheduler.
     """
-    if here.scheduler == "slurm" and here.job_id is not None:
+    if allocation.scheduler == "slurm" and allocation.job_id is not None:
         await asyncio.sleep(min(LONGEST_STAGGER, position * STAGGER_SECONDS))
-        await asyncio.to_thread(ask, ["scontrol", "requeue", here.job_id])
+        await asyncio.to_thread(ask, ["scontrol", "requeue", allocation.job_id])
 
 
 State = Literal["starting", "listening", "failed", "stopped"]
@@ -77,20 +77,16 @@ State = Literal["starting", "listening", "failed", "stopped"]
 
 @dataclass(slots=True)
 class EngineState:
-    """One engine: its node and slot (from 0), port, and what it does.
-
-    ``starts`` counts how often it was started; times are Unix seconds, ``listening_at`` is when
-    its port first took a connection after the last start. ``exit_code`` is the last one.
-    """
+    """One engine and what it does; times are Unix seconds."""
 
     node: str
-    slot: int
+    slot: int  # from 0
     port: int
     state: State = "starting"
     starts: int = 0
     started_at: float | None = None
-    listening_at: float | None = None
-    exit_code: int | None = None
+    listening_at: float | None = None  # first connection after the last start
+    exit_code: int | None = None  # of the last process
 
     @property
     def name(self) -> str:
@@ -99,19 +95,19 @@ class EngineState:
 
     @property
     def start_seconds(self) -> float | None:
-        """From its last start to its first connection; None where that is not known."""
+        """Seconds from its last start to its first connection, if known."""
         if self.started_at is None or self.listening_at is None:
             return None
         return self.listening_at - self.started_at
 
 
 def write_state(folder: Path, state: EngineState) -> None:
-    """Write the engine's file, whole or not at all."""
+    """Write the engine's file atomically."""
     write_atomic(folder / f"{state.name}.json", json.dumps(asdict(state)) + "\n")
 
 
 def read_states(folder: Path) -> Iterator[EngineState]:
-    """The engines that have written a file, by name; what cannot be read is left out."""
+    """Yield the engines that have written a readable file, by name."""
     for path in sorted(folder.glob("*.json")):
         try:
             yield EngineState(**json.loads(path.read_text(encoding="utf-8")))
@@ -120,16 +116,16 @@ def read_states(folder: Path) -> Iterator[EngineState]:
 
 
 PORT_STRIDE = 100
-"""Ports that each engine of a node has to itself for its own processes' talk."""
+"""Ports of each engine for communication between its processes."""
 
 INNER_PORT = 20_000
-"""The first of those."""
+"""The first of these ports."""
 
-TEMPORARY = "/tmp"  # nosec B108 # own_folder looks whose folders in it are
+TEMPORARY = "/tmp"  # nosec B108 # ensure_own_folder checks the owner
 EVERYWHERE = "0.0.0.0"  # nosec B104 # other nodes ask the engines, with a key
 
 CACHE = "VLLM_CACHE_ROOT"
-"""The variable by which vLLM is told its folder for compiled code."""
+"""vLLM's variable for its cache of compiled code."""
 
 KILL_SECONDS = 10.0
 LONGEST_PAUSE = 30.0
@@ -137,46 +133,41 @@ LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What runs on each node; ``words`` is the command of one engine.
+    """What runs on each node.
 
-    In ``words``, ``{port} {slot} {node} {head} {rank} {span} {stage}`` are filled in; where there
-    is no ``{port}``, ``--host 0.0.0.0 --port PORT`` is added, as vLLM and SGLang take it. ``span``
-    nodes make one engine. ``gpus`` are the node's, ``mask`` the variable that picks some of them.
-    ``suffix`` makes a short node name an address.
+    In ``command``, ``{port} {slot} {node} {head} {rank} {span} {stage}`` are replaced. Without a
+    ``{port}``, ``--host 0.0.0.0 --port PORT`` is added, as vLLM and SGLang need it.
     """
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]  # of one engine
     ports: tuple[int, ...]
-    span: int = 1
-    gpus: int = 0
-    mask: str = ""
+    span: int = 1  # nodes of one engine
+    gpus: int = 0  # of the node
+    mask: str = ""  # the variable that selects some of them
     restarts: int = 2
     stage: str = ""
-    suffix: str = ""
+    suffix: str = ""  # makes a short node name an address
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """One engine's process on one node: its command, what its environment adds, its port.
+    """One engine's process on one node."""
 
-    ``address`` is the node's for others, ``serves`` whether a port is opened here at all.
-    """
-
-    words: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)  # additions to the environment
     slot: int
     port: int
-    serves: bool
-    address: str = "127.0.0.1"
+    serves: bool  # opens a port here
+    address: str = "127.0.0.1"  # of the node, for others
 
 
 def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[EngineProcess]:
-    """The engines of the node at ``position``; none where it is left over from even groups."""
+    """Return the engines of the node at ``position``; none if it completes no group of ``span``."""
     first = position // plan.span * plan.span
     if first + plan.span > len(nodes):
         return []
     rank = position - first
-    head, here = (_address(nodes[number], plan.suffix) for number in (first, position))
+    head, own = (_address(nodes[number], plan.suffix) for number in (first, position))
     engines = []
     caches = f"{os.environ.get('TMPDIR', TEMPORARY)}/bagent-vllm-{os.getuid()}"
     for slot, port in enumerate(plan.ports):
@@ -190,31 +181,30 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
             "span": plan.span,
             "stage": os.path.expandvars(plan.stage),
         }
-        words = [_filled(word, values) for word in plan.words]
-        if not any("{port}" in word for word in plan.words):
-            words += ["--host", EVERYWHERE, "--port", str(port)]
-        if plan.span > 1 and not any("{rank}" in word for word in plan.words):
-            words += ["--nnodes", str(plan.span), "--node-rank", str(rank)]
-            words += ["--master-addr", head, "--master-port", str(inner)]
-            words += ["--headless"] if rank else []
+        command = [_filled(part, values) for part in plan.command]
+        if not any("{port}" in part for part in plan.command):
+            command += ["--host", EVERYWHERE, "--port", str(port)]
+        if plan.span > 1 and not any("{rank}" in part for part in plan.command):
+            command += ["--nnodes", str(plan.span), "--node-rank", str(rank)]
+            command += ["--master-addr", head, "--master-port", str(inner)]
+            command += ["--headless"] if rank else []
         env = {
             "VLLM_PORT": str(inner + 1),
             "MASTER_PORT": str(inner),
-            # A cache that two engines write at once breaks: each has its own, on the node.
+            # Two engines must not write the same cache.
             CACHE: f"{caches}-{slot}",
         }
         if plan.gpus and plan.mask:
             share = plan.gpus // len(plan.ports)
             env[plan.mask] = ",".join(map(str, range(slot * share, (slot + 1) * share)))
-        engines.append(EngineProcess(tuple(words), env, slot, port, rank == 0, here))
+        engines.append(EngineProcess(tuple(command), env, slot, port, rank == 0, own))
     return engines
 
 
 def with_own_cache(engine: EngineProcess) -> EngineProcess:
-    """Return ``engine`` with a cache folder that is this user's alone.
+    """Return ``engine`` with a cache folder that only this user can write.
 
-    Engines run what they find compiled there. Where another user has made the usual folder, a new
-    one takes its place.
+    Engines run the code in it. If another user has made the usual folder, use a new one.
     """
     cache = Path(engine.env[CACHE])
     try:
@@ -230,22 +220,23 @@ def _address(node: str, suffix: str) -> str:
     return f"{short(node)}{suffix}" if suffix else node
 
 
-def _filled(word: str, values: Mapping[str, object]) -> str:
-    """``word`` with known ``{names}`` filled in; other braces, such as JSON, stay."""
+def _filled(text: str, values: Mapping[str, object]) -> str:
+    """Replace known ``{names}``; other braces, such as JSON, stay."""
     for name, value in values.items():
-        word = word.replace(f"{{{name}}}", str(value))
-    return word
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
 
 
 class EngineSupervisor:
-    """Keeps one engine running: starts it, notes what becomes of it, starts it again.
+    """Starts one engine, restarts it when it ends, and records its state.
 
     Args:
         engine: what to run.
-        state: what is told of it, in a file in ``folder`` beside its log.
-        restarts: how often it may be started again.
+        state: its state, written to a file in ``folder``.
+        folder: for states and logs.
+        restarts: how often it may be restarted.
         clock: Unix seconds.
-        pause: seconds before a start, by how many there were.
+        pause: seconds before a start, by the number of starts.
     """
 
     def __init__(
@@ -267,7 +258,7 @@ class EngineSupervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
 
-    async def keep(self) -> bool:
+    async def run(self) -> bool:
         """Run the engine until it is stopped (True) or has died too often (False)."""
         state = self._state
         for start in range(self._restarts + 1):
@@ -292,7 +283,7 @@ class EngineSupervisor:
         with (self._folder / f"{state.name}.log").open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._engine.words,
+                    *self._engine.command,
                     env={**os.environ, **self._engine.env},
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -300,30 +291,30 @@ class EngineSupervisor:
                     start_new_session=True,
                 )
             except OSError as error:
-                log.write(f"{self._engine.words[0]}: {error.strerror}\n".encode())
+                log.write(f"{self._engine.command[0]}: {error.strerror}\n".encode())
                 return 127
         if self._stopping.is_set():
-            await self.stop()  # asked for while it was being started
-        looking = asyncio.create_task(self._look_for_port())
+            await self.stop()  # requested while it was starting
+        waiting = asyncio.create_task(self._wait_for_port())
         try:
             return await self._process.wait()
         finally:
-            looking.cancel()
-            _signal_group(self._process.pid, signal.SIGKILL)  # what it may have left behind
+            waiting.cancel()
+            _signal_group(self._process.pid, signal.SIGKILL)  # its remaining children
 
-    async def _look_for_port(self) -> None:
-        """Note when the engine first takes a connection; ready to answer it is seen to be later."""
+    async def _wait_for_port(self) -> None:
+        """Record when the engine first accepts a connection; it may not be ready to answer yet."""
         if not self._engine.serves:
             return
         while True:
-            if await self._takes_connections():
+            if await self._accepts_connections():
                 break
             await asyncio.sleep(1.0)
         self._state.state, self._state.listening_at = "listening", self._clock()
         write_state(self._folder, self._state)
 
-    async def _takes_connections(self) -> bool:
-        """Whether the port is open here, on the loopback address or the one for others."""
+    async def _accepts_connections(self) -> bool:
+        """Return whether the port is open, on the loopback or the node's address."""
         for address in dict.fromkeys(("127.0.0.1", self._engine.address)):
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(address, self._engine.port)
@@ -332,7 +323,7 @@ class EngineSupervisor:
         return False
 
     async def stop(self) -> None:
-        """End the engine: asked first, killed after 10 s."""
+        """Terminate the engine, and kill it after 10 s."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -351,12 +342,11 @@ def _signal_group(pid: int, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeadNode:
-    """The batch script: the file that it renews, and the seconds without that after which it is
-    gone. ``position`` is this node's among the job's."""
+    """The node that runs the batch script."""
 
-    alive: Path
-    seconds: float
-    position: int
+    alive: Path  # the file that the script renews
+    seconds: float  # without renewal until it is lost
+    position: int  # of this node among the job's
 
 
 async def supervise(
@@ -366,38 +356,37 @@ async def supervise(
     restarts: int,
     head: HeadNode | None = None,
 ) -> int:
-    """Keep the engines of this node until a signal (TERM, INT, HUP, USR2); 1 if all of them died.
+    """Run the engines of this node until a signal (TERM, INT, HUP, USR2); return 1 if all failed.
 
-    Files are written to ``folder``, which all nodes share. Where the ``head`` is gone the engines
-    are stopped, and the job is given back.
+    ``folder`` is shared by all nodes. If the ``head`` is lost, stop them and requeue the job.
     """
-    keepers = [
+    supervisors = [
         EngineSupervisor(engine, EngineState(node, engine.slot, engine.port), folder, restarts)
         for engine in engines
     ]
     stops: set[asyncio.Task[None]] = set()
 
     def stop() -> None:
-        stops.update(asyncio.ensure_future(keeper.stop()) for keeper in keepers)
+        stops.update(asyncio.ensure_future(supervisor.stop()) for supervisor in supervisors)
 
     loop = asyncio.get_running_loop()
-    # srun answers TERM by killing its tasks at once; other signals it hands to them.
+    # srun kills its tasks at TERM; it forwards other signals.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, stop)
     silence = None
     if head is not None:
         silence = asyncio.create_task(until_gone(head.alive, head.seconds, time.monotonic))
         silence.add_done_callback(lambda task: None if task.cancelled() else stop())
-    ended = await asyncio.gather(*(keeper.keep() for keeper in keepers))
+    ended = await asyncio.gather(*(supervisor.run() for supervisor in supervisors))
     await asyncio.gather(*stops)
     if head is not None and silence is not None and not silence.cancel():
         sys.stderr.write(f"the first node has been silent for {head.seconds:g} s\n")
-        await give_back(read_allocation(os.environ), head.position)
-    return 0 if not keepers or any(ended) else 1
+        await requeue(read_allocation(os.environ), head.position)
+    return 0 if not supervisors or any(ended) else 1
 
 
 def supervise_step(argv: list[str]) -> int:
-    """Keep the engines of this node; the command of an engine stands after ``--``."""
+    """Run the engines of this node; the engine's command follows ``--``."""
     parser = argparse.ArgumentParser(prog="bagent.hpc supervise")
     parser.add_argument("--folder", type=Path, required=True, help="for states and logs")
     parser.add_argument("--nodes", type=Path, required=True, help="file of all engine nodes")
@@ -410,25 +399,25 @@ def supervise_step(argv: list[str]) -> int:
     parser.add_argument("--suffix", default="")
     parser.add_argument("--alive", type=Path, help="the file that the script renews")
     parser.add_argument("--silence", type=float, default=120.0, help="seconds without that")
-    parser.add_argument("words", nargs="+")
-    given = parser.parse_args(argv)
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args(argv)
     try:
-        ports = tuple(int(port) for port in given.ports.split())
+        ports = tuple(int(port) for port in args.ports.split())
     except ValueError:
-        raise UsageError(f"--ports {given.ports}: not numbers") from None
+        raise UsageError(f"--ports {args.ports}: not numbers") from None
     plan = NodePlan(
-        tuple(given.words),
+        tuple(args.command),
         ports,
-        given.span,
-        given.gpus,
-        given.mask,
-        given.restarts,
-        given.stage,
-        given.suffix,
+        args.span,
+        args.gpus,
+        args.mask,
+        args.restarts,
+        args.stage,
+        args.suffix,
     )
-    nodes = read_names(given.nodes)
+    nodes = read_names(args.nodes)
     position = this_position(nodes)
     node = short(nodes[position]) or socket.gethostname()
     engines = [with_own_cache(engine) for engine in node_engines(plan, nodes, position)]
-    head = HeadNode(given.alive, given.silence, position) if given.alive is not None else None
-    return asyncio.run(supervise(engines, given.folder, node, plan.restarts, head))
+    head = HeadNode(args.alive, args.silence, position) if args.alive is not None else None
+    return asyncio.run(supervise(engines, args.folder, node, plan.restarts, head))

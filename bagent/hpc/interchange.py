@@ -1,9 +1,8 @@
-"""Parsl's interchange, ended when the process that started it is gone, and by no signal before.
+"""Parsl's interchange, which ends with the process that started it.
 
-By itself it would outlive a run that was killed, and keep workers, and so batch jobs, waiting.
-Workers without it end after a missed heartbeat. And schedulers send SIGTERM to every process of a
-job: were it gone then, the run that is stopping would wait for its answers for ever. So SIGTERM
-ends it only once the file named on the command line is there.
+By itself it would outlive a killed run, and keep workers and batch jobs waiting. Schedulers send
+SIGTERM to every process of a job, but a run that is stopping still needs its answers. So SIGTERM
+ends it only once the file named on the command line exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One process on every node of a batch job, by each launcher: ``deploy/lib.sh``'s words again."""
+"""Launching of one process on every node of a batch job, as in ``deploy/lib.sh``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from bagent.hpc.nodes import read_names
 
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
-"""Variables that programs on the nodes need; not every launcher brings the environment."""
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
+"""Variables that are exported to the nodes: not every launcher does so."""
 
 _LAUNCH = {
-    # Engines of the same job may have a step of their own: both want all of a node.
+    # Engines of the same job may have a step of their own that also uses whole nodes.
     "srun": (
         'srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1'
         ' --nodelist="$HERE/nodes" --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none'
@@ -34,20 +34,19 @@ _LAUNCH = {
 
 
 def on_every_node(command: str, launcher: str, python: str, excluded: Sequence[str] = ()) -> str:
-    """A script that runs ``command`` once on each node of the batch job around it.
+    """Return a script that runs ``command`` once on each node of the batch job around it.
 
-    It needs ``$SCRIPTS``, a folder that all nodes share. How many nodes there are is asked in the
-    job: bad ones may have to be left out.
+    ``$SCRIPTS`` must be a folder that all nodes share. The nodes are determined in the job.
 
     Args:
-        command: shell words, run on each node.
+        command: a shell command.
         launcher: as ``cluster.launcher`` names it.
         python: the interpreter on the nodes.
-        excluded: nodes that are left out.
+        excluded: nodes to leave out.
     """
-    kept = "\n".join(
+    exports = "\n".join(
         f"if [[ -n ${{{name}:-}} ]]; then printf 'export {name}=%q\\n' \"${name}\"; fi"
-        for name in _KEPT
+        for name in _EXPORTED
     )
     return f"""set -euo pipefail
 PYTHON={shlex.quote(python)}
@@ -58,7 +57,7 @@ export NODES
 {{
 echo '#!/bin/bash'
 printf 'cd %q\\n' "$PWD"
-{kept}
+{exports}
 cat <<'END_OF_COMMAND'
 exec {command}
 END_OF_COMMAND
@@ -68,14 +67,14 @@ END_OF_COMMAND
 
 
 def set_up_script(cwd: Path, modules: Sequence[str], lines: Sequence[str]) -> str:
-    """What a batch job does first: go to its folder, load modules, run lines of one's own."""
+    """Return the start of a batch job: change the folder, load modules, run setup lines."""
     loads = [f"module load {shlex.quote(name)}" for name in modules]
     return "\n".join([f"cd {shlex.quote(str(cwd))}", *loads, *lines, ""])
 
 
 SSH = (
     "ssh",
-    "-tt",  # with a terminal of its own the command ends when this end goes away
+    "-tt",  # with a terminal the command ends when this process does
     "-o",
     "BatchMode=yes",
     "-o",
@@ -83,11 +82,10 @@ SSH = (
 )
 
 
-async def on_nodes(nodes: Sequence[str], words: Sequence[str], ssh: Sequence[str] = SSH) -> int:
-    """Run ``words`` on every node; returns the first exit code that is not 0.
+async def on_nodes(nodes: Sequence[str], arguments: Sequence[str], ssh: Sequence[str] = SSH) -> int:
+    """Run a command on every node; return the first exit code that is not 0.
 
-    A signal that asks to stop (TERM, INT, HUP) is passed on, and ends the waiting once all have
-    ended.
+    TERM, INT and HUP are forwarded as TERM.
     """
     running: set[asyncio.subprocess.Process] = set()
     stopping = asyncio.Event()
@@ -98,8 +96,8 @@ async def on_nodes(nodes: Sequence[str], words: Sequence[str], ssh: Sequence[str
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
 
-    async def one(node: str) -> int:
-        command = f"BAGENT_NODE={shlex.quote(node)} {shlex.join(words)}"
+    async def run(node: str) -> int:
+        command = f"BAGENT_NODE={shlex.quote(node)} {shlex.join(arguments)}"
         if stopping.is_set():
             return 128 + signal.SIGTERM
         process = await asyncio.create_subprocess_exec(
@@ -115,14 +113,14 @@ async def on_nodes(nodes: Sequence[str], words: Sequence[str], ssh: Sequence[str
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
-    codes = await asyncio.gather(*map(one, nodes))
+    codes = await asyncio.gather(*map(run, nodes))
     return next((code for code in codes if code), 0)
 
 
 def ssh_step(argv: list[str]) -> int:
-    """Run the words after ``--`` on every node of a file."""
+    """Run the command after ``--`` on every node of a file."""
     parser = argparse.ArgumentParser(prog="bagent.hpc ssh")
     parser.add_argument("--nodes", type=Path, required=True)
-    parser.add_argument("words", nargs="+")
-    given = parser.parse_args(argv)
-    return abs(asyncio.run(on_nodes(read_names(given.nodes), given.words)))
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args(argv)
+    return abs(asyncio.run(on_nodes(read_names(args.nodes), args.command)))

@@ -1,6 +1,6 @@
-"""Where the workers of ``--executor parsl`` run: of the job's ``cluster:`` section, checked.
+"""Workers of ``--executor parsl``, as the job's ``cluster:`` section configures them.
 
-Inside a batch job they run on its nodes. Outside, where the section names a scheduler, they run in
+Inside a batch job they run on its nodes. Outside, if the section names a scheduler, they run in
 batch jobs of their own, each of ``nodes`` nodes; else on this machine.
 """
 
@@ -31,17 +31,15 @@ Where = Literal["here", "allocation", "slurm", "pbs"]
 
 
 class PoolPlan(msgspec.Struct, frozen=True):
-    """What starts the workers, and how many.
+    """How workers are started, and how many.
 
     ``where`` is ``here`` (this machine), ``allocation`` (the nodes of the batch job around this
-    process), else the scheduler that takes ``jobs`` batch jobs of ``nodes`` nodes each. ``workers``
-    are processes on each node. ``options`` are lines for the scheduler without #SBATCH or #PBS,
-    ``set_up`` are shell lines at the start of each batch job. ``walltime`` is ``HH:MM:SS``.
+    process), or the scheduler of ``jobs`` batch jobs of ``nodes`` nodes each.
     """
 
     where: Where
     python: str
-    workers: int
+    workers: int  # processes on each node
     nodes: int = 1
     jobs: int = 1
     launcher: str | None = None
@@ -51,20 +49,19 @@ class PoolPlan(msgspec.Struct, frozen=True):
     constraint: str | None = None
     select: str = ""
     walltime: str = "01:00:00"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # directives without #SBATCH or #PBS
     excluded: tuple[str, ...] = ()
-    set_up: str = ""
+    set_up: str = ""  # shell lines at the start of each batch job
     chunks: int | None = None
 
     @property
     def slots(self) -> int:
-        """How many chunks are worked on at once, if all nodes are there."""
+        """How many chunks run at once if all nodes are there."""
         return self.jobs * self.nodes * self.workers
 
 
 class BatchSettings(msgspec.Struct, frozen=True):
-    """What surrounds the command: its environment, folder and interpreter; ``ask`` as in
-    :func:`bagent.hpc.scheduler_queries.ask`."""
+    """The command's environment, folder and interpreter, and how the scheduler is queried."""
 
     env: Mapping[str, str]
     cwd: Path
@@ -72,25 +69,25 @@ class BatchSettings(msgspec.Struct, frozen=True):
     ask: Ask = ask
 
 
-def make_pool_plan(job: Job, workers: int, around: BatchSettings) -> PoolPlan:
-    """Where the chunks of ``job`` run, ``workers`` at once on each node.
+def make_pool_plan(job: Job, workers: int, settings: BatchSettings) -> PoolPlan:
+    """Return the plan of the workers for ``job``, with ``workers`` on each node.
 
     Raises:
         JobError: the section lacks something, or no queue takes such a job.
         UsageError: there is no such site, or no node is left.
     """
-    given = job.cluster or ClusterSpec()
-    site = load_site(given.site or GENERIC)
-    cluster = merged(site, given)
-    here = read_allocation(around.env)
-    scheduler = here.scheduler or cluster.scheduler
-    plan = PoolPlan("here", around.python, workers, chunks=cluster.chunks)
+    section = job.cluster or ClusterSpec()
+    site = load_site(section.site or GENERIC)
+    cluster = merged(site, section)
+    allocation = read_allocation(settings.env)
+    scheduler = allocation.scheduler or cluster.scheduler
+    plan = PoolPlan("here", settings.python, workers, chunks=cluster.chunks)
     if scheduler is None:
         return plan
     launcher = cluster.launcher or LAUNCHERS[scheduler]
     plan = msgspec.structs.replace(plan, launcher=launcher, excluded=cluster.exclude)
-    if here.scheduler is not None:
-        names = engine_nodes(node_names(here, around.ask) or ["here"], cluster.exclude)
+    if allocation.scheduler is not None:
+        names = engine_nodes(node_names(allocation, settings.ask) or ["here"], cluster.exclude)
         return msgspec.structs.replace(plan, where="allocation", nodes=len(names))
     at = job.source.position(("cluster",))
     missing = [key for key in ("walltime", *site.needs) if not getattr(cluster, key)]
@@ -113,12 +110,12 @@ def make_pool_plan(job: Job, workers: int, around: BatchSettings) -> PoolPlan:
         select=site.select,
         walltime=clock(cluster.walltime or 0.0),
         options=_options(cluster, scheduler),
-        set_up=set_up_script(around.cwd, cluster.modules, cluster.setup),
+        set_up=set_up_script(settings.cwd, cluster.modules, cluster.setup),
     )
 
 
 def _options(cluster: ClusterSpec, scheduler: str) -> tuple[str, ...]:
-    """The directives that Parsl's providers have no argument for."""
+    """Return the directives that Parsl's providers have no argument for."""
     lines = []
     if scheduler == "slurm":
         # A lost node ends its own workers and no others.
@@ -138,17 +135,17 @@ LABEL = "bagent"
 
 HEARTBEAT_SECONDS = 2
 LOST_SECONDS = 30
-"""After so long without a heartbeat a node counts as lost: half of what the owner file of its
-chunk needs to go stale, so that it costs no time."""
+"""A node without a heartbeat for so long is lost: half the time after which the owner file of its
+chunk is stale, so that it costs no extra time."""
 
 POLL_MS = 100
-"""How often Parsl's processes look for work: chunks take minutes, and each look costs CPU."""
+"""How often Parsl's processes poll for work: chunks take minutes, and polling costs CPU."""
 
 _POOL = "parsl.executors.high_throughput.process_worker_pool"
 
 
 def check_parsl() -> None:
-    """Look whether Parsl is installed, without loading it.
+    """Check that Parsl is installed, without importing it.
 
     Raises:
         MissingPackage: it is not.
@@ -161,9 +158,10 @@ def check_parsl() -> None:
 
 
 class Pool:
-    """Workers that take tasks; made by :func:`open_pool`.
+    """Workers that run tasks; created by :func:`open_pool`.
 
-    ``folder`` holds Parsl's own logs and scripts, and may be used for files of a start.
+    Attributes:
+        folder: for Parsl's logs and scripts, and other files of this start.
     """
 
     def __init__(self, kernel: Any, app: Callable[..., Future[Any]], provider: Any) -> None:
@@ -172,22 +170,22 @@ class Pool:
         self._app = app
         self._provider = provider
 
-    def submit(self, *words: Any) -> Future[Any]:
-        """Let a worker call the function of this pool with ``words``.
+    def submit(self, *arguments: Any) -> Future[Any]:
+        """Have a worker call the function of this pool with ``arguments``.
 
-        The future's exception is one of :func:`is_lost` where the worker or its node is gone, any
-        other where there will be no workers.
+        The future fails with an exception of :func:`is_lost` if the worker or its node is lost, and
+        with any other if there will be no workers.
         """
-        return self._app(*words)
+        return self._app(*arguments)
 
     @property
     def jobs_begun(self) -> int:
-        """How many batch jobs, or launches, there were so far."""
+        """How many batch jobs or launches were started."""
         return len(self._provider.resources)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a task failed since its worker or its node was lost."""
+    """Return whether a task failed because its worker or node was lost."""
     from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
 
     return isinstance(error, (ManagerLost, WorkerLost))
@@ -195,7 +193,7 @@ def is_lost(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Iterator[Pool]:
-    """Start workers as ``plan`` says; they are ended at the end of the block.
+    """Start workers, and end them with the block.
 
     Args:
         plan: what to start.
@@ -216,7 +214,7 @@ def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Ite
         kernel = DataFlowKernel(
             Config(
                 executors=[_executor(plan, provider, closing)],
-                # A lost chunk is given out again by who knows what it has done already.
+                # The caller, which knows what a lost chunk has done, submits it again.
                 retries=0,
                 run_dir=str(folder),
                 strategy="simple",
@@ -247,7 +245,7 @@ def _executor(plan: PoolPlan, provider: Any, closing: Path) -> Any:
     executor = HighThroughputExecutor(
         label=LABEL,
         provider=provider,
-        # By path and module: no PATH needs to have the environment's programs.
+        # By path and module, independent of PATH.
         launch_cmd=launch,
         interchange_launch_cmd=[sys.executable, "-m", "bagent.hpc.interchange", str(closing)],
         address="127.0.0.1",
@@ -259,26 +257,26 @@ def _executor(plan: PoolPlan, provider: Any, closing: Path) -> Any:
         encrypted=True,
     )
     if plan.where != "here":
-        # Listen everywhere, and let workers find out which address reaches this machine. Parsl's
-        # own list of addresses would ask a server on the internet, so the address is set above.
+        # Listen everywhere, and let workers find the address that reaches this machine. Parsl's
+        # own list of addresses would query a server on the internet, so an address is set above.
         executor.address = None
         executor.all_addresses = _addresses()
     return executor
 
 
 def _addresses() -> set[str]:
-    """The IPv4 addresses of this machine."""
+    """Return the IPv4 addresses of this machine."""
     import socket
 
     import psutil
 
-    found = {
+    addresses = {
         address.address
         for card in psutil.net_if_addrs().values()
         for address in card
         if address.family == socket.AF_INET
     }
-    return found or {"127.0.0.1"}
+    return addresses or {"127.0.0.1"}
 
 
 def _provider(plan: PoolPlan) -> Any:
@@ -319,8 +317,10 @@ def _provider(plan: PoolPlan) -> Any:
 
 
 def _launcher(plan: PoolPlan) -> Any:
-    """Parsl's launchers know neither overlapping steps nor bad nodes: this one starts workers as
-    ``bagent submit`` starts engines."""
+    """Return a launcher that starts workers as ``bagent submit`` starts engines.
+
+    Parsl's own support neither overlapping steps nor excluded nodes.
+    """
     from parsl.launchers.base import Launcher
 
     class SiteLauncher(Launcher):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The plan of a batch job: the job's ``cluster:`` section, a site's habits and options, checked."""
+"""The plan of a batch job, from the job's ``cluster:`` section, a site profile and options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZE_OPTIONS = (
 
 
 def check_staging(cluster: ClusterSpec, at: Position) -> None:
-    """Refuse an engine whose staged files would not be there.
+    """Check that the files that an engine reads are staged.
 
     Raises:
         JobError: ``stage`` and ``stage_by`` contradict each other, or nothing is staged.
@@ -47,14 +47,14 @@ def check_staging(cluster: ClusterSpec, at: Position) -> None:
 
 
 def check_gpus(cluster: ClusterSpec, site: ClusterSite, at: Position) -> None:
-    """Refuse engines that would get no GPUs, or not as many as they work with.
+    """Check that engines get the GPUs that they need.
 
     Raises:
-        JobError: the GPUs are not said, cannot be shared, or are too few or of a wrong number.
+        JobError: the number of GPUs is missing, cannot be divided, or does not fit.
     """
     gpus, engines = cluster.gpus_per_node, cluster.engines_per_node or 1
     if gpus is None:
-        if not requests_gpus(cluster) and any(map(_GPU_ENGINE.fullmatch, engine_words(cluster))):
+        if not requests_gpus(cluster) and any(map(_GPU_ENGINE.fullmatch, engine_command(cluster))):
             raise JobError(
                 "not said: cluster.gpus_per_node, so the engines would get no GPUs",
                 hint="write gpus_per_node: 4 (0 for engines on CPUs) under cluster:",
@@ -77,7 +77,7 @@ def check_gpus(cluster: ClusterSpec, site: ClusterSite, at: Position) -> None:
             hint=f"write engines_per_node: {counts} under cluster:, or another gpus_per_node",
             at=at,
         )
-    used = _used_gpus(engine_words(cluster))
+    used = _used_gpus(engine_command(cluster))
     if gpus and used > share * span:
         raise JobError(
             f"cluster.engine uses {used} GPUs, and gets {share * span}",
@@ -87,25 +87,25 @@ def check_gpus(cluster: ClusterSpec, site: ClusterSite, at: Position) -> None:
 
 
 def requests_gpus(cluster: ClusterSpec) -> bool:
-    """Whether the job's own directives say something about GPUs."""
+    """Return whether the job's own directives request GPUs."""
     return any(map(_GPU_WORD.search, cluster.directives))
 
 
-def engine_words(cluster: ClusterSpec) -> list[str]:
-    """The engine's command as words; a single text is split as a shell would."""
-    given = cluster.engine
-    return shlex.split(given[0]) if len(given) == 1 else list(given)
+def engine_command(cluster: ClusterSpec) -> list[str]:
+    """Return the engine's command; a single text is split as a shell would."""
+    command = cluster.engine
+    return shlex.split(command[0]) if len(command) == 1 else list(command)
 
 
-def _used_gpus(words: Sequence[str]) -> int:
-    """The GPUs that one engine spreads its model over, by its options; 1 where none says."""
-    return math.prod(_size(words, options) for options in _SIZE_OPTIONS)
+def _used_gpus(command: Sequence[str]) -> int:
+    """Return the GPUs over which the engine's options spread its model."""
+    return math.prod(_size(command, options) for options in _SIZE_OPTIONS)
 
 
-def _size(words: Sequence[str], options: set[str]) -> int:
-    for number, word in enumerate(words):
-        name, _, value = word.partition("=")
-        value = value or (words[number + 1] if number + 1 < len(words) else "")
+def _size(command: Sequence[str], options: set[str]) -> int:
+    for index, argument in enumerate(command):
+        name, _, value = argument.partition("=")
+        value = value or (command[index + 1] if index + 1 < len(command) else "")
         if name in options and value.isdecimal():
             return int(value)
     return 1
@@ -121,21 +121,17 @@ _ONLY_SLURM = ("qos", "constraint", "reservation")
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """What was typed: options of ``bagent submit``, and where.
-
-    ``run_options`` are passed to ``bagent run`` as they are; ``python`` is the interpreter that
-    has bagent, on the nodes too; ``cwd`` the folder in which the job will run.
-    """
+    """The command line of ``bagent submit``."""
 
     job_file: Path
-    cwd: Path
-    python: str
+    cwd: Path  # the folder in which the job will run
+    python: str  # the interpreter that has bagent, on the nodes too
     scheduler: Scheduler | None = None
-    run_options: tuple[str, ...] = ()
+    run_options: tuple[str, ...] = ()  # for ``bagent run``
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """Everything a batch script needs; nothing is left open."""
+    """Everything that a batch script needs."""
 
     job: Job
     site: ClusterSite
@@ -150,16 +146,16 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
     @property
     def requested_gpus(self) -> int:
-        """GPUs of each node that the script requests; 0: none, or the directives do."""
+        """GPUs that the script requests on each node; 0 if none, or if the directives do."""
         if not self.site.requests_gpus or requests_gpus(self.cluster):
             return 0
         return self.cluster.gpus_per_node or 0
 
     @property
     def name(self) -> str:
-        """The run's name, in letters that schedulers take."""
-        kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in self.run)
-        return kept[:200] if kept[:1].isalpha() else f"j{kept}"[:200]
+        """The run's name in characters that schedulers accept."""
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in self.run)
+        return name[:200] if name[:1].isalpha() else f"j{name}"[:200]
 
     @property
     def run(self) -> str:
@@ -174,18 +170,17 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
     @property
     def batch_folder(self) -> Path:
-        """Where each batch job of this run keeps its files: beside the run directory."""
+        """The folder of this run's batch jobs, beside the run directory."""
         return self.run_folder.with_name(f"{self.run}.batch")
 
 
 def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPlan:
-    """Bring job, site and options together.
+    """Return the plan from job, site and options.
 
     Raises:
-        JobError: something is missing, with the whole list of what is; or does not fit together.
+        JobError: keys are missing, all of which are listed, or contradict each other.
     """
-    given = job.cluster or ClusterSpec()
-    cluster = merged(site, given)
+    cluster = merged(site, job.cluster or ClusterSpec())
     at = job.source.position(("cluster",))
     scheduler = request.scheduler or cluster.scheduler
     _refuse_missing(cluster, site, scheduler, at)
@@ -250,27 +245,27 @@ def _check_fit(cluster: ClusterSpec, scheduler: str, nodes: int, at: Position) -
 def choose_queue(
     cluster: ClusterSpec, queues: Sequence[Queue], nodes: int, at: Position
 ) -> str | None:
-    """The named queue if it takes the job, else the first known one that does.
+    """Return the named queue, or else the first, that accepts the job.
 
     Raises:
-        JobError: none does; ``at`` is the place that is named.
+        JobError: none does.
     """
     walltime = cluster.walltime or 0.0
-    known = [q for q in queues if cluster.queue in (None, q.name)]
-    if not known:
+    candidates = [queue for queue in queues if cluster.queue in (None, queue.name)]
+    if not candidates:
         return cluster.queue
-    for queue in known:
-        if queue.takes(nodes, walltime):
+    for queue in candidates:
+        if queue.accepts(nodes, walltime):
             return queue.name
     raise JobError(
         f"no queue takes {nodes} nodes for {walltime / 3600:g} h",
-        hint="; ".join(queue.limits for queue in known),
+        hint="; ".join(queue.limits for queue in candidates),
         at=at,
     )
 
 
 def _ports(cluster: ClusterSpec, at: Position) -> tuple[int, ...]:
-    """One port for each engine of a node: a single one is the first."""
+    """Return one port for each engine of a node; a single configured port is the first."""
     engines = cluster.engines_per_node or 1
     ports = cluster.ports or (FIRST_PORT,)
     if len(ports) == 1:
@@ -285,6 +280,6 @@ def _ports(cluster: ClusterSpec, at: Position) -> tuple[int, ...]:
 
 
 def clock(seconds: float) -> str:
-    """``HH:MM:SS``, rounded down: schedulers take nothing finer."""
-    whole = int(seconds)
-    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+    """Return ``HH:MM:SS``, rounded down."""
+    minutes, rest_seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest_seconds:02d}"

@@ -1,4 +1,4 @@
-"""What only the scheduler's own programs tell: when the job ends, and which nodes it has."""
+"""Queries to the scheduler's programs: a job's end and its nodes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import msgspec
 from bagent.hpc.allocation import Allocation, read_allocation
 
 ANSWER_SECONDS = 10.0
-"""How long a program of the scheduler may take; a busy one is done without."""
+"""Timeout of a scheduler's program."""
 
 Ask = Callable[[Sequence[str]], str]
-"""Runs a command line and returns its stdout; empty where it failed."""
+"""Runs a command and returns its stdout, empty if it failed."""
 
 _STIME = "%a %b %d %H:%M:%S %Y"
 
 
 def ask(command: Sequence[str]) -> str:
-    """The stdout of ``command``; empty where it is missing, fails or takes too long."""
+    """Return the stdout of ``command``, empty if it is missing, fails or times out."""
     try:
         done = subprocess.run(
             command,
@@ -41,16 +41,16 @@ def ask(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def job_end(here: Allocation, ask: Ask = ask) -> float | None:
-    """When the job will be killed, in Unix seconds; None where nobody tells.
+def job_end(allocation: Allocation, ask: Ask = ask) -> float | None:
+    """Return when the job will be killed in Unix seconds, None if unknown.
 
-    The variable is believed first. Then ``squeue`` and ``scontrol`` are asked (older SLURM sets
-    no variable), or ``qstat``: there the end is the start time plus the granted wall time.
+    Older SLURM sets no variable, so ``squeue`` and ``scontrol`` are asked. With ``qstat`` it is the
+    start plus the wall time.
     """
-    if here.end is not None or here.job_id is None:
-        return here.end
-    job = here.job_id
-    if here.scheduler == "slurm":
+    if allocation.end is not None or allocation.job_id is None:
+        return allocation.end
+    job = allocation.job_id
+    if allocation.scheduler == "slurm":
         end = _local_time(ask(["squeue", "--noheader", f"--jobs={job}", "--format=%e"]))
         return end or _local_time(_field(ask(["scontrol", "show", "job", job]), "EndTime"))
     return _pbs_end(ask(["qstat", "-f", "-F", "json", job])) or _plain_pbs_end(
@@ -58,18 +58,20 @@ def job_end(here: Allocation, ask: Ask = ask) -> float | None:
     )
 
 
-def node_names(here: Allocation, ask: Ask = ask) -> list[str]:
-    """The nodes of the job, each once, in the scheduler's order; empty outside of a job."""
-    if here.node_file is not None:
+def node_names(allocation: Allocation, ask: Ask = ask) -> list[str]:
+    """Return the distinct nodes of the job in the scheduler's order; none outside of a job."""
+    if allocation.node_file is not None:
         try:
-            lines = here.node_file.read_text(encoding="utf-8", errors="replace").split()
+            lines = allocation.node_file.read_text(encoding="utf-8", errors="replace").split()
         except OSError:
             lines = []
         if lines:
             return list(dict.fromkeys(lines))
-    if here.node_list is not None:
-        # The bracket notation has rules of its own: SLURM itself spells it out.
-        return list(dict.fromkeys(ask(["scontrol", "show", "hostnames", here.node_list]).split()))
+    if allocation.node_list is not None:
+        # SLURM itself expands its bracket notation.
+        return list(
+            dict.fromkeys(ask(["scontrol", "show", "hostnames", allocation.node_list]).split())
+        )
     return []
 
 
@@ -118,11 +120,11 @@ def _start_and_walltime(started: str, walltime: str) -> float:
 
 
 def deadline_step(argv: list[str]) -> int:
-    """Print ``@EPOCH`` for BAGENT_DEADLINE: the job's end, less some seconds of one's own."""
+    """Print ``@EPOCH`` for BAGENT_DEADLINE, some seconds before the job's end."""
     parser = argparse.ArgumentParser(prog="bagent.hpc deadline")
     parser.add_argument("--walltime", type=float, required=True, help="seconds, if nobody tells")
     parser.add_argument("--less", type=float, default=0.0, help="seconds before the end")
-    given = parser.parse_args(argv)
-    end = job_end(read_allocation(os.environ)) or time.time() + given.walltime
-    sys.stdout.write(f"@{end - given.less:.0f}\n")
+    args = parser.parse_args(argv)
+    end = job_end(read_allocation(os.environ)) or time.time() + args.walltime
+    sys.stdout.write(f"@{end - args.less:.0f}\n")
     return 0

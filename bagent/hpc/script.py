@@ -18,7 +18,7 @@ from bagent.hpc.plan import (
     START_SECONDS,
     BatchPlan,
     clock,
-    engine_words,
+    engine_command,
 )
 from bagent.hpc.site import deploy_folder
 
@@ -38,7 +38,7 @@ def batch_script(plan: BatchPlan) -> str:
         _HEAD,
         *_directives(plan),
         "",
-        *_words(plan),
+        *_header(plan),
         "set -euo pipefail",
         "",
         *_settings(plan),
@@ -50,12 +50,12 @@ def batch_script(plan: BatchPlan) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _words(plan: BatchPlan) -> Iterator[str]:
-    # PBS allows no comment between its directives, so what there is to say comes after them.
+def _header(plan: BatchPlan) -> Iterator[str]:
+    # PBS allows no comment between its directives, so these come after them.
     yield f"# Made by bagent submit for {plan.site.name}."
     for text in (plan.site.about, *(f"Not tried: {text}" for text in plan.site.untried)):
         yield from textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="#   ")
-    # Functions are called by their names; what settings quote is for the nodes to expand.
+    # Functions are called by name, and the nodes expand what settings quote.
     yield "# shellcheck disable=SC2329,SC2016"
 
 
@@ -159,15 +159,14 @@ def _settings(plan: BatchPlan) -> Iterator[str]:
 
 
 def _engine(plan: BatchPlan) -> list[str]:
-    """The engine's command as words; a single text is split as a shell would."""
-    words = engine_words(plan.cluster)
+    command = engine_command(plan.cluster)
     if plan.cluster.api_servers is not None:
-        words += ["--api-server-count", str(plan.cluster.api_servers)]
-    return words
+        command += ["--api-server-count", str(plan.cluster.api_servers)]
+    return command
 
 
 def _beside_job(plan: BatchPlan, item: str) -> str:
-    """A path of the job file, which is relative to it, as an absolute one."""
+    """Return a path that is relative to the job file."""
     return str(plan.job.source.folder / item)
 
 
@@ -180,8 +179,8 @@ def _tags(plan: BatchPlan, gpus: int) -> str:
     return "\t".join(tags)
 
 
-def _array(name: str, words: Sequence[str]) -> str:
-    return f"{name}=({' '.join(map(shlex.quote, words))})"
+def _array(name: str, values: Sequence[str]) -> str:
+    return f"{name}=({' '.join(map(shlex.quote, values))})"
 
 
 def _or(value: float | None, default: float) -> float:
@@ -189,20 +188,20 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _shell(name: str) -> str:
-    """A shell part, less its own first lines: they stand at the top of the script already."""
+    """Return a shell part without the first lines, which the script has already."""
     text = (deploy_folder() / name).read_text(encoding="utf-8")
     lines = text.splitlines()
-    kept = [line for line in lines if line not in (_HEAD, "set -euo pipefail")]
-    return "\n".join(kept).strip("\n") + "\n"
+    body = [line for line in lines if line not in (_HEAD, "set -euo pipefail")]
+    return "\n".join(body).strip("\n") + "\n"
 
 
 PROGRAMS = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
 
 
 def write_script(plan: BatchPlan, text: str) -> Path:
-    """Write the script beside the run, so that it can be looked at and sent again.
+    """Write the script beside the run directory.
 
-    It may hold secrets of ``cluster.env``, so only its owner may read it.
+    It may contain secrets of ``cluster.env``, so only its owner may read it.
 
     Raises:
         WriteError: it cannot be written.
@@ -212,16 +211,16 @@ def write_script(plan: BatchPlan, text: str) -> Path:
         make_private_folder(path.parent)
         write_atomic(path, text, mode=PRIVATE)
     except OSError as error:
-        words = (error.strerror or str(error)).lower()
-        raise WriteError(f"cannot write {path}: {words}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise WriteError(f"cannot write {path}: {reason}") from None
     return path
 
 
 def submit_script(plan: BatchPlan, path: Path) -> str:
-    """Submit the script from the folder in which the job will run; returns the job's id.
+    """Submit the script from the folder in which the job will run; return the job's id.
 
     Raises:
-        UsageError: the scheduler's program is missing or refuses; its words are passed on.
+        UsageError: the scheduler's program is missing or refuses.
     """
     program = PROGRAMS[plan.scheduler]
     try:
@@ -240,6 +239,6 @@ def submit_script(plan: BatchPlan, path: Path) -> str:
             hint=f"submit by hand where it is: {program[0]} {path}",
         ) from None
     if done.returncode:
-        words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise UsageError(f"{program[0]} refused: {words}", hint=f"the script is {path}")
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise UsageError(f"{program[0]} refused: {reason}", hint=f"the script is {path}")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""

@@ -1,4 +1,4 @@
-"""Sites: what a supercomputer's habits add to the ``cluster:`` section of a job."""
+"""Site profiles: a supercomputer's defaults for the ``cluster:`` section of a job."""
 
 from __future__ import annotations
 
@@ -19,54 +19,47 @@ from bagent.text.suggest import did_you_mean
 GENERIC = "generic"
 
 _JOINED = ("env", "setup", "node_setup", "modules", "directives", "exclude")
-"""Keys where the job adds to what the site says; elsewhere it replaces it."""
+"""Keys where the job adds to the site's value instead of replacing it."""
 
 
 class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A queue or partition and what it takes: numbers of nodes, and hours at most."""
+    """A queue or partition and its limits."""
 
     name: str
     min_nodes: int = 1
     max_nodes: int | None = None
     max_hours: float | None = None
 
-    def takes(self, nodes: int, walltime: float) -> bool:
-        """Whether a job of so many nodes and seconds is let in."""
+    def accepts(self, nodes: int, walltime: float) -> bool:
+        """Return whether a job of so many nodes and seconds is accepted."""
         fits = self.min_nodes <= nodes <= (self.max_nodes or nodes)
         return fits and (self.max_hours is None or walltime <= self.max_hours * 3600)
 
     @property
     def limits(self) -> str:
-        """The rule in words: ``1-2 nodes, at most 1 h``."""
-        most = f"{self.min_nodes}-{self.max_nodes}" if self.max_nodes else f"{self.min_nodes}+"
+        """The limits, such as ``1-2 nodes, at most 1 h``."""
+        nodes = f"{self.min_nodes}-{self.max_nodes}" if self.max_nodes else f"{self.min_nodes}+"
         hours = f", at most {self.max_hours:g} h" if self.max_hours is not None else ""
-        return f"{self.name} {most} nodes{hours}"
+        return f"{self.name} {nodes} nodes{hours}"
 
 
 class ClusterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A profile, a YAML file under ``deploy/sites``.
-
-    ``untried`` says what of it nobody could try. ``cluster`` has the keys of a job's section and
-    is its default. ``needs`` are keys that a user must give. ``select`` is added to each chunk of
-    a PBS select line, ``host_suffix`` to a node's short name to make its fast address.
-    ``requests_gpus`` is false where whole nodes come with their GPUs; ``engine_gpus`` are the
-    numbers of GPUs that an engine works with, none: any.
-    """
+    """A profile, from a YAML file such as those under ``deploy/sites``."""
 
     name: str
     about: str
-    untried: tuple[str, ...] = ()
-    cluster: Mapping[str, Any] = {}
-    needs: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()  # what has not been tested on the machine
+    cluster: Mapping[str, Any] = {}  # defaults of a job's section
+    needs: tuple[str, ...] = ()  # keys that the user must set
     queues: tuple[Queue, ...] = ()
-    select: str = ""
-    requests_gpus: bool = True
-    engine_gpus: tuple[int, ...] = ()
-    host_suffix: str = ""
+    select: str = ""  # added to each chunk of a PBS select line
+    requests_gpus: bool = True  # False where whole nodes include their GPUs
+    engine_gpus: tuple[int, ...] = ()  # GPU counts that an engine supports; empty: any
+    host_suffix: str = ""  # makes a node's short name its fast address
 
 
 def deploy_folder() -> Traversable:
-    """The shell parts and site profiles: in an installed package beside this file."""
+    """Return the folder of shell parts and site profiles, of the package or the checkout."""
     packaged = files("bagent.hpc") / "deploy"
     if packaged.is_dir():
         return packaged
@@ -74,13 +67,13 @@ def deploy_folder() -> Traversable:
 
 
 def site_names() -> list[str]:
-    """The known sites."""
+    """Return the names of the known sites."""
     folder = deploy_folder() / "sites"
     return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name[-5:] == ".yaml")
 
 
 def load_site(name: str) -> ClusterSite:
-    """The site of that name, or the profile in the file of that path.
+    """Return the site of that name, or from the file of that path.
 
     Raises:
         UsageError: there is none, or the profile is wrong.
@@ -90,21 +83,21 @@ def load_site(name: str) -> ClusterSite:
         try:
             return read_site(path.read_text(encoding="utf-8"), path)
         except OSError as error:
-            words = (error.strerror or str(error)).lower()
-            raise UsageError(f"--site {name}: cannot be read: {words}") from None
-    known = site_names()
-    if name not in known:
-        near = did_you_mean(name, known)
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"--site {name}: cannot be read: {reason}") from None
+    names = site_names()
+    if name not in names:
+        near = did_you_mean(name, names)
         raise UsageError(
             f"--site {name}: no such site",
-            hint=f"{near} " * bool(near) + f"there are {', '.join(known)}, or a path of a .yaml",
+            hint=f"{near} " * bool(near) + f"there are {', '.join(names)}, or a path of a .yaml",
         )
     file = deploy_folder() / "sites" / f"{name}.yaml"
     return read_site(file.read_text(encoding="utf-8"), Path(str(file)))
 
 
 def read_site(text: str, path: Path) -> ClusterSite:
-    """The profile in ``text``; ``path`` is named in errors.
+    """Parse a profile; errors name ``path``.
 
     Raises:
         JobError: it is no profile.
@@ -122,7 +115,7 @@ def read_site(text: str, path: Path) -> ClusterSite:
 
 
 def merged(site: ClusterSite, job: ClusterSpec) -> ClusterSpec:
-    """The job's section over the site's: lists and ``env`` of both, else the job's where given."""
+    """Return the job's section over the site's defaults; lists and ``env`` are joined."""
     base = ClusterSpec.model_validate(dict(site.cluster))
     update: dict[str, Any] = {}
     for key in job.model_fields_set:

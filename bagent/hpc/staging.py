@@ -1,4 +1,4 @@
-"""Files copied to a node's own disk: once, also where several processes of a node want them."""
+"""Staging of files to a node's own disk, once for all its processes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ SENTINEL = ".staged"
 
 @dataclass(frozen=True, slots=True)
 class StagingTarget:
-    """Where files go: ``folder`` on this node's disk, ``done`` the shared folder in which each
-    node leaves a file of its name, ``signature`` what tells equal sources."""
+    """Where files are staged."""
 
-    folder: Path
-    done: Path
-    signature: str
+    folder: Path  # on this node's disk
+    done: Path  # shared; each node that is done leaves a file in it
+    signature: str  # of the sources
 
 
 def signature(sources: Sequence[Path]) -> str:
-    """A short text that changes when the names, sizes or times of the files change.
+    """Return a text that changes with the names, sizes and times of the files.
 
     Raises:
         WriteError: a source is missing.
@@ -53,10 +52,10 @@ def signature(sources: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process of this node at a time: two that unpack at once would mix their files.
+    """Hold the folder's lock, so that one process of this node stages at a time.
 
     Raises:
-        OSError: the folder is not this user's alone.
+        OSError: other users can write to the folder.
     """
     ensure_own_folder(folder)
     with (folder / ".lock").open("a") as lock:
@@ -65,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_staged(target: StagingTarget) -> bool:
-    """Whether the node has these very files, whole, in a folder of this user alone."""
+    """Return whether the node has these files, in a folder that only this user can write."""
     try:
         ensure_own_folder(target.folder)
         return (target.folder / SENTINEL).read_text(encoding="utf-8") == target.signature
@@ -74,13 +73,15 @@ def is_staged(target: StagingTarget) -> bool:
 
 
 def stage(target: StagingTarget, names: Sequence[str], fill: Callable[[Path], None]) -> bool:
-    """Bring files to ``target``; False where they were there already.
+    """Stage files to ``target``; return False if they are there already.
 
-    They are made by ``fill`` in a folder aside, then moved into place, then vouched for: a half
-    copy is never taken for a whole one.
+    ``fill`` creates them in a temporary folder. They are moved into place and then marked as
+    complete.
 
     Args:
-        names: the entries that ``fill`` makes in the folder it is given.
+        target: where to stage.
+        names: the entries that ``fill`` creates.
+        fill: creates the files in the given folder.
 
     Raises:
         WriteError: the disk refuses, or is full.
@@ -95,10 +96,10 @@ def stage(target: StagingTarget, names: Sequence[str], fill: Callable[[Path], No
             part.mkdir()
             fill(part)
             for name in names:
-                place = target.folder / name
-                if place.is_dir() and not place.is_symlink():
-                    shutil.rmtree(place)
-                (part / name).rename(place)
+                path = target.folder / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                (part / name).rename(path)
             part.rmdir()
             (target.folder / SENTINEL).write_text(target.signature, encoding="utf-8")
     except (OSError, tarfile.TarError) as error:
@@ -111,13 +112,13 @@ def stage(target: StagingTarget, names: Sequence[str], fill: Callable[[Path], No
 
 
 def mark_staged(target: StagingTarget, seconds: float) -> None:
-    """Tell the job that this node has its files."""
+    """Record that this node has its files."""
     name = short(this_node())
     (target.done / name).write_text(f"{seconds:.1f}\n", encoding="utf-8")
 
 
 def copy_into(sources: Sequence[Path]) -> Callable[[Path], None]:
-    """A filler that copies files and folders."""
+    """Return a function that copies files and folders."""
 
     def fill(part: Path) -> None:
         for source in sources:
@@ -130,7 +131,7 @@ def copy_into(sources: Sequence[Path]) -> Callable[[Path], None]:
 
 
 def unpack_into(archive: Path, size: int) -> Callable[[Path], None]:
-    """A filler that unpacks a tar file of ``size`` bytes: a shorter one came only in part."""
+    """Return a function that unpacks a tar file of exactly ``size`` bytes."""
 
     def fill(part: Path) -> None:
         with os.fdopen(os.open(archive, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -146,7 +147,7 @@ def unpack_into(archive: Path, size: int) -> Callable[[Path], None]:
 
 
 def target_parser(prog: str) -> argparse.ArgumentParser:
-    """The options that all ways of staging share."""
+    """Return a parser with the options of all staging steps."""
     parser = argparse.ArgumentParser(prog=f"bagent.hpc {prog}")
     parser.add_argument("--to", required=True, help="folder on this node's disk")
     parser.add_argument("--done", type=Path, required=True, help="shared folder of those done")
@@ -155,9 +156,9 @@ def target_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def target_of(given: argparse.Namespace) -> StagingTarget:
-    """The target that the options of :func:`target_parser` name."""
-    return StagingTarget(Path(os.path.expandvars(given.to)), given.done, given.signature)
+def target_of(args: argparse.Namespace) -> StagingTarget:
+    """Return the target from the options of :func:`target_parser`."""
+    return StagingTarget(Path(os.path.expandvars(args.to)), args.done, args.signature)
 
 
 def signature_step(argv: list[str]) -> int:
@@ -167,19 +168,19 @@ def signature_step(argv: list[str]) -> int:
 
 
 def stage_step(argv: list[str]) -> int:
-    """Bring paths to this node's disk, from where they are or from an archive on this node."""
+    """Stage paths to this node's disk, directly or from an archive on this node."""
     parser = target_parser("stage")
     parser.add_argument("--archive", help="a tar file of all sources")
     parser.add_argument("--size", type=int, default=0, help="its bytes")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     begun = time.monotonic()
-    target = target_of(given)
-    fill = copy_into(given.sources)
-    archive = Path(os.path.expandvars(given.archive)) if given.archive else None
+    target = target_of(args)
+    fill = copy_into(args.sources)
+    archive = Path(os.path.expandvars(args.archive)) if args.archive else None
     if archive is not None:
-        fill = unpack_into(archive, given.size)
+        fill = unpack_into(archive, args.size)
     try:
-        stage(target, [source.name for source in given.sources], fill)
+        stage(target, [source.name for source in args.sources], fill)
     finally:
         if archive is not None:
             archive.unlink(missing_ok=True)
@@ -188,42 +189,42 @@ def stage_step(argv: list[str]) -> int:
 
 
 CHUNK = 64 * 1024 * 1024
-"""Bytes in one broadcast: enough to fill the network, little enough for every node's memory."""
+"""Bytes of one broadcast: enough to use the network, few enough for every node's memory."""
 
 
 class Comm(Protocol):
-    """What is used of an mpi4py communicator."""
+    """The part of an mpi4py communicator that is used."""
 
     def Get_rank(self) -> int:
-        """The number of this process."""
+        """Return the rank of this process."""
         ...
 
     def bcast(self, value: Any, root: int = 0) -> Any:
-        """The value of process ``root``, in all processes."""
+        """Return the value of process ``root`` in all processes."""
         ...
 
     def allgather(self, value: Any) -> list[Any]:
-        """The values of all processes, in all processes."""
+        """Return the values of all processes in all processes."""
         ...
 
 
 def received(comm: Comm, sources: Sequence[Path], chunk: int = CHUNK) -> Iterator[bytes]:
-    """The tar stream of ``sources`` in every process; only process 0 reads them.
+    """Yield the tar stream of ``sources`` in every process; process 0 reads them.
 
     Raises:
-        WriteError: process 0 could not read them; raised in all processes.
+        WriteError: process 0 could not read them. All processes raise it.
     """
     tar = None
     if comm.Get_rank() == 0:
-        words = [word for s in sources for word in ("-C", str(s.parent), s.name)]
-        tar = subprocess.Popen(["tar", "-chf", "-", *words], stdout=subprocess.PIPE)
+        options = [part for s in sources for part in ("-C", str(s.parent), s.name)]
+        tar = subprocess.Popen(["tar", "-chf", "-", *options], stdout=subprocess.PIPE)
         assert tar.stdout is not None
     while True:
-        piece = tar.stdout.read(chunk) if tar is not None and tar.stdout is not None else None
-        piece = comm.bcast(piece)
-        if not piece:
+        data = tar.stdout.read(chunk) if tar is not None and tar.stdout is not None else None
+        data = comm.bcast(data)
+        if not data:
             break
-        yield piece
+        yield data
     code = None
     if tar is not None:
         if tar.stdout is not None:
@@ -234,10 +235,10 @@ def received(comm: Comm, sources: Sequence[Path], chunk: int = CHUNK) -> Iterato
         raise WriteError(f"tar ended with exit code {code} while reading what is staged")
 
 
-def unpack(pieces: Iterator[bytes], folder: Path) -> None:
+def unpack(chunks: Iterator[bytes], folder: Path) -> None:
     """Unpack a tar stream into ``folder``.
 
-    All pieces are taken even where the disk refuses: the others wait for each of them.
+    All chunks are consumed even if the disk refuses: the other processes wait for them.
 
     Raises:
         OSError: the stream could not be unpacked.
@@ -245,10 +246,10 @@ def unpack(pieces: Iterator[bytes], folder: Path) -> None:
     broken = False
     with subprocess.Popen(["tar", "-xf", "-", "-C", str(folder)], stdin=subprocess.PIPE) as tar:
         assert tar.stdin is not None
-        for piece in pieces:
+        for data in chunks:
             try:
                 if not broken:
-                    tar.stdin.write(piece)
+                    tar.stdin.write(data)
             except OSError:
                 broken = True
     if tar.returncode or broken:
@@ -256,8 +257,8 @@ def unpack(pieces: Iterator[bytes], folder: Path) -> None:
 
 
 def broadcast_step(argv: list[str]) -> int:
-    """Bring paths to the disks of all nodes of an MPI launch, one process a node."""
-    given = target_parser("broadcast").parse_args(argv)
+    """Stage paths to all nodes of an MPI launch, with one process a node."""
+    args = target_parser("broadcast").parse_args(argv)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -267,10 +268,10 @@ def broadcast_step(argv: list[str]) -> int:
         ) from None
     comm: Comm = MPI.COMM_WORLD
     begun = time.monotonic()
-    target = target_of(given)
-    # All or none take part: a broadcast waits for every process.
+    target = target_of(args)
+    # A broadcast waits for every process, so all take part or none.
     if not all(comm.allgather(is_staged(target))):
-        mpi_broadcast(comm, target, given.sources)
+        mpi_broadcast(comm, target, args.sources)
     mark_staged(target, time.monotonic() - begun)
     return 0
 
@@ -278,14 +279,14 @@ def broadcast_step(argv: list[str]) -> int:
 def mpi_broadcast(
     comm: Comm, target: StagingTarget, sources: Sequence[Path], chunk: int = CHUNK
 ) -> None:
-    """Send ``sources`` from process 0 to the ``target`` of every process.
+    """Stage ``sources`` of process 0 to the ``target`` of every process.
 
     Raises:
-        WriteError: they cannot be read, or not be written here.
+        WriteError: they cannot be read or written.
     """
-    pieces = received(comm, sources, chunk)
+    chunks = received(comm, sources, chunk)
     try:
-        stage(target, [source.name for source in sources], lambda part: unpack(pieces, part))
+        stage(target, [source.name for source in sources], lambda part: unpack(chunks, part))
     finally:
-        for _ in pieces:  # whatever happened here, the others wait for each piece
+        for _ in chunks:  # the other processes wait for each chunk
             pass

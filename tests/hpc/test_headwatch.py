@@ -10,8 +10,8 @@ from bagent.hpc.engines import (
     EngineProcess,
     EngineState,
     HeadNode,
-    give_back,
     read_states,
+    requeue,
     supervise,
     until_gone,
 )
@@ -43,9 +43,9 @@ def test_under_slurm_the_job_is_requeued_and_elsewhere_nothing_is_asked():
         asked.append(list(words))
         return ""
 
-    asyncio.run(give_back(Allocation("slurm", "77"), 0, ask))
-    asyncio.run(give_back(Allocation("pbs", "78"), 0, ask))
-    asyncio.run(give_back(Allocation(), 0, ask))
+    asyncio.run(requeue(Allocation("slurm", "77"), 0, ask))
+    asyncio.run(requeue(Allocation("pbs", "78"), 0, ask))
+    asyncio.run(requeue(Allocation(), 0, ask))
     assert asked == [["scontrol", "requeue", "77"]]
 
 

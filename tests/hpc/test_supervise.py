@@ -40,10 +40,10 @@ def free_port():
 
 def test_ports_are_added_where_the_command_has_none():
     (engine,) = node_engines(NodePlan(("vllm", "serve", "m"), (8000,)), NODES, 0)
-    assert engine.words == ("vllm", "serve", "m", "--host", "0.0.0.0", "--port", "8000")
+    assert engine.command == ("vllm", "serve", "m", "--host", "0.0.0.0", "--port", "8000")
     plan = NodePlan(("serve", "-p={port}", "{stage}/m", '{"a": 1}'), (8000,), stage="/tmp/s")
     (engine,) = node_engines(plan, NODES, 0)
-    assert engine.words == ("serve", "-p=8000", "/tmp/s/m", '{"a": 1}')
+    assert engine.command == ("serve", "-p=8000", "/tmp/s/m", '{"a": 1}')
 
 
 def test_engines_of_a_node_share_its_gpus_and_no_port():
@@ -77,19 +77,19 @@ def test_a_large_engine_spans_nodes_and_its_head_serves():
     (head,) = node_engines(plan, NODES, 2)
     (other,) = node_engines(plan, NODES, 3)
     assert (head.serves, other.serves) == (True, False)
-    assert "--headless" in other.words
-    assert "--headless" not in head.words
-    assert head.words[head.words.index("--node-rank") + 1] == "0"
-    assert other.words[other.words.index("--master-addr") + 1] == "n3.fast"
+    assert "--headless" in other.command
+    assert "--headless" not in head.command
+    assert head.command[head.command.index("--node-rank") + 1] == "0"
+    assert other.command[other.command.index("--master-addr") + 1] == "n3.fast"
     assert node_engines(plan, NODES, 4) == []
 
 
 def test_a_command_may_place_its_own_rank():
     plan = NodePlan(("sglang", "--dist-init-addr", "{head}:5000", "--rank={rank}"), (1,), span=2)
     (other,) = node_engines(plan, NODES, 1)
-    assert "n1.site:5000" in other.words
-    assert "--rank=1" in other.words
-    assert "--nnodes" not in other.words
+    assert "n1.site:5000" in other.command
+    assert "--rank=1" in other.command
+    assert "--nnodes" not in other.command
 
 
 def keep(folder, words, restarts, port=1):
@@ -100,31 +100,31 @@ def keep(folder, words, restarts, port=1):
 
 def test_a_dead_engine_is_started_again_the_stated_number_of_times(tmp_path):
     words = ["sh", "-c", "echo start $MARK; exit 3"]
-    keeper, state = keep(tmp_path, words, 2)
-    assert asyncio.run(keeper.keep()) is False
+    supervisor, state = keep(tmp_path, words, 2)
+    assert asyncio.run(supervisor.run()) is False
     assert (state.state, state.starts, state.exit_code) == ("failed", 3, 3)
     assert (tmp_path / "n1.0.log").read_text() == "start 7\n" * 3
     assert list(read_states(tmp_path)) == [state]
 
 
 def test_a_command_that_is_not_there_is_said_in_the_log(tmp_path):
-    keeper, state = keep(tmp_path, ["/no/such/engine"], 0)
-    assert asyncio.run(keeper.keep()) is False
+    supervisor, state = keep(tmp_path, ["/no/such/engine"], 0)
+    assert asyncio.run(supervisor.run()) is False
     assert state.exit_code == 127
     assert "No such file" in (tmp_path / "n1.0.log").read_text()
 
 
 def test_an_engine_that_listens_is_noted_and_ends_when_asked(tmp_path):
     port = free_port()
-    keeper, state = keep(tmp_path, [sys.executable, "-c", LISTEN, str(port)], 3, port)
+    supervisor, state = keep(tmp_path, [sys.executable, "-c", LISTEN, str(port)], 3, port)
 
     async def scenario():
-        keeping = asyncio.create_task(keeper.keep())
+        running = asyncio.create_task(supervisor.run())
         async with asyncio.timeout(20):
             while state.state != "listening":
                 await asyncio.sleep(0.05)
-            await keeper.stop()
-            assert await keeping is True
+            await supervisor.stop()
+            assert await running is True
 
     asyncio.run(scenario())
     assert (state.state, state.starts) == ("stopped", 1)
