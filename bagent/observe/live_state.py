@@ -31,7 +31,7 @@ class EndpointLike(Protocol):
 
     @property
     def health(self) -> str:
-        """One word: ``ok``, ``down``, ``resting`` ..."""
+        """Its status: ``ok``, ``down``, ``circuit open`` ..."""
 
     @property
     def limit(self) -> _Limit:

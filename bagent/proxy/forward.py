@@ -256,19 +256,14 @@ class Forwarder:
                 record.status = response.status
                 self._update_limits(lease, response.headers, response.status)
                 if response.status in RETRY_STATUS or response.status >= 500:
-                    raw = await read_body(response)
-                    failure = _failure_of(response.status, raw, response.headers, endpoint)
-                    record.refusal = endpoint.without_secrets(
-                        raw.decode("utf-8", "replace")
-                    ).encode()
+                    failure, record.refusal = await _read_error(response, endpoint)
                     return failure
                 if response.content_type == "text/html":
                     message = "a web page instead of an answer"
                     failure = Failure("bad_response", message, passing=True)
                     return failure
-                answer = web.StreamResponse(
-                    status=response.status, headers=_answer_headers(response.headers)
-                )
+                headers = _answer_headers(response.headers)
+                answer = web.StreamResponse(status=response.status, headers=headers)
                 content = None
                 if response.content_type != SSE:
                     content = await _read_answer(response, endpoint, record)
@@ -365,12 +360,22 @@ async def _read_answer(
     response: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
 ) -> bytes:
     """Return the body of an answer that is no stream, without the endpoint's keys."""
-    raw = await read_body(response)
     if response.status >= 400:
-        record.failure = _failure_of(response.status, raw, response.headers, endpoint)
-        raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()
+        record.failure, raw = await _read_error(response, endpoint)
+    else:
+        raw = await read_body(response)
     record.tail = raw
     return raw
+
+
+async def _read_error(
+    response: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint
+) -> tuple[Failure, bytes]:
+    """Return the failure and body of an error response, without the endpoint's keys."""
+    text = (await read_body(response)).decode("utf-8", "replace")
+    failure = failure_from_status(response.status, text, response.headers)
+    failure = msgspec.structs.replace(failure, message=endpoint.without_secrets(failure.message))
+    return failure, endpoint.without_secrets(text).encode()
 
 
 def _malformed(
@@ -390,12 +395,6 @@ def _malformed(
     if not isinstance(body, dict) or (core and not ({"choices", "error"} & body.keys())):
         return Failure("bad_response", "HTTP 200 with JSON that is no answer", passing=True)
     return None
-
-
-def _failure_of(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
-    """Return the failure that an error response describes, without the endpoint's keys."""
-    failure = failure_from_status(status, raw.decode("utf-8", "replace"), headers)
-    return msgspec.structs.replace(failure, message=endpoint.without_secrets(failure.message))
 
 
 def _as_request(path: str, body: bytes) -> Request:

@@ -215,13 +215,8 @@ async def start_proxy(
 ) -> AsyncIterator[Proxy]:
     """Serve in front of ``states`` until the context is left.
 
-    Args:
-        states: the endpoints.
-        config: where to listen, and who may connect.
-        run: the run directory.
-        notice: receives messages for people.
-        on_usage: receives the usage of each request and the name of its client.
-        hurried: ends the wait for requests in flight when set.
+    ``on_usage`` receives the usage of each request and the name of its client. ``hurried``, when
+    set, ends the wait for requests in flight at the end.
 
     Raises:
         UsageError: the address is not available, or open to others without a token.
