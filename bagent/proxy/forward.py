@@ -114,6 +114,7 @@ FORWARDED_HEADERS = ("anthropic-beta", "anthropic-version")
 """Headers of a client that a hosted API needs."""
 
 CLIENT_CLOSED = Failure("client_closed", "the client hung up")
+WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=True)
 
 
 class _Model(msgspec.Struct):
@@ -259,8 +260,7 @@ class Forwarder:
                     failure, record.refusal = await _read_error(response, endpoint)
                     return failure
                 if response.content_type == "text/html":
-                    message = "a web page instead of an answer"
-                    failure = Failure("bad_response", message, passing=True)
+                    failure = WEB_PAGE
                     return failure
                 headers = _answer_headers(response.headers)
                 answer = web.StreamResponse(status=response.status, headers=headers)
