@@ -106,8 +106,8 @@ class ContextRouter:
 
     def _contexts(self) -> list[int]:
         """Return the different context lengths, at least one."""
-        known = sum(map(len, self._by_context.values()))
-        unknown = known < len(self._core.endpoints.states)
+        reporting = sum(map(len, self._by_context.values()))
+        unknown = reporting < len(self._core.endpoints.states)
         return [*self._by_context, UNKNOWN_CONTEXT] if unknown else list(self._by_context)
 
     # --- token counts ---------------------------------------------------------------------------

@@ -120,8 +120,8 @@ class TimeoutSweep:
             message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
             self._results.retry(call, Failure("connect", message, passing=True), None)
         for call in self._router.take_stranded():
-            known = call.min_context != UNKNOWN_CONTEXT
-            length = f" of {call.min_context} tokens" if known else ""
+            unknown = call.min_context == UNKNOWN_CONTEXT
+            length = "" if unknown else f" of {call.min_context} tokens"
             message = f"no endpoint answers whose context{length} this row needs"
             self._results.retry(call, Failure("connect", message, passing=True), None)
 

@@ -100,8 +100,8 @@ def group_failures(results: Iterable[HealthResult]) -> list[FailureGroup]:
             reason = result.reason.replace(result.endpoint.name, "")
             reason = re.sub(r"[0-9][0-9.]*", "0", reason)
             groups.setdefault((result.state, reason), []).append(result)
-    found = [FailureGroup(key, len(members), members[0]) for key, members in groups.items()]
-    return sorted(found, key=lambda group: -group.count)
+    failures = [FailureGroup(key, len(members), members[0]) for key, members in groups.items()]
+    return sorted(failures, key=lambda group: -group.count)
 
 
 def format_counts(results: Sequence[HealthResult | None]) -> str:

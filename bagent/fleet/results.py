@@ -103,8 +103,8 @@ class ResultHandler:
         if usage.completion is not None:
             core.expected += EXPECTED_WEIGHT * (usage.completion - core.expected)
         if state.account.counts_tokens:
-            known = usage.prompt is not None and usage.completion is not None
-            tokens = (usage.prompt or 0) + (usage.completion or 0) if known else None
+            reported = usage.prompt is not None and usage.completion is not None
+            tokens = (usage.prompt or 0) + (usage.completion or 0) if reported else None
             reserved = request.tokens.total // len(request.calls)
             state.account.on_success(now, request.started, reserved, tokens, usage.completion)
         else:
