@@ -41,9 +41,9 @@ def test_a_wall_clock_that_is_set_during_a_request_shows_in_no_time_of_it(jump):
 
     async def main():
         async with routes_server({"POST /v1/chat/completions": ANSWER}) as (url, _):
-            found = OpenAIBackend(Transport(), clock=clock)
-            exchange = await found.send(endpoint(url), [request()], Timeouts())
-            await found.close()
+            result = OpenAIBackend(Transport(), clock=clock)
+            exchange = await result.send(endpoint(url), [request()], Timeouts())
+            await result.close()
             return exchange
 
     exchange = asyncio.run(main())

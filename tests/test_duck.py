@@ -27,13 +27,13 @@ PATH_IN_SQL = re.compile(r"(read_(?!duckdb)\w+|parquet_\w+|glob)\(\[?('|\{litera
 
 
 def test_only_one_module_opens_duckdb_and_puts_paths_into_reading_sql() -> None:
-    found = {
+    result = {
         path.relative_to(PACKAGE).as_posix(): pattern.pattern
         for path in PACKAGE.rglob("*.py")
         for pattern in (OPENS, PATH_IN_SQL)
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert list(found) == ["duck.py"]
+    assert list(result) == ["duck.py"]
 
 
 @pytest.mark.parametrize("name", ["v[1]", "v*", "v?", "it's", "v**", "[!a]", 'q"x;--'])

@@ -74,7 +74,7 @@ ARGV_OF_A_SHELL = {
 
 
 def test_every_argv_that_begins_with_a_shell_is_known() -> None:
-    found = {
+    result = {
         module
         for module, tree in MODULES.items()
         for node in ast.walk(tree)
@@ -82,7 +82,7 @@ def test_every_argv_that_begins_with_a_shell_is_known() -> None:
         if isinstance(node.elts[0], ast.Constant) and isinstance(node.elts[0].value, str)
         if SHELLS.fullmatch(node.elts[0].value) and "-c" in ast.unparse(node)
     }
-    assert found <= ARGV_OF_A_SHELL.keys()
+    assert result <= ARGV_OF_A_SHELL.keys()
 
 
 def test_clients_follow_no_redirect() -> None:
@@ -91,8 +91,10 @@ def test_clients_follow_no_redirect() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
                 ("session.get", "session.post", "_opened().get")
             ):
-                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert given.get("allow_redirects") == "False", (module, node.lineno)
+                keyword_values = {
+                    keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords
+                }
+                assert keyword_values.get("allow_redirects") == "False", (module, node.lineno)
 
 
 def test_the_page_on_trust_names_files_that_are_there() -> None:

@@ -58,7 +58,12 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 def test_every_option_is_explained(options) -> None:
-    silent = [flags for told in options.values() for flags, words in told if not words.strip()]
+    silent = [
+        flags
+        for entries in options.values()
+        for flags, help_text in entries
+        if not help_text.strip()
+    ]
     assert silent == []
 
 
@@ -69,8 +74,8 @@ def test_every_table_and_view_has_its_columns_explained_in_their_order() -> None
         for name, sql in VIEWS.items():
             connection.execute(f"create view {name} as {sql}")
         for name in (*COLUMNS, *VIEWS):
-            found = [row[0] for row in connection.execute(f"describe {name}").fetchall()]
-            assert [RENAMED.get(one, one) for one in COLUMN_DESCRIPTIONS[name]] == found, name
+            result = [row[0] for row in connection.execute(f"describe {name}").fetchall()]
+            assert [RENAMED.get(item, item) for item in COLUMN_DESCRIPTIONS[name]] == result, name
     assert set(COLUMN_DESCRIPTIONS) == {*COLUMNS, *VIEWS, "answers"}
 
 
@@ -92,9 +97,9 @@ def test_the_readme_names_every_command() -> None:
 
 
 def test_every_option_of_a_page_is_one(options) -> None:
-    known = {flag for told in options.values() for flags, _ in told for flag in flags}
+    valid = {flag for entries in options.values() for flags, _ in entries for flag in flags}
     named = {page: set(_named(page.read_text(encoding="utf-8"))) for page in PAGES}
-    unknown = {page: names - known - OTHERS for page, names in named.items()}
+    unknown = {page: names - valid - OTHERS for page, names in named.items()}
     assert {page: names for page, names in unknown.items() if names} == {}
 
 

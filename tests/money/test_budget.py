@@ -9,33 +9,33 @@ from bagent.money.budget import BudgetLedger
 
 def test_calls_begin_as_long_as_all_of_them_fit() -> None:
     begun: list[int] = []
-    told: list[str] = []
-    spending = BudgetLedger(1.0, told.append)
+    messages: list[str] = []
+    spending = BudgetLedger(1.0, messages.append)
     for number in range(4):
         spending.reserve(0.3, lambda number=number: begun.append(number))  # type: ignore[misc]
     assert begun == [0, 1, 2]
-    assert told == []
+    assert messages == []
     spending.settle(0.3, 0.1)
     assert begun == [0, 1, 2, 3]
 
 
 def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
-    told: list[str] = []
-    spending = BudgetLedger(1.0, told.append)
+    messages: list[str] = []
+    spending = BudgetLedger(1.0, messages.append)
     spending.reserve(0.6, lambda: None)
     spending.reserve(0.6, lambda: None)
-    assert told == []
+    assert messages == []
     spending.settle(0.6, 0.6)
     spending.reserve(0.6, lambda: None)
-    assert len(told) == 1
-    assert "$0.6000 of the budget of $1" in told[0]
+    assert len(messages) == 1
+    assert "$0.6000 of the budget of $1" in messages[0]
 
 
 def test_a_first_call_that_could_pass_the_budget_is_never_sent() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     begun: list[int] = []
-    BudgetLedger(0.1, told.append).reserve(0.2, lambda: begun.append(1))
-    assert (len(told), begun) == (1, [])
+    BudgetLedger(0.1, messages.append).reserve(0.2, lambda: begun.append(1))
+    assert (len(messages), begun) == (1, [])
 
 
 def test_who_no_longer_waits_lets_the_next_one_in() -> None:

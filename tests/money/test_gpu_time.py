@@ -74,14 +74,14 @@ def sent(inner: Clocked, group: int = 1, **tags: str) -> list[Reply | Failure]:
 
 
 def test_a_reply_tells_its_share_and_keeps_its_tokens() -> None:
-    (found,) = sent(Clocked({}))
-    assert isinstance(found, Reply)
-    assert found.usage == Usage(prompt=3, gpu_seconds=8.0)
+    (reply,) = sent(Clocked({}))
+    assert isinstance(reply, Reply)
+    assert reply.usage == Usage(prompt=3, gpu_seconds=8.0)
 
 
 def test_an_endpoint_of_many_gpus_costs_them_all_and_a_group_shares_them() -> None:
-    found = sent(Clocked({}), 4, gpus="8")
-    seconds = [one.usage.gpu_seconds for one in found if isinstance(one, Reply)]
+    reply = sent(Clocked({}), 4, gpus="8")
+    seconds = [item.usage.gpu_seconds for item in reply if isinstance(item, Reply)]
     assert seconds == [pytest.approx(8.0 * 8 / 4)] * 4
 
 

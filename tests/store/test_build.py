@@ -52,8 +52,8 @@ def test_columns_are_those_users_know_in_their_order(store, outcome):
     assert pq.read_schema(store.path / "results.parquet").names == list(RESULTS)
     names = [row[0] for row in ask(store.path / "run.duckdb", "describe results")]
     assert names == list(RESULTS)
-    shown = {row[0] for row in ask(store.path / "run.duckdb", "show tables")}
-    assert shown == set(TABLES)
+    displayed = {row[0] for row in ask(store.path / "run.duckdb", "show tables")}
+    assert displayed == set(TABLES)
 
 
 def test_first_failures_and_new_keys_after_many_good_rows_are_all_there(store, outcome, failure):
@@ -78,8 +78,8 @@ def test_order_and_text_hold_across_the_chunks_in_which_lines_are_loaded(store, 
     rows = [n ^ 37 for n in range(4096)]
     store.write(*(outcome(n, text=f"{n} " * 1800) for n in rows), segment_bytes=9_000_000)
     build(store)
-    shown = [(row["row"], row["text"]) for row in table(store, "results")]
-    assert shown == [(n, f"{n} " * 1800) for n in range(4096)]
+    displayed = [(row["row"], row["text"]) for row in table(store, "results")]
+    assert displayed == [(n, f"{n} " * 1800) for n in range(4096)]
 
 
 def test_many_parts_and_segments_make_one_set_of_tables(store, outcome):
@@ -92,10 +92,10 @@ def test_many_parts_and_segments_make_one_set_of_tables(store, outcome):
 
 def test_ids_are_text_whatever_they_were(store, outcome):
     ids = ["a", 1, "1", 2.5, True, None, {"a": [1]}, 2**70]
-    store.write(*(outcome(n, id=one) for n, one in enumerate(ids)))
+    store.write(*(outcome(n, id=item) for n, item in enumerate(ids)))
     build(store)
-    shown = [row["id"] for row in table(store, "results")]
-    assert shown == ["a", "1", "1", "2.5", "true", None, '{"a":[1]}', str(2**70)]
+    displayed = [row["id"] for row in table(store, "results")]
+    assert displayed == ["a", "1", "1", "2.5", "true", None, '{"a":[1]}', str(2**70)]
 
 
 def test_unknown_numbers_are_null_and_text_is_whole(store, outcome):
@@ -109,11 +109,11 @@ def test_unknown_numbers_are_null_and_text_is_whole(store, outcome):
 def test_input_is_joined_by_key_also_when_lines_have_moved(store, outcome):
     outcomes = [outcome(n) for n in range(6)]
     store.write(*outcomes)
-    moved = [row_of(one, {"d": n}) for n, one in enumerate(outcomes)]
+    moved = [row_of(item, {"d": n}) for n, item in enumerate(outcomes)]
     moved = [msgspec.structs.replace(r, index=i) for i, r in enumerate([*moved[3:], *moved[:3]])]
     build(store, rows=moved)
-    shown = [json.loads(row["input"]) for row in table(store, "results")]
-    assert shown == [{"d": n} for n in range(6)]
+    displayed = [json.loads(row["input"]) for row in table(store, "results")]
+    assert displayed == [{"d": n} for n in range(6)]
 
 
 def test_rows_with_parents_have_no_input_and_do_not_cost_a_second_reading(store, outcome):
@@ -134,8 +134,8 @@ def test_fields_named_like_columns_stay_what_they_were(store, outcome):
     data = {"id": 1, "ID": 2, "error": "mine", "status": "x", "output": {"a": 1}}
     store.write(outcome(0, id=1))
     build(store, rows=[row_of(outcome(0), data)])
-    (shown,) = ask(store.path / "run.duckdb", "select input, status, error from results")
-    assert (json.loads(shown[0]), *shown[1:]) == (data, "ok", None)
+    (displayed,) = ask(store.path / "run.duckdb", "select input, status, error from results")
+    assert (json.loads(displayed[0]), *displayed[1:]) == (data, "ok", None)
     two = ask(store.path / "run.duckdb", "select input->>'id', input->>'ID' from results")
     assert two == [("1", "2")]
 
@@ -190,8 +190,8 @@ def test_attempts_tool_calls_and_endpoints(store, outcome):
         file.write(b'broken\n{"torn')
     build(store)
     (attempt,) = table(store, "attempts")
-    shown = (attempt["try"], attempt["group_id"], attempt["group_size"], attempt["status_code"])
-    assert (*shown, attempt["id"]) == (2, "g7", 4, 503, "7")
+    displayed = (attempt["try"], attempt["group_id"], attempt["group_size"], attempt["status_code"])
+    assert (*displayed, attempt["id"]) == (2, "g7", 4, 503, "7")
     (tool,) = table(store, "tool_calls")
     assert (tool["name"], tool["shared"], tool["cached"], tool["id"]) == ("add", True, False, "a")
     (sample,) = table(store, "endpoints")
@@ -204,7 +204,7 @@ def test_torn_and_broken_lines_are_counted_and_stop_nothing(store, outcome):
         file.write(b'{"key":"00"}\nrubbish\n' + b'{"key":"0000')
     build(store)
     assert len(table(store, "results")) == 2
-    assert any("2 broken lines" in words for words in store.reports)
+    assert any("2 broken lines" in message for message in store.reports)
 
 
 def test_what_failed_is_listed_once_per_row_and_unreadable_lines_apart(store, outcome, failure):
@@ -238,7 +238,7 @@ def test_an_input_that_is_gone_is_a_note(store, outcome):
 
     make_tables(store.path, TableOptions(read_input=gone), store.reports.append)
     assert table(store, "results")[0]["input"] is None
-    assert any("rows.jsonl: no such file" in words for words in store.reports)
+    assert any("rows.jsonl: no such file" in message for message in store.reports)
 
 
 def test_only_stale_tables_are_made_anew(store, outcome):
@@ -293,7 +293,7 @@ def test_a_database_that_another_program_writes_is_left_to_it(store, outcome, ho
     waits: list[float] = []
     build(store, wait=waits.append)
     assert len(waits) > 0
-    assert any("run.new.duckdb" in words for words in store.reports)
+    assert any("run.new.duckdb" in message for message in store.reports)
     assert ask(store.path / "run.new.duckdb", "select count(*) from results") == [(2,)]
     assert len(table(store, "results")) == 2
 

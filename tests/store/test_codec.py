@@ -18,8 +18,8 @@ from bagent.types import Turn
 
 
 def test_an_outcome_reads_back_as_it_was(outcome):
-    whole = outcome(3, answer=2, prompt_tokens=7, parents=["a"], logprobs=[{"t": -0.5}])
-    assert decode_outcome(encode_outcome(whole)) == whole
+    complete = outcome(3, answer=2, prompt_tokens=7, parents=["a"], logprobs=[{"t": -0.5}])
+    assert decode_outcome(encode_outcome(complete)) == complete
 
 
 def test_no_output_and_a_null_output_stay_apart(outcome):

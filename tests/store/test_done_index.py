@@ -24,10 +24,10 @@ def load(store, policy: ResumePolicy | None = None, part: str | None = None):
 
 def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
     rng = random.Random(seed)
-    made = []
+    created = []
     for _ in range(count):
         row, good = rng.randrange(count // 3), rng.random() < 0.5
-        made.append(
+        created.append(
             outcome(
                 row,
                 status="ok" if good else "failed",
@@ -38,15 +38,15 @@ def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
                 request_hash=f"{rng.getrandbits(64):016x}",
             )
         )
-    return made
+    return created
 
 
 def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
     best: dict[int, Outcome] = {}
-    for one in outcomes:
-        before = best.get(unit(one))
+    for item in outcomes:
+        before = best.get(unit(item))
         if before is None or before.status != "ok":
-            best[unit(one)] = one
+            best[unit(item)] = item
     return best
 
 
@@ -80,8 +80,8 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     places = dict(zip(store.write(*outcomes, segment_bytes=3000), outcomes, strict=True))
     current = {id(o) for o in current_by_reading(outcomes).values()}
     with JournalReader(store.path, store.reports.append) as lines:
-        written = [places[lines.location(place)] for place in lines.written()]
-        ordered = [places[lines.location(place)] for place in lines.ordered()]
+        written = [places[lines.location(location)] for location in lines.written()]
+        ordered = [places[lines.location(location)] for location in lines.ordered()]
         good = [places[lines.location(p)] for p in lines.ordered(Selection(codes=frozenset({0})))]
     assert {id(o) for o in written} == current
     assert written == [o for o in outcomes if id(o) in current]
@@ -93,14 +93,14 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
 def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
-    one = failure(1, kind)
-    store.write(one)
-    assert load(store).has(unit(one)) == (kind not in PASSING_KINDS)
+    item = failure(1, kind)
+    store.write(item)
+    assert load(store).has(unit(item)) == (kind not in PASSING_KINDS)
     resent = PASSING_KINDS | EXTERNAL_KINDS
-    assert load(store, ResumePolicy(ended=True)).has(unit(one)) == (kind not in resent)
+    assert load(store, ResumePolicy(ended=True)).has(unit(item)) == (kind not in resent)
     varied = ResumePolicy(ended=True, again=EXTERNAL_KINDS | {"schema"})
-    assert load(store, varied).has(unit(one)) == (kind not in resent | {"schema"})
-    assert load(store, ResumePolicy(ended=True, skip_failed=True)).has(unit(one))
+    assert load(store, varied).has(unit(item)) == (kind not in resent | {"schema"})
+    assert load(store, ResumePolicy(ended=True, skip_failed=True)).has(unit(item))
 
 
 def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome):
@@ -131,10 +131,10 @@ def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, o
         store.write(outcome(number), part=part)
 
     def seen(part):
-        found = load_index(
+        result = load_index(
             store.path, None, ResumePolicy(), report=store.reports.append, seen_by=part
         )
-        return [name for n, name in enumerate(names) if found.has(unit(outcome(n)))]
+        return [name for n, name in enumerate(names) if result.has(unit(outcome(n)))]
 
     assert seen("1-of-2") == ["all", "1-of-2", "1-of-3"]
     assert seen("3-of-4") == names
@@ -183,12 +183,12 @@ def test_an_index_is_not_written_where_it_cannot_be(store, outcome):
 
 
 def test_numbers_that_come_after_others_were_looked_for_are_found():
-    held = UnitSet(4)
+    members = UnitSet(4)
     for numbers in ([9, 3], [7, 3, 1]):
-        held.add_all(numbers)
-        held.settle()
-        assert all(map(held.has, numbers))
-    assert len(held) == 4
+        members.add_all(numbers)
+        members.settle()
+        assert all(map(members.has, numbers))
+    assert len(members) == 4
 
 
 def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):

@@ -26,16 +26,16 @@ def test_the_database_holds_what_the_parquet_files_hold(
         "\u2028 ü 🙂",
         *(f"word {n} " * (n % 40) for n in range(900)),
     ]
-    made = [
+    created = [
         outcome(n, text=text, output=msgspec.Raw(msgspec.json.encode({"text": text, "n": n})))
         for n, text in enumerate(texts)
     ]
-    store.write(*made, failure(len(texts)))
+    store.write(*created, failure(len(texts)))
     info = RunInfo("packed", answer_columns=[("text", "VARCHAR"), ("n", "JSON")])
     RunDir.create(store.path).save(info)
     make_tables(store.path, TableOptions(), store.reports.append)
     for table in TABLES:
         there = rows_of(table, store.path / "run.duckdb")
         assert there == rows_of(f"'{store.path / table}.parquet'")
-    shown = [row[0] for row in rows_of("(SELECT text FROM results)", store.path / "run.duckdb")]
-    assert shown[:-1] == texts
+    displayed = [row[0] for row in rows_of("(SELECT text FROM results)", store.path / "run.duckdb")]
+    assert displayed[:-1] == texts

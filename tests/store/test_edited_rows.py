@@ -29,7 +29,7 @@ def going_on(store, **options):
 
 def current(store) -> list[str]:
     with JournalReader(store.path, store.reports.append) as lines:
-        return [lines.read_at(lines.location(place)).decode() for place in lines.ordered()]
+        return [lines.read_at(lines.location(location)).decode() for location in lines.ordered()]
 
 
 def test_the_new_outcome_of_an_edited_row_takes_the_place_of_the_old_one(store, outcome):
@@ -145,10 +145,10 @@ def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcom
 
 def over_parts(store) -> list[str]:
     """The lines that only all parts together show to be replaced, as PART KEY."""
-    found = replaced_lines(open_indexes(store.path, store.reports.append), "main")
+    result = replaced_lines(open_indexes(store.path, store.reports.append), "main")
     return sorted(
         f"{line.segment_index.segment.part} {line.unit ^ salt_of('main', answer):016x}"
-        for line in found
+        for line in result
         for answer in [line.segment_index.column("answers")[line.ordinal]]
     )
 
@@ -160,7 +160,7 @@ def test_of_an_edited_row_in_two_parts_the_newest_lines_count(store, outcome):
     store.write(*old, part="1-of-2")
     new = [outcome(row, answer=n, key=OTHER_KEY, finished_at=2.0) for row, n in rows[:3]]
     store.write(*new, part="2-of-2")
-    assert over_parts(store) == sorted(f"1-of-2 {one.key}" for one in old[:3])
+    assert over_parts(store) == sorted(f"1-of-2 {item.key}" for item in old[:3])
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ def test_a_line_is_on_file_when_write_returns(store, outcome):
 def test_read_at_finds_each_line_also_in_sealed_segments(store, outcome):
     journal = store.open(segment_bytes=500)
     written = [outcome(n, text="é" * (n * 40)) for n in range(40)]
-    places = [journal.write(one) for one in written]
+    places = [journal.write(item) for item in written]
     assert store.segment(5).exists()
     shuffled = list(zip(places, written, strict=True))
     random.Random(1).shuffle(shuffled)
-    assert all(journal.read_at(place) == one for place, one in shuffled)
+    assert all(journal.read_at(location) == item for location, item in shuffled)
     journal.close()
 
 
@@ -89,22 +89,22 @@ def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
 
 def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, store, outcome):
     store.write(*(outcome(n, text=f"é{n}") for n in range(4)))
-    whole = store.segment().read_bytes()
+    complete = store.segment().read_bytes()
     starts = [0]
-    while (end := whole.find(b"\n", starts[-1])) >= 0:
+    while (end := complete.find(b"\n", starts[-1])) >= 0:
         starts.append(end + 1)
     store.segment().with_suffix(".idx").unlink()
-    for cut in range(starts[2], len(whole) + 1):
+    for cut in range(starts[2], len(complete) + 1):
         path = store.segment()
-        path.write_bytes(whole[:cut])
+        path.write_bytes(complete[:cut])
         path.with_suffix(".idx").unlink(missing_ok=True)
         store.write(outcome(9))
         ids = [line["id"] for line in lines_of(path)]
         # A line is whole from its last brace on; the newline behind it is put back.
-        kept = sum(1 for start in starts[1:] if cut >= start - 1)
-        assert ids == [f"r{n}" for n in range(kept)] + ["r9"], cut
+        remaining = sum(1 for start in starts[1:] if cut >= start - 1)
+        assert ids == [f"r{n}" for n in range(remaining)] + ["r9"], cut
         done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-        assert len(done) == kept + 1
+        assert len(done) == remaining + 1
 
 
 def test_the_torn_bytes_are_kept_and_reported(store, outcome):
@@ -112,9 +112,11 @@ def test_the_torn_bytes_are_kept_and_reported(store, outcome):
     with store.segment().open("ab") as file:
         file.write(b'{"key":"0123')
     store.write(outcome(1))
-    kept = list((store.path / "journal").glob("torn-*"))
-    assert [path.read_bytes() for path in kept] == [b'{"key":"0123']
-    assert any("cut off 12 bytes" in words and kept[0].name in words for words in store.reports)
+    remaining = list((store.path / "journal").glob("torn-*"))
+    assert [path.read_bytes() for path in remaining] == [b'{"key":"0123']
+    assert any(
+        "cut off 12 bytes" in message and remaining[0].name in message for message in store.reports
+    )
 
 
 def test_zero_bytes_that_a_crash_left_at_the_end_are_cut(store, outcome):
@@ -131,7 +133,7 @@ def test_a_broken_line_in_the_middle_is_named_and_stops_nothing(store, outcome):
     lines[1] = b'{"key":"brok\n'
     store.segment().write_bytes(b"".join(lines))
     store.write(outcome(3))
-    assert [words for words in store.reports if f"{store.segment()}:2: broken line" in words]
+    assert [message for message in store.reports if f"{store.segment()}:2: broken line" in message]
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 3
 
@@ -144,7 +146,7 @@ def test_a_line_changed_in_place_is_noticed(store, outcome):
     os.utime(store.segment(), ns=(1, 1))
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 19
-    assert any(":1: broken line" in words for words in store.reports)
+    assert any(":1: broken line" in message for message in store.reports)
 
 
 def test_a_good_line_behind_zero_bytes_is_kept(store, outcome):
@@ -283,8 +285,8 @@ def test_no_descriptor_is_left_open(store, outcome):
     before = len(list(Path("/proc/self/fd").iterdir()))
     journal = store.open(segment_bytes=600)
     places = [journal.write(outcome(n)) for n in range(50)]
-    for place in places:
-        journal.read_at(place)
+    for location in places:
+        journal.read_at(location)
     journal.close()
     journal.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

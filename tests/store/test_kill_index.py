@@ -45,11 +45,11 @@ journal.close()
 
 def lines(run: Path) -> list[int]:
     """The rows of all whole lines."""
-    found = []
+    result = []
     for segment in list_segments(run / "journal", "rows"):
-        whole = segment.path.read_bytes().rpartition(b"\n")[0]
-        found += [decode_outcome(line).row for line in whole.splitlines()]
-    return found
+        complete = segment.path.read_bytes().rpartition(b"\n")[0]
+        result += [decode_outcome(line).row for line in complete.splitlines()]
+    return result
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_no_row_is_written_twice_or_passed_over_whenever_the_writer_is_killed(tm
         writer.stdout.close()
         if code == 0:
             break
-        found = lines(tmp_path)
-        assert len(found) == len(set(found))
+        result = lines(tmp_path)
+        assert len(result) == len(set(result))
     assert kills > 5
     assert sorted(lines(tmp_path)) == list(range(ROWS))
     index = load_index(tmp_path, None, ResumePolicy(), report=print, save=False)

@@ -129,12 +129,12 @@ def test_an_owner_that_was_replaced_stops_at_its_next_renewal(run_dir, clock, el
 
 def test_a_renewal_never_writes_into_the_file_of_another(run_dir, clock, elsewhere):
     first = RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
-    with (run_dir / "owner.json").open("rb") as held:
+    with (run_dir / "owner.json").open("rb") as members:
         clock.now += 100
         RunLock.acquire(run_dir, "all", clock=clock)
         with pytest.raises(StoppedEarly):
             first.renew()
-        assert b"node2" in held.read()
+        assert b"node2" in members.read()
 
 
 def test_of_two_that_see_a_dead_owner_only_one_wins(run_dir, clock, elsewhere):
@@ -196,7 +196,7 @@ def test_of_many_processes_that_start_at_once_one_takes_a_dead_run_over(run_dir)
     for runner in runners:
         runner.stdin.write("go\n")
         runner.stdin.flush()
-    words = sorted(runner.stdout.readline() for runner in runners)
+    message = sorted(runner.stdout.readline() for runner in runners)
     for runner in runners:
         runner.communicate("end\n")
-    assert words == ["lost\n"] * 4 + ["won\n"]
+    assert message == ["lost\n"] * 4 + ["won\n"]

@@ -40,11 +40,11 @@ def joined(parts: list[Path], path: Path) -> Path:
 
 def test_rows_of_all_parts_stand_in_order(parts: list[Path], tmp_path: Path) -> None:
     path = joined(parts, tmp_path / "all.parquet")
-    whole = pq.read_table(path)
+    complete = pq.read_table(path)
     parts_read = pa.concat_tables([pq.read_table(part) for part in parts])
-    assert whole.to_pylist() == parts_read.to_pylist()
-    assert whole.schema.field("json").type == pa.string()
-    assert whole["i"].to_pylist() == list(range(5007))
+    assert complete.to_pylist() == parts_read.to_pylist()
+    assert complete.schema.field("json").type == pa.string()
+    assert complete["i"].to_pylist() == list(range(5007))
     assert count_rows(path) == 5007
 
 
@@ -54,8 +54,8 @@ def test_statistics_and_filters_of_moved_groups_lead_to_their_rows(
     path = joined([*parts, *parts], tmp_path / "all.parquet")
     with duckdb.connect() as con:
         for word in ("name 0", "name 49", "name 50"):
-            found = con.execute(f"SELECT count(*) FROM '{path}' WHERE word = '{word}'").fetchall()
-            assert found == [(2 * sum(f"name {i % 50}" == word for i in range(5007)),)]
+            result = con.execute(f"SELECT count(*) FROM '{path}' WHERE word = '{word}'").fetchall()
+            assert result == [(2 * sum(f"name {i % 50}" == word for i in range(5007)),)]
         kind = con.execute(f"SELECT DISTINCT typeof(json) FROM '{path}'").fetchall()
         offsets = con.execute(
             f"SELECT count(DISTINCT bloom_filter_offset), count(bloom_filter_offset)"

@@ -18,8 +18,8 @@ from bagent.store.tables.row_feed import InputRows
 from bagent.types import Row
 
 
-def ids(store, wanted: ResultQuery | None = None) -> list[str]:
-    return [r["id"] for r in iter_results(store.path, wanted, report=store.reports.append)]
+def ids(store, expected: ResultQuery | None = None) -> list[str]:
+    return [r["id"] for r in iter_results(store.path, expected, report=store.reports.append)]
 
 
 def test_results_come_as_they_were_finished_or_in_order_of_the_input(store, outcome, failure):
@@ -73,7 +73,7 @@ def test_a_line_that_broke_behind_the_index_is_left_out_with_a_word(store, outco
     sidecar.write_bytes(sidecar.read_bytes())
     os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     assert ids(store) == ["r1"]
-    assert any("broken line" in words for words in store.reports)
+    assert any("broken line" in message for message in store.reports)
 
 
 def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
@@ -95,8 +95,8 @@ def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
 
 def test_unknown_counts_stay_unknown(store, outcome):
     store.write(outcome(0), outcome(1))
-    told = summary(store.path, store.reports.append)
-    assert (told.prompt_tokens, told.cost_usd, told.without_tokens) == (None, None, 2)
+    messages = summary(store.path, store.reports.append)
+    assert (messages.prompt_tokens, messages.cost_usd, messages.without_tokens) == (None, None, 2)
     assert summary(store.path / "nothing", store.reports.append) == RunSummary()
 
 
@@ -107,6 +107,10 @@ def test_sums_count_every_line_and_say_how_many_had_none(store, outcome, failure
         outcome(1, cost_usd=0.5),
         segment_bytes=300,
     )
-    told = summary(store.path, store.reports.append)
-    assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (10, 3, 4)
-    assert (told.cost_usd, told.without_tokens, told.finished) == (0.75, 1, 2)
+    messages = summary(store.path, store.reports.append)
+    assert (messages.prompt_tokens, messages.completion_tokens, messages.cached_tokens) == (
+        10,
+        3,
+        4,
+    )
+    assert (messages.cost_usd, messages.without_tokens, messages.finished) == (0.75, 1, 2)

@@ -22,9 +22,9 @@ def make_run(path: Path, at: float = 1.0) -> RunDir:
 
 def test_run_json_reads_back_as_it_was(tmp_path):
     run = RunDir.create(tmp_path / "a" / "b")
-    whole = info(job={"model": "m"}, answer_columns=[("x", "BIGINT")], starts=[Start(1.0)])
-    run.save(whole)
-    assert run.load() == whole
+    complete = info(job={"model": "m"}, answer_columns=[("x", "BIGINT")], starts=[Start(1.0)])
+    run.save(complete)
+    assert run.load() == complete
     assert [path.name for path in run.path.iterdir()] == ["run.json"]
 
 

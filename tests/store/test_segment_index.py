@@ -16,64 +16,68 @@ from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
 
 
-def unit(one: Outcome) -> int:
-    return unit_of(int(one.key, 16), one.stage, one.answer)
+def unit(item: Outcome) -> int:
+    return unit_of(int(item.key, 16), item.stage, item.answer)
 
 
 def mixed(outcome: Any, seed: int, count: int, kinds: list[str]) -> list[Outcome]:
     rng = random.Random(seed)
-    made = []
+    created = []
     for _ in range(count):
         status = rng.choice(kinds)
         kind = rng.choice(["timeout", "auth"]) if status == "failed" else None
-        made.append(outcome(rng.randrange(count // 2), status=status, error_kind=kind))
-    return made
+        created.append(outcome(rng.randrange(count // 2), status=status, error_kind=kind))
+    return created
 
 
 def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
     codes: dict[int, int] = {}
-    for one in outcomes:
-        status: Any = one.status
+    for item in outcomes:
+        status: Any = item.status
         if status == TOMBSTONE:
-            codes.pop(unit(one), None)
-        elif codes.get(unit(one), 1):
-            codes[unit(one)] = code_of(one.status, one.error_kind)
+            codes.pop(unit(item), None)
+        elif codes.get(unit(item), 1):
+            codes[unit(item)] = code_of(item.status, item.error_kind)
     return codes
 
 
 @pytest.mark.parametrize("bits", [0, 1, 4])
 @pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", TOMBSTONE]])
 def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, kinds):
-    made = mixed(outcome, bits, 300, kinds)
-    store.write(*made, segment_bytes=3000)
-    found: dict[int, int] = {}
+    created = mixed(outcome, bits, 300, kinds)
+    store.write(*created, segment_bytes=3000)
+    result: dict[int, int] = {}
     ranges = list(OutcomeRanges(open_indexes(store.path, store.reports.append), bits).ranges())
     assert len(ranges) == 1 << bits
     for number, (ok, bad) in enumerate(ranges):
-        assert all(one >> (64 - bits) == number for one in (*ok, *bad))
+        assert all(item >> (64 - bits) == number for item in (*ok, *bad))
         assert len(set(ok)) == len(ok)
-        found |= dict.fromkeys(ok, 0) | bad
-    assert found == by_reading(made)
+        result |= dict.fromkeys(ok, 0) | bad
+    assert result == by_reading(created)
 
 
 def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):
     good = [outcome(n) for n in range(50)]
     store.write(*good, failure(60), outcome(3))
     (loaded,) = open_indexes(store.path, store.reports.append)
-    (held,) = open_indexes(store.path, store.reports.append)
-    held.columns()
-    wanted = sorted([*map(unit, good), unit(good[3])])
-    for index in (loaded, held):
+    (members,) = open_indexes(store.path, store.reports.append)
+    members.columns()
+    expected = sorted([*map(unit, good), unit(good[3])])
+    for index in (loaded, members):
         assert index.failures
-        assert list(index.ok_units()) == wanted
-        for low, high in [(0, wanted[9]), (wanted[9], wanted[30]), (wanted[30] + 1, 1 << 64)]:
-            assert list(index.ok_units(low, high)) == [u for u in wanted if low <= u < high]
+        assert list(index.ok_units()) == expected
+        for low, high in [
+            (0, expected[9]),
+            (expected[9], expected[30]),
+            (expected[30] + 1, 1 << 64),
+        ]:
+            assert list(index.ok_units(low, high)) == [u for u in expected if low <= u < high]
 
 
 def test_a_file_without_ascending_units_is_still_read(store, outcome):
     store.write(*(outcome(n) for n in range(30)))
     (index,) = open_indexes(store.path, store.reports.append)
-    wanted = list(index.ok_units())
+    expected = list(index.ok_units())
     sidecar = store.segment().with_suffix(".idx")
     content = sidecar.read_bytes()
     start = len(MAGIC) + 8
@@ -83,7 +87,7 @@ def test_a_file_without_ascending_units_is_still_read(store, outcome):
     sidecar.write_bytes(MAGIC + len(header).to_bytes(8, "little") + header + columns)
     (old,) = open_indexes(store.path, store.reports.append)
     assert not old.failures
-    assert list(old.ok_units()) == wanted
+    assert list(old.ok_units()) == expected
     assert sidecar.read_bytes() == MAGIC + len(header).to_bytes(8, "little") + header + columns
 
 
@@ -106,8 +110,8 @@ def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):
 def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store, outcome, failure):
     journal = store.open()
     first = [outcome(n) for n in range(9)]
-    for one in first:
-        journal.write(one)
+    for item in first:
+        journal.write(item)
     journal.save_index()
     (index,) = open_indexes(store.path, store.reports.append)
     for number in range(200, 340):

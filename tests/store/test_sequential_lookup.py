@@ -21,8 +21,8 @@ ROWS = 900
 AT_ONCE = 30
 
 
-def unit(one: Outcome) -> int:
-    return unit_of(int(one.key, 16), one.stage, one.answer)
+def unit(item: Outcome) -> int:
+    return unit_of(int(item.key, 16), item.stage, item.answer)
 
 
 def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
@@ -34,17 +34,17 @@ def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
         numbers.sort(key=lambda n: n + rng.randrange(64))
     elif order == "backwards":
         numbers.reverse()
-    made = []
+    created = []
     for number in numbers:
         if rng.random() < 0.03:
             continue
         if rng.random() < 0.1:
-            made.append(failure(number, rng.choice(["timeout", "auth"])))
+            created.append(failure(number, rng.choice(["timeout", "auth"])))
         if rng.random() < 0.9:
-            made.append(outcome(number))
+            created.append(outcome(number))
             if rng.random() < 0.05:
-                made.append(outcome(number))
-    return made
+                created.append(outcome(number))
+    return created
 
 
 @pytest.mark.parametrize("chunk", [4, 64, 2048])
@@ -60,9 +60,9 @@ def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, fail
     answers = []
     for start in range(0, ROWS, AT_ONCE):
         units = [unit(outcome(n)) for n in range(start, start + AT_ONCE)]
-        missing = {one for one in units if not done.has(one)}
+        missing = {item for item in units if not done.has(item)}
         assert near.has_all(units) is not bool(missing)
-        answers.append(near.has_all([one for one in units if one not in missing]))
+        answers.append(near.has_all([item for item in units if item not in missing]))
     assert all(answers)
 
 

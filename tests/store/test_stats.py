@@ -24,7 +24,7 @@ def sample(endpoint, at, hits=None, queries=None):
 
 def write(run_dir, part, samples, rest=b""):
     (run_dir / "journal").mkdir(exist_ok=True)
-    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in samples)
+    lines = b"".join(msgspec.json.encode(item) + b"\n" for item in samples)
     (run_dir / "journal" / f"endpoints-{part}-000001.jsonl").write_bytes(lines + rest)
 
 

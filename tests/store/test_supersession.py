@@ -14,46 +14,46 @@ from bagent.store.results import iter_results
 from bagent.types import Outcome
 
 
-def unit(one: Outcome) -> int:
-    return unit_of(int(one.key, 16), one.stage, one.answer)
+def unit(item: Outcome) -> int:
+    return unit_of(int(item.key, 16), item.stage, item.answer)
 
 
 def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
     best: dict[int, Outcome] = {}
-    for one in outcomes:
-        status: Any = one.status
+    for item in outcomes:
+        status: Any = item.status
         if status == TOMBSTONE:
-            best.pop(unit(one), None)
+            best.pop(unit(item), None)
             continue
-        before = best.get(unit(one))
+        before = best.get(unit(item))
         if before is None or before.status != "ok":
-            best[unit(one)] = one
+            best[unit(item)] = item
     return best
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_void_lines_are_as_a_plain_reading_takes_them(store, outcome, failure, seed):
     rng = random.Random(seed)
-    made = []
+    created = []
     for number in range(300):
         row = rng.randrange(40)
         kind = rng.choice(["ok", "ok", "failed", TOMBSTONE])
         if kind == "failed":
-            made.append(failure(row, "timeout", finished_at=float(number)))
+            created.append(failure(row, "timeout", finished_at=float(number)))
         else:
-            made.append(outcome(row, status=kind, finished_at=float(number)))
-    store.write(*made, segment_bytes=3000)
-    wanted = current_by_reading(made)
+            created.append(outcome(row, status=kind, finished_at=float(number)))
+    store.write(*created, segment_bytes=3000)
+    expected = current_by_reading(created)
     index = load_index(
         store.path, None, ResumePolicy(skip_failed=True), report=store.reports.append
     )
-    assert {u for u in map(unit, made) if index.has(u)} == set(wanted)
-    assert sum(index.statuses.values()) == len(wanted)
-    found = {r["row"]: r["finished_at"] for r in iter_results(store.path, report=print)}
-    assert found == {one.row: one.finished_at for one in wanted.values()}
+    assert {u for u in map(unit, created) if index.has(u)} == set(expected)
+    assert sum(index.statuses.values()) == len(expected)
+    result = {r["row"]: r["finished_at"] for r in iter_results(store.path, report=print)}
+    assert result == {item.row: item.finished_at for item in expected.values()}
 
 
 def test_a_journal_without_void_lines_is_not_searched_for_them(store, outcome):
     store.write(outcome(0), outcome(1), outcome(0))
     with JournalReader(store.path, store.reports.append) as lines:
-        assert [place.row for place in lines.written()] == [0, 1]
+        assert [location.row for location in lines.written()] == [0, 1]

@@ -81,9 +81,9 @@ def test_a_broken_line_is_told_and_left_out(tmp_path):
     (path,) = (tmp_path / "journal").glob("turns-*")
     with path.open("ab") as file:
         file.write(b'{"key": 7}\n')
-    told = []
-    index = load(tmp_path, report=told.append)
-    assert len(told) == 1 and "broken line" in told[0]
+    messages = []
+    index = load(tmp_path, report=messages.append)
+    assert len(messages) == 1 and "broken line" in messages[0]
     assert texts(index, 1) == ["turn 1"]
 
 

@@ -49,8 +49,8 @@ def evil(job_dir: Path) -> Callable[..., Path]:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the files under a folder by path, those of runs apart."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {str(path): path.read_bytes() for path in found if path.parent.parent.name != "runs"}
+    result = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path): path.read_bytes() for path in result if path.parent.parent.name != "runs"}
 
 
 COPY = "COPY (SELECT 'echo owned') TO 'owned.sh' (FORMAT csv, HEADER false)"
@@ -166,13 +166,13 @@ def test_what_this_user_ran_is_read_again_where_it_is(bagent, job_dir):
     run = job_dir / "runs" / "own"
     for path in run.glob("*.parquet"):
         path.unlink()
-    asked = ["results", "own", "--with-input", "--columns", "input"]
-    whole = [{"input": {"id": "a", "t": "x"}}, {"input": {"id": "b", "t": "y"}}]
-    assert bagent(asked).lines() == whole
+    requested = ["results", "own", "--with-input", "--columns", "input"]
+    complete = [{"input": {"id": "a", "t": "x"}}, {"input": {"id": "b", "t": "y"}}]
+    assert bagent(requested).lines() == complete
     assert '"x"' in bagent(["query", "own", "select input from results"]).out
     moved = run.rename(run.with_name("moved"))
     (job_dir / "rows.jsonl").unlink()
-    assert bagent(["results", "moved", "--with-input", "--columns", "input"]).lines() == whole
+    assert bagent(["results", "moved", "--with-input", "--columns", "input"]).lines() == complete
     (moved / "results.parquet").unlink()
     done = bagent(["results", "moved", "--with-input", "--columns", "input"])
     assert done.lines() == [{"input": None}, {"input": None}]
@@ -198,7 +198,7 @@ def test_a_run_directory_is_never_taken_for_another_one(bagent, job_dir, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "whole"),
+    ("name", "complete"),
     [
         ("rows-all-000001.jsonl.gz", False),
         ("rows-all-000001.jsonl.zst", False),
@@ -209,7 +209,7 @@ def test_a_run_directory_is_never_taken_for_another_one(bagent, job_dir, name):
     ],
 )
 def test_a_packed_segment_is_named_and_its_rows_are_not_sent_again(
-    bagent, job_dir, fs, name, whole
+    bagent, job_dir, fs, name, complete
 ):
     write_job(job_dir, fs.url, 3)
     assert bagent(["run", "job.yaml"]).code == 0
@@ -220,7 +220,7 @@ def test_a_packed_segment_is_named_and_its_rows_are_not_sent_again(
         (journal / name).touch()
     for command in (["run", "job.yaml"], ["results"], ["query", "select 1"], ["status"]):
         done = bagent(command)
-        if not whole:
+        if not complete:
             assert done.code == 2 or command == ["status"]
             assert f"{name}: the journal is read from .jsonl files only" in done.err
             assert f"unpack or rename it to {name.rpartition('.')[0]}" in done.err

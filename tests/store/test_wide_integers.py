@@ -50,7 +50,7 @@ def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, val
 
     def typed(value):
         if isinstance(value, list):
-            return [typed(one) for one in value]
+            return [typed(item) for item in value]
         return None if value is None else cast(value)
 
     expected = [typed(value) for value in values]

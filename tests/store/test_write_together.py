@@ -36,7 +36,7 @@ def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(
         with journal.together():
             places += [journal.write(outcome(n, text="é" * n)) for n in range(first, first + 12)]
     assert store.segment(4).exists()
-    assert [journal.read_at(place).id for place in places] == [f"r{n}" for n in range(60)]
+    assert [journal.read_at(location).id for location in places] == [f"r{n}" for n in range(60)]
     journal.close()
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == 60
@@ -46,8 +46,8 @@ def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(
 def test_what_is_held_back_can_be_read_at_once(store, outcome):
     journal = store.open()
     with journal.together():
-        place = journal.write(outcome(5))
-        assert journal.read_at(place).id == "r5"
+        location = journal.write(outcome(5))
+        assert journal.read_at(location).id == "r5"
         other = journal.write(outcome(6))
     assert journal.read_at(other).id == "r6"
     journal.close()
@@ -100,7 +100,7 @@ journal.close()
 
 
 def test_on_a_full_file_as_many_are_written_together_as_alone(store):
-    found = []
+    result = []
     for way in ("alone", "together"):
         done = subprocess.run(
             [sys.executable, "-c", _LIMITED, str(store.path / way), way],
@@ -111,15 +111,15 @@ def test_on_a_full_file_as_many_are_written_together_as_alone(store):
         assert done.stdout == "74\n"
         content = (store.path / way / "journal" / store.segment().name).read_bytes()
         assert content.endswith(b"}\n")
-        found.append(content.count(b"\n"))
-    assert found[0] == found[1] > 5
+        result.append(content.count(b"\n"))
+    assert result[0] == result[1] > 5
 
 
 def test_what_is_held_back_when_the_disk_refuses_to_sync_is_not_written(store, outcome):
     journal = store.open()
     journal.write(outcome(0))
     descriptor = journal._rows.descriptor
-    kept = os.dup(descriptor)
+    remaining = os.dup(descriptor)
 
     def one_answer() -> None:
         with journal.together():
@@ -127,10 +127,10 @@ def test_what_is_held_back_when_the_disk_refuses_to_sync_is_not_written(store, o
             os.close(descriptor)
             with pytest.raises(WriteError):
                 journal.sync()
-            os.dup2(kept, descriptor)  # it would take lines again
+            os.dup2(remaining, descriptor)  # it would take lines again
 
     with pytest.raises(WriteError):
         one_answer()
     assert ids_in(store.segment()) == ["r0"]
     journal.close()
-    os.close(kept)
+    os.close(remaining)

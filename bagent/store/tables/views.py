@@ -23,12 +23,12 @@ _PLACE = "(row, coalesce(id, ''), answer)"
 _UNIT = ("row", "stage", "id", "answer")
 
 
-def same_unit(left: str, right: str) -> str:
+def same_unit(first: str, second: str) -> str:
     """Return SQL for whether rows of two tables are of the same stage, row and answer.
 
     A stage may make several rows of one input row, so ids are compared too.
     """
-    return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in _UNIT)
+    return " AND ".join(f"{first}.{name} IS NOT DISTINCT FROM {second}.{name}" for name in _UNIT)
 
 
 def _spread(column: str, prefix: str) -> str:
