@@ -54,16 +54,16 @@ async def detect_capabilities(
 
     What was not answered within ``seconds`` stays unknown.
     """
-    session = _RouteProbe(transport, endpoint, time.monotonic() + seconds)
-    raw = await session.get("/metrics")
+    probe = _RouteProbe(transport, endpoint, time.monotonic() + seconds)
+    raw = await probe.get("/metrics")
     load = parse_load(raw, unix()) if raw else None
     engine = _OWNERS.get(capabilities.engine or "")
     if engine is None and load is not None and load.engine is not None:
         engine = _FROM_METRICS.get(load.engine, load.engine)
-    version, version_engine = await session.version(engine)
+    version, version_engine = await probe.version(engine)
     engine = engine or version_engine
-    metrics = load is not None if raw is not None or session.missing("/metrics") else None
-    routes = await session.routes(engine)
+    metrics = load is not None if raw is not None or probe.missing("/metrics") else None
+    routes = await probe.routes(engine)
     if engine == "dynamo":
         version = routes.version
     serves = routes.serves
