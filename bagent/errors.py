@@ -39,7 +39,7 @@ EXIT_CODES: dict[int, str] = {
     EXIT_USAGE: "job, input, hostfile, schema or an option is wrong; nothing was sent",
     EXIT_CLIENT_LIMITED: "bench: the client itself was the limit, its numbers are not the fleet's",
     EXIT_CANNOT_WRITE: "results cannot be written",
-    EXIT_STOPPED: "stopped early, the same command goes on",
+    EXIT_STOPPED: "stopped early, the same command resumes",
     EXIT_NEEDS_PERSON: "stopped early, a person must act first",
     EXIT_INTERRUPTED: "second Ctrl-C",
 }
@@ -124,7 +124,7 @@ class WriteError(BagentError):
 
 
 class StoppedEarly(BagentError):
-    """The run stopped before its end; the same command resumes it."""
+    """The run stopped before its end; the same command resumes."""
 
     exit_code = EXIT_STOPPED
 

@@ -168,7 +168,7 @@ class BatchSubmitter:
             raise StoppedEarly(
                 f"no word of {self._service.name} for {MAX_SILENCE / 60:.0f} minutes: "
                 f"{failure.message}",
-                hint="what is with the provider stays there; the same command goes on",
+                hint="what is with the provider stays there; the same command resumes",
             )
         wait = self._scheduler.failed(record, now, failure.retry_after)
         self._tools.note(f"batch {record.number}: {failure.message}; again in {wait:.0f} s")
@@ -302,7 +302,7 @@ class BatchEngine:
             count = f"{len(waiting)} batches stay" if len(waiting) > 1 else "1 batch stays"
             rows = sum(record.rows for record in waiting)
             self._notice(
-                f"{count} with the provider ({rows:,} rows); the same command goes on with"
+                f"{count} with the provider ({rows:,} rows); the same command waits for"
                 f" {'them' if len(waiting) > 1 else 'it'}"
             )
 

@@ -30,7 +30,7 @@ from bagent.text.terminal import escape_controls, guarded_streams
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": (
         "bagent.cli.commands.run",
-        "Run a job: rows in, validated rows out; the same again goes on.",
+        "Run a job: rows in, validated rows out; the same command resumes.",
     ),
     "check": (
         "bagent.cli.commands.check",
@@ -281,7 +281,7 @@ def _end_within(seconds: float, code: int) -> None:
 
 def _stop_before_the_start(number: int, frame: object) -> None:
     """A signal where a run has no handlers of its own: while modules are loaded, or at its end."""
-    message = f"bagent: stopped by {signal.Signals(number).name}; the same command goes on"
+    message = f"bagent: stopped by {signal.Signals(number).name}; the same command resumes"
     os.write(2, f"{message}\n".encode())
     os._exit(EXIT_STOPPED)
 

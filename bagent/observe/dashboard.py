@@ -115,7 +115,7 @@ def _history(history: History, width: int) -> Iterable[Text]:
 
 def _endpoints(lines: Sequence[EndpointLine], count: int, width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False)
-    for name in ("endpoint", "", "in flight", "waiting", "cache", "tries", "failed"):
+    for name in ("endpoint", "", "in flight", "waiting", "cache", "attempts", "failed"):
         table.add_column(
             name,
             no_wrap=True,

@@ -86,7 +86,7 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
             action = f"free space for {advice.results}"
         if action:
             yield "first", action
-        yield "advice", "the same command goes on where the run stopped"
+        yield "advice", "the same command resumes where the run stopped"
         yield "next", shlex.join(_without(advice.command, ("--fresh",)))
 
 
@@ -423,7 +423,7 @@ def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
     if s.throttled:
         parts.append(counted(s.throttled, "throttled answer"))
     if s.failed_tries:
-        parts.append(f"failed tries: {kinds(s.failed_tries)}")
+        parts.append(f"failed attempts: {kinds(s.failed_tries)}")
     yield "requests", ", ".join(parts)
 
 

@@ -16,7 +16,7 @@ LOOK = (
 
 
 RESUME = [
-    "advice      the same command goes on where the run stopped",
+    "advice      the same command resumes where the run stopped",
     "next        bagent run job.yaml",
 ]
 
@@ -82,7 +82,7 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
         "time        10s, 0.70 rows/s (this start)",
         "tokens      unknown prompt, unknown completion; 1 answer without full counts (this start)",
         "requests    7 sent, 6 retries, 1 throttled answer, "
-        "failed tries: timeout 3, rejected 2, bad_response 1, rate_limited 1 (this start)",
+        "failed attempts: timeout 3, rejected 2, bad_response 1, rate_limited 1 (this start)",
         "errors      3 x timeout, at 3 endpoints",
         "                row r1 (genes.jsonl:2) at http://127.0.0.1:8001: "
         "127.0.0.1:8001 timed out after 1.01 s",

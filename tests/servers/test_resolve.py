@@ -54,8 +54,8 @@ def test_hosts_proves_a_named_server_and_says_what_its_protocol_lacks(
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert (found["state"], found["engine"], found["model"]) == ("ready", kind, "m-1")
-    assert set(found["lacks"]) >= LACKS[kind]
-    assert ("Retry-After" in found["untold"]) == (kind == "bedrock")
+    assert set(found["unsupported"]) >= LACKS[kind]
+    assert ("Retry-After" in found["not_reported"]) == (kind == "bedrock")
     assert f"{kind}: no " in done.err
     assert "next: bagent run" in done.err
     assert SECRET not in done.out + done.err

@@ -103,8 +103,8 @@ def hosts(
     if not wait:
         return EXIT_ROWS_FAILED
     raise StoppedEarly(
-        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.required} wanted",
-        hint="the same command goes on; --timeout sets how long",
+        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.required} required",
+        hint="the same command resumes; --timeout sets how long",
     )
 
 

@@ -46,10 +46,10 @@ def run(
     metrics_port: opt.MetricsPort = None,
     debug: opt.Debug = False,
 ) -> int:
-    """Run a job: rows in, validated rows out. The same command again goes on where it stopped.
+    """Run a job: rows in, validated rows out. The same command again resumes where it stopped.
 
     Exit codes: 0 all rows ok; 1 some failed; 2 something written is wrong, nothing was sent;
-    74 results cannot be written; 75 stopped early, the same command goes on; 76 a person must
+    74 results cannot be written; 75 stopped early, the same command resumes; 76 a person must
     act first; 130 interrupted twice.
 
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100

@@ -288,7 +288,7 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
     code = state["exit_code"]
     if code is None and state["state"] != "running":
-        code = EXIT_STOPPED  # killed: the same command goes on
+        code = EXIT_STOPPED  # killed: the same command resumes
     path = str(run.path)
     advice = Advice(
         exit_code=code,
