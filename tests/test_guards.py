@@ -29,7 +29,7 @@ CALLS = {
     }),
     "an archive": (r".*\.extractall", {"hpc/staging.py"}),
     "a guessable file": (r"tempfile\.mktemp|mktemp", set()),
-    "a bare print": (r"print|input", {"cli/app.py", "cli/commands/query.py"}),
+    "a bare print": (r"print|input", {"cli/process.py", "cli/commands/query.py"}),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 import bagent.errors
-from bagent.cli.app import COMMANDS, command_of
+from bagent.cli.app import COMMANDS, load_command
 from bagent.cli.render.reference import reference_text
 from bagent.errors import EXIT_CODES
 from bagent.store.tables.schema import (
@@ -44,7 +44,7 @@ def options() -> dict[str, list[tuple[list[str], str]]]:
     return {
         name: [
             ([*param.opts, *param.secondary_opts], param.help or "")
-            for param in command_of(name).params
+            for param in load_command(name).params
             if param.param_type_name == "option"
         ]
         for name in COMMANDS

@@ -205,7 +205,7 @@ def test_waiting_in_vain_is_75_and_the_table_is_there(bagent: Bagent, job_dir: P
         done = bagent(["hosts", hosts, "--wait", "--timeout", "2s", "--write", "ready.txt"])
     assert done.code == 75
     assert [line.split()[1] for line in done.out.splitlines()[2:]] == ["ready", "loading"]
-    assert "1 of 2 endpoints ready after 2s, 2 wanted" in done.err.splitlines()[-1]
+    assert "1 of 2 endpoints ready after 2s, 2 required" in done.err.splitlines()[-1]
     assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bagent.cli import app as entry
+from bagent.cli import process
 from bagent.cli.render.reference import reference_text
 from bagent.job.spec.json_schema import job_schema
 from support.jobs import write_job
@@ -55,7 +55,7 @@ def test_a_fault_names_debug_only_where_there_is_such_an_option(monkeypatch, cap
     try:
         raise ValueError("odd")
     except ValueError as error:
-        entry.report_fault(error)
+        process.report_fault(error)
     said = capsys.readouterr().err
     assert ("--debug" in said) == (command == "run")
     assert command == "run" or "(at test_messages.py:" in said
@@ -67,7 +67,7 @@ def test_commands_that_are_said_to_have_debug_have_it():
     having = {
         name.removeprefix("bagent ") for name, part in sections.items() if "| `--debug`" in part
     }
-    assert having == set(entry.DEBUGGED)
+    assert having == set(process.WITH_DEBUG)
 
 
 def test_defaults_are_printed_as_they_are_written_in_a_job():

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bagent.cli.app import main, report_fault
+from bagent.cli.app import main
+from bagent.cli.process import report_fault
 from bagent.store import query as asking
 from bagent.store.tables import build as tables
 

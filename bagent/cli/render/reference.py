@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bagent.cli.app import COMMANDS, command_of
+from bagent.cli.app import COMMANDS, load_command
 from bagent.errors import EXIT_CODES
 from bagent.job.spec.json_schema import job_schema
 from bagent.store.tables.schema import COLUMN_DESCRIPTIONS, ERROR_KINDS, STATUSES
@@ -55,7 +55,7 @@ def _cell(text: str) -> str:
 
 
 def _command(name: str) -> Iterator[str]:
-    command = command_of(name)
+    command = load_command(name)
     yield f"### bagent {name}"
     yield ""
     yield " ".join((command.help or "").split("\n\n")[0].split())
