@@ -1,7 +1,7 @@
-"""How right is a run, held against a file of known answers?
+"""The accuracy of runs against a gold file of expected answers.
 
-All values are compared as text, numbers as numbers. A row without a usable answer is wrong: an
-accuracy that leaves the failures out would rise with each of them.
+Values are compared as text, numbers as numbers. A row without a usable answer counts as wrong:
+otherwise the accuracy would rise with each failure.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ _NOT_FIELDS = frozenset({"id", "answer", "stage", "row", "source", "line", "outp
 
 
 class FieldScore(msgspec.Struct, frozen=True):
-    """One field: rows that are right, wrong, or without a usable answer, and the share of right.
+    """The accuracy of one field, with its 95 % interval.
 
-    ``interval`` is the 95 % interval of that share.
-
-    ``confusion`` has the commonest pairs of ``known`` and ``given`` value with their ``rows``;
-    ``given`` is None where a row has no usable answer.
+    ``confusion`` has the commonest pairs of ``known`` (expected) and ``given`` value with their
+    ``rows``; ``given`` is None where a row has no usable answer.
     """
 
     field: str
@@ -53,7 +51,7 @@ class FieldScore(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A run against known answers; ``worst`` are the rows with most wrong fields."""
+    """The accuracy of a run; ``worst`` are the rows with most wrong fields."""
 
     numbers: dict[str, Json]
     fields: list[FieldScore]
@@ -61,21 +59,21 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class GoldFile(msgspec.Struct, frozen=True):
-    """A file of known answers: where it is, and its column that names a row.
-
-    ``fields`` are what to compare; none: every column of the file that the answers have too.
-    ``columns`` are the columns of the file that hold their known values; none: those of the same
-    names.
-    """
+    """A file of expected answers."""
 
     path: Path
     id: str = "id"
+    """The column that identifies a row."""
+
     fields: tuple[str, ...] = ()
+    """The fields to compare; empty compares every column that the answers have too."""
+
     columns: tuple[str, ...] = ()
+    """The columns with the expected values of ``fields``; empty takes those of the same names."""
 
 
 def is_gold(path: Path) -> bool:
-    """Whether a path is a file of rows, and not a run."""
+    """Return whether a path is a file of rows, not a run."""
     return path.is_file() and (path.suffixes[-1:] != [] and _suffix(path) in SUFFIXES)
 
 
@@ -90,10 +88,10 @@ def score_run(
     stage: str | None,
     examples: int,
 ) -> Score:
-    """Hold the tables in ``folder`` against ``gold``.
+    """Score the tables in ``folder`` against ``gold``.
 
     Args:
-        stage: the stage that is meant; None: the only one that the tables have.
+        stage: the stage to score; None where there is one only.
         examples: how many of the worst rows to show.
 
     Raises:
@@ -137,7 +135,7 @@ def score_run(
 
 
 def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
-    """Make the table ``b`` of the file, all values as text, with ``name``; its columns."""
+    """Load the file as table ``b`` of texts, with the id as ``name``; returns its columns."""
     import duckdb
 
     file, suffix = file_literal(gold.path), _suffix(gold.path)
@@ -204,7 +202,7 @@ def _common(
 
 
 def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
-    """The known value: a column of that name, else a property of its ``output``."""
+    """Return SQL of the expected value: a column, else a property of ``output``."""
     bare = field.removeprefix("output.")
     for name in (field, bare):
         if name in columns:
@@ -222,7 +220,7 @@ def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
 
 
 def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
-    """Known answers are those of one stage: several would count every row several times."""
+    """Refuse several stages: every row would count several times."""
     here = [row[0] for row in _rows(connection, "select distinct stage from a order by 1")]
     if stage is None and len(here) > 1:
         raise UsageError(
@@ -234,9 +232,9 @@ def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
 
 
 def _numbered(connection: DuckDBPyConnection, columns: list[str]) -> bool:
-    """Whether the file's column ``answer`` says which of several answers of a row is meant.
+    """Return whether the column ``answer`` of the file numbers the answers of a row.
 
-    It is a known answer itself where the run has one answer a row, or a property of that name.
+    It is an expected answer where the run has one answer a row, or a property of that name.
     """
     if "answer" not in columns or has_property(connection, "answer"):
         return False
@@ -283,7 +281,7 @@ def _worst_sql(fields: list[str], examples: int) -> str:
 
 
 class FieldPair(msgspec.Struct, frozen=True):
-    """One field, or all of them: the accuracy of both runs over the same rows.
+    """The accuracy of both runs in one field, or in all of them, over the same rows.
 
     ``difference`` is that of B less that of A; intervals are of 95 %; ``p`` is McNemar's.
     """
@@ -301,7 +299,7 @@ class FieldPair(msgspec.Struct, frozen=True):
 
 
 class PairScore(msgspec.Struct, frozen=True):
-    """Two runs against known answers; ``a`` and ``b`` are each of them alone."""
+    """The accuracy of two runs; ``a`` and ``b`` are that of each alone."""
 
     numbers: dict[str, Json]
     fields: list[FieldPair]
@@ -319,7 +317,7 @@ def score_pair(
     stages: tuple[str | None, str | None],
     examples: int,
 ) -> PairScore:
-    """Hold the tables of two runs against ``gold``; see :func:`bagent.analysis.accuracy.score_run`.
+    """Score the tables of two runs against ``gold``, each as :func:`score_run` does.
 
     Raises:
         UsageError: as that function.
@@ -361,7 +359,7 @@ def _every(connection: DuckDBPyConnection, fields: int) -> FieldPair:
 
 
 def _pair(connection: DuckDBPyConnection, field: str, *columns: str) -> FieldPair:
-    """Count a field, or several together, over the rows of both runs."""
+    """Compare a field, or several together, over the rows of both runs."""
     a, b = (
         " and ".join(f"coalesce({side}.{column}, false)" for column in columns)
         for side in ("scored_a", "scored")

@@ -1,7 +1,7 @@
-"""Are two runs the same, row by row? What must hold before anybody says so.
+"""Comparison of two runs row by row.
 
-Rows are joined by id, stage and answer; rows with equal ids in the order of the input. All counting
-is SQL over the tables of both runs; only the JSON of answers whose texts differ is compared here.
+Rows are joined by id, stage and answer; rows with equal ids in the order of the input. Counting
+is SQL over the tables of both runs; the JSON of answers whose texts differ is compared here.
 """
 
 from __future__ import annotations
@@ -24,30 +24,35 @@ _EXCERPT = 120
 
 
 class Sameness(msgspec.Struct, frozen=True):
-    """The outcome of a comparison.
-
-    ``numbers`` are flat counts and sums by name, ready for an expression; ``changes`` counts pairs
-    of statuses that differ; ``rows`` are the first rows that differ. ``claim`` is what may be
-    claimed, in words; ``why_not`` says why not the same output, and is empty where it may.
-    """
+    """The outcome of a comparison."""
 
     numbers: dict[str, Json]
+    """Counts and sums by name, for ``--fail-if``."""
+
     changes: list[dict[str, Json]]
+    """Counts of pairs of statuses that differ."""
+
     rows: list[dict[str, Json]]
+    """The first rows that differ."""
+
     claim: str
+    """Whether the outputs are the same, in one phrase."""
+
     why_not: list[str]
+    """Why the outputs are not the same; empty where they are."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What to look at beyond the whole answer.
-
-    ``on`` are fields of the output (dotted paths), else columns of ``results``; ``sql`` is a
-    condition over the rows ``a`` and ``b``; ``stage`` is the only stage looked at, None: all.
-    """
+    """What to compare beyond the whole answer."""
 
     on: tuple[str, ...] = ()
+    """Fields of the output (dotted paths), else columns of ``results``."""
+
     sql: str | None = None
+    """A condition over the rows ``a`` and ``b``."""
+
     stage: str | None = None
+    """The only stage to compare; None compares all."""
 
 
 def compare_runs(
@@ -60,7 +65,7 @@ def compare_runs(
         examples: how many differing rows to show.
 
     Raises:
-        duckdb.Error: the question's SQL is wrong.
+        duckdb.Error: the SQL is wrong.
     """
     for name, folder in (("a", first), ("b", second)):
         connection.execute(source_sql(name, folder, question.stage))
@@ -94,16 +99,18 @@ def compare_runs(
 
 
 def source_sql(name: str, folder: Path, stage: str | None) -> str:
-    """A view of the results in ``folder`` with a name for each row, and its number among equals.
+    """Return SQL of a view of the results with ``name``, ``nth`` and ``answer_text``.
 
-    ``said`` is the answer as text; of a row that no model was asked about, its output.
+    ``name`` identifies a row, ``nth`` numbers those of one name. ``answer_text`` is the answer, or
+    the output of a row that no model answered.
     """
     from bagent.duck import file_literal, literal
 
     only = "" if stage is None else f" where stage = {literal(stage)}"
     label = "coalesce(id, 'row ' || row)"
     return (
-        f"create or replace temp view {name} as select *, coalesce(text, output::varchar) as said,"
+        f"create or replace temp view {name} as select *,"
+        f" coalesce(text, output::varchar) as answer_text,"
         f" {label} as name, row_number() over"
         f" (partition by {label}, stage, answer order by row) as nth"
         f" from read_parquet({file_literal(folder / 'results.parquet')}){only}"
@@ -111,9 +118,9 @@ def source_sql(name: str, folder: Path, stage: str | None) -> str:
 
 
 def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
-    """A field of a result as text: a path into its output, else a column of ``results``.
+    """Return SQL of a field as text: a path into the output, else a column of ``results``.
 
-    A column gives way where some output of the view ``a`` has a property of its name.
+    A property of an output of the view ``a`` goes before a column of that name.
     """
     from bagent.duck import literal, quoted
     from bagent.store.tables.schema import RESULTS
@@ -126,7 +133,7 @@ def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
 
 
 def has_property(connection: DuckDBPyConnection, name: str) -> bool:
-    """Whether an output of the view ``a`` is an object with this property."""
+    """Return whether an output of the view ``a`` has this property."""
     from bagent.duck import literal
 
     pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
@@ -135,7 +142,7 @@ def has_property(connection: DuckDBPyConnection, name: str) -> bool:
 
 
 def equal_sql(first: str, second: str) -> str:
-    """Whether two texts are the same value; 1 and 1.0 are."""
+    """Return SQL for whether two texts are the same value; 1 and 1.0 are."""
     return (
         f"coalesce({first} is not distinct from {second}"
         f" or try_cast({first} as double) = try_cast({second} as double), false)"
@@ -143,7 +150,7 @@ def equal_sql(first: str, second: str) -> str:
 
 
 def normal_sql(text: str) -> str:
-    """Text with composed characters and single blanks, none at its ends."""
+    """Return SQL of text with composed characters and single blanks, none at its ends."""
     return rf"trim(regexp_replace(nfc_normalize({text}), '\s+', ' ', 'g'))"
 
 
@@ -155,11 +162,12 @@ def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
                a.row is not null as in_a, b.row is not null as in_b,
                a.status as status_a, b.status as status_b,
                a.prompt_sha256 = b.prompt_sha256 as same_prompt,
-               a.said is not distinct from b.said as same_text,
-               {normal_sql("a.said")} is not distinct from {normal_sql("b.said")} as same_normal,
+               a.answer_text is not distinct from b.answer_text as same_text,
+               {normal_sql("a.answer_text")}
+                   is not distinct from {normal_sql("b.answer_text")} as same_normal,
                a.prompt_sha256 is null and b.prompt_sha256 is null
                and a.endpoint is null and b.endpoint is null and a.copied_from is null
-               and a.status = 'ok' and b.status = 'ok' as unasked,
+               and a.status = 'ok' and b.status = 'ok' as without_request,
                case when a.output is null and b.output is null then null
                     else a.output::varchar is not distinct from b.output::varchar end as same_json,
                {chosen} as same_on, ({sql or "null"}\n) as same_sql
@@ -167,7 +175,7 @@ def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
 
 
 def _compare_json(connection: DuckDBPyConnection, keys: str) -> None:
-    """Find the outputs that are equal as JSON though their texts are not."""
+    """Mark outputs that are equal as JSON although their texts differ."""
     cursor = connection.execute(
         f"select pair, a.output::varchar, b.output::varchar from pairs join a using ({keys})"
         f" join b using ({keys}) where not same_json and a.output is not null"
@@ -188,7 +196,7 @@ def _json(text: str) -> Json:
 
 
 def same_json(first: Json, second: Json) -> bool:
-    """Whether two JSON values are equal: the order of keys means nothing, 1 is 1.0, not true."""
+    """Return whether two JSON values are equal: keys in any order, 1 is 1.0 but not true."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
@@ -209,9 +217,9 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
                count(*) filter (not in_b) as only_a, count(*) filter (not in_a) as only_b,
                count(*) filter (same_prompt) as same_prompt,
                count(*) filter (same_prompt = false) as other_prompt,
-               count(*) filter (in_a and in_b and same_prompt is null and not unasked)
+               count(*) filter (in_a and in_b and same_prompt is null and not without_request)
                    as unknown_prompt,
-               count(*) filter (in_a and in_b and unasked) as without_prompt,
+               count(*) filter (in_a and in_b and without_request) as without_prompt,
                count(*) filter (in_a and in_b and same_text) as same_text,
                count(*) filter (in_a and in_b and same_normal) as same_normal,
                count(*) filter (in_a and in_b and same_json) as same_json,
@@ -232,7 +240,7 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
 
 
 def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
-    """What one run took: ok rows, percentiles of its times, tokens and cost."""
+    """Return the ok rows, latency percentiles, tokens and cost of one run."""
     quantiles = ", ".join(
         f"round(quantile_cont({column}, {share}), 1) as {column.removesuffix('_ms')}_p{p}_{name}"
         for column in NUMBERS
@@ -251,7 +259,7 @@ def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
 
 
 def _reasons(n: dict[str, Json]) -> list[str]:
-    """Why the two runs may not be called the same output."""
+    """Return why the outputs of the two runs are not the same."""
     joined = n["joined"]
     wrong = (
         (not joined, "no row is in both"),
@@ -276,8 +284,8 @@ def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
     stage = "pairs.stage, " * by_stage
     return f"""
         select pairs.name as id, {stage}pairs.answer, status_a, status_b, same_prompt,
-               left(coalesce(a.said, a.error), {_EXCERPT}) as a,
-               left(coalesce(b.said, b.error), {_EXCERPT}) as b
+               left(coalesce(a.answer_text, a.error), {_EXCERPT}) as a,
+               left(coalesce(b.answer_text, b.error), {_EXCERPT}) as b
         from (select *, row_number() over (
                   order by status_a = status_b, coalesce(same_json, false),
                            coalesce(row_a, row_b), {keys}) as place
@@ -294,7 +302,7 @@ def _count(connection: DuckDBPyConnection, sql: str) -> int:
 
 
 def dicts(connection: DuckDBPyConnection, sql: str) -> list[dict[str, Json]]:
-    """The rows of a query, each by the names of its columns."""
+    """Return the rows of a query as dicts."""
     cursor = connection.execute(sql)
     names: Sequence[str] = [column[0] for column in cursor.description or []]
     rows: Iterator[Any] = iter(cursor.fetchone, None)
@@ -305,7 +313,7 @@ Z = 1.959963984540054
 """The quantile of the normal distribution for 95 %."""
 
 _EXACT = 10_000
-"""Up to so many rows in which two runs differ McNemar's test is exact."""
+"""Up to so many differing rows McNemar's test is exact."""
 
 
 def wilson(right: int, rows: int) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""The options that commands take: each a type with its flags, its placeholder and its help."""
+"""Options that commands share: each a type with its flags, placeholder and help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results by way of the tables: for SQL conditions, redaction, CSV, Parquet and tables."""
+"""Results read from the tables: SQL conditions, redaction, CSV, Parquet and tables."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from bagent.store.run_dir import RunDir
 
 TABLE_ROWS = 50
-"""Rows of a table for people, unless ``--limit`` says otherwise."""
+"""Rows of a table without ``--limit``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultsRequest:
-    """What ``bagent results`` was asked for; each field is the option of that name.
-
-    ``names`` are the columns, None for the usual ones; ``limit`` None is no limit.
-    """
+    """The options of ``bagent results``; ``names`` are those of ``--columns``."""
 
     runs: Sequence[RunDir]
     form: str
@@ -42,7 +39,7 @@ class ResultsRequest:
     excel: bool = False
 
     @property
-    def shown(self) -> list[str]:
+    def json_columns(self) -> list[str]:
         """The columns of a JSON line."""
         from bagent.store.results import RESULT_NAMES
 
@@ -50,7 +47,7 @@ class ResultsRequest:
 
     @property
     def only_results(self) -> bool:
-        """Whether every column is one of ``results``: none of an answer or of the input."""
+        """Whether every column is one of ``results``, none of an answer or of the input."""
         from bagent.store.results import RESULT_NAMES
 
         return set(self.names or ()) <= {*RESULT_NAMES, "input"}
@@ -68,7 +65,7 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
     from bagent.duck import Access, literal
     from bagent.store.query import open_tables, plain_rows
 
-    # Beside a file that is there DuckDB makes another one first.
+    # DuckDB writes a temporary file beside the target first.
     folders = [] if request.output is None else [request.output.absolute().parent]
     # SQL that the user typed may read files.
     access = Access(folders=folders, everything=request.where is not None)
@@ -99,7 +96,7 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
     from bagent.store.tables.masking import masked_answers, masked_columns
 
-    names = request.shown if request.form == "jsonl" else request.names
+    names = request.json_columns if request.form == "jsonl" else request.names
     source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
     hidden = masked_columns(request.redact)
     if request.form in ("csv", "table") or not request.only_results:
@@ -114,7 +111,7 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
 
 
 def _json_as_text(sql: str, connection: Any) -> str:
-    """A query whose JSON columns are text: other readers of Parquet take JSON for bytes."""
+    """Cast JSON columns to text: other readers of Parquet take JSON for bytes."""
     from bagent.duck import quoted
 
     described = connection.execute(f"describe {sql}").fetchall()
@@ -136,7 +133,7 @@ def _condition(request: ResultsRequest) -> str:
 
 
 def _order(request: ResultsRequest) -> str:
-    """The tables stand in input order; those of shards must be brought together."""
+    """Tables are in input order; those of shards are merged."""
     from bagent.duck import literal
 
     if not request.ordered:
@@ -149,7 +146,7 @@ def _order(request: ResultsRequest) -> str:
 
 
 def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
-    """The stages of runs that are parts of one input, to be read as one; None: they are not."""
+    """Return the stages of runs that are shards of one input; None where they are not."""
     from dataclasses import replace
 
     from bagent.rows import RowsConfig
@@ -177,7 +174,7 @@ def _text(info: Any) -> str:
 
 
 def _encode(row: dict[str, Any]) -> bytes:
-    """One row as a JSON line; what JSON has no form for becomes text."""
+    """Encode one row as a JSON line; other types become text."""
     import msgspec
 
     return msgspec.json.encode(row, enc_hook=str) + b"\n"
@@ -220,7 +217,7 @@ def _with_answers(
 
 
 def _cell(name: str, kind: str) -> str:
-    """A column of answers as it is printed: structs as JSON."""
+    """Return SQL of a printed column of answers: structs are JSON."""
     from bagent.duck import is_nested, quoted
 
     return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
@@ -273,7 +270,7 @@ def _default_columns(
 
 
 def _table_fields(answers: Columns, result_columns: Columns) -> Columns:
-    """Return what a table shows of answers: their fields, and the text of rows without them."""
+    """Return the columns of answers in a table: fields, and the text of rows without them."""
     if not answers:
         return {"text": result_columns["text"], "error": result_columns["error"]}
     values = ", ".join(f"{sql}::varchar" for sql in answers.values())
@@ -329,13 +326,13 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
 
 
 def _plain(name: str, names: Sequence[str]) -> str:
-    """A property's own name where the column that it made way for is not shown."""
+    """Return a property's own name where the column of that name is absent."""
     base = name.removesuffix("_2")
     return base if base in ("id", "stage", "answer") and base not in names else name
 
 
 def _tells(name: str, values: list[Any], request: ResultsRequest) -> bool:
-    """Whether a column of a table for people says anything."""
+    """Whether a column of a table has information."""
     if request.names or name in ("id", "status"):
         return True
     if name in ("stage", "answer"):
@@ -344,5 +341,5 @@ def _tells(name: str, values: list[Any], request: ResultsRequest) -> bool:
 
 
 def say(message: str) -> None:
-    """Words for people, on stderr."""
+    """Print a message on stderr."""
     typer.echo(f"bagent: {message}", err=True)

@@ -1,8 +1,10 @@
-"""What is happening? Counts, progress displays, the closing summary and the run's log.
+"""Counts of a run, and what shows them. Nothing here decides about the run.
 
-This room reads what the others report and decides nothing. Whoever wants to show a run in
-another way (a full-screen view, a metrics endpoint, a report page) reads a :class:`Snapshot`,
-or the live histograms of a :class:`RunCounters`.
+- ``counters``: counts rows and requests; ``snapshot``: the state at one moment, and histograms
+- ``error_groups``: failures that differ in numbers and ids only
+- ``progress``: the displays; ``terminal``, ``dashboard``: those of terminals; ``live_state``
+- ``status_text``, ``formatting``: phrases and numbers for people
+- ``summary``: the lines at the end of a run; ``run_log``: run.log; ``prometheus``: metrics
 """
 
 from bagent.observe.counters import RunCounters

@@ -19,16 +19,16 @@ from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RunView
 
 STEP_S = 5.0
-"""Seconds that one bar of the history stands for."""
+"""Seconds that one bar of the history covers."""
 
 BARS = 60
 REDRAW_S = 1.0
-"""Drawing takes some 10 ms: once a second it is one part in a hundred of one core."""
+"""Drawing takes about 10 ms, so once a second costs a hundredth of a core."""
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEADS = 6
 _OTHERS = 50
-"""Columns of the screen for what stands beside an endpoint's name."""
+"""Columns of the screen beside an endpoint's name."""
 
 _NOTES = 3
 _HEALTH = {"ok": "green", "down": "red", "leaving": "dim"}
@@ -41,18 +41,18 @@ class History:
         self._marks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)], maxlen=BARS + 1)
 
     def add(self, s: Snapshot) -> None:
-        """Take a snapshot, if a step is over."""
+        """Record a snapshot if a step is over."""
         if s.elapsed_s - self._marks[-1][0] >= STEP_S:
             self._marks.append((s.elapsed_s, s.this_start.done, s.tokens.completion.total or 0))
 
     def rates(self, column: int) -> list[float]:
-        """Per second for each step: column 1 is rows, 2 answer tokens."""
+        """Return the rate of each step: column 1 is rows, 2 answer tokens."""
         marks = list(self._marks)
         return [(b[column] - a[column]) / (b[0] - a[0]) for a, b in pairwise(marks)]
 
 
 def bars(values: Sequence[float], width: int) -> str:
-    """Values as a line of blocks, the newest at the right."""
+    """Draw values as a line of blocks, the newest at the right."""
     recent = values[-width:]
     top = max(recent, default=0.0)
     if top <= 0:
@@ -61,7 +61,7 @@ def bars(values: Sequence[float], width: int) -> str:
 
 
 class _View:
-    """The whole screen: parts below give way where it is low."""
+    """The whole screen; the lower parts are left out where it is low."""
 
     def __init__(self, board: Dashboard, snapshot: Snapshot) -> None:
         self._board = board
@@ -98,7 +98,7 @@ class _View:
 
 
 def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
-    """Those that need attention first, then the busiest."""
+    """Return the endpoints that need attention first, then the busiest."""
     order = sorted(lines, key=lambda e: (e.health == "ok", -e.failed, -e.in_flight))
     return order[:most]
 
@@ -147,9 +147,9 @@ def _mood(status: str) -> str:
 
 
 class Dashboard:
-    """The display.
+    """The display of ``--dashboard``.
 
-    Messages stay on the screen for a while, and are printed below each other once it is gone.
+    Messages are on the screen for a while, and are printed once it is gone.
 
     Args:
         console: where to draw; it decides on size and colour.
@@ -204,7 +204,7 @@ class Dashboard:
                 self._print(text)
 
     def stop(self) -> None:
-        """Give the screen back and print what was said meanwhile."""
+        """Restore the screen and print the messages."""
         if not self._started:
             return
         self._started = False

@@ -1,7 +1,7 @@
-"""Equal errors brought together: which failures are one and the same?
+"""Groups of equal errors.
 
-Two errors are equal when their kind, their HTTP status and their text agree after everything
-that differs from row to row (addresses, ids, numbers, quoted words) is taken out.
+Two errors are equal when their kind, their HTTP status and their text agree without what differs
+from row to row: addresses, ids, numbers, quoted text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SAID = re.compile(
 # A validator begins with the value that it refuses: {"a": [1]} is not of type "array".
 _VALUE = re.compile(r"^([^\[{]*)[\[{].*[\]}](?= (?:is|has|does|should)\b)")
 
-# In this order: what is larger is taken out before its parts.
+# In this order: a larger match is replaced before its parts.
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(_DOUBLE), "'_'"),
     (re.compile(r"`[^`]*(?:`|$)"), "'_'"),
@@ -65,19 +65,19 @@ _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def http_status(text: str) -> int | None:
-    """The HTTP status that an error text names (``HTTP 503``, ``status code: 400``), or None."""
+    """Return the HTTP status in an error text (``HTTP 503``, ``status code: 400``), or None."""
     match = _HTTP_STATUS.search(text)
     return int(match[1] or match[2]) if match else None
 
 
 def normal_form(text: str, endpoint: str | None = None) -> str:
-    """``text`` less everything that differs from row to row; ``endpoint`` is taken out too."""
+    """Return ``text`` without what differs from row to row, and without ``endpoint``."""
     if endpoint:
         host = endpoint.split("://", 1)[-1].split("/", 1)[0]
         text = text.replace(endpoint, "<host>")
         if host:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<host>", text)
-    # What a server says in its JSON error is the cause itself, no quotation to be taken out.
+    # The message in a server's JSON error is the cause, not a quotation.
     text = _SAID.sub(_unquoted, _VALUE.sub(r"\1<value>", text))
     for pattern, mark in _NORMAL:
         text = pattern.sub(mark, text)
@@ -99,8 +99,8 @@ class _Group(msgspec.Struct):
 class ErrorGroups:
     """Counts of equal errors in bounded memory.
 
-    At most ``limit`` groups are kept. When a new one finds no room, the one of least weight
-    makes place and hands its weight on (the "Space-Saving" rule of Metwally, Agrawal, El Abbadi:
+    Beyond ``limit`` groups a new one replaces that of least weight and inherits its weight
+    (the "Space-Saving" rule of Metwally, Agrawal, El Abbadi:
     "Efficient computation of frequent and top-k elements in data streams", ICDT 2005), so an
     error behind more than 1/limit of all failures is always among them, however late it begins.
 
@@ -152,7 +152,7 @@ class ErrorGroups:
         return len(self._groups)
 
     def groups(self) -> tuple[ErrorGroup, ...]:
-        """The groups kept, largest first; equal counts in order of appearance."""
+        """Return the groups, largest first; equal counts in order of appearance."""
         order = sorted(self._groups.values(), key=attrgetter("count"), reverse=True)
         return tuple(
             msgspec.structs.replace(g.first, count=g.count, endpoints=len(g.endpoints))

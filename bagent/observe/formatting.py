@@ -1,4 +1,4 @@
-"""Numbers and foreign texts as words for people: one style for every display."""
+"""Numbers, durations and foreign text for people, in one style."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _escape(char: str) -> str:
 
 
 def name_of(value: Any, limit: int = 80) -> str | None:
-    """A row's id for people: text as it is, other JSON values as JSON; None stays None."""
+    """Write a row's id: text as it is, other values as JSON; None stays None."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -46,7 +46,7 @@ def name_of(value: Any, limit: int = 80) -> str | None:
 
 
 def duration(seconds: float | None) -> str:
-    """``2.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``; ``?`` for None and what is no time."""
+    """Write ``2.4s``, ``12s``, ``1m20s``, ``2h05m`` or ``3d04h``; ``?`` where unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     seconds = max(0.0, seconds)
@@ -65,7 +65,7 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """A duration given in milliseconds: ``0.8ms``, ``120ms``, else as :func:`duration`."""
+    """Write a duration in milliseconds: ``0.8ms``, ``120ms``, else as :func:`duration`."""
     if ms is None or not math.isfinite(ms):
         return "?"
     if ms < 9.95:
@@ -74,26 +74,26 @@ def milliseconds(ms: float | None) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Three or more significant digits: ``0.71``, ``12.3``, ``3,210``."""
+    """Write a rate: ``0.71``, ``12.3``, ``3,210``."""
     if per_second < 9.995:
         return f"{per_second:.2f}"
     return f"{per_second:.1f}" if per_second < 99.95 else f"{per_second:,.0f}"
 
 
 def money(usd: float) -> str:
-    """US dollars: ``$12.30``, ``$0.0123``, ``$0.000012``."""
+    """Write US dollars: ``$12.30``, ``$0.0123``, ``$0.000012``."""
     if usd >= 1:
         return f"${usd:,.2f}"
     return f"${usd:.4f}" if usd >= 0.01 or usd == 0 else f"${usd:.6f}"
 
 
 def percent(share: float) -> str:
-    """A share of 0 to 1 as whole percent, rounded down so that 100 means all."""
+    """Write a share of 0 to 1 as whole percent, rounded down so that 100 means all."""
     return f"{math.floor(share * 100 + 1e-9)} %"
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """``1 row``, ``2,000 rows``: the number with its word."""
+    """Write ``1 row``, ``2,000 rows``."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
@@ -104,8 +104,8 @@ def totals_text(
 
     Args:
         totals: the rows that have a result.
-        total: how many rows there are altogether; None: nobody knows.
-        exact: whether ``total`` and ``remaining`` are no estimates.
+        total: how many rows there are; None where unknown.
+        exact: whether ``total`` and ``remaining`` are exact.
         remaining: how many rows have no result yet.
     """
     about = "at least " if total is None else "" if exact else "about "
@@ -127,7 +127,7 @@ def tools_text(tools: Mapping[str, ToolCount]) -> str:
 
 
 def kinds(counts: Mapping[str, int], top: int | None = None) -> str:
-    """``timeout 3, schema 1``, largest first; beyond ``top`` kinds ``+2 more``."""
+    """Write ``timeout 3, schema 1``, largest first; beyond ``top`` kinds ``+2 more``."""
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     largest = order if top is None else order[:top]
     parts = [f"{kind} {count:,}" for kind, count in largest]

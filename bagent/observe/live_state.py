@@ -1,7 +1,4 @@
-"""What a display may look at beyond a snapshot: endpoints one by one, and the last answers.
-
-Nothing is copied or counted for a display that does not look.
-"""
+"""State beyond a snapshot that a display may read: single endpoints, and the last answers."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ class _Limit(Protocol):
 
 
 class EndpointLike(Protocol):
-    """An endpoint as the fleet keeps it."""
+    """The state of an endpoint in the fleet."""
 
     in_flight: int
 
     @property
     def name(self) -> str:
-        """What people see."""
+        """Its name for people."""
 
     @property
     def health(self) -> str:
@@ -39,8 +36,7 @@ class EndpointLike(Protocol):
 
 
 class EndpointLine(msgspec.Struct, frozen=True):
-    """One endpoint now. ``waiting`` requests stand in its own queue; ``hit_rate`` (0 to 1) is the
-    share of prompt tokens that its prefix cache knew in this run; None where it does not tell."""
+    """One endpoint now."""
 
     name: str
     health: str
@@ -49,11 +45,14 @@ class EndpointLine(msgspec.Struct, frozen=True):
     tries: int
     failed: int
     waiting: int | None = None
+    """Requests in its own queue; None where it does not report them."""
+
     hit_rate: float | None = None
+    """The share (0 to 1) of prompt tokens that its prefix cache had in this run."""
 
 
 class Live:
-    """A run that goes on, for displays.
+    """A running run, for displays.
 
     Args:
         tally: its counts.
@@ -65,7 +64,7 @@ class Live:
         self._states = states
 
     def endpoints(self) -> list[EndpointLine]:
-        """All endpoints, in the order in which they were named."""
+        """Return all endpoints in the order of the hostfile."""
         lines = []
         for state in list(self._states()):
             tries, failed = self.tally.by_endpoint.get(state.name, (0, 0))
@@ -85,5 +84,5 @@ class Live:
         return lines
 
     def last(self) -> Sequence[Outcome]:
-        """A few of the rows that ended last, the newest at the end."""
+        """Return a few of the rows that ended last, the newest at the end."""
         return self.tally.last

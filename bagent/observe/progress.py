@@ -1,7 +1,7 @@
 """Progress on standard error: live on a terminal, lines in a log, JSON for programs.
 
-A display is told everything by its caller: nothing runs in the background, and time comes from
-an injected clock. None of its methods raises because standard error is broken.
+The caller drives a display: nothing runs in the background, and time comes from an injected
+clock. No method raises because standard error is broken.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "rich", "plain", "json", "none", "dashboard"]
 
 FIRST_S = 2.0
-"""The first line comes early, so that a log shows at once that the run lives."""
+"""Seconds until the first line, which shows in a log that the run has begun."""
 
 INTERVAL_S = 10.0
-"""Seconds between lines where nothing notable happens."""
+"""Seconds between lines without a notable change."""
 
 _CALM_S = 5.0
-"""Throttling is over when nothing was throttled for so long; shorter gaps would flood a log."""
+"""Seconds without a throttled answer after which throttling has ended."""
 
 _GAP_S = 1.0
-"""Least time between two lines, whatever happens."""
+"""The least number of seconds between two lines."""
 
 _NOTES_KEPT = 1000
 _JSON_ERRORS = 10
@@ -47,29 +47,29 @@ class Progress(Protocol):
     """How often a new snapshot is worth making, in seconds."""
 
     def start(self, header: str) -> None:
-        """Begin; ``header`` says in one line what runs."""
+        """Begin; ``header`` describes the run in one line."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """Take the newest state; the display decides whether it is time to show it."""
+        """Take the newest state and show it if it is due."""
 
     def attach(self, live: Live) -> None:
-        """Take what may be looked at beyond snapshots, before the first of them."""
+        """Take the state beyond snapshots, before the first of them."""
 
     def note(self, text: str) -> None:
-        """Show a one-line message at once and keep it; an equal text is shown once."""
+        """Show a one-line message at once; an equal text is shown once."""
 
     def stop(self) -> None:
         """End the display and leave the terminal as it was; a second call does nothing."""
 
 
 class Once:
-    """Remembers texts that were shown, the last thousand of them."""
+    """Remembers the last thousand texts that were shown."""
 
     def __init__(self) -> None:
         self._seen: dict[str, None] = {}
 
     def is_new(self, text: str) -> bool:
-        """Whether ``text`` was not seen yet; from now on it is."""
+        """Remember ``text``; returns whether it is new."""
         if text in self._seen:
             return False
         if len(self._seen) >= _NOTES_KEPT:
@@ -79,7 +79,7 @@ class Once:
 
 
 class NoProgress:
-    """Shows nothing at all."""
+    """Shows nothing."""
 
     interval_s = INTERVAL_S
 
@@ -117,7 +117,7 @@ class _Schedule:
 
 
 class _Changes:
-    """Watches for changes that are worth a line of their own."""
+    """Detects changes that get a line of their own."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -126,7 +126,7 @@ class _Changes:
         self._reported = (False, False)
 
     def describe(self, s: Snapshot) -> str:
-        """What changed since :meth:`mark_reported`, as words; empty where nothing did."""
+        """Describe what changed since :meth:`mark_reported`; empty where nothing did."""
         now = self._now(s)
         if now == self._reported:
             return ""
@@ -139,7 +139,7 @@ class _Changes:
         return ", ".join(parts)
 
     def mark_reported(self, s: Snapshot) -> None:
-        """Take the present state as told."""
+        """Take the present state as reported."""
         self._reported = self._now(s)
 
     def _now(self, s: Snapshot) -> tuple[bool, bool]:
@@ -180,7 +180,7 @@ class PlainProgress:
             self._out.line(f"{line}; {changes}" if changes else line)
 
     def attach(self, live: Live) -> None:
-        """Snapshots are enough here."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
         """Write the message as a line."""
@@ -189,7 +189,7 @@ class PlainProgress:
             self._out.line(f"bagent: {text}")
 
     def stop(self) -> None:
-        """Do nothing: every line is whole."""
+        """Do nothing."""
 
 
 class JsonProgress:
@@ -222,7 +222,7 @@ class JsonProgress:
             self._write_state("progress", snapshot)
 
     def attach(self, live: Live) -> None:
-        """Snapshots are enough here."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
         """Write a ``note`` object with ``text``."""
@@ -264,11 +264,11 @@ def make_progress(
     ``plain``. ``rich`` without a terminal is ``plain``, so that logs hold no control codes.
 
     Args:
-        mode: what the user asked for.
+        mode: the value of ``--progress``.
         stream: standard error; None (a process started without one) shows nothing.
         is_tty: whether ``stream`` is a terminal.
         width: columns to use; None follows the terminal, also when it is resized.
-        env: the process's environment, looked at for TERM, CI and NO_COLOR; None = its own.
+        env: read for TERM, CI and NO_COLOR; None takes the environment of the process.
         clock: monotonic seconds.
 
     Raises:

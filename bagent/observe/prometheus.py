@@ -1,8 +1,7 @@
-"""``--metrics-port``: the counts of a run for Prometheus, with the names that engines use.
+"""``--metrics-port``: the counts of a run for Prometheus.
 
-What follows ``bagent_`` is what vLLM calls the same thing (``num_requests_running``,
-``time_to_first_token_seconds`` ...), so that panels made for it need only another prefix. A scrape
-reads what is counted anyway; between scrapes nothing happens.
+After the prefix ``bagent_`` metrics have the names of vLLM (``num_requests_running``,
+``time_to_first_token_seconds`` ...), so that its panels need another prefix only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FIRST_TOKEN_BOUNDS = (
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``9400``, ``host:9400`` or ``[::1]:9400`` as host and port; a port alone is loopback only.
+    """Read ``9400``, ``host:9400`` or ``[::1]:9400``; a port alone is on the loopback address.
 
     Raises:
         UsageError: it is none of these.
@@ -46,7 +45,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class MetricsServer:
-    """A display that shows nothing itself: it passes all on, and serves the newest state.
+    """A display that passes everything on to another, and serves the newest state.
 
     Args:
         inner: the display for people.
@@ -84,11 +83,11 @@ class MetricsServer:
 
     @property
     def interval_s(self) -> float:
-        """As the display for people wants it."""
+        """That of the inner display."""
         return self._inner.interval_s
 
     def start(self, header: str) -> None:
-        """Begin; says where the metrics are."""
+        """Begin, and show the address of the metrics."""
         self._inner.start(header)
         self._inner.note(f"metrics at {self.url}")
 
@@ -115,11 +114,11 @@ class MetricsServer:
             self._thread.join()
 
     def describe(self) -> list[Metric]:
-        """Nothing: asked when registered, before there is anything to tell."""
+        """Return nothing: it is called at registration, before there are counts."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The newest state as metrics; called in the server's thread at a scrape."""
+        """Yield the newest state as metrics; called in the server's thread at a scrape."""
         snapshot, live = self._snapshot, self._live
         if snapshot is not None:
             yield from _of_snapshot(snapshot)
@@ -187,7 +186,7 @@ def _of_endpoints(live: Live) -> Iterator[Metric]:
 
 
 def _histogram(name: str, histogram: LogHistogram, bounds: tuple[float, ...]) -> Metric:
-    """Buckets with other bounds: a value is placed with an error of at most 1 %."""
+    """Convert to buckets with other bounds, with an error of at most 1 % of a value."""
     from prometheus_client.core import HistogramMetricFamily
 
     counts = histogram.buckets()

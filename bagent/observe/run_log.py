@@ -1,4 +1,4 @@
-"""``run.log``: what happened during a run, one message a line, for reading afterwards."""
+"""``run.log``: the messages of a run, one a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bagent.observe.formatting import visible
 Level = Literal["info", "warning", "error"]
 
 MAX_BYTES = 32 * 2**20
-"""One session writes at most so much, whatever happens."""
+"""One start writes at most so many bytes."""
 
 _MAX_TEXT = 4000
 _MESSAGES_KEPT = 1000
@@ -25,14 +25,14 @@ class RunLog:
 
     An equal message is written the first time, then the 10th, 100th, 1,000th ... time with that
     count, and its last count when the log is closed. Further lines of a message are indented, so
-    foreign text cannot pass for a message. A log that cannot be written stops nobody: the first
-    failure is told to ``on_failure``, later ones are not.
+    foreign text cannot pass for a message. A log that cannot be written stops nothing;
+    ``on_failure`` gets the first failure.
 
     Args:
         path: the file, made if missing, else appended to.
         clock: Unix seconds.
-        on_failure: takes one line of words for people.
-        max_bytes: what this session writes at most, in bytes.
+        on_failure: takes a one-line message.
+        max_bytes: the most that this start writes.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RunLog:
         self._path = path
         self._clock = clock
         self._on_failure = on_failure
-        self._left = max_bytes
+        self._remaining = max_bytes
         self._file: FileIO | None = None
         self._failed = False
         self._counts: dict[tuple[Level, str], int] = {}
@@ -74,7 +74,7 @@ class RunLog:
         text = _lines(text)
         count = self._counts.pop((level, text), 0) + 1
         if len(self._counts) >= _MESSAGES_KEPT:
-            # The one not seen for longest makes room.
+            # Drop the message not seen for longest.
             oldest = next(iter(self._counts))
             self._last_count(oldest, self._counts.pop(oldest))
         self._counts[level, text] = count
@@ -101,13 +101,13 @@ class RunLog:
             self._put(level, f"{text} ({count:,} times)")
 
     def _put(self, level: Level, text: str) -> None:
-        if self._file is None or self._left <= 0:
+        if self._file is None or self._remaining <= 0:
             return
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         stamp = when.replace("+00:00", "Z")
         line = f"{stamp} {level} {text}\n".encode()
-        self._left -= len(line)
-        if self._left <= 0:
+        self._remaining -= len(line)
+        if self._remaining <= 0:
             line = f"{stamp} warning this log is full: later messages are left out\n".encode()
         try:
             self._file.write(line)

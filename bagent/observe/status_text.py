@@ -1,4 +1,4 @@
-"""A snapshot in a few words: the same phrases for every progress display."""
+"""Phrases about a snapshot that every progress display uses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from bagent.observe.formatting import counted, duration, kinds, money, percent, 
 from bagent.observe.snapshot import Snapshot
 
 _QUIET_S = 60.0
-"""Nothing finished for so long is worth a word: the run may look stuck."""
+"""After so long without a finished row the display says so."""
 
 _TOP_KINDS = 3
 _TOP_STAGES = 8
 
 
 class Phrase(NamedTuple):
-    """Some words and their colour: ``good``, ``bad``, ``wait`` (needs patience) or none."""
+    """A phrase and its style: ``good``, ``bad``, ``wait`` or none."""
 
     text: str
-    mood: Literal["", "good", "bad", "wait"] = ""
+    style: Literal["", "good", "bad", "wait"] = ""
 
 
 def position(s: Snapshot) -> str:
     """How far the run is: ``1,204 of ~5,000 rows (24 %)``, or ``1,204 rows`` without a size.
 
-    Of a job with several stages, what it makes in all of them is counted: ``results``.
+    A job with several stages counts the ``results`` of all of them.
     """
     if s.to_do is None or s.fraction is None:
         return counted(max(s.totals.rows, s.this_start.done), "row")
@@ -68,7 +68,7 @@ def stages(s: Snapshot) -> list[Phrase]:
 
 
 def work(s: Snapshot) -> list[Phrase]:
-    """What is going on now, and what keeps it back."""
+    """What is in flight now, and what holds it up."""
     fleet = s.fleet
     phrases = [Phrase(f"{fleet.in_flight:,}/{fleet.limit:,} in flight")]
     if fleet.ready:
@@ -99,7 +99,7 @@ def speed(s: Snapshot) -> list[Phrase]:
 
 
 def one_line(s: Snapshot) -> str:
-    """The whole state on one line without any control codes."""
+    """The whole state on one line without control codes."""
     groups = (
         [Phrase(position(s)), *results(s)],
         stages(s),

@@ -1,7 +1,4 @@
-"""The live display on a terminal: a bar and a few lines, drawn again at every update.
-
-It is the only module of this room that imports rich.
-"""
+"""The live display on a terminal: a bar and a few lines, drawn again at every update."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from bagent.text.terminal import SafeTextStream
 
 _STYLES = {"": "", "good": "green", "bad": "red", "wait": "yellow"}
 
-# A display that never fills a wide window is not broken into pieces when that gets narrower.
+# A display narrower than its window is not broken when the window shrinks.
 _WIDEST = 80
 _BAR_WIDEST = 30
 _BAR_NARROWEST = 6
@@ -44,7 +41,7 @@ def make_console(out: SafeTextStream, env: Mapping[str, str], width: int | None)
 
 
 class RunView:
-    """A snapshot as a rich renderable that fits any width."""
+    """A snapshot as a renderable of any width."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._s = snapshot
@@ -60,7 +57,7 @@ class RunView:
 
 
 def _bar(s: Snapshot, width: int) -> Iterator[RenderableType]:
-    """The first line: how far, with a bar where the size is known and there is room."""
+    """The first line, with a bar where the size is known and there is room."""
     lines = flow([Phrase(position(s)), Phrase(arrival(s))], width)
     bar_width = min(_BAR_WIDEST, width - lines[0].cell_len - 2)
     if s.fraction is None or bar_width < _BAR_NARROWEST or len(lines) > 1:
@@ -74,11 +71,11 @@ def _bar(s: Snapshot, width: int) -> Iterator[RenderableType]:
 
 
 def flow(phrases: list[Phrase], width: int) -> list[Text]:
-    """Phrases side by side on as many lines of ``width`` columns as they need."""
+    """Lay phrases out on lines of ``width`` columns."""
     lines: list[Text] = []
     for phrase in phrases:
-        # Text objects take foreign words as they are; a markup string would not.
-        piece = Text(phrase.text, style=_STYLES[phrase.mood])
+        # Text takes foreign text literally; markup would interpret it.
+        piece = Text(phrase.text, style=_STYLES[phrase.style])
         piece.truncate(max(1, width), overflow="crop")
         if lines and lines[-1].cell_len + 2 + cell_len(piece.plain) <= width:
             lines[-1].append("  ").append_text(piece)
@@ -99,7 +96,7 @@ class RichProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # No thread of its own: it is drawn when the run reports, and only standard error is ours.
+        # Drawn by update(), without a thread; standard output is not redirected.
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -120,7 +117,7 @@ class RichProgress:
         self._live.update(RunView(snapshot), refresh=True)
 
     def attach(self, live: LiveRun) -> None:
-        """Snapshots are enough here."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
         """Print the message above the display."""

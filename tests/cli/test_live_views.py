@@ -42,13 +42,3 @@ def test_a_wrong_metrics_port_is_told_before_anything_is_sent(bagent, fs, job_di
     assert (done.code, done.out) == (2, "")
     assert "--metrics-port here" in done.err
     assert not (job_dir / "runs").exists()
-
-
-def test_a_dashboard_without_a_terminal_is_lines_of_progress(bagent, fs, job_dir):
-    fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, 2)
-    done = bagent(["run", "job.yaml", "--dashboard"])
-    assert done.code == 0
-    assert "--dashboard needs a terminal" in done.err
-    assert "\x1b" not in done.err
-    assert "2 ok" in done.err

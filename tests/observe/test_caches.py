@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.observe.live_state import Live
 from bagent.observe.snapshot import CacheRate, Caches
 from bagent.observe.summary import Advice, EndInfo, summary_lines
 from bagent.types import EndpointSample
@@ -81,15 +80,3 @@ def test_only_endpoints_that_were_asked_and_did_not_tell_are_unknown(make, tally
     tally.attempt(make.attempt(endpoint="c"))
     tally.attempt(make.attempt(endpoint="b"))  # it dies before it tells again
     assert cache_line(make, tally, endpoints=4)[0].endswith("of 1 endpoint; unknown of 2 more")
-
-
-class Busy:
-    name, health, in_flight, limit = "a", "ok", 1, type("Limit", (), {"value": 2})()
-
-
-def test_a_display_gets_the_rate_of_each_endpoint(tally):
-    live = Live(tally, lambda: [Busy()])
-    assert live.endpoints()[0].hit_rate is None
-    for hits in (5, 8):
-        tally.sample(sample("a", hits, hits * 2 - 6))
-    assert live.endpoints()[0].hit_rate == pytest.approx(0.5)

@@ -44,22 +44,11 @@ def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
     assert "━" in lines[0]
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 33, 40, 60, 79, 80, 81, 120, 300])
+@pytest.mark.parametrize("width", [1, 20, 79, 80, 300])
 def test_no_line_is_wider_than_the_terminal_or_80_columns(busy: Busy, width: int) -> None:
     lines = draw(busy(throttled_s=3.0, throttle_answers=42, endpoints=40_000), width)
     assert lines
     assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
-
-
-def test_huge_numbers_still_fit(tally: Any, make: Any, clock: Any) -> None:
-    clock.now += 1
-    for row, kind in enumerate(["context_overflow", "rate_limited", "bad_response", "max_turns"]):
-        tally.outcome(make.outcome(row, "failed", error_kind=kind, prompt_tokens=10**15))
-    feed = make.feed(read=10**9, skipped=10**9, position=10**15, size=10**18, ended=False)
-    fleet = make.fleet(in_flight=10**7, limit=10**7, ready=10**8, retrying=10**7)
-    lines = draw(tally.snapshot(fleet, feed), 80)
-    assert max(cell_len(line.rstrip()) for line in lines) <= 80
-    assert any("10,000,000 retrying" in line for line in lines)
 
 
 def test_an_input_of_unknown_size_has_no_bar(tally: Any, make: Any) -> None:
@@ -82,20 +71,6 @@ def test_double_width_characters_are_measured_as_columns() -> None:
 def progress(stream: io.StringIO, **env: str) -> tuple[RichProgress, Console]:
     console = make_console(SafeTextStream(stream), {"TERM": "xterm-256color", **env}, 80)
     return RichProgress(console), console
-
-
-def test_a_terminal_that_is_resized_gets_lines_of_its_new_width(busy: Busy) -> None:
-    stream = io.StringIO()
-    display, console = progress(stream)
-    display.start("run")
-    for width in (80, 25, 7, 60, 200):
-        console.width = width
-        before = stream.tell()
-        display.update(busy())
-        stream.seek(before)
-        lines = CODES.sub("", stream.read()).splitlines()
-        assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
-    display.stop()
 
 
 def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:

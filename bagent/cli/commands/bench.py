@@ -1,4 +1,4 @@
-"""``bagent bench``: what can this fleet do, and which endpoint is bad?"""
+"""``bagent bench``: the load test of a fleet."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bench(
 
     Example: bagent bench --hostfile nodes.txt --replay runs/review --speed 1,2
     """
-    # Typer calls with every option by name: all that is here are options.
+    # All local names are options.
     return _bench(dict(locals()))
 
 
@@ -132,7 +132,7 @@ def _bench(options: dict[str, Any]) -> int:
     except RuntimeError as error:
         if "interrupted" not in str(error).lower():
             raise
-        raise KeyboardInterrupt from None  # DuckDB says so in this way
+        raise KeyboardInterrupt from None  # DuckDB turns Ctrl-C into this error
     good = {endpoint["url"] for endpoint in summary["endpoints"] if endpoint["verdict"] == "ok"}
     if options["write_hostfile"] is not None and good and fleet is not None:
         from bagent.fleet.hostfile import hostfile_text, write_hostfile
@@ -154,7 +154,7 @@ def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:
 
 
 def _job(options: dict[str, Any]) -> tuple[RunContext | None, str | None]:
-    """The checked job, if one is given, and the hostfile: the option's, else the job's."""
+    """Return the checked job of ``--job``, and the hostfile: the option's, else the job's."""
     if options["job"] is None:
         return None, options["hostfile"]
     from bagent.bench.workload import prepare_job
@@ -183,17 +183,17 @@ _PLAIN = (
     "workers",
 )
 MOST = 10_000_000
-"""Calls in flight, and requests a second, are fewer."""
+"""Calls in flight and requests a second stay below it."""
 
 _WAYS = ("chat", "completions", "list", "chat-batch")
 _ROUTINGS = ("balanced", "least-inflight", "affinity", "as-run", "isolated")
 
 
 def _trace_and_plan(options: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]:
-    """The recorded load, if one is to be replayed, and the plan that the options make."""
+    """Return the recorded load of ``--replay`` and the plan that the options make."""
     if options["replay"] is None:
         if options["speed"]:
-            raise UsageError("--speed: of what?", hint="give --replay RUN or FILE")
+            raise UsageError("--speed needs a replay", hint="give --replay RUN or FILE")
         return [], _plan(options, {})
     from bagent.bench.schedule import read_trace
 
@@ -203,7 +203,7 @@ def _trace_and_plan(options: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]
 
 
 def _plan(options: dict[str, Any], extra: dict[str, Any]) -> BenchPlan:
-    """The plan that the options make.
+    """Make the plan of the options.
 
     Raises:
         UsageError: one of them is wrong.
@@ -212,7 +212,7 @@ def _plan(options: dict[str, Any], extra: dict[str, Any]) -> BenchPlan:
     from bagent.bench.plan import make_plan
     from bagent.cli.commands.bench_options import check_options
 
-    # A flag that is not given is False; 0 is a number.
+    # An absent flag is False; 0 is a number.
     plain = {name: options[name] for name in _PLAIN if options[name] is not None}
     values = {name: value for name, value in plain.items() if value is not False} | extra
     if options["concurrency"]:
@@ -246,7 +246,7 @@ def _plan(options: dict[str, Any], extra: dict[str, Any]) -> BenchPlan:
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
-    """The numbers above 0 of a list with commas."""
+    """Read numbers above 0, separated by commas."""
     try:
         numbers = [kind(part) for part in text.split(",")]
     except ValueError:
@@ -268,7 +268,7 @@ def _once_each(option: str, values: list[Any]) -> list[Any]:
 
 
 def _ramp(text: str) -> tuple[float, float]:
-    """The two rates of ``2..20``."""
+    """Read the two rates of ``2..20``."""
     try:
         low, high = map(float, text.split("..", 1))
     except ValueError:
@@ -299,7 +299,7 @@ def _duration(option: str, text: str, *, none_too: bool = False) -> float:
 
 
 def _slo(text: str) -> Any:
-    """The limits of ``ttft=2s,tpot=100ms,e2e=30s``; those that are not named are no limits."""
+    """Read ``ttft=2s,tpot=100ms,e2e=30s``; what is not named has no limit."""
     from bagent.bench.plan import Slo
 
     limits: dict[str, float | None] = {"ttft": None, "tpot": None, "e2e": None}
@@ -312,10 +312,9 @@ def _slo(text: str) -> Any:
 
 
 def named_backend(options: dict[str, Any]) -> Servers:
-    """The server that ``--backend`` names; all but Bedrock (see :func:`reachable`) as one that
-    speaks OpenAI's protocol.
+    """Resolve ``--backend`` to a server that speaks OpenAI's protocol; see :func:`reachable`.
 
-    Anthropic answers it too, at ``/v1/chat/completions`` with the key as a bearer token
+    Anthropic serves it at ``/v1/chat/completions``, with the key as a bearer token
     (https://docs.claude.com/en/api/openai-sdk).
 
     Raises:
@@ -335,7 +334,7 @@ def named_backend(options: dict[str, Any]) -> Servers:
 
 @contextmanager
 def reachable(servers: Servers, plan: BenchPlan, log: Callable[[str], None]) -> Iterator[Servers]:
-    """The same server by OpenAI's protocol: Bedrock through a bridge in this process."""
+    """Yield the server, Bedrock behind a bridge in this process that speaks OpenAI's protocol."""
     if servers.bedrock is None:
         yield servers
         return

@@ -1,4 +1,4 @@
-"""The options of ``bagent bench``: each a type with its flags, its placeholder and its help."""
+"""The options of ``bagent bench``, and their checks."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ _MADE = ("input_tokens", "output_tokens", "prefix_tokens", "ways", "list_size")
 
 
 def check_options(options: dict[str, Any], plan: BenchPlan) -> None:
-    """Refuse what would be passed over in silence, and settings that contradict each other.
+    """Refuse options without effect and options that contradict each other.
 
     Args:
-        given: the options by the name of their parameter; None, or False, where not given.
+        options: by the name of their parameter; None or False where absent.
 
     Raises:
-        UsageError: there is such an option.
+        UsageError: an option is refused.
     """
     _refuse_excluded(options)
     _refuse_idle(options, plan)
@@ -188,10 +188,10 @@ def check_options(options: dict[str, Any], plan: BenchPlan) -> None:
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a file that could not be written at the end.
+    """Refuse a file that cannot be written.
 
     Raises:
-        UsageError: its folder is not there or cannot be written to, or it is a folder.
+        UsageError: its folder is missing or read-only, or it is a folder.
     """
     folder = file.parent
     if file.is_dir():
@@ -213,7 +213,7 @@ def _check_workers(workers: int) -> None:
 
 
 def _refuse_idle(options: dict[str, Any], plan: BenchPlan) -> None:
-    """Options that do nothing without another one."""
+    """Refuse options without effect."""
     in_lists = bool({"list", "chat-batch"} & set(plan.ways))
     opened = bool(plan.rates or plan.ramps or plan.sweep)
     needs = (
@@ -233,7 +233,7 @@ def _refuse_idle(options: dict[str, Any], plan: BenchPlan) -> None:
 
 
 def _refuse_excluded(options: dict[str, Any]) -> None:
-    """Options that take each other's place."""
+    """Refuse options that exclude each other."""
     excluded = (
         ("sweep", "--sweep finds its loads by itself", ("concurrency", "rate", "replay")),
         ("job", "--job sends its own rows, each alone", _MADE),

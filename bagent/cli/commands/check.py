@@ -87,7 +87,7 @@ def _print(data: bytes) -> None:
 
 
 def _run_command(options: RunOptions) -> str:
-    """The command that runs what was looked at."""
+    """Return the command that runs the checked job."""
     arguments = ["bagent", "run", str(options.job)]
     for path in options.inputs:
         arguments += ["-i", path]

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Setting] = {
     "threads": 2,
     "preserve_insertion_order": False,
 }
-"""Of DuckDB, which uses the disk beyond that memory."""
+"""Settings of DuckDB, which uses the disk beyond that memory."""
 
 
 GoldFields = Annotated[
@@ -102,7 +102,7 @@ def compare(
 
 
 def _known_answers(second: str, third: str | None) -> Path | None:
-    """The file of known answers, if the last argument is one."""
+    """Return the last argument if it is a file of known answers."""
     from bagent.analysis.accuracy import is_gold
 
     path = Path(second if third is None else third)
@@ -128,8 +128,7 @@ def _gold(path: Path, id_: str, on: list[str] | None, columns: list[str] | None)
 def _score_and_show(
     runs: list[str], gold: GoldFile, look: tuple[str | None, int], form: str
 ) -> dict[str, Any]:
-    """Hold one or two runs against known answers, and print it; returns the numbers."""
-
+    """Score one or two runs against known answers and print it; returns the numbers."""
     if len(runs) == 2:
         pair = _score_pair(runs, gold, *look)
         _show(pair, form, lambda: show_pair(pair, *runs))
@@ -186,7 +185,7 @@ def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> Pa
 
 
 def _last_stage(run: RunDir) -> str | None:
-    """The stage whose answers are the run's; None where it has one only."""
+    """Return the stage whose answers are the run's; None where there is one stage."""
     from bagent.store.totals import last_stage_of
 
     last = last_stage_of(run.load_or_report(say))
@@ -194,7 +193,7 @@ def _last_stage(run: RunDir) -> str | None:
 
 
 def _holds(expression: str, numbers: dict[str, Any]) -> bool:
-    """Whether an SQL expression over the numbers is true; unknown is not."""
+    """Return whether an SQL expression over the numbers is true; null is not."""
     import duckdb
 
     from bagent.duck import quoted
@@ -289,7 +288,7 @@ MOST_VALUES = 8
 
 
 def _confusion(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A matrix where there are few values, else the commonest wrong pairs."""
+    """Return a matrix where there are few values, else the commonest wrong pairs."""
     expected = sorted({str(pair["known"]) for pair in pairs})
     answered = sorted({_answer_text(pair["given"]) for pair in pairs})
     if max(len(expected), len(answered)) > MOST_VALUES:

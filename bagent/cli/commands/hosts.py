@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bagent.fleet.hostfile import HostEntry
 
 MOST_AT_ONCE = 2048
-"""Endpoints that are asked at once: a bound on open connections, of which each may hold two."""
+"""Endpoints that are checked at once; each may hold two connections."""
 
 _STDIN = "-"
 
@@ -111,7 +111,7 @@ def hosts(
 def _check_backend(
     backend: str, model: str | None, timeout: str, form: Literal["table", "json"]
 ) -> int:
-    """Look at the one server that ``--backend`` names."""
+    """Check the server that ``--backend`` names."""
     from bagent.cli.render.hosts import log_single, print_results
     from bagent.interrupts import run_interruptible
     from bagent.servers.resolve import check_server, resolve_backend
@@ -126,7 +126,7 @@ def _check_backend(
 
 @dataclass(frozen=True, slots=True)
 class HostfileInput:
-    """The hostfile as it was read: where from, its text, its hosts, and how each is reached."""
+    """A hostfile: its path, its text, its hosts, and the endpoint of each."""
 
     path: str
     text: str
@@ -135,14 +135,14 @@ class HostfileInput:
 
 
 def read_fleet(hostfile: str | None, hint: str = "bagent hosts FILE") -> HostfileInput:
-    """The hostfile ``given`` (``-`` is stdin), else the one that BAGENT_HOSTFILE names.
+    """Read ``hostfile`` (``-`` is stdin), or the one that BAGENT_HOSTFILE names.
 
     Args:
-        how: how to name one, for people.
+        hint: how to name one, for the error.
 
     Raises:
-        UsageError: there is none.
-        HostfileError: it cannot be read, or a line of it is wrong.
+        UsageError: none is named.
+        HostfileError: it cannot be read, or a line is wrong.
     """
     from bagent.fleet.hostfile import hosts_in
     from bagent.runs.environment import read_environment
@@ -168,7 +168,7 @@ def read_fleet(hostfile: str | None, hint: str = "bagent hosts FILE") -> Hostfil
 
 
 def _required(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
-    """How many ready endpoints are enough."""
+    """Return how many ready endpoints are enough."""
     if min_fraction is None and min_hosts is None:
         return count
     required = 1

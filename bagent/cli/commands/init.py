@@ -1,4 +1,4 @@
-"""``bagent init``: a small job to start from."""
+"""``bagent init``: a starter job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bagent prices``: what hosted models cost, with the page that says so."""
+"""``bagent prices``: the known prices of hosted models."""
 
 from __future__ import annotations
 

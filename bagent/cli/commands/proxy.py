@@ -54,9 +54,9 @@ def choose_token(
 
 @contextmanager
 def token_file(run: Path, config: ProxyConfig, variable: str | None) -> Iterator[Path | None]:
-    """Keep a random token in a file that only this user may read, while the proxy serves.
+    """Write a random token to a file of this user while the proxy serves.
 
-    Terminals and logs of batch jobs are read by others, so it is printed nowhere.
+    It is not printed: others read terminals and logs of batch jobs.
     """
     if config.token is None or variable is not None:
         yield None
@@ -284,7 +284,7 @@ async def _serve(
 
 
 async def _until_over(proxy: Proxy, stopped: asyncio.Event, following: Awaitable[None]) -> None:
-    """Wait for a signal, or for a fault, which is raised; a signal after that is the second."""
+    """Wait for a signal, or raise a fault; a later signal is the second."""
     waits: list[asyncio.Future[Any]] = [
         asyncio.ensure_future(stopped.wait()),
         asyncio.ensure_future(following),
@@ -303,7 +303,7 @@ async def _until_over(proxy: Proxy, stopped: asyncio.Event, following: Awaitable
 
 
 def _follower(endpoints: Sequence[Endpoint], hostfile: Path | None) -> HostfileFollower | None:
-    # Before anything is served: a module whose compiled form meets a full disk is kept cut off.
+    # Imported before serving: on a full disk a compiled module may be cut off.
     from bagent.runs.hostfile_reload import HostfileFollower
 
     if hostfile is None:
@@ -316,7 +316,7 @@ async def _following(
     lessor: EndpointLeaser,
     states: Callable[[Sequence[Endpoint]], list[EndpointState]],
 ) -> None:
-    """Let endpoints join and leave as the hostfile says, until cancelled."""
+    """Apply changes of the hostfile until cancelled."""
     if follower is None:
         await asyncio.Event().wait()
     else:

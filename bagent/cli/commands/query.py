@@ -25,7 +25,7 @@ def query(
     sql: Annotated[str | None, typer.Argument(metavar="SQL", help="What to ask.")] = None,
     form: Annotated[str, typer.Option("--format", help="table, csv or jsonl.")] = "table",
 ) -> None:
-    """Ask a run by SQL (DuckDB), while it goes on or after it; without SQL, a small shell.
+    """Ask a run by SQL (DuckDB), while it is running or after it; without SQL, a small shell.
 
     Tables: results, answers, attempts, tool_calls, endpoints. Views over them: errors (alike but
     for numbers), latency (by stage), by_endpoint, turns. RUN may be left out: the latest.
@@ -60,7 +60,7 @@ def query(
 
 
 def _run_and_sql(run: str | None, sql: str | None) -> tuple[RunDir, str | None]:
-    """The run and the SQL of the command line; one word alone may be either."""
+    """Return the run and the SQL; a single argument may be either."""
     from bagent.store.run_dir import find_run
 
     runs = Path("runs")
@@ -80,15 +80,14 @@ HELP = (
 
 
 class Shell:
-    """Reads statements from stdin until it ends; on a terminal with a prompt and line editing.
+    """Reads statements from stdin; on a terminal with a prompt and line editing.
 
-    What is wrong with a statement is said on stderr; at a terminal the shell goes on then, a
-    script ends.
+    An error ends a script; at a terminal it is printed and the shell continues.
 
     Args:
         name: the run, for the prompt.
-        form: how results are printed: table, csv or jsonl.
-        ask: runs one statement and prints its rows in that form.
+        form: table, csv or jsonl.
+        ask: runs a statement and prints its rows in that form.
     """
 
     def __init__(self, name: str, form: str, ask: Callable[[str, str], None]) -> None:
@@ -98,7 +97,7 @@ class Shell:
         self._live = sys.stdin.isatty()
 
     def run(self) -> None:
-        """Work until the end of stdin, or ``.quit``.
+        """Read until the end of stdin, or ``.quit``.
 
         Raises:
             UsageError: a statement of a script is wrong.
@@ -132,7 +131,7 @@ class Shell:
             return None
 
     def _command(self, parts: list[str]) -> bool:
-        """Do what a line with a dot says; False: leave."""
+        """Execute a line that begins with a dot; returns False to leave."""
         if parts[0] in (".quit", ".exit", ".q"):
             return False
         if parts[0] == ".tables":

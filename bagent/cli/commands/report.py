@@ -22,7 +22,7 @@ SETTINGS: dict[str, Setting] = {
     "threads": 2,
     "preserve_insertion_order": False,
 }
-"""Of DuckDB, which uses the disk beyond that memory."""
+"""Settings of DuckDB, which uses the disk beyond that memory."""
 
 
 def report(
@@ -52,7 +52,7 @@ def report(
             raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
     try:
         if output is None:
-            # The run directory may be somebody else's, and hold a link of that name.
+            # The run directory may be another user's, with a link of that name.
             target.unlink(missing_ok=True)
         target.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -95,9 +95,9 @@ _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 
 
 def names_in_prompts(job: Any, *, files: bool) -> frozenset[str] | None:
-    """The names in all templates of a job as run.json holds it, those of prompt files too.
+    """Return the names in all templates of a job, also those in prompt files.
 
-    None where a prompt uses the row as a whole, none has a tag, or a file is not to be read.
+    None where a prompt uses the whole row, none has a tag, or a file may not be read.
     """
     try:
         texts = [part for text in _texts(job, files) for tag in _TAG.findall(text) for part in tag]

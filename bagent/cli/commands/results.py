@@ -125,7 +125,7 @@ def _check_options(
 
 
 def _check_stages(request: ResultsRequest) -> None:
-    """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
+    """Refuse a stage that no run has; parts of a stage are named ``STAGE.PART``."""
     infos = [run.load_or_report(lambda _: None) for run in request.runs] if request.stages else []
     stages = {name for info in infos if info is not None for name in info.stages}
     for stage in sorted(request.stages):
@@ -134,7 +134,7 @@ def _check_stages(request: ResultsRequest) -> None:
 
 
 def _lines(request: ResultsRequest) -> Iterator[bytes]:
-    """Lines to write; nothing where DuckDB has written already."""
+    """Yield the lines to write; none where DuckDB writes them itself."""
     if request.form == "openai-batch":
         return islice(_batch_lines(request), request.limit)
     plain = (
@@ -149,7 +149,7 @@ def _lines(request: ResultsRequest) -> Iterator[bytes]:
 
 
 def _quicker_by_tables(request: ResultsRequest) -> bool:
-    """A few rows in order: where fresh tables are there they save looking at the whole journal."""
+    """Whether fresh tables answer sooner: a few rows in order need not the whole journal."""
     if request.limit is None or not request.ordered:
         return False
     from bagent.store.query import has_fresh_tables
@@ -158,7 +158,7 @@ def _quicker_by_tables(request: ResultsRequest) -> bool:
 
 
 def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
-    """Write to a file, or to stdout, whose reader may go: that error is the caller's."""
+    """Write to a file or to stdout; a closed pipe is the caller's error."""
     if output is None:
         _write(lines, data_stdout())
         return
@@ -190,7 +190,7 @@ def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.run_input import find_input
 
     query = _query(request)
-    names = request.shown
+    names = request.json_columns
 
     def of_run(run: Any) -> Iterator[dict[str, Any]]:
         info = run.load_or_report(say)
@@ -229,7 +229,7 @@ def _as_one(
     iterators: list[Iterator[Any]],
     position: Callable[[Any], tuple[str, int, int]],
 ) -> Iterator[Any]:
-    """What several runs hold: merged in the order of their one input, else one after the other."""
+    """Merge several runs in the order of their common input, else chain them."""
     stages = stages_of_shards(request.runs) if _query(request).ordered else None
     if stages is None:
         return chain.from_iterable(iterators)

@@ -71,7 +71,7 @@ def run(
 
 
 def _options(options: dict[str, Any]) -> RunOptions:
-    """What was typed, by the names of the parameters of :func:`run`, as options of a run."""
+    """Make the options of a run from the parameters of :func:`run`."""
     from bagent.runs.context import RunOptions
 
     _choice("--progress", options["progress"], "display", PROGRESS)
@@ -103,7 +103,7 @@ def _options(options: dict[str, Any]) -> RunOptions:
         env=dict(os.environ),
         cwd=Path.cwd(),
         command=mask_words(["bagent", *sys.argv[1:]]),
-        **options,  # the others have the names and the types of their options
+        **options,  # the others have the names and types of the fields
     )
 
 
@@ -118,7 +118,7 @@ def _choice(option: str, value: str, noun: str, choices: tuple[str, ...]) -> Non
 
 
 def _count(text: str | None) -> int | str | None:
-    """``10`` as a number, ``5%`` as it is."""
+    """Return ``10`` as a number, ``5%`` as text."""
     return int(text) if text is not None and text.isdigit() else text
 
 

@@ -19,7 +19,7 @@ from bagent.sim import OPTIONS, SimConfig, start_sim
 from bagent.sim.config import SimOption
 
 DEFAULT_PORT = 8000
-"""Port of the first endpoint: the one that hostfiles take where none is written."""
+"""Port of the first endpoint: the default of hostfiles."""
 
 _EVERYWHERE = ("", str(IPv4Address(0)), str(IPv6Address(0)))
 
@@ -39,7 +39,7 @@ def sim(**options: Any) -> None:
 
 
 def _parameter(option: SimOption) -> inspect.Parameter:
-    """The command-line option of one setting; rates and durations come as texts."""
+    """Make the option of one setting; rates and durations are texts."""
     text = option.kind in ("rate", "seconds")
     kind: Any = str if text else option.type
     default = DEFAULT_PORT if option.name == "port" else option.default
@@ -69,7 +69,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature([hostfile, *map(_parameter, OPTIONS.values())])
 
 
-# One definition of every setting: the command line is made from it, as sim:// URLs are.
+# The command line and sim:// URLs are made from the same definitions.
 vars(sim)["__signature__"] = _signature()
 
 
@@ -94,14 +94,14 @@ async def _serve(config: SimConfig, hostfile: Path | None) -> None:
 
 
 def _reachable(url: str, host: str) -> str:
-    """The address for others: this machine's name where the socket listens everywhere."""
+    """Return the address for others: the host's name where the socket listens everywhere."""
     if host not in _EVERYWHERE:
         return url
     return f"http://{socket.gethostname()}:{url.rpartition(':')[2]}"
 
 
 def _write_hostfile(path: Path, urls: list[str]) -> None:
-    """Write ``host:port`` lines, whole or not at all: readers may be waiting for the file."""
+    """Write ``host:port`` lines atomically: readers may be waiting for the file."""
     lines = "".join(f"{url.removeprefix('http://')}\n" for url in urls)
     try:
         write_atomic(path, "# simulated endpoints of bagent sim\n", lines)

@@ -1,1 +1,1 @@
-"""What commands print: tables, hosts, load tests, the reference."""
+"""What commands print: tables, endpoints, load tests, the job in a report, the reference."""

@@ -1,4 +1,4 @@
-"""A load test on the screen: tables on stdout, words on stderr."""
+"""A load test on the terminal: tables on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bagent.bench.thresholds import (
     verdict_changes,
 )
 from bagent.bench.verdict import failure_lines, fleet_text, rank_endpoints
+from bagent.cli.render import tables
 from bagent.observe.formatting import visible
-from bagent.text.terminal import escape_controls, unguarded
 
 Numbers = Mapping[str, Any]
 
 _COLOURS = {"ok": "green", "slow": "yellow", "failing": "red", "dead": "red"}
 _PERCENT = frozenset({"ok_share", "kv_max", "hit_rate", "cached_share"})
 _TEXTS = frozenset({"load", "endpoint", "verdict", "reason", "name"})
-_ROOM = 40
-"""Characters that a reason takes at least, to be a column."""
+_REASON_WIDTH = 40
+"""The least width of the column of reasons, in characters."""
 
 _GAP = 2
 
@@ -33,78 +33,53 @@ _GAP = 2
 def print_table(
     columns: Mapping[str, str], rows: Sequence[Numbers], spare: Sequence[str] = ()
 ) -> list[str]:
-    """Print ``rows`` on stdout; returns the heads of the columns that found no room.
+    """Print ``rows`` on stdout; returns the heads of the columns that did not fit.
 
     Args:
         columns: heads, and the names of their numbers in the summary.
-        spare: heads that a narrow screen goes without, those that go first first.
+        spare: heads that a narrow terminal leaves out, in this order.
     """
     columns = {
         head: name
         for head, name in columns.items()
         if head not in spare or any(row.get(name) is not None for row in rows)
     }
-    if not sys.stdout.isatty():
-        from bagent.cli.render.tables import write_rows
-
-        cells = [[cell(row, name) for name in columns.values()] for row in rows]
-        write_rows(list(columns), cells, "table")
-        sys.stdout.write("\n")
-        return []
-    from rich.console import Console
-
-    console = Console(file=unguarded(sys.stdout), highlight=False)
-    widths = _fitting(columns, rows, spare, console.width)
-    _print_rich(console, {head: (columns[head], width) for head, width in widths.items()}, rows)
-    return [head for head in columns if head not in widths]
-
-
-def _fitting(
-    columns: Mapping[str, str], rows: Sequence[Numbers], spare: Sequence[str], room: int
-) -> dict[str, int]:
-    """The columns for which there is room, with their widths; heads are wrapped between words."""
     widths = {
-        head: _ROOM
+        head: _REASON_WIDTH
         if name == "reason"
         else max(len(text) for text in [*head.split(), *(cell(row, name) for row in rows)])
         for head, name in columns.items()
     }
+    if sys.stdout.isatty():
+        _fit(widths, spare, tables.terminal_width())
+    tables.print_table(
+        [_column(head, columns[head], width) for head, width in widths.items()],
+        [[cell(row, columns[head]) for head in widths] for row in rows],
+    )
+    sys.stdout.write("\n")
+    return [head for head in columns if head not in widths]
+
+
+def _fit(widths: dict[str, int], spare: Sequence[str], limit: int) -> None:
+    """Remove spare columns until the others fit; heads wrap between words."""
     for head in spare:
-        if sum(width + _GAP for width in widths.values()) - _GAP <= room:
+        if sum(width + _GAP for width in widths.values()) - _GAP <= limit:
             break
         widths.pop(head, None)
-    return widths
 
 
-def _print_rich(
-    console: Any, columns: Mapping[str, tuple[str, int]], rows: Sequence[Numbers]
-) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    wide = any(name == "reason" for name, _ in columns.values())
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=wide)
-    for head, (name, width) in columns.items():
-        table.add_column(
-            head,
-            justify="left" if name in _TEXTS else "right",
-            overflow="fold",
-            min_width=width,
-            width=None if name == "reason" else width,
-            ratio=1 if name == "reason" else None,
-        )
-    for row in rows:
-        cells = []
-        for name, _ in columns.values():
-            style = _COLOURS.get(row[name], "") if name == "verdict" else ""
-            cells.append(Text(escape_controls(cell(row, name)), style))
-        table.add_row(*cells)
-    console.print(table)
-    console.print()
+def _column(head: str, name: str, width: int) -> tables.Column:
+    return tables.Column(
+        head,
+        right=name not in _TEXTS,
+        width=width,
+        fill=name == "reason",
+        styles=_COLOURS if name == "verdict" else {},
+    )
 
 
 def cell(row: Numbers, name: str) -> str:
-    """One number, or text, in few letters."""
+    """Write a number or text briefly."""
     value = row.get(name)
     if value is None:
         return ""
@@ -170,7 +145,7 @@ ENDPOINTS_SPARE = (
     *("hit %", "kv % max", "share", "in flight", "TTFT p99 ms", "reason", "TPOT p50 ms"),
     *("req/s", "ok %", "TTFT p50 ms"),
 )
-"""Column heads and the names of their numbers in the summary; a narrow screen goes without the
+"""Column heads with the names of their numbers in the summary; a narrow terminal leaves out the
 spare ones, the first of them first."""
 
 MOST_ENDPOINTS = 50
@@ -186,7 +161,7 @@ def print_end(
     old: Numbers | None,
     hostfile: Path | None,
 ) -> list[str]:
-    """Print the tables, and say what is to be said; returns the rules of ``--fail-if`` that hold.
+    """Print tables and messages; returns the rules of ``--fail-if`` that hold.
 
     Raises:
         UsageError: a rule names what was not measured.
@@ -233,7 +208,7 @@ def _print_loads(summary: Numbers) -> None:
 
 
 def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
-    """Print the endpoints, the worst of a large fleet; returns words about the rest."""
+    """Print the endpoints, the worst of a large fleet; returns a note on the others."""
     worst, note = rank_endpoints(endpoints, MOST_ENDPOINTS)
     if "reason" in print_table(ENDPOINTS, worst, ENDPOINTS_SPARE):
         reasons = [endpoint for endpoint in worst if endpoint["verdict"] != "ok"]

@@ -1,4 +1,4 @@
-"""Called endpoints on the screen: the table on stdout, words on stderr."""
+"""Checked endpoints on the terminal: the table on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bagent.backends.registry import unsupported_settings
+from bagent.cli.render import tables
 from bagent.fleet.health_check import FleetHealthCheck, HealthResult, format_counts, group_failures
 from bagent.job.redaction import mask_command
 from bagent.observe.formatting import duration, visible
-from bagent.text.terminal import unguarded
 
 COLUMNS = (
     "endpoint",
@@ -30,14 +30,15 @@ COLUMNS = (
     "tags",
     "reason",
 )
-"""Of the table; ``can`` lists capabilities, ``ms`` is how long the real request took."""
+"""Columns of the table; ``can`` lists capabilities, ``ms`` is the time of the real request."""
 
-FIRST_WORD, BETWEEN_WORDS, LONGEST_QUIET = 2.0, 2.0, 15.0
-"""Seconds: until the first word of progress, between two, and at most while nothing changes."""
+FIRST_S, INTERVAL_S, LONGEST_S = 2.0, 2.0, 15.0
+"""Seconds until the first message, between two, and at most while nothing changes."""
 
 _LONGER_NAME = re.compile(r"[\w.-]|:[0-9]")
 _GROUPS = 5
-_COLOURS = {"ready": "green", "loading": "yellow", "busy": "yellow", "unasked": "dim"}
+_COLOURS = {"ready": "green", "loading": "yellow", "busy": "yellow", "unasked": "dim", "": "red"}
+_NUMBERS = ("context", "running", "waiting", "ms")
 _CAN = (
     ("lists", "list"),
     ("chat_batch", "chat batch"),
@@ -49,20 +50,24 @@ _CAN = (
 
 def print_results(results: Sequence[HealthResult], form: str) -> None:
     """Print the endpoints as ``form``: ``table`` or ``json`` (one object a line)."""
-    from bagent.cli.render.tables import write_rows
-
     if form == "json":
         rows = [as_json(result) for result in results]
-        write_rows(list(rows[0]), [list(row.values()) for row in rows], "jsonl")
-    elif sys.stdout.isatty():
-        _print_rich(results)
-    else:
-        cells = [[visible(cell) for cell in as_cells(result)] for result in results]
-        write_rows(COLUMNS, cells, "table")
+        tables.write_rows(list(rows[0]), [list(row.values()) for row in rows], "jsonl")
+        return
+    columns = [
+        tables.Column(
+            name,
+            right=name in _NUMBERS,
+            no_wrap=name in _NUMBERS or name in ("endpoint", "state"),
+            styles=_COLOURS if name == "state" else {},
+        )
+        for name in COLUMNS
+    ]
+    tables.print_table(columns, [as_cells(result) for result in results])
 
 
 def as_json(result: HealthResult) -> dict[str, Any]:
-    """All that is known of an endpoint; null is not known."""
+    """Return everything about an endpoint; what is unknown is null."""
     capabilities, load, proof = result.capabilities, result.load, result.proof
     limits = unsupported_settings(capabilities.engine if capabilities else None)
     return {
@@ -88,7 +93,7 @@ def as_json(result: HealthResult) -> dict[str, Any]:
 
 
 def as_cells(result: HealthResult) -> list[str]:
-    """The cells of an endpoint's line in a table, in the order of :data:`COLUMNS`."""
+    """Return the cells of an endpoint in the order of :data:`COLUMNS`."""
     capabilities, load = result.capabilities, result.load
     engine = (
         " ".join(filter(None, (capabilities.engine, capabilities.version))) if capabilities else ""
@@ -112,7 +117,7 @@ def as_cells(result: HealthResult) -> list[str]:
 
 
 def _without_name(reason: str, name: str) -> str:
-    """The reason less the endpoint's name, which stands in the same line already."""
+    """Remove the endpoint's name from the reason: it is in the same line."""
     text, *parts = reason.split(name)  # a pattern for each of thousands of names takes seconds
     for part in parts:
         lead = next((suffix for suffix in (" to ", " from ") if text.endswith(suffix)), "")
@@ -123,35 +128,14 @@ def _without_name(reason: str, name: str) -> str:
     return text.lstrip(": ")
 
 
-def _print_rich(results: Iterable[HealthResult]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in COLUMNS:
-        number = name in ("context", "running", "waiting", "ms")
-        table.add_column(
-            name,
-            justify="right" if number else "left",
-            no_wrap=number or name in ("endpoint", "state"),
-            overflow="fold",
-        )
-    for result in results:
-        cells = [Text(visible(cell)) for cell in as_cells(result)]
-        cells[1].stylize(_COLOURS.get(result.state, "red"))
-        table.add_row(*cells)
-    Console(file=unguarded(sys.stdout), highlight=False).print(table)
-
-
 async def log_progress(health_check: FleetHealthCheck, seconds: float) -> None:
-    """Say on stderr how far a roll call is, each time that this changed, until cancelled."""
+    """Print the progress of a check on stderr when it changes, until cancelled."""
     began = time.monotonic()
     last_message, logged_at, reported = "", began, set[tuple[str, str]]()
-    await asyncio.sleep(FIRST_WORD)
+    await asyncio.sleep(FIRST_S)
     while True:
         message, now = format_counts(health_check.results), time.monotonic()
-        if message != last_message or now - logged_at >= LONGEST_QUIET:
+        if message != last_message or now - logged_at >= LONGEST_S:
             last_message, logged_at = message, now
             _log(f"[{duration(now - began)} of {duration(seconds)}] {message}")
             for group in group_failures(
@@ -160,13 +144,13 @@ async def log_progress(health_check: FleetHealthCheck, seconds: float) -> None:
                 if group.key not in reported:
                     reported.add(group.key)
                     _log(f"  {group.message()}")
-        await asyncio.sleep(BETWEEN_WORDS)
+        await asyncio.sleep(INTERVAL_S)
 
 
 def log_end(
     results: Sequence[HealthResult], written: Path | None, hostfile: str, *, enough: bool
 ) -> None:
-    """Say on stderr how many are ready, why others are not, and what comes next."""
+    """Print on stderr how many are ready, why others are not, and the next command."""
     _log(format_counts(results))
     groups = group_failures(results)
     for group in groups[:_GROUPS]:
@@ -185,7 +169,7 @@ def log_end(
 
 
 def log_single(result: HealthResult, backend: str) -> None:
-    """The same for the one server that ``--backend`` named."""
+    """Do the same for the server of ``--backend``."""
     _log(format_counts([result]))
     for group in group_failures([result]):
         _log(f"  {group.message()}")
@@ -196,7 +180,7 @@ def log_single(result: HealthResult, backend: str) -> None:
 
 
 def _log_unsupported(results: Sequence[HealthResult]) -> None:
-    """What jobs do without at the engines that were found."""
+    """Print what the engines do not support."""
     engines = dict.fromkeys(
         result.capabilities.engine
         for result in results

@@ -1,4 +1,4 @@
-"""The reference of everything that a user types and reads, made from its real definitions."""
+"""The reference of options, job keys, tables and codes, made from their definitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACEHOLDERS = {"str": "TEXT", "int": "N", "float": "X"}
 
 
 def reference_text() -> str:
-    """The whole page as Markdown."""
+    """Return the reference as Markdown."""
     lines = [HEAD, "## Commands and options", ""]
     for name in COMMANDS:
         lines += _command(name)
@@ -98,7 +98,7 @@ def _value(default: Any) -> str:
 
 
 def _sections(item: Any) -> list[str]:
-    """The names of the sections that a key holds."""
+    """Return the names of the sections that a key refers to."""
     names = dict[str, None]()
     if isinstance(item, dict):
         if isinstance(item.get("$ref"), str):

@@ -1,4 +1,4 @@
-"""What the page of a run says of its job: the texts of its prompts, and its settings."""
+"""The job on the page of a run: its prompts and settings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bagent.types import Json
 
 
 def prompts_of(job: Json, owner: str = "", *, files: bool) -> Iterator[tuple[str, str]]:
-    """Whose each text of a prompt is, and the text; files are read as they are now.
+    """Yield the owner and the text of each prompt; files are read as they are now.
 
     Args:
-        job: the resolved job as ``run.json`` holds it, or a part of it.
-        files: whether to read files that it names, which may be any of this user.
-        owner: the stage, step or section that the part belongs to.
+        job: the resolved job of ``run.json``, or a part of it.
+        files: whether to read the files that it names, which may be any of this user.
+        owner: the stage, step or section of the part.
     """
     if isinstance(job, list):
         for part in job:
@@ -46,7 +46,7 @@ def _parts(prompt: Mapping[str, Json], owner: str, files: bool) -> Iterator[tupl
 
 
 def _title_and_text(part: Json, files: bool) -> tuple[str, str]:
-    """The file of a text, empty where it stands in the job; and the text."""
+    """Return the file of a text, empty where it is in the job, and the text."""
     if not isinstance(part, Mapping):
         return "", "" if part is None else str(part)
     if isinstance(part.get("file"), str):
@@ -62,7 +62,7 @@ def _title_and_text(part: Json, files: bool) -> tuple[str, str]:
 
 
 def settings_of(job: Mapping[str, Json]) -> str:
-    """The settings that differ from their defaults as YAML, prompts left out."""
+    """Return the settings that differ from their defaults as YAML, without prompts."""
     defaults: dict[str, Json] = {}
     for name, field in Job.model_fields.items():
         value = None if field.is_required() else field.get_default(call_default_factory=True)

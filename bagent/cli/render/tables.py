@@ -1,21 +1,22 @@
-"""Rows of a result as a table, CSV or JSON lines."""
+"""Rows as a table, CSV or JSON lines, and tables with colours and widths on a terminal."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from bagent.errors import UsageError
-from bagent.text.terminal import data_stdout
+from bagent.observe.formatting import visible
+from bagent.text.terminal import data_stdout, unguarded
 
 Format = Literal["table", "csv", "jsonl"]
 WIDEST = 60
-"""Characters of a cell of a table; more is cut and marked."""
+"""Characters of a table's cell; longer text is cut and marked."""
 
 _QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
 _FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -119,3 +120,58 @@ def _cell(value: Any) -> str:
 def _short(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= WIDEST else flat[: WIDEST - 1] + "…"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of :func:`print_table`."""
+
+    head: str
+    right: bool = False
+    no_wrap: bool = False
+    width: int | None = None
+    fill: bool = False
+    """Whether the column takes the remaining width of the terminal."""
+
+    styles: Mapping[str, str] = {}
+    """Colours by text; that of the empty text is for all others."""
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print texts as a table: with colours on a terminal, plain elsewhere."""
+    if not sys.stdout.isatty():
+        cells = [[visible(text) for text in row] for row in rows]
+        write_rows([column.head for column in columns], cells, "table")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    fills = any(column.fill for column in columns)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=fills)
+    for column in columns:
+        table.add_column(
+            column.head,
+            justify="right" if column.right else "left",
+            overflow="fold",
+            no_wrap=column.no_wrap,
+            min_width=column.width,
+            width=None if column.fill else column.width,
+            ratio=1 if column.fill else None,
+        )
+    for row in rows:
+        texts = [
+            Text(visible(text), column.styles.get(text, column.styles.get("", "")))
+            for column, text in zip(columns, row, strict=True)
+        ]
+        table.add_row(*texts)
+    _console().print(table)
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal."""
+    return int(_console().width)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(file=unguarded(sys.stdout), highlight=False)
