@@ -156,7 +156,7 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         (["--compare", "none"], "none: --compare: cannot be read"),
         (["--job", "none.yaml"], "none.yaml"),
         (["--replay", "none"], "none: no such run"),
-        (["--speed", "2"], "--speed: of what? (give --replay RUN or FILE)"),
+        (["--speed", "2"], "--speed needs a replay (give --replay RUN or FILE)"),
         (["--turns", "2", "--as", "list"], "--turns: what is recorded, rows of a job, lists"),
         (["--think", "long"], "--think long: not a duration"),
         (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
