@@ -84,18 +84,18 @@ WINDOW_S = 30
 """Length of the sliding window of the recent speed, in seconds."""
 
 _FOLD_AT = 256
-"""So many finished rows are held at most before they are added up."""
+"""The most finished rows that wait to be added up."""
 
 _LAST = 10
 
 _ENOUGH_ROWS = 10
-"""Fewer rows than this in the window say too little about the speed to come."""
+"""With fewer rows in the window the ETA uses the overall speed."""
 
 
 class _Window:
     """Rows, prompt tokens and completion tokens of the last 30 s, in one-second buckets.
 
-    ``current`` holds until ``until``; then :meth:`turn` must be called before it is used.
+    ``current`` is valid until ``until``; call :meth:`turn` before using it later.
     """
 
     __slots__ = ("buckets", "current", "until")
@@ -120,7 +120,7 @@ class _Window:
         self.current[2] += completion
 
     def sums(self, now: float, elapsed: float) -> tuple[list[int], float]:
-        """[rows, prompt tokens, completion tokens] and the seconds in which they came."""
+        """Return [rows, prompt tokens, completion tokens] and the seconds that they cover."""
         if now >= self.until:
             self.turn(now)
         span = min(elapsed, now - self.until + WINDOW_S)
@@ -131,7 +131,7 @@ N = TypeVar("N", int, float)
 
 
 class _Sum(Generic[N]):
-    """A sum of values that may be unknown, and how many were."""
+    """A sum of known values, and how many were unknown."""
 
     __slots__ = ("total", "unknown")
 
@@ -147,21 +147,20 @@ class _Sum(Generic[N]):
         self.total += part
         return part
 
-    def known(self, answers: int) -> N | None:
-        """The sum, None when not one of ``answers`` values was known."""
+    def total_of(self, answers: int) -> N | None:
+        """Return the sum, None where none of ``answers`` values was known."""
         return self.total if self.unknown < answers else None
 
 
 class RunCounters:
     """Counts finished rows and requests.
 
-    ``latency`` and ``ttft`` are live histograms in milliseconds, for whoever exports them. They
-    hold answers only: no failed rows, no copied ones. ``by_endpoint`` has (tries, failed tries),
-    ``samples`` the last sample of each endpoint, ``caches`` what their caches knew, ``last`` a few
-    of the rows that ended last.
+    ``latency`` and ``ttft`` are live histograms in milliseconds of answers, without failed and
+    copied rows. ``by_endpoint`` has (attempts, failed attempts), ``samples`` the last sample of
+    each endpoint, ``caches`` their cache hits, ``last`` a few of the rows that ended last.
 
     Args:
-        clock: seconds that never go back, e.g. ``time.monotonic``; the run begins now.
+        clock: monotonic seconds; the run begins now.
     """
 
     __slots__ = (
@@ -226,7 +225,7 @@ class RunCounters:
         self.last: list[Outcome] = []
 
     def sample(self, sample: EndpointSample) -> None:
-        """Keep what an endpoint told last of its load."""
+        """Store the last sample of an endpoint's load."""
         self.caches.add(sample)
         if sample.waiting is not None or sample.endpoint not in self.samples:
             self.samples[sample.endpoint] = sample
@@ -242,7 +241,7 @@ class RunCounters:
             self._fold()
 
     def _fold(self) -> None:
-        """Add up what is pending, column by column: half the price of row by row."""
+        """Add up the pending rows by column, which takes half the time of row by row."""
         rows = self._pending
         if not rows:
             return
@@ -347,7 +346,7 @@ class RunCounters:
             this_start=self._this_start(),
             skipped=feed.skipped,
             tokens=self._tokens(),
-            cost_usd=self._cost.known(self._answers),
+            cost_usd=self._cost.total_of(self._answers),
             cost_unknown=self._cost.unknown,
             first_try_valid=self._valid,
             first_try_total=self._valid + self._not_valid,
@@ -385,27 +384,27 @@ class RunCounters:
 
     def _tokens(self) -> TokenTotals:
         prompt, cached, completion, reasoning = (
-            TokenCount(total=column.known(self._answers), unknown=column.unknown)
+            TokenCount(total=column.total_of(self._answers), unknown=column.unknown)
             for column in (self._prompt, self._cached, self._completion, self._reasoning)
         )
         return TokenTotals(prompt, cached, completion, reasoning, without_counts=self._no_counts)
 
     def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates, float]:
-        """Recent and overall speed, and the one (rows per second) to reckon the end with."""
+        """Return recent and overall speed, and the rows per second for the ETA."""
         sums, span = self._window.sums(now, elapsed)
         rows = sums[0]
         prompt: int | None = sums[1]
         completion: int | None = sums[2]
-        if self._prompt.known(self._answers) is None:
+        if self._prompt.total_of(self._answers) is None:
             prompt = None
-        if self._completion.known(self._answers) is None:
+        if self._completion.total_of(self._answers) is None:
             completion = None
         recent = rates_over(span, rows, prompt, completion)
         overall = rates_over(
             elapsed,
             self._done,
-            self._prompt.known(self._answers),
-            self._completion.known(self._answers),
+            self._prompt.total_of(self._answers),
+            self._completion.total_of(self._answers),
         )
         speed = recent if rows >= _ENOUGH_ROWS else overall
         return recent, overall, speed.rows_per_s

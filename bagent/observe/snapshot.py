@@ -1,7 +1,6 @@
 """The state of a run at one moment, as plain values that encode to JSON.
 
-Every number that nobody told is None, never 0. All texts are valid UTF-8 without control
-characters, so they can be printed anywhere.
+Unknown numbers are None, never 0. All texts are valid UTF-8 without control characters.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from bagent.types import EndpointSample, FeedStats, FleetStats
 
 
 class CacheRate(msgspec.Struct, frozen=True):
-    """Prompt tokens that were looked up, and found, at ``endpoints`` that told so.
+    """Prompt tokens that prefix caches looked up and found, by the counters of ``endpoints``.
 
-    The counters are the engines' own, so they hold other users' requests too. ``silent`` endpoints
-    were sent requests and did not tell, or not any more.
+    The counters are the engines' own, so they include requests of other users. ``silent``
+    endpoints were sent requests and report no counters.
     """
 
     hits: int
@@ -30,7 +29,7 @@ class CacheRate(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """What was found of what was looked up, 0 to 1."""
+        """The share (0 to 1) that was found."""
         return self.hits / self.queries if self.queries else 0.0
 
 
@@ -42,13 +41,13 @@ class _Counter(msgspec.Struct):
 
 
 class Caches:
-    """Adds up the counters of all endpoints; each one's first reading is where it began."""
+    """Adds up the counters of all endpoints, from the first reading of each on."""
 
     def __init__(self) -> None:
         self._counters: dict[str, _Counter] = {}
 
     def add(self, sample: EndpointSample) -> None:
-        """Take a sample; one without counters says nothing."""
+        """Add a sample; one without counters is ignored."""
         hits, queries = sample.cache_hits, sample.cache_queries
         if hits is None or queries is None:
             return
@@ -62,17 +61,17 @@ class Caches:
         counter.hits, counter.queries = hits, queries
 
     def share(self, endpoint: str) -> float | None:
-        """The share (0 to 1) that an endpoint's cache knew; None where it did not tell."""
+        """Return the share (0 to 1) that an endpoint's cache had; None where not reported."""
         counter = self._counters.get(endpoint)
         if counter is None or not counter.grown_queries:
             return None
         return counter.grown_hits / counter.grown_queries
 
     def rate(self, requested: Iterable[str] = ()) -> CacheRate | None:
-        """Of all endpoints together; None where none told.
+        """Return the rate of all endpoints together; None where none reports it.
 
         Args:
-            asked: those that were sent requests.
+            requested: the endpoints that were sent requests.
         """
         grown = {name: counter for name, counter in self._counters.items() if counter.grown_queries}
         if not grown:
@@ -98,9 +97,9 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """Tokens of one sort: their sum where told, and how many answers did not tell.
+    """Tokens of one kind: the sum over answers that report them, and how many do not.
 
-    ``total`` is None when no answer told.
+    ``total`` is None where none does.
     """
 
     total: int | None
@@ -108,7 +107,7 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens of all answers that were sent for (copied answers cost nothing and add nothing).
+    """Tokens of all answers that were sent for; copied answers add nothing.
 
     ``without_counts`` is how many answers lack the prompt or the completion count. A row that
     ended without any answer is not among them.
@@ -137,7 +136,7 @@ class ErrorGroup(msgspec.Struct, frozen=True):
     share. ``http_status`` is the status named in the text, else None. ``endpoint``,
     ``row``, ``id``, ``source``, ``line`` and ``text`` (at most 300 characters) are the first
     row's; ``endpoints`` counts distinct endpoints, at most 100. ``count`` is exact unless the
-    group was once pushed out by others; then it is too low and the rest is in
+    group was once replaced by another; then it is too low and the remainder is in
     :attr:`Snapshot.errors_other`.
     """
 
@@ -180,8 +179,8 @@ class RunTotals(msgspec.Struct, frozen=True):
     """The totals of the whole run as a display needs them.
 
     ``repeats`` rows have a failure of an earlier start and will be sent again. ``changes`` is the
-    part of this start, by outcome code. ``staged``: the job has several stages, so that nobody
-    knows how many rows the last one gets. ``dropped``: as in :class:`Snapshot`.
+    part of this start, by outcome code. ``staged``: the job has several stages, so the rows of the
+    last one are unknown. ``dropped``: as in :class:`Snapshot`.
     """
 
     totals: Totals
@@ -271,7 +270,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def totals(self) -> Totals:
-        """The rows of the whole run that have a result."""
+        """The counts of rows of the whole run that have a result."""
         return Totals(self.ok, self.accepted, self.failed, self.by_status, self.by_kind)
 
     @property

@@ -1,4 +1,4 @@
-"""The last words of a run: what came out, what went wrong, what to type next."""
+"""The closing summary of a run: results, failures, and the next command."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _CONTINUE = ("--on-change", "continue")
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What the next step depends on besides the totals.
+    """What the next step depends on beside the totals.
 
     Args:
-        exit_code: the process's exit code; None while the run goes on.
+        exit_code: the exit code of the process; None while the run is running.
         run: how the run is named in a command (a name under ``./runs`` or a directory).
         results: where the results are, for people.
-        command: the words of the command that goes on with the run.
-        action: what a person must do first, one line.
+        command: the arguments of the command that resumes the run.
+        action: what a person must do first, in one line.
         resent: the kinds of failure that the same command sends again.
         max_tokens: ``sampling.max_tokens`` of the job.
         max_turns: ``agent.max_turns`` of the job.
-        own_bodies: the rows are lines of a batch file, with limits of their own.
-        cut_at: the fewest and the most tokens at which answers were cut off; None: not known.
+        own_bodies: the rows are lines of a batch file with their own limits.
+        cut_at: the fewest and most tokens at which answers were cut off; None where unknown.
     """
 
     exit_code: int | None
@@ -91,7 +91,7 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
 
 
 def base_command(command: Sequence[str]) -> list[str]:
-    """Return a command without what is of one start only, such as ``--fresh`` and ``--retry``."""
+    """Return a command without options for one start only, such as ``--fresh`` and ``--retry``."""
     return _without(command, ("--fresh", "--retry", "--on-change"))
 
 
@@ -191,10 +191,10 @@ _CAUSES = {
 
 
 LOW_SHARE = 0.8
-"""Under this share of valid first answers the endpoint seems not to enforce the schema."""
+"""A share of valid first answers below which the schema seems not to be enforced."""
 
 LOW_SHARE_FROM = 10
-"""Of fewer answers, at least three, more than half must be wrong to say so."""
+"""With fewer answers, at least three, more than half must be invalid for that warning."""
 
 MAX_GROUPS_SHOWN = 10
 
@@ -215,9 +215,9 @@ class EndInfo(msgspec.Struct, frozen=True):
 
     Args:
         advice: the exit code, and what the next step depends on.
-        reason: why the run stopped early, a few words; empty where it did not.
-        color: whether the lines may hold colour codes (a terminal, and no NO_COLOR).
-        brief: only why it did not end well, and the next command.
+        reason: why the run stopped early; empty where it did not.
+        color: whether the lines may have colour codes.
+        brief: print only why it did not end well, and the next command.
     """
 
     advice: Advice
@@ -232,7 +232,7 @@ class EndInfo(msgspec.Struct, frozen=True):
 
 
 def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
-    """The closing words for standard error, one line each, the last the next command."""
+    """Return the lines of the summary; the last is the next command."""
     after = next_step(info.advice, s.causes or s.by_kind)
     if info.brief:
         return list(_aligned([*_in_brief(s, info), *after], info.color))
@@ -248,7 +248,7 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
 
 
 def _in_brief(s: Snapshot, info: EndInfo) -> list[tuple[str, str]]:
-    """Nothing of an end that was wished for, else what it was."""
+    """Return warnings only where the run ended well, else its rows and how it ended."""
     rows = list(_rows(s, info))
     if info.exit_code == EXIT_OK:
         return [(label, text) for label, text in rows if label == "warning"]
@@ -256,7 +256,7 @@ def _in_brief(s: Snapshot, info: EndInfo) -> list[tuple[str, str]]:
 
 
 def _of_this_start(pairs: list[tuple[str, str]], s: Snapshot) -> Iterator[tuple[str, str]]:
-    """Mark what does not speak of the whole run."""
+    """Mark lines that are not about the whole run."""
     for label, text in pairs:
         marked = s.resumed and label != "warning"
         yield label, f"{text} (this start)" if marked else text
@@ -310,7 +310,7 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
 
 
 def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:
-    """How often tools were called and failed over the whole run, and what is wrong about that."""
+    """How often tools were called and failed over the whole run, with warnings."""
     if not s.tools:
         return
     yield "tools", tools_text(s.tools)
@@ -384,7 +384,7 @@ def _tokens(s: Snapshot) -> str:
 
 
 def _cache(s: Snapshot) -> str:
-    """What prefix caches knew of the prompts: by counters, else by the answers, else unknown."""
+    """The share of cached prompt tokens: by counters, else by answers, else unknown."""
     rate, cached, prompt = s.cache, s.tokens.cached, s.tokens.prompt.total or 0
     if rate is not None:
         text = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"

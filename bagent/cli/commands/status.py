@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import asdict
@@ -38,9 +38,7 @@ def status(
     Example: bagent status review --follow
     """
     from bagent.cli.render.tables import write_rows
-    from bagent.observe.formatting import tools_text
     from bagent.store.run_dir import find_run, list_runs
-    from bagent.store.stats import count_tools
 
     runs_dir = Path("runs")
     if follow:
@@ -50,34 +48,41 @@ def status(
     if not runs:
         typer.echo("no runs under ./runs (bagent run job.yaml begins one)", err=True)
         return
-    found = [describe(runs[0])] if run is not None else list(filter(None, map(_described, runs)))
-    if not found:
+    states = [describe(runs[0])] if run is not None else list(filter(None, map(_described, runs)))
+    if not states:
         return
     if json:
-        write_rows(list(found[0]), [list(one.values()) for one in found], "jsonl")
+        write_rows(list(states[0]), [list(state.values()) for state in states], "jsonl")
     elif run is None:
         columns = [*("run", "state", "exit_code", "ok", "failed", "dropped", "remaining")]
         columns += ["rows_per_s", "last"]
-        write_rows(columns, [[_cell(one, name) for name in columns] for one in found], "table")
+        write_rows(columns, [[_cell(state, name) for name in columns] for state in states], "table")
     else:
-        batches = [("batches", line) for line in cast("list[str]", found[0].pop("batches"))]
-        pairs: list[tuple[str, object]] = [("rows", _rows_text(found[0]))]
-        pairs += [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
-        pairs += batches
-        if found[0]["tools"]:
-            pairs = [pair for pair in pairs if pair[0] != "tools"]
-            pairs.append(("tools", tools_text(count_tools(runs[0].path))))
-        place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
-        if place is not None:
-            stages: Any = pairs[place][1]
-            pairs[place : place + 1] = [
-                (f"stage {name}", counts) for name, counts in stages.items()
-            ]
-        if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
-            pairs.append(("cache_hit_rate", "unknown"))
-        write_rows(("what", "value"), pairs, "table")
-        for label, text in next_lines(runs[0], found[0]):
-            typer.echo(f"{label:<10}  {text}")  # whole: a command that is cut cannot be typed
+        _print_run(runs[0], states[0])
+
+
+def _print_run(run: RunDir, state: dict[str, Any]) -> None:
+    """Print the state of one run, a line for each value, and what to do next."""
+    from bagent.cli.render.tables import write_rows
+    from bagent.observe.formatting import tools_text
+    from bagent.store.stats import count_tools
+
+    pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
+    for name, value in state.items():
+        if value in (None, {}, []) or name in ("batches", "tools"):
+            continue
+        if name == "by_stage":
+            pairs += [(f"stage {stage}", counts) for stage, counts in value.items()]
+        else:
+            pairs.append((name, value))
+    pairs += [("batches", line) for line in state["batches"]]
+    if state["tools"]:
+        pairs.append(("tools", tools_text(count_tools(run.path))))
+    if state["prompt_tokens"] and state["cache_hit_rate"] is None:
+        pairs.append(("cache_hit_rate", "unknown"))
+    write_rows(("what", "value"), pairs, "table")
+    for label, text in next_lines(run, state):
+        typer.echo(f"{label:<10}  {text}")  # not in the table, which would cut a command
 
 
 def _cell(state: Mapping[str, Any], name: str) -> object:
@@ -90,44 +95,44 @@ def _cell(state: Mapping[str, Any], name: str) -> object:
 
 
 def _described(run: RunDir) -> dict[str, object] | None:
-    """What there is to say about one run of several; None where it cannot be read, and why."""
+    """Describe one run of several; None, with a message, where it cannot be read."""
     try:
         return describe(run)
     except UsageError as error:
-        _say(str(error))
+        _log(str(error))
         return None
 
 
 FOLLOW_SHARE = 10.0
-"""A look may take this part of the time between two: a large journal is looked at less often."""
+"""The least ratio of the pause to the time of a look: large journals are read less often."""
 
 
 STAGES = 8
-"""So many stages are told in a line for people."""
+"""Stages in a line of ``--follow``."""
 
 
 def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
-    """Print the state whenever it has changed, until nobody works on the run any more."""
+    """Print the state whenever it changes, until no process works on the run."""
     from bagent.cli.render.tables import write_rows
 
-    shown: dict[str, object] = {}
+    last_state: dict[str, object] = {}
     while True:
-        began = time.monotonic()
-        now = describe(run)
-        if now != shown:
+        started = time.monotonic()
+        state = describe(run)
+        if state != last_state:
             if json:
-                write_rows(list(now), [list(now.values())], "jsonl")
+                write_rows(list(state), [list(state.values())], "jsonl")
             else:
-                typer.echo(state_line(now))
+                typer.echo(state_line(state))
                 sys.stdout.flush()
-            shown = now
-        if now["state"] != "running":
+            last_state = state
+        if state["state"] != "running":
             return
-        time.sleep(max(interval, FOLLOW_SHARE * (time.monotonic() - began)))
+        time.sleep(max(interval, FOLLOW_SHARE * (time.monotonic() - started)))
 
 
 def state_line(state: dict[str, Any]) -> str:
-    """A state as :func:`describe` gives it, in one line for people."""
+    """Write a state of :func:`describe` in one line."""
     from bagent.observe.formatting import duration, kinds, rate, visible
 
     parts = [_rows_text(state)]
@@ -155,7 +160,7 @@ def state_line(state: dict[str, Any]) -> str:
 
 
 def describe(run: RunDir) -> dict[str, object]:
-    """What there is to say about a run, from its directory alone."""
+    """Return the state of a run, read from its directory alone."""
     from bagent.batches.record import status_lines
     from bagent.store.lock import is_live, owners
     from bagent.store.results import summary
@@ -163,7 +168,7 @@ def describe(run: RunDir) -> dict[str, object]:
 
     now = time.time()
     notes: list[str] = []
-    info = run.load_or_report(_say)
+    info = run.load_or_report(_log)
     counts = summary(run.path, notes.append, info)
     totals = counts.totals
     live = [record for record in owners(run.path).values() if is_live(record, now)]
@@ -204,7 +209,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "cost_usd": counts.cost_usd,
         "started": _when(min((start.at for start in starts), default=counts.first_at)),
         "last": _when(counts.last_at),
-        "tools": {name: asdict(one) for name, one in count_tools(run.path).items()},
+        "tools": {name: asdict(count) for name, count in count_tools(run.path).items()},
         "owners": [f"process {record.pid} on {record.host}" for record in live],
         "batches": status_lines(run.path, notes.append),
         "notes": notes,
@@ -281,14 +286,14 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     from bagent.store.totals import stage_causes
 
     info = run.load_or_report(lambda _: None)
-    # A command out of somebody else's directory is none to type.
+    # A command from another user's directory is not safe to type.
     if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
         return []
     start, job = info.starts[-1], info.job
     sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
     code = state["exit_code"]
     if code is None and state["state"] != "running":
-        code = EXIT_STOPPED  # killed: the same command resumes
+        code = EXIT_STOPPED  # killed
     path = str(run.path)
     advice = Advice(
         exit_code=code,
@@ -309,13 +314,13 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _by_stage(
     counts: Mapping[str, tuple[int, int]], order: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """Counts in the order of the job's stages; of what has not begun there are none."""
+    """Return counts in the order of the job's stages, without those that have not begun."""
     names = dict.fromkeys([name for name in order if name in counts] + list(counts))
     return {name: {"ok": counts[name][0], "failed": counts[name][1]} for name in names}
 
 
-def _say(words: str) -> None:
-    typer.echo(f"bagent: {words}", err=True)
+def _log(message: str) -> None:
+    typer.echo(f"bagent: {message}", err=True)
 
 
 def _when(at: float | None) -> str | None:

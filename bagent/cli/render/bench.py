@@ -68,8 +68,8 @@ def _fit(widths: dict[str, int], spare: Sequence[str], limit: int) -> None:
         widths.pop(head, None)
 
 
-def _column(head: str, name: str, width: int) -> tables.Column:
-    return tables.Column(
+def _column(head: str, name: str, width: int) -> tables.TableColumn:
+    return tables.TableColumn(
         head,
         right=name not in _TEXTS,
         width=width,

@@ -55,7 +55,7 @@ def print_results(results: Sequence[HealthResult], form: str) -> None:
         tables.write_rows(list(rows[0]), [list(row.values()) for row in rows], "jsonl")
         return
     columns = [
-        tables.Column(
+        tables.TableColumn(
             name,
             right=name in _NUMBERS,
             no_wrap=name in _NUMBERS or name in ("endpoint", "state"),

@@ -122,7 +122,7 @@ def _short(text: str) -> str:
     return flat if len(flat) <= WIDEST else flat[: WIDEST - 1] + "…"
 
 
-class Column(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True):
     """A column of :func:`print_table`."""
 
     head: str
@@ -136,7 +136,7 @@ class Column(msgspec.Struct, frozen=True):
     """Colours by text; that of the empty text is for all others."""
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+def print_table(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]]) -> None:
     """Print texts as a table: with colours on a terminal, plain elsewhere."""
     if not sys.stdout.isatty():
         cells = [[visible(text) for text in row] for row in rows]
