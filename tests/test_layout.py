@@ -35,6 +35,12 @@ text
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 BOTTOM = max(RANKS.values())
 
+VAGUE_NAMES = {
+    *("asked", "found", "given", "kept", "known", "left", "one", "place"),
+    *("shown", "told", "wanted", "words"),
+    *("_kept", "_said", "_shown", "_told", "_words"),
+}
+
 TREES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
         ".__init__"
@@ -68,6 +74,29 @@ def test_no_two_public_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def test_local_names_say_what_a_value_is() -> None:
+    """Words that fit any value tell a reader nothing; fields of records may have them."""
+    offenders = [
+        f"{module}:{node.lineno}: {name}"
+        for module, tree in TREES.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        for name in bound_names(node)
+        if name in VAGUE_NAMES
+    ]
+    assert offenders == []
+
+
+def bound_names(node: ast.AST) -> list[str]:
+    """Return the names that a node of a function binds, with its own if it is a function."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
 
 
 def imports(nodes: Iterator[ast.AST] | list[ast.stmt]) -> Iterator[str]:

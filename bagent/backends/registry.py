@@ -103,7 +103,7 @@ class UnsupportedSettings(msgspec.Struct, frozen=True):
     not_reported: tuple[str, ...] = ()
     """What the server does not report."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return text such as ``no raw prompts; not told: Retry-After``; empty if all works."""
         parts = [f"no {', '.join(self.unsupported)}"] if self.unsupported else []
         if self.not_reported:

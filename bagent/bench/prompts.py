@@ -46,7 +46,7 @@ class Lengths(msgspec.Struct, frozen=True):
     extra: float = 0.0
     """``per_word``, ``extra``: tokens of a word, and tokens added around a prompt."""
 
-    def words(self, tokens: int) -> int:
+    def word_count(self, tokens: int) -> int:
         """Return how many words make a prompt of ``tokens``, at least one."""
         return max(1, round((tokens - self.extra) / self.per_word))
 
@@ -63,19 +63,19 @@ class PromptMaker:
         rng = random.Random(f"{salt}/pool")
         self._pool = rng.choices(WORDS, k=_POOL)
 
-    def unique_text(self, words: int, name: str) -> str:
-        """Return ``words`` words with a prefix that only the prompt ``name`` has."""
+    def unique_text(self, count: int, name: str) -> str:
+        """Return ``count`` words with a prefix that only the prompt ``name`` has."""
         digest = hashlib.blake2b(f"{self._salt}/{name}".encode(), digest_size=16).digest()
         bits = int.from_bytes(digest[:8], "little")
-        nonce = [WORDS[bits >> 6 * index & 63] for index in range(min(NONCE, words))]
-        return " ".join([*nonce, *self._slice(words - len(nonce), digest[8:])])
+        nonce = [WORDS[bits >> 6 * index & 63] for index in range(min(NONCE, count))]
+        return " ".join([*nonce, *self._slice(count - len(nonce), digest[8:])])
 
     def _slice(self, count: int, digest: bytes) -> Sequence[str]:
         start = int.from_bytes(digest, "little") % _POOL
-        words = self._pool[start : start + count]
-        while len(words) < count:
-            words += self._pool[: count - len(words)]
-        return words
+        piece = self._pool[start : start + count]
+        while len(piece) < count:
+            piece += self._pool[: count - len(piece)]
+        return piece
 
 
 class PromptGroups:

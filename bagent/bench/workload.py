@@ -122,7 +122,7 @@ class RequestFactory:
         name = f"{stage.number}/{'w' if stage.warmup else ''}{slot.number}/{index}"
         if stage.speed is not None:
             return self._text.unique_text(
-                lengths.words(self._config.trace[slot.number].input_tokens), name
+                lengths.word_count(self._config.trace[slot.number].input_tokens), name
             )
         if slot.turn > 1:
             count = round(self._config.turn_tokens / lengths.per_word)

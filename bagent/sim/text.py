@@ -35,8 +35,8 @@ def sentences() -> tuple[str, ...]:
     rng = random.Random(_POOL_SEED)
     pool: list[str] = []
     for _ in range(_POOL):
-        words = rng.choices(_WORDS, k=rng.randint(5, 14))
-        pool.append(" ".join(words).capitalize() + ".")
+        sentence = rng.choices(_WORDS, k=rng.randint(5, 14))
+        pool.append(" ".join(sentence).capitalize() + ".")
     return tuple(pool)
 
 

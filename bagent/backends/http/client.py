@@ -295,7 +295,7 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
 def _cause(error: BaseException) -> str:
     """Return the message of an error's cause, without addresses, which may hold secrets."""
     if isinstance(error, CertificateRefused):
-        return error.words
+        return error.message
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
     if isinstance(inner, OSError):
         return os_error_text(inner) or type(inner).__name__

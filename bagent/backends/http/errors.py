@@ -82,7 +82,7 @@ class CertificateRefused(NotConnected):
 
     def __init__(self, message: str) -> None:
         super().__init__(OSError(message))
-        self.words = message
+        self.message = message
 
 
 class NoTls(NotConnected):

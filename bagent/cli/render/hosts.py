@@ -187,7 +187,7 @@ def _log_unsupported(results: Sequence[HealthResult]) -> None:
         if result.capabilities and result.capabilities.engine
     )
     for engine in engines:
-        message = unsupported_settings(engine).words()
+        message = unsupported_settings(engine).text()
         if message:
             _log(f"  {engine}: {message}")
 
