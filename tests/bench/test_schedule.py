@@ -10,7 +10,7 @@ import pytest
 
 from bagent.bench.plan import BenchPlan, make_plan, plan_stages
 from bagent.bench.routing import REFUSALS, EndpointPicker
-from bagent.bench.schedule import LoadStage, arrival_times, steady_window
+from bagent.bench.schedule import LoadStage, arrival_times, steady_window, worker_share
 
 
 def stage(**fields: Any) -> LoadStage:
@@ -149,3 +149,16 @@ def test_options_go_before_the_preset() -> None:
     assert make_plan("quick", {"requests": 9}).seconds is None
     assert make_plan(None, {}).concurrency == (1, 8)
     assert make_plan("quick", {"output_tokens": 9}).output_tokens == 9
+
+
+def test_shares_of_workers_add_up() -> None:
+    assert [worker_share(8, part, 3) for part in range(3)] == [3, 3, 2]
+    assert [worker_share(1, part, 3) for part in range(3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "most"), [("quick", 60), ("saturation", 330)])
+def test_a_preset_is_over_in_its_time(name: str, most: float) -> None:
+    plan = make_plan(name, {})
+    assert plan.seconds is not None
+    drains = plan.drain if name == "quick" else 0
+    assert (plan.seconds + drains) * len(plan.concurrency) <= most

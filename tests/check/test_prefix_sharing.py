@@ -62,6 +62,11 @@ def test_the_four_kinds_add_up_to_the_prompt() -> None:
     assert total == pytest.approx(found.prompt)
 
 
+def test_one_prompt_shares_nothing_that_can_be_told() -> None:
+    assert count_shares([prompt(1, 2, 3)], PACKED) is None
+    assert count_shares([], PACKED) is None
+
+
 HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
 OWN = {"backend": "vllm://h:1"}
 NOT_STARTED = {"backend": "sim"}

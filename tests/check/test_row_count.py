@@ -88,3 +88,9 @@ def test_a_source_without_a_size_is_at_least_what_was_read() -> None:
     found = count_rows(pipe, 10)[1]
     assert found.how == "at least"
     assert found.rows > volume.COUNT_ROWS
+
+
+def test_a_pipe_that_ends_early_and_a_file_without_rows_are_counted(tmp_path: Path) -> None:
+    assert count_rows(Pipe(7), 10, piped=True)[1] == RowCount(7, "counted")
+    (tmp_path / "r.jsonl").write_text("\n\n")
+    assert look(tmp_path / "r.jsonl") == ([], RowCount(0, "counted"))

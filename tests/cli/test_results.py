@@ -275,6 +275,11 @@ def test_the_table_tells_stages_and_answers_apart_and_shows_text_where_nothing_i
     ]
 
 
+def test_a_text_of_several_lines_is_one_line_of_the_table(bagent, job_dir):
+    make_run(job_dir / "runs" / "lines", [stored(0, output=None, text="two\nlines")])
+    assert len(bagent(["results", "lines", "--format", "table"]).out.splitlines()) == 3
+
+
 def test_two_rows_with_one_id_are_two_lines_of_the_table(bagent, job_dir):
     make_run(
         job_dir / "runs" / "twice",

@@ -51,6 +51,8 @@ def test_braces_that_are_no_tags_reach_the_model_as_they_are(fs, job_dir):
     ("text", "place", "words"),
     [
         ("prompt:\n  user: |\n    Hello.\n    Text: {{ txet }}\n", "8:14", "did you mean text?"),
+        ("prompt:\n  user: |\n    a {# b\n", "7:", "{% raw %}{#{% endraw %}"),
+        ("prompt: '{{ text | lowr }}'\n", "5:", "lowr"),
         ("prompt:\n  user: |\n    {{#each}}\n", "7:", "{% raw %}{{{% endraw %}"),
         ("prompt:\n  user: {{ text }}\n", "6:", 'write "{{ NAME }}"'),
         ("prompt:\n  user: {file: nope.md}\n", "6:16", "no such file: nope.md"),

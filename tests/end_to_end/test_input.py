@@ -119,6 +119,17 @@ def test_lone_surrogates_leave_valid_utf_8_in_every_file_of_the_run(fs, job_dir)
     assert len(sql(f"select id from read_json('{job_dir}/printed.jsonl')")) == 4
 
 
+def test_ids_that_json_readers_differ_on_are_ids_of_their_own(rows_file, job_dir):
+    ids = ["1", '"1"', "1.5", "123456789012345678901234567890", '"\\u0000"', '"d","id":"e"']
+    rows_file("\n".join(f'{{"id":{text},"x":NaN}}' for text in ids).encode(), results={})
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 0, done.err
+    found = results_by_id(job_dir)
+    assert (found[1]["line"], found["1"]["line"]) == (1, 2)
+    assert {1.5, 123456789012345678901234567890, "\0", "e"} < set(found)
+    assert len(found) == len(parquet(job_dir / "runs/job")) == 6
+
+
 def test_rows_with_one_id_are_two_rows_with_a_warning_that_names_both_lines(rows_file, job_dir):
     rows_file(b'{"id":"a","text":"x"}\n{"id":"b"}\n{"id":"a","text":"y"}\n')
     done = run_bagent([*RUN, "-o", "-"], job_dir)
@@ -144,6 +155,14 @@ def test_an_input_that_cannot_be_read_says_how_to_mend_it(fs, job_dir, name, wor
     assert words in error_of(run_bagent(RUN, job_dir))
     assert fs.requests == []
     assert not (job_dir / "runs").exists()
+
+
+def test_a_limit_counts_the_rows_of_a_query_that_a_condition_leaves(fs, job_dir):
+    query = {"sql": "select * from read_json('rows.jsonl')"}
+    write_job(job_dir, fs.url, 6, input=query, where="id <> 'r2'", results=NO_TABLES)
+    done, found = run_rows(job_dir, "--limit", "3")
+    assert done.code == 0, done.err
+    assert sorted(found) == ["r1", "r3", "r4"]
 
 
 # --- pipes ----------------------------------------------------------------------------------------

@@ -236,6 +236,15 @@ def test_a_job_may_name_or_refuse_a_proxy_itself(fs, job_dir):
         assert len(proxy.seen) == before
 
 
+def test_an_error_behind_a_proxy_names_the_proxy_without_its_password(job_dir):
+    write_job(job_dir, "http://outside.test/v1", 2, results=NO_TABLES)
+    env = {"HTTP_PROXY": "http://user:secret@127.0.0.1:9"}
+    done = run_bagent([*RUN, *ONE_SECOND], job_dir, env=env)
+    assert done.code == 75
+    assert "127.0.0.1:9" in done.err
+    assert "secret" not in done.err
+
+
 @pytest.mark.process("environment")
 @pytest.mark.parametrize("way", ["SSL_CERT_FILE", "ca_file", "nothing"])
 def test_a_certificate_of_the_sites_own_authority_is_taken_where_it_is_named(

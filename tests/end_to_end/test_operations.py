@@ -147,6 +147,20 @@ def test_what_a_server_writes_cannot_play_with_the_terminal(fs, job_dir):
     assert "bad" in done.err
 
 
+def test_a_key_that_a_server_repeats_is_not_shown(fs, job_dir):
+    secret = "sk-secret-1234567890"
+    refusal = error_body(401, f"Incorrect API key provided: {secret}.")
+    fs.set_script({"*": [status(401, refusal)]})
+    backend = {"url": fs.url, "api_key_env": "MY_KEY"}
+    write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir, env={"MY_KEY": secret})
+    assert done.code == 76
+    assert "Incorrect API key provided" in done.err
+    assert secret not in done.err
+    files = [path for path in (job_dir / "runs").rglob("*") if path.is_file()]
+    assert not any(secret.encode() in path.read_bytes() for path in files)
+
+
 def test_a_missing_key_is_found_before_anything_is_sent(fs, job_dir):
     write_job(job_dir, fs.url, 2, backend={"url": fs.url, "api_key_env": "MY_KEY"})
     done = run_bagent(RUN, job_dir)

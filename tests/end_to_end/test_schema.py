@@ -10,7 +10,7 @@ import pytest
 from support.cli import run_bagent
 from support.jobs import write_job
 from support.replies import ok, ok_json
-from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, run_script
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, run_script, statuses
 
 PERSON = {
     "type": "object",
@@ -38,6 +38,23 @@ def answers(fs, job_dir):
 # --- cut off --------------------------------------------------------------------------------------
 
 
+def test_a_cut_answer_may_be_asked_again_once_with_more_room(fs, answers):
+    cut = ok('{"name":"n","items":["' + "a" * 50, "length")
+    done, found = answers({"once": [cut, GOOD], "never": [cut]}, grow=2)
+    assert done.code == 1
+    assert statuses(found) == {"once": "ok", "never": "truncated"}
+    for name in ("once", "never"):
+        assert [seen.body["max_tokens"] for seen in fs.of(name)] == [64, 128]
+    assert "aaaa" not in str(fs.of("once")[1].body["messages"])
+
+
+def test_a_cut_after_a_retry_prompt_is_truncated_and_has_no_output(fs, answers):
+    done, found = answers({"r1": [ok("prose"), ok('{"name": "n", "items": [', "length")]})
+    assert done.code == 1
+    assert (found["r1"]["status"], found["r1"]["output"]) == ("truncated", None)
+    assert fs.count("r1") == 2
+
+
 # --- not what was asked for ----------------------------------------------------------------------
 
 
@@ -55,6 +72,21 @@ def test_prose_and_half_an_object_are_asked_again_with_the_validators_words(fs, 
     assert fs.of("a")[0].body["response_format"]["type"] == "json_schema"
     assert "1 of 4" in done.err
     assert "may not enforce the schema" in done.err
+
+
+def test_an_answer_that_stays_wrong_is_invalid_with_the_reason(fs, answers):
+    done, found = answers({"r1": [ok_json({"name": 7, "items": "a"})]})
+    row = found["r1"]
+    assert (done.code, row["status"], row["error_kind"], row["turns"]) == (
+        1,
+        "invalid",
+        "schema",
+        3,
+    )
+    assert "/name" in row["error"] or "/items" in row["error"]
+    assert row["output"] is None
+    assert json.loads(row["text"]) == {"name": 7, "items": "a"}
+    assert fs.count("r1") == 3
 
 
 def test_a_server_that_refuses_response_format_is_asked_in_words(fs, answers):

@@ -66,6 +66,24 @@ def test_input_fields_named_as_columns_are_kept_apart(fs, job_dir):
     assert [line["input"] for line in shown] == rows
 
 
+def test_values_that_tables_find_hard_are_kept_as_they_were(fs, job_dir):
+    values = {
+        "big": {"n": 123456789012345678901234567890},
+        "float": {"n": 1e308},
+        "nul": {"n": "a\x00b"},
+        "deep": {"n": [[[{"x": []}]]]},
+        "none": {"n": None},
+    }
+    script = {name: [ok_json(value)] for name, value in values.items()}
+    done, found = run_script(fs, job_dir, script, output={"schema": {}}, results={})
+    assert done.code == 0, done.err
+    assert {name: found[name]["output"] for name in values} == values
+    assert len(parquet(job_dir / "runs/job")) == len(values)
+    assert (
+        "123456789012345678901234567890" in run_bagent(["results", "--format", "csv"], job_dir).out
+    )
+
+
 @pytest.mark.process("concurrent")
 def test_a_run_can_be_read_while_it_is_at_work(fs, job_dir):
     fs.set_script({"r1": [echo()], "r2": [echo()], "*": [gated(echo())]})

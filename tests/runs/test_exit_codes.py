@@ -183,6 +183,22 @@ def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir, options, reade
     assert len(fs.requests) == finished
 
 
+@pytest.mark.parametrize("allowed", ["1", "25%"])
+def test_allowed_failures_are_0(fs, job_dir, bagent, allowed):
+    fs.set_script({"r2": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 4, results=NO_TABLES)
+    assert bagent([*RUN, "--allow-failures", allowed]).code == 0
+
+
+def test_a_spent_quota_is_76(fs, job_dir, bagent):
+    body = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    fs.set_script({"*": [status(429, body)]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 2})
+    done = bagent(RUN)
+    assert done.code == 76, done.err
+    assert len(fs.requests) <= 4
+
+
 def test_first_rows_that_all_fail_alike_are_76_unless_told_otherwise(fs, job_dir, bagent):
     fs.set_script({"*": [status(400, error_body(400, "no such thing"))]})
     write_job(job_dir, fs.url, 80, limits={"concurrency": 4})

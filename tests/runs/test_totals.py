@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.jobs import write_job
+from support.jobs import rows, run_json, write_job, write_rows
 from support.replies import echo, error_body, raw, status
 
 REFUSED = [status(400, error_body(400, "no"))]
@@ -33,7 +33,7 @@ def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_d
     assert summary(first)["rows"] == "5 rows: 2 ok, 3 failed"
     done = bagent(["run", "job.yaml", "--progress", "json", "--skip-failed", *more])
     end, closing = (e for e in events(done) if e["event"] in ("end", "summary"))
-    assert (first.code, done.code) == (1, 1)
+    assert (first.code, done.code, closing["exit_code"]) == (1, 1, 1)
     assert closing["lines"][0] == "rows        10 rows: 6 ok, 4 failed; this start: 5 sent"
     assert closing["lines"][1] == (
         "failed      by status: failed 4; by kind: bad_response 2, rejected 2"
@@ -53,6 +53,16 @@ def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_d
     assert again.code == 1
 
 
+def test_an_earlier_failure_counts_for_the_exit_code_where_nothing_is_sent(fs, job_dir, bagent):
+    fs.set_script({"r1": REFUSED, "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    command = ["run", "job.yaml", "--progress", "plain", "--skip-failed"]
+    assert bagent(command).code == 1
+    done = bagent(command)
+    assert (done.code, summary(done)["rows"]) == (1, "3 rows: 2 ok, 1 failed; this start: 0 sent")
+    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 1
+
+
 def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     fs.set_script({"r1": BROKEN, "r2": REFUSED, "*": [echo()]})
     limits = {"concurrency": 1, "retries": 0, "stop_after_failures": 2}
@@ -68,3 +78,15 @@ def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     again = bagent(["run", "job.yaml", "--progress", "json"])
     first = next(event for event in events(again) if event["event"] in ("progress", "end"))
     assert first["total"] == 6
+
+
+def test_an_edited_row_counts_once(fs, job_dir, bagent):
+    fs.set_script({"r1": [*REFUSED, echo()], "*": [echo()]})
+    write_job(job_dir, fs.url, 4)
+    assert bagent(["run", "job.yaml"]).code == 1
+    first, second, *others = rows(4)
+    edited = [row | {"text": "edited"} for row in (first, second)]
+    write_rows(job_dir / "rows.jsonl", [*edited, *others])
+    done = bagent(["run", "job.yaml", "--progress", "json"])
+    end = next(event for event in events(done) if event["event"] == "end")
+    assert (done.code, end["total"], end["ok"], end["failed"]) == (0, 4, 4, 0)

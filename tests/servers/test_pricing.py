@@ -61,3 +61,9 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     second.spending.reserve(6.0, lambda: begun.append("second"))
     first.spending.settle(6.0, 6.0)
     assert (len(exhausted), begun) == (1, ["first"])
+
+
+def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:
+    inner = make_backend("anthropic", Transport(), BackendConfig())
+    guard = BudgetGuard(pytest.fail)
+    assert guard.wrap(inner, job(tmp_path, "anthropic"), "anthropic") is inner

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.errors import JobError
-from bagent.sim import OPTIONS, SimConfig, parse_sim_url
+from bagent.sim import OPTIONS, EngineConfig, SimConfig, parse_sim_url
 
 
 def test_url_options_reach_every_group() -> None:
@@ -65,3 +65,7 @@ def test_every_option_has_help_and_reads_its_own_default() -> None:
         assert option.help.endswith(".")
         text = "none" if option.default is None else str(option.default)
         assert option.read(text) == option.default
+
+
+def test_a_long_context_gets_a_cache_that_holds_it() -> None:
+    assert EngineConfig(max_model_len=1_000_000).kv_blocks == 62_500

@@ -209,3 +209,7 @@ def test_formats_are_what_they_say(name: str) -> None:
     for seed in range(25):
         text = formatted_text(random.Random(seed), name)
         jsonschema.Draft202012Validator(schema, format_checker=checker).validate(text)
+
+
+def test_unknown_formats_are_none() -> None:
+    assert formatted_text(random.Random(0), "colour") is None

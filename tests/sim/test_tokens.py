@@ -24,6 +24,11 @@ def test_detokenize_gives_back_the_text(text: str) -> None:
     assert b"".join(t.encode() for t in [text]) == tokens.bytes_of(packed)
 
 
+def test_english_has_four_characters_a_token() -> None:
+    assert tokens.count(tokens.pack("word" * 100)) == 100
+    assert tokens.count(tokens.pack("words")) == 2
+
+
 def test_special_marks_are_one_token_each() -> None:
     assert tokens.count(tokens.pack("<|im_start|><|im_end|>")) == 2
     ids = tokens.ids_of(tokens.pack("<|im_start|>user\nhi"))

@@ -91,6 +91,13 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     assert good == [o for o in by_input if o.status == "ok"]
 
 
+def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
+    rows = [5, 10**12, -3, 7, 10**15, 0, 6]
+    store.write(*(outcome(n, key=f"{k:016x}") for k, n in enumerate(rows)))
+    with JournalReader(store.path, store.reports.append) as lines:
+        assert [line.row for line in lines.ordered()] == sorted(rows)
+
+
 @pytest.mark.parametrize("kind", ERROR_KINDS)
 def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     item = failure(1, kind)
@@ -198,3 +205,17 @@ def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, out
     for start in range(0, 40, 10):
         units = [unit(outcome(n)) for n in range(start, start + 10)]
         assert index.has_all(units) is (start != 10)
+
+
+def test_many_units_at_once_are_finished_if_each_is(store, outcome, failure):
+    numbers = [n for n in range(90) if n != 17]
+    store.write(*(failure(n, "timeout") if n == 59 else outcome(n) for n in numbers))
+    for policy, missing in (
+        (ResumePolicy(skip_failed=True), {17}),
+        (ResumePolicy(ended=True), {17, 59}),
+    ):
+        index = load(store, policy)
+        for start in range(0, 90, 30):
+            near = range(start, start + 30)
+            units = [unit(outcome(n)) for n in near]
+            assert index.has_all(units) is missing.isdisjoint(near)

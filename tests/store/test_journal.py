@@ -261,6 +261,17 @@ def test_a_failed_sync_that_nobody_heard_of_is_told_by_close(store, outcome):
         journal.close()
 
 
+def test_the_syncer_syncs_once_more_when_stopped(store, outcome):
+    journal = store.open()
+    syncer = Syncer(journal, interval=3600.0)
+    syncer.start()
+    journal.write(outcome(0))
+    assert journal._rows.dirty
+    syncer.stop()
+    assert not journal._rows.dirty
+    journal.close()
+
+
 def test_writing_and_syncing_at_once_over_many_segments_loses_nothing(store, outcome):
     journal = store.open(segment_bytes=2000)
     stop = threading.Event()

@@ -65,6 +65,13 @@ def test_blocks_of_parts_stages_answers_and_rows_sent_again(
     assert check(store) == 900 + 36 + 300
 
 
+def test_lines_of_very_unlike_length(store: Any, outcome: Any) -> None:
+    store.write(
+        *(outcome(n, text="x" * (300_000 if n % 90 == 0 else 5)) for n in range(600, 0, -1))
+    )
+    assert check(store) == 600
+
+
 @pytest.mark.parametrize("most", [0, 40, 10_000])
 def test_what_does_not_count_is_the_same_however_much_is_looked_at_once(
     store: Any, outcome: Any, failure: Any, most: int

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import (
+    ResumePolicy,
+    count_outcomes,
+    done_index,
     open_indexes,
 )
 from bagent.store.journal.segment_index import MAGIC, SegmentIndex
@@ -54,6 +58,14 @@ def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, 
         assert len(set(ok)) == len(ok)
         result |= dict.fromkeys(ok, 0) | bad
     assert result == by_reading(created)
+
+
+def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, outcome):
+    created = mixed(outcome, 7, 400, ["ok", "failed"])
+    store.write(*created, segment_bytes=3000)
+    indexes = open_indexes(store.path, store.reports.append)
+    expected = Counter(by_reading(created).values())
+    assert count_outcomes(indexes) == done_index(indexes, ResumePolicy()).codes == expected
 
 
 def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):

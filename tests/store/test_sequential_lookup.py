@@ -66,6 +66,18 @@ def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, fail
     assert all(answers)
 
 
+def test_few_units_are_looked_up_one_by_one_in_the_order_of_writing(store, outcome):
+    rng, single = random.Random(4), []
+    numbers = sorted(range(ROWS), key=lambda n: n + rng.randrange(64))
+    store.write(*(outcome(n) for n in numbers), segment_bytes=20_000)
+    indexes = open_indexes(store.path, store.reports.append)
+    done = done_index(indexes, ResumePolicy())
+    near = SequentialLookup(indexes, (), lambda item: single.append(item) or done.has(item), 64)
+    for start in range(0, ROWS, AT_ONCE):
+        assert near.has_all([unit(outcome(n)) for n in range(start, start + AT_ONCE)])
+    assert len(single) < ROWS / 10
+
+
 @pytest.mark.parametrize("kind", [list, lambda keys: array("Q", keys)])
 def test_units_of_many_keys_are_those_of_each(kind):
     rng = random.Random(1)
