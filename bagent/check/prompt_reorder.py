@@ -455,4 +455,6 @@ def _fits_block(text: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode()
+    quoted = msgspec.json.encode(text).decode()
+    # YAML 1.1 readers take these characters for line breaks.
+    return re.sub("[\x85\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", quoted)

@@ -10,7 +10,6 @@ import msgspec
 
 from bagent.errors import UsageError
 from bagent.hpc.allocation import END_VARIABLE, Allocation, read_allocation
-from bagent.text.durations import parse_duration
 
 MARGIN, SHARE = 60.0, 0.25
 """A run stops feeding 60 s before the deadline, or at a quarter of the remaining time."""
@@ -20,7 +19,10 @@ VARIABLE = "BAGENT_DEADLINE"
 LONGEST = 90 * 86400.0
 """Longest duration in seconds; a longer one is a date or a Unix time without its ``@``."""
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DURATION = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?", re.ASCII)
+"""Unlike other durations: units in order, no milliseconds, and ``2m30`` is 150 s."""
+_UNITS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 class Deadline(msgspec.Struct, frozen=True):
@@ -123,14 +125,14 @@ def _from_variable(
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
+    return float(text) if re.fullmatch(_NUMBER, text, re.ASCII) else None
 
 
 def _duration(text: str) -> float | None:
-    try:
-        return parse_duration(text)
-    except ValueError:
+    match = _DURATION.fullmatch(text.lower())
+    if match is None or not any(match.groups()):
         return None
+    return sum(float(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
 
 def _error(text: str) -> UsageError:

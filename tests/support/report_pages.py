@@ -12,10 +12,8 @@ import duckdb
 
 from bagent.report import ReportInfo, make_page
 from bagent.store.tables.schema import (
-    ATTEMPTS,
-    ENDPOINTS,
+    COLUMNS,
     RESULTS,
-    TOOL_CALLS,
     column_definitions,
     json_select,
 )
@@ -70,9 +68,9 @@ class TableRun:
         self._lines: dict[str, list[str]] = {}
         tables = {
             "results": column_definitions(RESULTS),
-            "attempts": column_definitions(ATTEMPTS),
-            "tool_calls": column_definitions(TOOL_CALLS),
-            "endpoints": column_definitions(ENDPOINTS),
+            "attempts": column_definitions(COLUMNS["attempts"]),
+            "tool_calls": column_definitions(COLUMNS["tool_calls"]),
+            "endpoints": column_definitions(COLUMNS["endpoints"]),
             "answers": "id varchar",
         }
         for name, columns in tables.items():
