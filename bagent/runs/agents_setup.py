@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.agents.external_agent import KEYS, ProgramPlan, ProxyTarget, environment_for
 from bagent.agents.plan import AgentPlan, StagePlan
 from bagent.agents.streaming import StreamPolicy
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.job.spec.job import KeyPath, stage_parts
-from bagent.proxy.auth import client_key, new_token
-from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
 from bagent.redaction import Redactor
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.run_store import RunStore
@@ -27,11 +24,10 @@ from bagent.runs.shutdown import Stop, stop_for_error
 from bagent.servers.fleet_factory import make_timeouts
 from bagent.servers.resolve import Servers
 from bagent.store.journal.turns import TurnIndex
-from bagent.tools.factory import tool_environment
-from bagent.tools.loader import find_program
 from bagent.types import Json, Usage
 
 if TYPE_CHECKING:
+    from bagent.agents.external_agent import ProgramPlan
     from bagent.job.spec.agent import ToolSpec
     from bagent.job.spec.job import Job
     from bagent.tools import ToolExecutor
@@ -118,6 +114,13 @@ class AgentSetup:
 
         The proxy serves until the stack closes; where it can no longer meter, the run stops.
         """
+        # Only jobs with an agent program pay for these imports; the proxy brings aiohttp's server.
+        from bagent.agents.external_agent import KEYS, ProgramPlan, ProxyTarget, environment_for
+        from bagent.proxy.auth import client_key, new_token
+        from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
+        from bagent.tools.factory import tool_environment
+        from bagent.tools.loader import find_program
+
         spec, env = job.agent, self._env
         assert spec is not None
         environment = tool_environment(env, {})

@@ -276,7 +276,7 @@ def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
 def test_plain_http_needs_no_aiohttp() -> None:
     code = (
         "import sys, bagent.backends.registry, bagent.backends.engines.metrics;"
-        "import bagent.runs.execute;"
+        "import bagent.runs.execute, bagent.runs.session;"
         "print('aiohttp' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
