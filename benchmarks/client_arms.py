@@ -165,15 +165,15 @@ class TimedDisplay:
 
 def timed_display() -> list[TimedDisplay]:
     """Has the run that follows count what its display costs; the display will be in the list."""
-    from bagent.runs import execute as start
+    from bagent.runs import execute
 
-    results, make = [], start.make_display
+    results, make = [], execute.make_display
 
     def display(options: Any) -> Any:
         results.append(TimedDisplay(make(options)))
         return results[-1]
 
-    start.make_display = display
+    execute.make_display = display
     return results
 
 

@@ -105,7 +105,7 @@ class AgentConversation(Conversation):
         return call
 
     def _resume(self, turns: list[Turn], first: Request) -> Call | None:
-        """Resume from the turns of an earlier start; calls begun then are not run again."""
+        """Resume from the turns of an earlier start; calls that it started are not run again."""
         last = turns[-1]
         self._turns = last.turn
         self._rounds = len(turns)
@@ -318,7 +318,7 @@ class AgentConversation(Conversation):
             self._tool_runner.cancel()
             kind = failure.kind if failure else self._result.error_kind if self._result else None
             if self._has_written and kind is not None and kind not in PASSING_KINDS:
-                self._tool_runner.write_turn(0, [])  # a resumed row begins anew
+                self._tool_runner.write_turn(0, [])  # a resumed row starts over
         super()._end(status, failure)
 
 

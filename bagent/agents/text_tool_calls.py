@@ -191,7 +191,7 @@ def _name_before(opening: str) -> Callable[[str, Schemas], Calls]:
 
 
 def _elements(call: str, argument: str) -> Callable[[str, Schemas], Calls]:
-    """Return a reader of calls whose arguments stand each in an element of its own.
+    """Return a reader of calls with one element for each argument.
 
     Args:
         call: pattern of a whole call with the groups ``name`` and ``body``.
@@ -237,7 +237,7 @@ def _typed(text: str, schemas: Json, key: str, is_json: bool = False) -> Json:
 
 
 def _takes_text(schema: Json) -> bool:
-    """Return whether an argument may be a text; True where nothing is said."""
+    """Return whether an argument may be a text; True if the schema gives no type."""
     if not isinstance(schema, dict):
         return True
     types = schema.get("type")
@@ -308,7 +308,7 @@ def _gemma(text: str, schemas: Schemas) -> Calls:
     """Read ``call:NAME{key:<|"|>text<|"|>,other:3}``."""
     calls = []
     for name, body in _GEMMA_CALL.findall(text.strip().replace("<escape>", '<|"|>')):
-        # Odd pieces are texts, even ones are what stands around them.
+        # Odd pieces are texts, even ones are the text around them.
         pieces = body.split('<|"|>')
         for index, piece in enumerate(pieces):
             pieces[index] = encode_json(piece) if index % 2 else _GEMMA_KEY.sub(r'"\1":', piece)
@@ -450,4 +450,4 @@ DIALECTS = (
 """Every dialect with a mark; of those that share one, the first that can read the text counts."""
 
 ANY_MARK = re.compile("|".join(dialect.mark.pattern for dialect in DIALECTS))
-"""The mark of any dialect: most answers have none, so that one search tells."""
+"""The mark of any dialect: one search is enough for the many answers that have none."""

@@ -116,7 +116,7 @@ _EVENT = re.compile(
     r"|(?P<bracket>[{\[])|(?P<fence>`{3,}|~{3,})(?P<tag>[\w+.-]*)",
     re.IGNORECASE,
 )
-# An unterminated string runs to the end of the text; else each quote in it would be tried anew.
+# An unterminated string runs to the end of the text; else each quote in it would be tried again.
 # Patterns begin with a character class because the engine skips fast to those only.
 _TOKEN = re.compile(r'["{}\[\]](?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z))?', re.DOTALL)
 _STRING = re.compile(r'\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+("?))', re.DOTALL)

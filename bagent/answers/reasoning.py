@@ -13,7 +13,7 @@ from typing import NamedTuple
 class ReasoningFormat(NamedTuple):
     """The marks of a model family, as patterns that ignore case.
 
-    ``stray`` says whether the closing mark may stand without its opening mark.
+    ``stray`` says whether the closing mark may occur without its opening mark.
     """
 
     opening: str
@@ -48,7 +48,7 @@ OPEN = "|".join(family.opening for family in FAMILIES)
 """Pattern (case is ignored) of a mark that opens reasoning."""
 
 STRAY = "|".join(family.closing for family in FAMILIES if family.stray)
-"""Pattern (case is ignored) of a closing mark that may stand without its opening mark."""
+"""Pattern (case is ignored) of a closing mark that may occur without its opening mark."""
 
 _PAIRS = [
     (re.compile(family.opening, re.I), re.compile(family.closing, re.I)) for family in FAMILIES
@@ -56,7 +56,7 @@ _PAIRS = [
 _OPEN = re.compile(OPEN, re.IGNORECASE)
 _LEADING = re.compile(rf"\s*({OPEN})", re.IGNORECASE)
 _STRAY_AT_LINE_END = re.compile(rf"(?:{STRAY})[ \t]*(?:\r?\n|\Z)", re.IGNORECASE)
-# Inside a line, a mark that is quoted or stands between blanks is a word of the text.
+# Inside a line, a mark in quotes or between blanks is a word of the text.
 _STRAY_IN_LINE = re.compile(rf"(?<![`'\"])(?:(?<!\s)(?:{STRAY})|(?:{STRAY})(?!\s))", re.IGNORECASE)
 _LAST_BLOCK = re.compile(r"\n\s*(<think>(?:(?!</?think>).)*</think>)\s*\Z", re.I | re.S)
 

@@ -35,7 +35,7 @@ def retry_messages(
         messages: the original messages of the call, not those of an earlier re-ask.
         reply_text: the answer; kept to ``limit_chars`` by leaving out its middle.
         violations: as in ``AnswerResult.violations``; five at most are used.
-        schema: what is asked for; its text is not told again (see ``add_schema_instruction``).
+        schema: what is asked for; its text is not repeated (see ``add_schema_instruction``).
         limit_chars: the most characters of the answer that go back.
     """
     retry = list(messages)

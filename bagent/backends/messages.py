@@ -104,11 +104,11 @@ def read_conversation(messages: Sequence[Message], *, typed: bool | None = None)
 
     Args:
         typed: whether the provider's own blocks name their ``type``, as Anthropic's do and
-            Bedrock's do not; turns with blocks of another provider are told by their text and
+            Bedrock's do not; turns with blocks of another provider are sent as their text and
             calls. None takes all.
 
     Raises:
-        ValueError: a role or a part of a message that cannot be told in turns.
+        ValueError: a role or a part of a message has no form in turns.
     """
     talk = ChatMessages([], [])
     for message in messages:

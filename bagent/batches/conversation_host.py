@@ -106,7 +106,7 @@ class BatchRows:
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
             size = text_bytes(encode_item(item))  # an upper bound of the prompt
-            max_tokens = item.kept.max_tokens or DEFAULT_ANSWER_TOKENS
+            max_tokens = item.state.max_tokens or DEFAULT_ANSWER_TOKENS
             most += (
                 0.0
                 if price is None
@@ -119,7 +119,7 @@ class BatchRows:
         self._tools.fleet.expect(True)
         for item, copies in items:
             conversation = make_conversation(self._single, item.row, item.answer, self)
-            call = conversation.from_state(item.kept)
+            call = conversation.from_state(item.state)
             if call is not None:
                 self._single_calls[conversation] = copies
                 self._tools.fleet.submit(call)

@@ -34,7 +34,7 @@ class BatchItem(msgspec.Struct):
 
     row: Row
     answer: int
-    kept: ConversationState = ConversationState()
+    state: ConversationState = msgspec.field(default=ConversationState(), name="kept")
     of: int | None = None
 
 

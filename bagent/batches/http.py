@@ -30,7 +30,7 @@ QUIET_SECONDS = 120.0
 PIECE = 1 << 20
 
 Body = Callable[[], tuple[Any, dict[str, str]]]
-"""Makes a request's body and headers, anew for each attempt."""
+"""Makes a request's body and headers for each attempt."""
 
 
 class BatchHttpClient:

@@ -2,7 +2,7 @@
 
 Source: OpenAI's API reference for files and batches, 2026. A JSONL file is uploaded with purpose
 ``batch``, and a batch created from it with a completion window of 24 hours. Answers come in two
-files, in any order: successes and errors. An HTTP error stands in ``response.body`` with ``error``
+files, in any order: successes and errors. An HTTP error is in ``response.body`` with ``error``
 null; a request that was never made has ``response`` null. vLLM's batch runner writes an error
 beside the status. All of these are read.
 """

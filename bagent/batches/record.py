@@ -222,7 +222,7 @@ def status_lines(run_dir: Path, report: Report) -> list[str]:
     """Return a line of counts and a line for each unfinished batch; none without batches.
 
     Args:
-        report: told about broken lines.
+        report: receives messages about broken lines.
     """
     counts: Counter[str] = Counter()
     lines = []

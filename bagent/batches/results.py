@@ -151,7 +151,7 @@ class ResultReader:
     def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> None:
         rows = self._rows
         conversation = make_conversation(rows.plan, item.row, item.answer, rows)
-        call = conversation.from_state(item.kept)
+        call = conversation.from_state(item.state)
         if call is None:
             return
         if result is None:

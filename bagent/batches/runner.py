@@ -156,7 +156,7 @@ class BatchSubmitter:
         """Postpone the step after a passing failure; end the run after any other.
 
         Raises:
-            NeedsPerson: nobody but a person can mend it.
+            NeedsPerson: a person has to act first.
             StoppedEarly: nothing was heard for long.
         """
         now = self._tools.clock()

@@ -530,14 +530,14 @@ def write_results(
     Raises:
         WriteError: the disk is full, or the folder cannot be written.
     """
-    from bagent.bench import metrics as measure
+    from bagent.bench import metrics
     from bagent.bench.summary import summarise
     from bagent.bench.tables import BenchTables, write_csv
 
     folder = request.folder
     with BenchTables(folder) as tables:
         summary = summarise(tables, request.plan, record, health, request.command)
-        heatmap = measure.heatmap(tables)
+        heatmap = metrics.heatmap(tables)
         tables.write_parquet()
     write_csv(folder / ENDPOINTS, [_flat(row) for row in summary["endpoints"]])
     loads = summary["loads"]

@@ -163,7 +163,7 @@ class BenchTables:
     """The tables of one load test, in ``bench.duckdb`` of its folder; a context manager.
 
     Args:
-        folder: the folder of the raw rows, where the database is made anew.
+        folder: the folder of the raw rows, where the database is rebuilt.
     """
 
     def __init__(self, folder: Path) -> None:

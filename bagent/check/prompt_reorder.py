@@ -314,7 +314,7 @@ def suggest(job: Job, rows: Sequence[Data], score: Score, min_gain: float) -> Su
 
     Args:
         rows: data of rows that render.
-        score: tells how much a prompt shares.
+        score: returns how much a prompt shares.
         min_gain: tokens per row that a change has to gain.
     """
     spec = job.prompt

@@ -346,11 +346,11 @@ class HostChanges(msgspec.Struct, frozen=True):
     """Differences between two readings of a hostfile."""
 
     joined: tuple[HostEntry, ...] = ()
-    left: tuple[HostEntry, ...] = ()
+    removed: tuple[HostEntry, ...] = ()
     changed: tuple[HostEntry, ...] = ()  # with other tags; these are the new entries
 
     def __bool__(self) -> bool:
-        return bool(self.joined or self.left or self.changed)
+        return bool(self.joined or self.removed or self.changed)
 
 
 class HostfileWatch:
@@ -423,7 +423,7 @@ def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> Hos
     new = {host.url: host for host in after}
     return HostChanges(
         joined=tuple(host for url, host in new.items() if url not in old),
-        left=tuple(host for url, host in old.items() if url not in new),
+        removed=tuple(host for url, host in old.items() if url not in new),
         changed=tuple(
             host for url, host in new.items() if url in old and old[url].tags != host.tags
         ),

@@ -20,7 +20,7 @@ _NEVER_IN = frozenset({"prompt", "schema", "parameters"})
 
 
 class VariableUse(NamedTuple):
-    """One ``${VAR}`` of a job: the variable, what it was replaced with, and where it stands."""
+    """One ``${VAR}`` of a job: the variable, its value, and its position."""
 
     name: str
     value: str
@@ -99,7 +99,7 @@ class Substitution:
         return set_to
 
     def _position(self, spot: YamlSpot, piece: str) -> Position:
-        """Return where ``piece`` of a scalar stands in the file; the scalar itself if not found."""
+        """Return the position of ``piece`` in the file, that of the scalar if not found."""
         offset = self._text.find(piece, spot.start, spot.end) if spot.end else -1
         if offset < 0:
             return spot.value_at

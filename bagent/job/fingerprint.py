@@ -32,7 +32,7 @@ PARTS = (
 _PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching"})
 _WAYS = frozenset({"timeout", "rate_limit", "cache", "coalesce", "env", "headers", "api_key_env"})
 
-# What is made of an answer once it is there.
+# How an answer is processed.
 _JUDGEMENT = frozenset({"truncated"})
 
 
@@ -68,7 +68,7 @@ def _values(
 ) -> dict[str, Any]:
     """Only what differs from the defaults, so that a new key with a default changes nothing.
 
-    The contents of files stand in the place of their paths.
+    The contents of files replace their paths.
     """
     result: dict[str, Any] = {}
     for name, info in type(section).model_fields.items() if section else ():

@@ -135,7 +135,7 @@ def _load(request: JobRequest, file: YamlFile) -> Job:
     data: YamlMap = substitution.apply(file.data, file.spot)
     for option in request.sets:
         _apply_set(data, option, substitution)
-    # What a missing variable would be is not known, so nothing more can be said.
+    # What a missing variable would be is not known, so no further check is possible.
     context.problems.raise_first()
     for key, value in request.options.items():
         if value is not None:

@@ -76,9 +76,9 @@ def written_secrets(uses: Iterable[VariableUse]) -> frozenset[str]:
 def masked(job: Job) -> dict[str, Json]:
     """Return the resolved job with its defaults as JSON values, secrets masked.
 
-    Masked are: all header values but harmless ones, values of keys whose name tells of a secret,
+    Masks all header values but harmless ones, values of keys with the name of a secret,
     ``user:password@`` and secret parameters in URLs, well-known token forms, whatever ``${VAR}``
-    put into :data:`CARRIERS`, and the values of ``${VAR}`` whose name tells of a secret wherever
+    put into :data:`CARRIERS`, and the values of ``${VAR}`` with the name of a secret wherever
     they appear. Without secrets, loading the result again gives an equal job.
     """
     dumped = job.model_dump(mode="json", by_alias=True)

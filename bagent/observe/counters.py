@@ -29,7 +29,7 @@ from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
     """Return how many results are still to be made, None where the input's size is not known.
 
-    Rows that wait or are in flight are counted, and so are those that were read and not begun:
+    Rows that wait or are in flight are counted, and so are those that were read and not started:
     all of a small file. The number of rows not yet read is estimated from the input's size and
     the rows per unit so far, less those that an earlier start finished; each of them counts as
     much work as a row that was read and not skipped.
@@ -70,7 +70,7 @@ def finished_share(finished: int, to_do: int | None) -> float | None:
 
 
 def seconds_left(to_do: int | None, rows_per_s: float, throttled_s: float) -> float | None:
-    """Return the seconds until the end, None where nobody can tell."""
+    """Return the seconds until the end, None if unknown."""
     if to_do is None:
         return None
     if to_do == 0:

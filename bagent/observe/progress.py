@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "rich", "plain", "json", "none", "dashboard"]
 
 FIRST_S = 2.0
-"""Seconds until the first line, which shows in a log that the run has begun."""
+"""Seconds until the first line, which shows in a log that the run has started."""
 
 INTERVAL_S = 10.0
 """Seconds between lines without a notable change."""

@@ -121,7 +121,7 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Speeds per second over ``span_s`` seconds; token speeds are None where nobody counts."""
+    """Speeds per second over ``span_s`` seconds; token speeds are None if unknown."""
 
     span_s: float
     rows_per_s: float
@@ -198,7 +198,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     ``accepted`` rows have a truncated answer that the job accepts. ``remaining`` rows have no
     result yet. ``to_do`` results this start has still to make, in all stages, also those of rows
     that failed earlier and are sent again; ``fraction`` (0 to 1) and ``eta_s`` follow from it.
-    Each is None where nobody knows it; ``total_is_exact`` tells whether ``total`` and
+    Each is None if unknown; ``total_is_exact`` says whether ``total`` and
     ``remaining`` are more than estimates.
 
     ``this_start`` and everything below it is of this start alone: ``skipped`` rows were finished

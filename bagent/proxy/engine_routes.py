@@ -20,7 +20,7 @@ from bagent.backends.openai.models import fetch_model_entries
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.leases import EndpointLeaser
 from bagent.proxy.auth import refusal
-from bagent.text.json import decode_json
+from bagent.text.json import json_or_none
 from bagent.types import Json
 
 PROBE_SECONDS = 5.0
@@ -77,7 +77,7 @@ class EngineRoutes:
     async def _version(self, request: web.Request) -> web.Response:
         versions = []
         for _, raw in await self._get_all("/version"):
-            body = _decoded(raw)
+            body = json_or_none(raw)
             if isinstance(body, dict) and isinstance(body.get("version"), str):
                 versions.append(body["version"])
         if not versions:
@@ -184,10 +184,3 @@ def merged_metrics(texts: Sequence[tuple[str, str]]) -> str:
                 series.setdefault(family, []).append(f"{sample[1]}{{{labels}}}{sample[3]}")
     lines = [line for family, own in series.items() for line in (*heads.get(family, ()), *own)]
     return "\n".join([*lines, ""])
-
-
-def _decoded(raw: bytes) -> Json:
-    try:
-        return decode_json(raw)
-    except ValueError:
-        return None

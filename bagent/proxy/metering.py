@@ -22,7 +22,7 @@ from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.reader import JournalReader
 from bagent.store.lock import LockRenewer, RunLock
 from bagent.store.run_dir import RunDir, RunInfo, Start
-from bagent.text.json import decode_json
+from bagent.text.json import json_or_none
 from bagent.types import Attempt, EndpointSample, Failure, Json, Outcome, Usage
 
 HEAD_BYTES = 8192
@@ -52,7 +52,7 @@ def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
         head: the beginning of the stream.
     """
     if tail.lstrip()[:1] == b"{":
-        body = _decoded(tail)
+        body = json_or_none(tail)
         if isinstance(body, dict):
             return _read(body), _model(body)
         # The tail of a long stream may begin with a brace too.
@@ -89,7 +89,7 @@ def _event(lines: list[bytes]) -> dict[str, Any] | None:
     """Return the first event in ``lines`` that reports usage."""
     for line in lines:
         if line.startswith(b"data:") and b'"usage"' in line:
-            body = _decoded(line[5:])
+            body = json_or_none(line[5:])
             if isinstance(body, dict) and _has_usage(body):
                 return body
     return None
@@ -103,13 +103,6 @@ def _has_usage(body: dict[str, Any]) -> bool:
 def _model(body: dict[str, Any]) -> str | None:
     model = body.get("model")
     return model if isinstance(model, str) else None
-
-
-def _decoded(raw: bytes) -> Json:
-    try:
-        return decode_json(raw)
-    except ValueError:
-        return None
 
 
 PART = "all"

@@ -1,4 +1,4 @@
-"""HTML of text that nobody can trust: everything is escaped unless it was made here."""
+"""HTML of untrusted text: everything is escaped unless it was made here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A set of 64-bit keys in about ten bytes each, and no pauses as it grows.
 
 A Python set of integers takes 60 to 90 bytes a key; a job of ten million rows has to remember
-every one of them. Here the keys of a bucket stand one after the other in one ``bytes`` object,
+every one of them. Here the keys of a bucket follow one another in one ``bytes`` object,
 found with ``bytes.find``. The table grows by linear hashing (Litwin, VLDB 1980): one bucket is
 split at a time, so memory follows the number of keys and no insertion has to rebuild the table.
 """
@@ -51,7 +51,7 @@ class CompactHashSet:
         self._room = _FILL << _FIRST_BITS
 
     def add(self, key: int, note: bytes = b"") -> bool:
-        """Put ``key`` in, with its note; False, and the first note stays, if it is there."""
+        """Add ``key`` with its note; return False and keep the first note if it is present."""
         return not self.add_all((key,), (note,))
 
     def add_all(self, keys: Sequence[int], notes: Sequence[bytes] | None = None) -> list[int]:

@@ -107,7 +107,7 @@ class RowReader:
 
     @property
     def shards(self) -> int:
-        """Into how many parts the rows are divided, of which these are one."""
+        """The number of shards; this reader delivers one of them."""
         return self._config.shard[1] if self._config.shard else 1
 
     def take_notes(self) -> None:
@@ -242,7 +242,7 @@ class RowReader:
                 yield in_shard(rows, shard) if shard else rows
 
     def _draw_sample(self, size: int) -> RowSample:
-        """Return a sample that all rows have been shown to; so it needs the end of stdin."""
+        """Return a sample of all rows, which needs the end of stdin."""
         sample = RowSample(size, self._config.seed)
         for rows in self._matching_rows(RowWarnings(), ReadProgress(None)):
             sample.add(rows)

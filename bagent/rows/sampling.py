@@ -17,7 +17,7 @@ def draw(key: int, seed: int) -> int:
 
 
 class RowSample:
-    """The ``size`` rows with the lowest lots: even, and the same wherever the rows stand.
+    """The ``size`` rows with the lowest lots: even, and independent of the order of the rows.
 
     All rows are shown once to find the highest lot that is in, then again to be picked; only
     ``size`` numbers are held. A larger sample of the same seed holds the smaller one.
@@ -66,7 +66,7 @@ def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
 
 
 def shard_positions(keys: Sequence[int], shard: tuple[int, int] | None) -> Sequence[int]:
-    """Return where among rows of these keys those of :func:`in_shard` stand; None: all rows do."""
+    """Return the indexes of the keys in the shard of :func:`in_shard`; None: all rows."""
     if shard is None:
         return range(len(keys))
     part, parts = shard

@@ -31,7 +31,7 @@ class StdinSpool:
     """The file that keeps the rows from stdin, one a line, blank lines included.
 
     So the line of a row in the spool is its line on stdin, as long as one pipe filled it. A last
-    line that was not written to its end belongs to a row that nobody got, and is dropped.
+    line that was not written to its end belongs to a row that was never delivered, and is dropped.
 
     Args:
         path: the file; it is made when the first row comes.

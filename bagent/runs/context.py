@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bagent.answers.schema.schema import OutputSchema
 from bagent.batches.service import check_batches
-from bagent.errors import InputError, JobError, SchemaError, UsageError
+from bagent.errors import InputError, JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.hpc.allocation import auto_shard
 from bagent.job.batch_file import is_batch_file
@@ -25,7 +25,7 @@ from bagent.runs.batch_file_check import check_lines, is_batch_file_path
 from bagent.runs.deadline import read_deadline
 from bagent.runs.environment import apply_presets, read_environment, rename_old_variables
 from bagent.servers.resolve import key_variables
-from bagent.stages.prepare import PreparedStage, prepare_stages, used_fields
+from bagent.stages.prepare import PreparedStage, load_schema, prepare_stages, used_fields
 from bagent.stages.topologies import is_single_map
 from bagent.stages.validate import check_boards, check_joins, check_stages, check_vote
 from bagent.store.journal.done_index import ResumePolicy
@@ -266,21 +266,6 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
             return job, True
         raise JobError("the job has no prompt", hint="write prompt: ...")
     return job, False
-
-
-def load_schema(job: Job) -> OutputSchema | None:
-    """Return the output schema of ``job``, if it has one."""
-    schema = job.output.schema_
-    if schema is None:
-        return None
-    try:
-        if isinstance(schema, dict):
-            return OutputSchema.load(schema, base=job.source.folder)
-        return OutputSchema.load(schema.path, base=schema.path.parent)
-    except SchemaError as error:
-        if error.at is None:
-            error.at = job.source.position(("output", "schema"))
-        raise
 
 
 def run_directory(job: Job, options: RunOptions) -> Path:

@@ -164,7 +164,7 @@ class HostfileFollower:
             content = await asyncio.to_thread(read_content, self._path)
             changes = None if content is None else self._watch.on_content(content)
             if changes is not None:
-                fleet.leave([host.name for host in (*changes.left, *changes.changed)])
+                fleet.leave([host.name for host in (*changes.removed, *changes.changed)])
                 joining = (*changes.joined, *changes.changed)
                 fleet.join(states([self._by_url[host.url] for host in joining]))
                 self._notice(f"{self._path.name} changed: {_describe(changes)}")
@@ -180,7 +180,7 @@ class HostfileFollower:
 def _describe(changes: HostChanges) -> str:
     groups = (
         (changes.joined, "joined"),
-        (changes.left, "left"),
+        (changes.removed, "left"),
         (changes.changed, "changed their tags"),
     )
     return ", ".join(f"{len(hosts)} {what}" for hosts, what in groups if hosts)

@@ -386,7 +386,7 @@ class RunSession:
             position=position,
             size=size,
             ended=feeder.exhausted if feeder else False,
-            # Stages read finished rows again, so their count tells nothing.
+            # Stages read finished rows again, so their count is of no use.
             expected=feeder.requested if feeder and not self._prepared.stages else 0,
             finished=self._finished_rows,
         )

@@ -48,7 +48,7 @@ SEED = 20_240_229
 
 LOOKAHEAD = 256
 MOST_AHEAD = 8192
-"""Most rows that stand ready, alone and in batches: enough to fill a batch for every endpoint."""
+"""Most ready rows, alone and in batches: enough to fill a batch for every endpoint."""
 
 
 class EndpointStateFactory:

@@ -159,7 +159,7 @@ class RequestedModel(msgspec.Struct, frozen=True):
 class ModelCheck:
     """Compares the requested models with those that endpoints list.
 
-    A model that is not listed may be an alias: one request of one token tells.
+    A model that is not listed may be an alias: one request of one token shows it.
 
     Args:
         capabilities: those of each endpoint, by name.

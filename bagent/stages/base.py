@@ -45,7 +45,7 @@ class StageContext(msgspec.Struct, eq=False):
         output: Json = None,
         error: tuple[str, str] | None = None,
     ) -> Recorded:
-        """Return the outcome of a row that no model is asked about.
+        """Return the outcome of a row that needs no request.
 
         It is written unless an earlier start did so.
 

@@ -136,7 +136,7 @@ class Backpressure:
 
 
 class StageQueue:
-    """The rows of one stage that wait to be asked about, as an async iterator in arrival order.
+    """The waiting rows of one stage, as an async iterator in arrival order.
 
     Each row is queued as a function that renders it, called just before it is sent: its prompt may
     hold many earlier answers.

@@ -178,12 +178,12 @@ def _make_request(
             hint="write hostfile: PATH",
             at=base.source.position((*path[:-1], "select")),
         )
-    schema = None if embeds else load_schema_of(job, path)
+    schema = None if embeds else load_schema(job, path)
     return StageRequest(name, job, part, Prompt(job.prompt, base.source, path), schema)
 
 
-def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:
-    """Load the output schema of ``job``, if it has one; ``path`` is the path of its prompt."""
+def load_schema(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:
+    """Load the output schema of ``job``, if it has one; ``path`` is that of its prompt."""
     spec = job.output.schema_
     if spec is None:
         return None

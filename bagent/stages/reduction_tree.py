@@ -375,7 +375,7 @@ class Tree:
         return Node(self.reducer, row, self._root, group, level, longest)
 
     def finish(self, remaining: list[StageRow]) -> None:
-        """Fill the slot with what the last level leaves."""
+        """Fill the slot with the rows of the last level."""
         if len(remaining) == 1:
             self._slot.fill(remaining[0])
         elif remaining or not (self._leaves or self.dropped):

@@ -20,7 +20,7 @@ MOST_FOLLOWERS = 10_000
 """Rows that may wait for equal requests in flight: it bounds memory."""
 
 BEGUN_AT_ONCE = 32
-"""Rows begun in one turn of the event loop, so that answers do not wait for a full batch."""
+"""Rows started in one turn of the event loop, so that answers do not wait for a full batch."""
 
 LONGEST_TURN_SECONDS = 0.1
 

@@ -17,7 +17,7 @@ from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job
 from bagent.job.spec.output import OutputSpec
 from bagent.job.spec.stages import OnFailure, StagePart, StageSpec, TopologySpec
-from bagent.stages import sql_recipes as snippets
+from bagent.stages import sql_recipes
 from bagent.stages.row import INPUT
 from bagent.types import Json
 
@@ -269,7 +269,7 @@ def _blackboard(job: Job, topology: TopologySpec) -> list[StageAt]:
 def _self_consistency(job: Job, topology: TopologySpec) -> list[StageAt]:
     _need_prompt(job)
     answers = job.answers if job.answers > 1 else VOTES
-    query = snippets.majority("sample", topology.vote)
+    query = sql_recipes.majority("sample", topology.vote)
     return [
         _main(job, "map", "sample", answers=answers),
         StageAt(

@@ -143,7 +143,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     def exit_code(self) -> int | None:
         """The exit code of the run: the highest of the parts that it was last started in.
 
-        None while a part runs, has not begun, or was killed.
+        None while a part runs, has not started, or was killed.
         """
         if not self.starts:
             return None

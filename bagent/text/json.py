@@ -32,8 +32,16 @@ def decode_json(raw: bytes | str) -> Json:
             raise ValueError("nested too deeply") from None
 
 
+def json_or_none(raw: bytes | str) -> Json:
+    """Return the value of JSON text, None for ``null`` and for what is not JSON."""
+    try:
+        return decode_json(raw)
+    except ValueError:
+        return None
+
+
 def encode_json(value: Json) -> str:
-    """Compact JSON text of a decoded value; a lone surrogate stays as its ``\\udXXX`` escape.
+    """Return the compact JSON text of a value; a lone surrogate stays as its ``\\udXXX`` escape.
 
     Raises:
         ValueError: it is nested too deeply.

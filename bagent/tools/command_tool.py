@@ -33,7 +33,7 @@ class CommandTool:
     """A program as a tool.
 
     Attributes:
-        argv: its words; ``{name}`` is an argument of the schema, ``{{name}}`` the text ``{name}``.
+        argv: its arguments; ``{name}`` is a property of the schema, ``{{name}}`` is ``{name}``.
         names: the arguments that the schema has.
         cwd: its working directory.
         env: its whole environment.

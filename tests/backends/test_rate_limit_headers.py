@@ -62,7 +62,7 @@ def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) 
         return
     assert found is not None
     assert found.requests is not None
-    assert (found.requests.limit, found.requests.left) == (500, 499)
+    assert (found.requests.limit, found.requests.remaining) == (500, 499)
 
 
 def test_a_refusal_brings_them_too(provider: Provider) -> None:

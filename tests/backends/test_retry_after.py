@@ -172,19 +172,19 @@ def read(headers):
 def test_openais_limits_are_of_requests_and_of_all_tokens():
     found = read(OPENAI)
     assert found.at == NOW
-    assert (found.requests.limit, found.requests.left) == (500, 499)
+    assert (found.requests.limit, found.requests.remaining) == (500, 499)
     assert found.requests.reset == pytest.approx(0.12)
-    assert (found.tokens.limit, found.tokens.left, found.tokens.reset) == (30000, 25000, 10)
+    assert (found.tokens.limit, found.tokens.remaining, found.tokens.reset) == (30000, 25000, 10)
     assert found.requests.period == found.tokens.period == MINUTE
     assert found.input is found.output is None
 
 
 def test_anthropics_limits_are_of_requests_prompts_and_answers():
     found = read(ANTHROPIC)
-    assert (found.requests.limit, found.requests.left) == (50, 40)
+    assert (found.requests.limit, found.requests.remaining) == (50, 40)
     assert found.requests.reset == pytest.approx(12, abs=0.01)
-    assert (found.input.limit, found.input.left, found.input.reset) == (30000, 30000, 0)
-    assert (found.output.limit, found.output.left) == (8000, 2000)
+    assert (found.input.limit, found.input.remaining, found.input.reset) == (30000, 30000, 0)
+    assert (found.output.limit, found.output.remaining) == (8000, 2000)
     assert found.requests.is_bucket(MINUTE)
     assert found.input.is_bucket(MINUTE)
     assert found.output.is_bucket(MINUTE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.check import check as volume
+from bagent.check import check
 from bagent.check.check import RowCount, count_rows
 from bagent.rows import RowsConfig, open_rows
 from bagent.types import Row
@@ -50,7 +50,7 @@ def test_a_large_file_is_estimated_and_not_read_to_its_end(
     assert found.how == "about"
     assert found.rows == pytest.approx(count, rel=0.02)
     assert len(kept) == 20
-    assert size is not None and read < size and read < 2 * volume.COUNT_BYTES
+    assert size is not None and read < size and read < 2 * check.COUNT_BYTES
 
 
 def test_a_limit_bounds_the_estimate(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_a_pipe_is_read_no_further_than_the_rows_that_are_looked_at() -> None:
 
 
 def test_a_source_without_a_size_is_at_least_what_was_read() -> None:
-    pipe = Pipe(volume.COUNT_ROWS + 50)
+    pipe = Pipe(check.COUNT_ROWS + 50)
     found = count_rows(pipe, 10)[1]
     assert found.how == "at least"
-    assert found.rows > volume.COUNT_ROWS
+    assert found.rows > check.COUNT_ROWS
 
 
 def test_a_pipe_that_ends_early_and_a_file_without_rows_are_counted(tmp_path: Path) -> None:

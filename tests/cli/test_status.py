@@ -40,6 +40,10 @@ def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagen
     assert state["rows_per_s"] == 2 / 5
     assert state["started"] == time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(100))
     assert state["cache_hit_rate"] == 8 / 20
+    # How long a killed start worked is unknown: the speed is that of the last lines.
+    make_run(job_dir / "runs" / "killed", outcomes, starts=[Start(100.0), starts[1]])
+    make_run(job_dir / "runs" / "bare", outcomes)
+    assert described(bagent, "killed")["rows_per_s"] == described(bagent, "bare")["rows_per_s"]
 
 
 def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(

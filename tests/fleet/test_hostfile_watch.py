@@ -48,7 +48,7 @@ def test_a_new_list_counts_once_it_was_seen_twice_a_second_apart() -> None:
     assert w.on_content(new, 0.5) is None
     changes = w.on_content(new, 0.5)
     assert changes is not None
-    assert [names(changes.joined), names(changes.left), names(changes.changed)] == [
+    assert [names(changes.joined), names(changes.removed), names(changes.changed)] == [
         ["c"],
         ["a"],
         ["b"],
@@ -98,7 +98,7 @@ def test_after_a_broken_moment_the_same_list_is_no_change_and_a_new_one_counts()
     assert w.notices == []
     w.on_content(b"z\n")
     changes = w.on_content(b"z\n")
-    assert changes is not None and names(changes.left) == ["a", "b"]
+    assert changes is not None and names(changes.removed) == ["a", "b"]
 
 
 def test_comments_and_order_are_no_change() -> None:
@@ -123,7 +123,7 @@ def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:
     w.on_content(b"a role=x\nb role=y\nc\n")
     changes = w.on_content(b"a role=x\nb role=y\nc\n")
     assert changes is not None
-    assert [names(changes.joined), names(changes.left), w.names] == [["a"], ["b"], ["a"]]
+    assert [names(changes.joined), names(changes.removed), w.names] == [["a"], ["b"], ["a"]]
 
 
 def test_a_list_of_which_nothing_is_selected_is_not_used() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.stages import sql_recipes as snippets
+from bagent.stages import sql_recipes
 from bagent.stages.query import QueryResult, StageTable, run_query
 from bagent.stages.sql_validation import QueryCheck, validate_query
 
@@ -43,7 +43,7 @@ def ask(tmp_path: Path):
 
 
 def test_the_majority_with_its_fraction(ask):
-    found = {one.values["id"]: one for one in ask(snippets.majority("s", "name"))}
+    found = {one.values["id"]: one for one in ask(sql_recipes.majority("s", "name"))}
     assert found["b"].values["winner"] == "two"
     assert found["b"].values["fraction"] == pytest.approx(2 / 3)
     # Equal votes: the answer that was given first.
@@ -52,22 +52,25 @@ def test_the_majority_with_its_fraction(ask):
 
 
 def test_the_best_of_each_row_and_the_top_of_all(ask):
-    best = [(one.values["id"], one.values["score"]) for one in ask(snippets.best_of("s", "score"))]
+    best = [
+        (one.values["id"], one.values["score"]) for one in ask(sql_recipes.best_of("s", "score"))
+    ]
     assert best == [("a", 9.0), ("b", 4.5)]
-    top = ask(snippets.top_k("s", "score", 2))
+    top = ask(sql_recipes.top_k("s", "score", 2))
     assert [(one.values["id"], one.values["answer"]) for one in top] == [("a", 1), ("b", 1)]
     assert top[0].parents == ("s:a:1",)
 
 
 def test_lists_are_merged_with_counts(ask):
     found = [
-        (one.values["item"], one.values["times"]) for one in ask(snippets.merge_lists("s", "tags"))
+        (one.values["item"], one.values["times"])
+        for one in ask(sql_recipes.merge_lists("s", "tags"))
     ]
     assert found == [("x", 1), ("y", 2), ("z", 1)]
 
 
 def test_statistics_skip_and_count_what_is_no_number(ask):
-    [found] = ask(snippets.statistics("s", "score"))
+    [found] = ask(sql_recipes.statistics("s", "score"))
     wanted = {"rows": 6, "failed": 1, "not_numbers": 2, "numbers": 3, "least": 3.0, "greatest": 9.0}
     assert {key: found.values[key] for key in wanted} == wanted
     assert found.values["mean"] == pytest.approx(5.5)
@@ -75,7 +78,7 @@ def test_statistics_skip_and_count_what_is_no_number(ask):
 
 
 def test_a_failure_report_names_each_reason(ask):
-    [found] = ask(snippets.failure_report("s"))
+    [found] = ask(sql_recipes.failure_report("s"))
     assert (found.values["error_kind"], found.values["rows"], found.values["first_id"]) == (
         "timeout", 1, "a",
     )  # fmt: skip

@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 import pytest
 
-from bagent.store.tables import build as maker
+from bagent.store.tables import build
 from bagent.store.tables.build import TableOptions, make_tables, most_memory_mb
 from bagent.store.tables.parquet import VECTOR_BYTES, longest_line, memory_steps
 
@@ -89,7 +89,7 @@ def test_large_rows_are_in_the_tables_and_what_does_not_fit_is_named(
         raw = msgspec.Raw(json.dumps({"t": text}).encode()) if n != 3 else msgspec.Raw(b"{}")
         outcomes.append(outcome(n, text=text, output=raw))
     store.write(*outcomes)
-    monkeypatch.setattr(maker, "most_memory_mb", lambda: 150)
+    monkeypatch.setattr(build, "most_memory_mb", lambda: 150)
     make_tables(store.path, TableOptions(), store.reports.append)
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
         rows = connection.execute("select row, length(text) from results order by row").fetchall()
@@ -99,7 +99,7 @@ def test_large_rows_are_in_the_tables_and_what_does_not_fit_is_named(
         '1 rows stand without their long texts, which do not fit into 150 MB: row 3 ("r3")'
     )
     store.reports.clear()
-    monkeypatch.setattr(maker, "most_memory_mb", lambda: 2000)
+    monkeypatch.setattr(build, "most_memory_mb", lambda: 2000)
     make_tables(store.path, TableOptions(), store.reports.append)
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
         longest = connection.execute("select max(length(text)) from results").fetchall()

@@ -22,8 +22,8 @@ from unittest import mock
 
 from bagent.cli.app import main
 from bagent.cli.process import report_fault
-from bagent.store import query as asking
-from bagent.store.tables import build as tables
+from bagent.store import query
+from bagent.store.tables import build
 
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,
@@ -151,7 +151,7 @@ def _signal_handlers() -> Iterator[None]:
 def _tables_in_process() -> Iterator[None]:
     """Make tables here too: a child spends more time on its imports than on a short run."""
     with (
-        mock.patch.object(asking, "run_tables_child", _make_tables),
+        mock.patch.object(query, "run_tables_child", _make_tables),
         mock.patch("bagent.runs.execute.TablesChild", TablesHere),
     ):
         yield
@@ -159,7 +159,7 @@ def _tables_in_process() -> Iterator[None]:
 
 def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:
     with contextlib.redirect_stderr(io.StringIO()) as err:
-        code = tables.main(arguments, rows.encode())
+        code = build.main(arguments, rows.encode())
     return code, err.getvalue()
 
 

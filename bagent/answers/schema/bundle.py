@@ -203,7 +203,7 @@ class Bundler:
 
 
 class _Writer:
-    """Writes the root document anew, with references as pointers into it."""
+    """Rewrites the root document with references as pointers into it."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ def read_group(
     A failure is returned if the body as a whole is an error.
 
     Args:
-        first_ids: token ids with which every prompt begins, where the server tells them.
+        first_ids: token ids with which every prompt begins, if the server reports them.
     """
     try:
         body = _decode(raw)

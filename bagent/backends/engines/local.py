@@ -79,7 +79,7 @@ def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) 
     Args:
         file: the GGUF file, None for the installed small model.
         options: the query.
-        log_file: where the server's words go.
+        log_file: file of the server's output.
 
     Raises:
         JobError: an unknown option, or one that is no number of at least 1.

@@ -29,7 +29,7 @@ _MISSING = (401, 403, 404, 405, 410, 501)
 
 
 class EngineLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one server told of its load at one time; None where it did not tell.
+    """What one server reported of its load at one time; None where it reported nothing.
 
     Counts are sums over the server's engines (data-parallel ranks), counters (``preemptions``
     and all below but ``capacity``) are since the engine's start and fall when it restarts.
@@ -44,7 +44,7 @@ class EngineLoad(msgspec.Struct, frozen=True, omit_defaults=True):
             transfer, an adapter).
         kv_usage: share of the KV cache in use, 0 to 1: the maximum over the engines. The fullest
             one preempts first, and a mean would hide it behind idle ones.
-        capacity: how many requests may run at once, where told.
+        capacity: how many requests may run at once, if reported.
         engine: ``vllm``, ``sglang``, ``dynamo`` or ``llamacpp``.
     """
 
@@ -136,7 +136,7 @@ def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad |
         text: the body of ``/metrics``.
         at: when it was read, Unix seconds.
         model: the model that is asked for. It chooses among several models on one server; if it
-            is not among them, no number is told.
+            is not among them, no number is reported.
     """
     samples = [sample for sample in _samples(text) if sample.labels.get(b"priority", b"") == b""]
     if not samples:

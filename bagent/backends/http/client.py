@@ -144,7 +144,7 @@ class StreamTimeout:
     reset for each one, it checks the deadline when it fires.
 
     Raises:
-        StreamStalled: one of the limits was over; its words say which.
+        StreamStalled: one of the limits was exceeded; its message says which.
     """
 
     def __init__(self, first_token: float | None, idle: float | None) -> None:

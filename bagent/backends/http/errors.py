@@ -8,7 +8,7 @@ saves.
     HttpError                 the connection or the answer was bad
     ├── PayloadError          the answer broke off, or cannot be unpacked
     ├── EndlessBody           the answer is longer than any
-    ├── SwitchedProtocol      the server answered 101, which nobody asked for
+    ├── SwitchedProtocol      the server answered 101 without a request to switch
     ├── ServerClosed          the server closed the connection before it answered a byte
     ├── ProxyRefused          the proxy refused to reach the server
     ├── BadAddress            not an address to send to (a ValueError too)

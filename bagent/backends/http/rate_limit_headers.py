@@ -22,20 +22,20 @@ _NEAR = 0.1
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """One limit: how much of ``limit`` is ``left``, and in how many seconds it is whole again.
+    """One limit: how much of ``limit`` is ``remaining``, and in how many seconds it is whole again.
 
-    ``reset`` is None where that was not told. ``slack`` is by how many seconds it may be off;
-    ``header`` is where ``left`` was told.
+    ``reset`` is None if not reported, and accurate to ``slack`` seconds; ``header`` is the header
+    of ``remaining``.
     """
 
     limit: float
-    left: float
+    remaining: float
     reset: float | None = None
     """Seconds until the limit is whole again, None if not reported."""
     slack: float = 0.02
     """Accuracy of ``reset`` in seconds."""
     header: str = ""
-    """The header of ``left``."""
+    """The header of ``remaining``."""
 
     @property
     def period(self) -> float | None:
@@ -53,12 +53,12 @@ class Allowance(msgspec.Struct, frozen=True):
         """Return whether the allowance refills at ``limit`` in ``period`` seconds."""
         if self.reset is None:
             return False
-        refill_seconds = period * (self.limit - self.left) / self.limit
+        refill_seconds = period * (self.limit - self.remaining) / self.limit
         return abs(self.reset - refill_seconds) <= self.slack + _NEAR * refill_seconds
 
 
 class RateLimits(msgspec.Struct, frozen=True):
-    """The limits that one answer told, at Unix time ``at``; None where one was not told.
+    """The limits that one answer reported, at Unix time ``at``; None where one was not reported.
 
     ``tokens`` are those of prompt and answer together; ``input`` and ``output`` are limits of
     their own.

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bagent.backends.openai import embeddings
-from bagent.backends.openai import responses as responses_wire
+from bagent.backends.openai import embeddings, responses
 from bagent.backends.openai.chat import read_reply
 from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
 from bagent.types import Failure, Json, Reply
@@ -98,7 +97,7 @@ def _output(response_format: Json) -> OutputFormat | None:
 
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
-ROUTES = (CHAT, COMPLETIONS, embeddings.PATH, responses_wire.PATH)
+ROUTES = (CHAT, COMPLETIONS, embeddings.PATH, responses.PATH)
 """The supported routes."""
 
 
@@ -125,8 +124,8 @@ def read_by_route(
     """Parse a body by its route; ``texts`` is None if the number of inputs is unknown."""
     if path == embeddings.PATH:
         reply = embeddings.read_vectors(raw, texts, headers)
-    elif path == responses_wire.PATH:
-        reply = responses_wire.read_response(raw, headers)
+    elif path == responses.PATH:
+        reply = responses.read_response(raw, headers)
     else:
         reply = read_reply(raw, headers.get("Content-Type", ""), headers)
     return msgspec.structs.replace(reply, body=raw) if isinstance(reply, Reply) else reply

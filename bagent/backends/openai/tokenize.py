@@ -16,7 +16,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.profile import EndpointProfiles
 from bagent.backends.request import Request, encode_payload
-from bagent.text.json import decode_json
+from bagent.text.json import json_or_none
 from bagent.types import Failure, Json
 
 _NOT_SERVED = frozenset({404, 405, 501})
@@ -59,7 +59,7 @@ class PromptCounter:
         if status == 400:  # some servers count only up to their context
             kind = failure_from_status(status, raw.decode("utf-8", "replace"), {}).kind
             return TOO_LONG if kind == "context_overflow" else None
-        body = _json(raw) if status == 200 else None
+        body = json_or_none(raw) if status == 200 else None
         count = body.get("count") if isinstance(body, dict) else None
         if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):
             # llama.cpp's route of that name takes other fields.
@@ -88,10 +88,3 @@ def _question(request: Request) -> dict[str, Any] | None:
 
 def _is_text(content: Json) -> bool:
     return content is None or isinstance(content, str)
-
-
-def _json(raw: bytes) -> Json:
-    try:
-        return decode_json(raw)
-    except ValueError:
-        return None

@@ -172,7 +172,7 @@ def proxy(
     With --backend NAME it is in front of that one server, also a hosted one, whose key clients
     need not know; requests keep the form that the server takes. Bedrock takes chats in OpenAI's.
 
-    Where a key stands behind it, clients need a token as their API key: that of --token-env, or a
+    If the servers need a key, clients need a token as their API key: that of --token-env, or a
     random one, which is written to the file "token" of the run directory (mode 0600).
 
     Example: bagent proxy --hostfile hosts.txt --port 8080

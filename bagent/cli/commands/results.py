@@ -75,7 +75,7 @@ def results(
     redact: Redact = None,
     output: OutputFile = None,
 ) -> None:
-    """The current result of every row in input order, from the journal, also while a run goes on.
+    """The current result of every row in input order, from the journal, also while a run works.
 
     Several runs come as one: the parts of one input are brought together in its order, others
     follow each other. --redact NAME hides that property of input and output, and the texts that

@@ -244,8 +244,10 @@ def _size(
     return total, progress.total_is_exact, remaining, eta
 
 
-def _working_seconds(starts: Sequence[Start]) -> float:
-    """Return how long any process of a run was at work, without the pauses between starts."""
+def _working_seconds(starts: Sequence[Start]) -> float | None:
+    """Return how long a run worked, without pauses; None if a killed start has no end."""
+    if any(start.ended_at is None for start in starts):
+        return None
     seconds, until = 0.0, 0.0
     for begin, end in sorted((start.at, start.ended_at or start.at) for start in starts):
         seconds += max(0.0, end - max(begin, until))

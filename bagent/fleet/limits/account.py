@@ -60,11 +60,11 @@ class RateQuota:
                 them only requests count that were started after the previous report.
         """
         bucket = any(map(allowance.is_bucket, (MINUTE, DAY)))
-        if bucket or allowance.left >= min(SMALL, allowance.limit):
+        if bucket or allowance.remaining >= min(SMALL, allowance.limit):
             self._repeats = 0
             return False
-        if allowance.left != self._repeated or self._repeats == 0:
-            self._repeats, self._repeated = 1, allowance.left
+        if allowance.remaining != self._repeated or self._repeats == 0:
+            self._repeats, self._repeated = 1, allowance.remaining
         elif per_request or started > self._repeat_total:
             self._repeats += 1
         else:
@@ -86,7 +86,7 @@ class RateQuota:
         """
         if started < self._total:
             return
-        self._limit, self._remaining = allowance.limit, allowance.left
+        self._limit, self._remaining = allowance.limit, allowance.remaining
         self._total, self._reported_at = started, at
         reset = min(MINUTE if allowance.reset is None else allowance.reset, self._longest)
         self._until = at + reset + ROUNDING
@@ -350,8 +350,8 @@ class Account:
             per_request = name == "requests"
             if accepted and quota.contradicts(allowance, started, total, per_request=per_request):
                 ignored.append(
-                    f"sends {allowance.header or name}: {allowance.left:g} with answers that go"
-                    " on; it is disregarded"
+                    f"sends {allowance.header or name}: {allowance.remaining:g} with answers that"
+                    " go on; it is disregarded"
                 )
             if self._reported.get(name) != allowance.limit:
                 self._reported[name] = allowance.limit

@@ -44,7 +44,7 @@ class _Interpreter:
     """How a program is given code.
 
     ``letter`` are the one-letter options that take it, ``long`` the long ones. ``valued`` and
-    ``long_valued`` are options with a value that is no code. ``attached``: code may stand behind
+    ``long_valued`` are options with a value that is no code. ``attached``: code may follow
     the letter in the same word. ``operand`` is the number of the operand that is code where no
     option gave any; ``ends`` are options behind which no code comes. ``mixed``: options may follow
     operands.
@@ -110,7 +110,7 @@ def code_words(argv: Sequence[str]) -> Iterator[int]:
 
     An index may come twice.
 
-    Interpreters count wherever they stand, since programs such as ``env``, ``timeout``, ``srun`` or
+    Interpreters count at any position, since programs such as ``env``, ``timeout``, ``srun`` or
     ``docker run`` start what their words name.
     """
     data_from = len(argv)

@@ -89,7 +89,7 @@ class JobSource:
         return find(self.data, path, self.root)[0]
 
     def origin(self, path: tuple[str | int, ...]) -> Origin:
-        """Return where the text at ``path`` stands in the file."""
+        """Return the position of the text at ``path`` in the file."""
         spot = self.spot(path)
         if not spot.line:
             return Origin(spot.file)
@@ -319,7 +319,7 @@ def _merged(base: Section, part: Section) -> Section:
 
 
 KeyPath = tuple[str | int, ...]
-"""Where a value stands in a job file."""
+"""The position of a value in a job file."""
 
 
 def stage_parts(job: Job) -> Iterator[tuple[KeyPath, StagePart]]:

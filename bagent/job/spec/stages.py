@@ -180,7 +180,7 @@ class StageSpec(StagePart):
 
 
 class TopologySpec(Section):
-    """A short name for stages, with what these stages need beside the job's own keys."""
+    """A short name for stages, with their own keys."""
 
     short_form: ClassVar[list[Json]] = [Choice(Topology).describe()]
 

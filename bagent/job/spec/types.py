@@ -1,6 +1,6 @@
 """Types of the values in a job file.
 
-A kind stands in an annotation, ``Annotated[int, IntegerKind(1, 1000)]``, and gives pydantic both
+A kind is part of an annotation, ``Annotated[int, IntegerKind(1, 1000)]``, and gives pydantic both
 the validator and the JSON Schema. Messages name what was expected and what was found.
 """
 

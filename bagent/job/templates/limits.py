@@ -143,7 +143,7 @@ def _fits(*sizes: float) -> None:
 
 
 def check_printed(value: Any) -> None:
-    """Refuse a value that is too large to be printed as JSON; a value counts wherever it stands.
+    """Refuse a value that is too large to be printed as JSON; a value counts at any depth.
 
     Raises:
         TooLarge: it is.

@@ -301,7 +301,7 @@ class Prompt:
             extra: further names, each with the properties that it may have; None: any.
 
         Returns:
-            Warnings for people: fields that stand in single braces and so are not replaced, and a
+            Warnings for people: fields in single braces, which are not replaced, and a
             column called row, which the whole row hides; conversations that would be sent as text.
 
         Raises:

@@ -93,7 +93,7 @@ class Template:
     Args:
         text: the template.
         where: its name in messages, such as ``prompt.user``.
-        origin: where the text stands.
+        origin: position of the text in its file.
 
     Raises:
         JobError: the template is not Jinja, uses an unknown filter or test, or a tag that would
@@ -358,7 +358,7 @@ class Expression:
     Args:
         text: the expression, without braces.
         where: its name in messages, such as ``stages[1].items``.
-        at: where it stands.
+        at: its position.
 
     Raises:
         JobError: it is no expression.

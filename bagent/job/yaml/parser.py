@@ -118,7 +118,7 @@ _MERGE = "<<"
 
 @dataclass(frozen=True, slots=True)
 class YamlSpot:
-    """Where one value stands: lines and columns count from 1.
+    """The position of one value: lines and columns count from 1.
 
     ``file`` is the file, or the option that gave the value. ``key_line`` and ``key_column`` are
     those of its key (of the value itself in a list). ``start`` and ``end`` bound the value's

@@ -99,7 +99,7 @@ class Table:
         self.read = 0
         """Rows given out so far."""
         self.rows: int | None = None
-        """Rows that there are, None where only reading tells."""
+        """Number of rows, None if unknown before reading."""
         try:
             if isinstance(source, FileSource):
                 self._prepare_parquet(source)

@@ -26,7 +26,7 @@ from bagent.store.journal.reader import JournalReader
 from bagent.store.journal.segments import Report, Stream, list_segments
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.run_input import find_input, input_reader
-from bagent.store.tables import schema as sql
+from bagent.store.tables import schema
 from bagent.store.tables.duckdb import DuckDBWriter, TableOutputs, copy_file, is_written_by_another
 from bagent.store.tables.freshness import Freshness, signatures, stale_tables
 from bagent.store.tables.parquet import (
@@ -265,7 +265,7 @@ class TableBuilder:
         self.options = options
         self.report = report
         self.notes: list[str] = []
-        self.columns = {name: sql.stored_type(kind) for name, kind in info.answer_columns}
+        self.columns = {name: schema.stored_type(kind) for name, kind in info.answer_columns}
 
     def make(self, stale: list[str], now: dict[str, str]) -> None:
         """Make the stale tables and the database, with more memory at each attempt.
@@ -297,7 +297,9 @@ class TableBuilder:
                 shutil.rmtree(self.work)
         for note in self.notes:
             self.report(note)
-        is_json = {table: sql.json_columns(table, self.columns.items()) for table in sql.TABLES}
+        is_json = {
+            table: schema.json_columns(table, self.columns.items()) for table in schema.TABLES
+        }
         made = Freshness(now, database, self.notes, is_json)
         text = msgspec.json.format(msgspec.json.encode(made)) + b"\n"
         write_atomic(self.out / "tables.json", text)
@@ -308,7 +310,7 @@ class TableBuilder:
             closing(PartMaker(self.work, limits, self._sources())) as parts,
             closing(TableOutputs(self.work, limits, self.info, self._sources())) as tables,
         ):
-            for table in sql.TABLES:
+            for table in schema.TABLES:
                 if table not in stale and tables.database is not None:
                     tables.database.add(table, self.out / f"{table}.parquet")
             if "results" in stale:
@@ -326,7 +328,7 @@ class TableBuilder:
     def _sources(self) -> list[Path]:
         """Return the files outside of the work directory that DuckDB reads."""
         segments = [s.path for s in list_segments(self.run_dir / "journal")]
-        return [*segments, *(self.out / f"{table}.parquet" for table in sql.TABLES)]
+        return [*segments, *(self.out / f"{table}.parquet" for table in schema.TABLES)]
 
     def _plain_jobs(self, table: str) -> Iterator[TableJob]:
         """Yield a job for each segment, which is read up to its current end."""
@@ -335,7 +337,7 @@ class TableBuilder:
         paths = [segment.path for segment in list_segments(self.run_dir / "journal", _PLAIN[table])]
         for number, path in enumerate(paths or [empty]):
             part = self.work / f"{table}-{number}.parquet"
-            select = sql.json_select(table, path, object_bytes(longest_line(path)))
+            select = schema.json_select(table, path, object_bytes(longest_line(path)))
             yield TableJob((Copy(table, select, part),))
 
     def _answers_job(self, results: Path) -> TableJob:
@@ -344,7 +346,7 @@ class TableBuilder:
 
     def _answers_of(self, results: Path, part: Path) -> Copy:
         source = f"read_parquet({file_literal(results)})"
-        return Copy("answers", sql.answers_select(self.columns.items(), source), part)
+        return Copy("answers", schema.answers_select(self.columns.items(), source), part)
 
     def _check_of(self, results: Path) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
         """Return a check for integers too wide for the columns of answers; None if not needed."""
@@ -362,7 +364,7 @@ class TableBuilder:
     def _result_jobs(self, chunks: Iterator[TableChunk], *, answers: bool) -> Iterator[TableJob]:
         for number, chunk in enumerate(chunks):
             part = self.work / f"results-{number}.parquet"
-            select = sql.json_select("results", chunk.path, object_bytes(chunk.longest))
+            select = schema.json_select("results", chunk.path, object_bytes(chunk.longest))
             copies = [Copy("results", select, part)]
             if answers:
                 copies.append(self._answers_of(part, self.work / f"answers-{number}.parquet"))
