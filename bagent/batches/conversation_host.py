@@ -76,7 +76,7 @@ class BatchRows:
             return
         earlier = self._tools.sharing.finished_answer(conversation)
         if earlier is not None:
-            self.finish(conversation, copy_outcome(conversation, earlier, self.now(), earlier.key))
+            self.finish(conversation, copy_outcome(conversation, earlier, self.now()))
             return
         leader = self._builder.leader(conversation.request_hash) if self._tools.dedupe else None
         if leader is not None:
@@ -173,5 +173,5 @@ class BatchRows:
                 continue
             conversation = make_conversation(self.plan, item.row, item.answer, self)
             if conversation.open() is not None:
-                copy = copy_outcome(conversation, outcome, self.now(), outcome.key)
+                copy = copy_outcome(conversation, outcome, self.now())
                 self.finish(conversation, copy)

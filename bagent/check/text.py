@@ -231,7 +231,7 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         if tokens.images:
             yield "", f"{counted(tokens.images, 'image')} not counted"
     if tokens.repeats:
-        once = "a start sends each once" if report.dedupe else "sent each time without dedupe: true"
+        once = "each is sent once" if report.dedupe else "sent each time without dedupe: true"
         text = f"{tokens.repeats:,} of {counted(tokens.rows, 'request')} equal an earlier one"
         yield "repeats", f"{text} ({once})"
     yield "cost", _cost(report.cost)

@@ -60,7 +60,9 @@ def plan_provider_batches(
         store.path, store.part, _prefix(services), plan.name, service, batch_limits
     )
     builder.load(services.notice)
-    sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=is_deduplicated(job))
+    sharing = RequestDedupe(
+        store.journal.read_at, store.recorded_answers, store.reuse, dedupe=is_deduplicated(job)
+    )
     guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
         *(plan, store.journal, pool.fleet, sharing, guards, services.emit),

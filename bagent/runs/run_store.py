@@ -31,6 +31,7 @@ from bagent.runs.resume import (
     stage_names,
 )
 from bagent.runs.tables_process import TablesChild
+from bagent.stages.dedupe import RECENT_ANSWERS
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
 from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index, units_of
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
@@ -174,6 +175,10 @@ class RunStore:
     def reuse(self) -> Callable[[int], Outcome | None] | None:
         """Finds the ok outcome of an equal request in the reused run."""
         return self.earlier.find if self.earlier is not None else None
+
+    def recorded_answers(self) -> Iterator[tuple[int, int]]:
+        """Yield request hash and location of the newest answers of earlier starts."""
+        return self.done.answered_requests(self.part, RECENT_ANSWERS)
 
     def pending(self, row: Row, answers: int) -> list[int]:
         """Return the answers of ``row`` that are still to do."""

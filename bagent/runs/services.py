@@ -104,6 +104,7 @@ class RunServices:
             store.journal,
             dedupe=RequestDedupe(
                 store.journal.read_at,
+                store.recorded_answers,
                 None if separate else store.reuse,
                 dedupe=not separate and is_deduplicated(job),
             ),

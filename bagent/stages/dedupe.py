@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from bagent.agents.conversation import Conversation
 from bagent.types import Outcome
 
-SLOTS = 1 << 18
+RECENT_ANSWERS = 1 << 18
+"""Answers that equal requests are copied from, in 16 bytes each."""
 
 
 class RecentAnswers:
@@ -18,7 +20,7 @@ class RecentAnswers:
     request whose entry was overwritten is sent again.
     """
 
-    def __init__(self, slots: int = SLOTS) -> None:
+    def __init__(self, slots: int = RECENT_ANSWERS) -> None:
         self._mask = slots - 1
         self._hashes = array("Q", bytes(8 * slots))
         self._locations = array("Q", bytes(8 * slots))
@@ -42,6 +44,8 @@ class RequestDedupe:
 
     Args:
         read_at: reads an outcome of this run's journal by location.
+        recorded: returns request hash and location of answers of earlier starts, oldest first. It
+            is called at the first request.
         earlier: finds an ok outcome of another run by request hash (``--reuse``), or None.
         dedupe: whether equal requests of this run are sent once.
     """
@@ -49,6 +53,7 @@ class RequestDedupe:
     def __init__(
         self,
         read_at: Callable[[int], Outcome],
+        recorded: Callable[[], Iterable[tuple[int, int]]],
         earlier: Callable[[int], Outcome | None] | None,
         *,
         dedupe: bool,
@@ -56,7 +61,7 @@ class RequestDedupe:
         self._read_at = read_at
         self._earlier = earlier
         self._dedupe = dedupe
-        self._recent = RecentAnswers() if dedupe else None
+        self._recorded = recorded
         self._leaders: dict[int, list[Conversation]] = {}
         self.waiting = 0
 
@@ -65,7 +70,7 @@ class RequestDedupe:
         request_hash = conversation.request_hash
         if request_hash is None:
             return None
-        if self._recent is not None and (location := self._recent.get(request_hash)) is not None:
+        if self._dedupe and (location := self._recent.get(request_hash)) is not None:
             return self._read_at(location)
         return self._earlier(request_hash) if self._earlier else None
 
@@ -94,13 +99,21 @@ class RequestDedupe:
             return []
         followers = self._leaders.pop(request_hash, [])
         self.waiting -= len(followers)
-        if outcome.status == "ok" and self._recent is not None:
+        if outcome.status == "ok":
             self._recent.put(request_hash, location)
         return followers
 
+    @cached_property
+    def _recent(self) -> RecentAnswers:
+        """The recent answers of this run, of earlier starts too."""
+        recent = RecentAnswers()
+        for request_hash, location in self._recorded():
+            recent.put(request_hash, location)
+        return recent
 
-def copy_outcome(conversation: Conversation, source: Outcome, now: float, origin: str) -> Outcome:
-    """Return the outcome of ``conversation`` with the answer of ``source``, copied from ``origin``.
+
+def copy_outcome(conversation: Conversation, source: Outcome, now: float) -> Outcome:
+    """Return the outcome of ``conversation`` with the answer of ``source``.
 
     It cost nothing: attempts are 0 and tokens unknown.
     """
@@ -123,7 +136,7 @@ def copy_outcome(conversation: Conversation, source: Outcome, now: float, origin
         model=source.model,
         endpoint=source.endpoint,
         finished_at=round(now, 4),
-        copied_from=origin,
+        copied_from=source.copied_from or str(source.id),
         prompt_sha256=source.prompt_sha256,
         output_sha256=source.output_sha256,
         logprobs=source.logprobs,

@@ -140,9 +140,7 @@ class RowRunner:
             return
         finished = self._dedupe.finished_answer(conversation)
         if finished is not None:
-            self.finish(
-                conversation, copy_outcome(conversation, finished, self.now(), finished.key)
-            )
+            self.finish(conversation, copy_outcome(conversation, finished, self.now()))
         elif not self._dedupe.follow(conversation):
             self._stop_rules.begin(conversation, call.request)
             self._fleet.submit(call, urgent=call.turn > 1)
@@ -183,8 +181,7 @@ class RowRunner:
             if outcome.error_kind in PASSING_KINDS:
                 self._begin(follower.row, follower.answer)
             else:
-                copy = copy_outcome(follower, outcome, self.now(), outcome.key)
-                self.finish(follower, copy)
+                self.finish(follower, copy_outcome(follower, outcome, self.now()))
         if followers and self._dedupe.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
         if self._bounded:

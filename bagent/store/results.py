@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from bagent.store.journal.codec import (
-    OK_CODE,
     STATUSES,
     OutcomeLine,
     clean,
@@ -22,7 +21,7 @@ from bagent.store.journal.codec import (
 )
 from bagent.store.journal.done_index import DoneIndex, HashMap, ResumePolicy, done_index
 from bagent.store.journal.reader import JournalReader, LineRef, Selection
-from bagent.store.journal.segments import Report, pack_location
+from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.row_feed import InputFinder
 from bagent.store.tables.schema import RESULTS
@@ -161,12 +160,9 @@ class AnswerStore:
         column = "requests" if by_request else "units"
         self._places = HashMap(self._lines.lines)
         for index in self._lines.indexes:
-            segment = index.segment
-            base = pack_location(self._lines.parts.index(segment.part), segment.number, 0)
-            columns = (index.column(column), index.column("codes"), index.column("offsets"))
-            for name, code, offset in zip(*columns, strict=True):
-                if code == OK_CODE and name:
-                    self._places.add(name, base | offset)
+            part = self._lines.parts.index(index.segment.part)
+            for name, location in index.ok_locations(column, part):
+                self._places.add(name, location)
 
     def __len__(self) -> int:
         """Return the number of outcomes."""

@@ -154,7 +154,7 @@ def test_cost_is_unknown_without_a_price_and_told_with_one() -> None:
 
 def test_repeats_say_whether_they_are_sent_once() -> None:
     tokens = msgspec.structs.replace(TOKENS, repeats=3)
-    assert "repeats     3 of 200 requests equal an earlier one (a start sends each once)" in lines(
+    assert "repeats     3 of 200 requests equal an earlier one (each is sent once)" in lines(
         tokens=tokens
     )
     again = " ".join(lines(tokens=tokens, dedupe=False))

@@ -267,7 +267,7 @@ async def run_rows(
             plan,
             journal,
             fleet,
-            RequestDedupe(journal.read_at, None, dedupe=options.dedupe),
+            RequestDedupe(journal.read_at, list, None, dedupe=options.dedupe),
             StopRules(canary=True, stop_after=None),
             emit,
             price=options.price,

@@ -321,6 +321,20 @@ class DoneIndex:
         """Return whether all units are finished; fast for lookups in the order of writing."""
         return self._near.has_all(units)
 
+    def answered_requests(self, part: str, most: int) -> Iterator[tuple[int, int]]:
+        """Yield request hash and location of ok lines of one part, oldest first.
+
+        It reads the newest segments, until they have ``most`` lines.
+        """
+        newest: list[SegmentIndex] = []
+        for index in reversed(self.indexes):
+            if index.segment.part == part:
+                newest.insert(0, index)
+                if sum(map(len, newest)) >= most:
+                    break
+        for index in newest:
+            yield from index.ok_locations("requests", 0)
+
     def __len__(self) -> int:
         """Return how many units are finished."""
         return len(self._done)

@@ -12,7 +12,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 
 from bagent.files import open_regular, write_atomic
 from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_brief, salt_of
-from bagent.store.journal.segments import Report, Segment, whole_lines
+from bagent.store.journal.segments import Report, Segment, pack_location, whole_lines
 from bagent.types import Outcome
 
 MAGIC = b"bagent-index-1\n"
@@ -259,6 +259,19 @@ class SegmentIndex:
         if len(values) != self._count:
             raise EOFError(f"{self.segment.sidecar} is cut off")
         return values
+
+    def ok_locations(self, column: str, part: int) -> Iterator[tuple[int, int]]:
+        """Yield each number of a column that is not 0 with the location of its line, if it is ok.
+
+        Args:
+            column: the name of the column.
+            part: the number of the part in locations, as in :func:`pack_location`.
+        """
+        base = pack_location(part, self.segment.number, 0)
+        columns = self.column(column), self.column("codes"), self.column("offsets")
+        for value, code, offset in zip(*columns, strict=True):
+            if code == OK_CODE and value:
+                yield value, base | offset
 
     def _layout_now(self, handle: BinaryIO) -> _Layout:
         """Return the layout of the current file: its writer may have replaced it by a longer one,
