@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 from statistics import median
 
-from gpu_modes import CHAT_ARMS, RAW_ARMS, SHAPES, digest, empty_cache, job_of, run_arm, write_rows
+from gpu_modes import SHAPES, arms_of, digest, empty_cache, job_of, run_arm, write_rows
 
 WARM_ROWS = 200
 
@@ -88,8 +88,7 @@ class Compare:
         if mode == "offline":
             return run_offline(address, shape, rows)
         empty_cache(address)
-        arms = CHAT_ARMS if shape == "chat" else RAW_ARMS
-        job = job_of(shape, address, self.options.model, rows, arms[mode])
+        job = job_of(shape, address, self.options.model, rows, arms_of(shape)[mode])
         return run_arm(self.folder, job, Path(self.code[version]) if version else None)
 
     def warm(self, arms: list[str]) -> None:

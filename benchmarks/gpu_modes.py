@@ -21,8 +21,10 @@ import sys
 import tempfile
 import time
 import urllib.request
+from math import log
 from pathlib import Path
 from random import Random
+from typing import Any
 
 WORDS = [
     f"{a}{b}" for a in ("ta", "re", "mo", "li", "ku", "se") for b in ("ran", "del", "vik", "pon")
@@ -36,12 +38,26 @@ SCHEMA = {
         "score": {"type": "integer", "minimum": 0, "maximum": 9},
     },
 }
-SHAPES = {
+REVIEW_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["verdict", "topic", "score", "reason"],
+    "properties": {
+        "verdict": {"enum": ["accept", "minor revision", "major revision", "reject"]},
+        "topic": {"enum": ["biology", "chemistry", "physics", "computing", "medicine", "other"]},
+        "score": {"type": "integer", "minimum": 0, "maximum": 9},
+        "reason": {"type": "string", "maxLength": 160},
+    },
+}
+SHAPES: dict[str, dict[str, Any]] = {
     "short": {"rows": 6000, "words": 100, "max_tokens": 8},
     "middle": {"rows": 2000, "words": 300, "max_tokens": 64},
     "long": {"rows": 200, "words": 2000, "max_tokens": 256},
-    "chat": {"rows": 4000, "words": 100, "max_tokens": 32},
+    "chat": {"rows": 4000, "words": 100, "max_tokens": 32, "schema": SCHEMA},
+    "review": {"rows": 3000, "words": (15, 1200), "max_tokens": 200, "schema": REVIEW_SCHEMA},
 }
+"""A number of words is one of tokens; a pair is a log-normal length in words, within bounds."""
+TOKENS_PER_WORD = 2.4
 RAW_ARMS = {
     "auto": {},
     "single-256": {"batching": {"mode": "single"}, "limits": {"concurrency": 256}},
@@ -67,12 +83,22 @@ MOST_TOLD = 120
 """Requests of a run beyond which their times are not kept."""
 
 
-def write_rows(path: Path, count: int, count_words: int) -> None:
+def write_rows(path: Path, count: int, words: int | tuple[int, int]) -> None:
+    """Write rows whose texts have the length that ``SHAPES`` describes as ``words``."""
     random = Random(7)
     with path.open("w") as file:
         for number in range(count):
-            text = " ".join(random.choice(WORDS) for _ in range(int(count_words / 2.4)))
+            if isinstance(words, tuple):
+                low, high = words
+                count_words = min(high, max(low, int(random.lognormvariate(log(100), 1.0))))
+            else:
+                count_words = int(words / TOKENS_PER_WORD)
+            text = " ".join(random.choice(WORDS) for _ in range(count_words))
             file.write(json.dumps({"id": f"r{number}", "text": text}) + "\n")
+
+
+def arms_of(shape: str) -> dict[str, dict]:
+    return CHAT_ARMS if "schema" in SHAPES[shape] else RAW_ARMS
 
 
 def job_of(shape: str, url: str, model: str, rows: Path, arm: dict) -> dict:
@@ -87,9 +113,9 @@ def job_of(shape: str, url: str, model: str, rows: Path, arm: dict) -> dict:
         "dedupe": False,
         "results": {"parquet": False, "duckdb": False},
     }
-    if shape == "chat":
+    if "schema" in numbers:
         job["prompt"] = {"system": SYSTEM, "user": ASKED + "{{ text }}"}
-        job["output"] = {"schema": SCHEMA, "describe": "never", "retries": 0}
+        job["output"] = {"schema": numbers["schema"], "describe": "never", "retries": 0}
     else:
         job["prompt"] = {"raw": ASKED + "{{ text }}"}
         sampling["extra"] = {"ignore_eos": True}
@@ -207,7 +233,7 @@ def main() -> None:
             rows = folder / f"{shape}.jsonl"
             count = int(SHAPES[shape]["rows"] * options.scale)
             write_rows(rows, count, SHAPES[shape]["words"])
-            arms = CHAT_ARMS if shape == "chat" else RAW_ARMS
+            arms = arms_of(shape)
             if options.arms:
                 arms = {name: arm for name, arm in arms.items() if name in options.arms.split(",")}
             warm = job_of(shape, options.url, options.model, rows, {})

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_modes import ASKED, SCHEMA, SHAPES, SYSTEM
+from gpu_modes import ASKED, SHAPES, SYSTEM
 
 ENGINE = {"max_model_len": 8192, "max_num_batched_tokens": 8192, "max_num_seqs": 1024}
 GRAMMARS = {"backend": "xgrammar", "disable_any_whitespace": True}
@@ -60,8 +60,8 @@ class Offline:
         self.engine.reset_prefix_cache()
         most = SHAPES[shape]["max_tokens"]
         began = time.monotonic()
-        if shape == "chat":
-            structured = StructuredOutputsParams(json=SCHEMA)
+        if "schema" in SHAPES[shape]:
+            structured = StructuredOutputsParams(json=SHAPES[shape]["schema"])
             settings = SamplingParams(temperature=0, max_tokens=most, structured_outputs=structured)
             requests = [messages_of(text) for text in texts]
             done = self.engine.chat(requests, settings, use_tqdm=False)
@@ -95,6 +95,8 @@ class Batch:
         if args.small:
             engine |= {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
             arguments += ["--enforce-eager", "--block-size", "32"]
+        if args.replicas > 1:
+            arguments += ["--data-parallel-size", str(args.replicas)]
         for name, value in engine.items():
             arguments += [f"--{name.replace('_', '-')}", str(value)]
         self.args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
@@ -104,7 +106,7 @@ class Batch:
     async def run(self, rows: str, shape: str) -> dict[str, Any]:
         from vllm.entrypoints.openai import run_batch as program
 
-        if shape != "chat":
+        if "schema" not in SHAPES[shape]:
             raise ValueError("run-batch takes no text completions")
         if self.served is None:
             served = await program.build_endpoint_registry(self.engine, self.args)
@@ -115,7 +117,7 @@ class Batch:
             self.served = program.build_endpoint_registry = known  # made once, like the engine
         await self.engine.reset_prefix_cache()
         body = {"model": "small", "temperature": 0, "max_tokens": SHAPES[shape]["max_tokens"]}
-        schema = {"name": "answer", "schema": SCHEMA, "strict": True}
+        schema = {"name": "answer", "schema": SHAPES[shape]["schema"], "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         with tempfile.TemporaryDirectory() as name:
             self.args.input_file = f"{name}/in.jsonl"
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--kv-bytes", type=int)
     parser.add_argument("--memory", type=float, default=0.1, help="share of the card's memory")
+    parser.add_argument("--replicas", type=int, default=1, help="data_parallel_size of ``batch``")
     parser.add_argument("--dummy", action="store_true", help="random weights")
     parser.add_argument("--small", action="store_true", help="an engine for a try on a CPU")
     args = parser.parse_args()
