@@ -20,6 +20,7 @@ from bagent.fleet.call import Call, Delivery
 from bagent.job.templates.template import TemplateFailure
 from bagent.store.journal.codec import clean
 from bagent.text.json import decode_json
+from bagent.text.suggest import describe_value
 from bagent.text.unicode import clean_text
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 
@@ -35,7 +36,7 @@ def line_fault(data: dict[str, Json]) -> str | None:
     if method not in (None, "POST"):
         return f"method {method!s:.20}: lines are sent by POST"
     if not isinstance(body, dict):
-        return "no body"
+        return "no body" if body is None else f"its body is {describe_value(body)}, not an object"
     if route_of(url) is None:
         return f"url {url!s:.80}: lines are sent to {SENT}"
     if body.get("n") not in (None, 1):

@@ -50,6 +50,8 @@ def estimate_sizes(sample: Sequence[Sampled], counted: Mapping[int, Counted]) ->
             tokens.append(None)
         elif index in counted:
             tokens.append(float(counted[index].tokens))
+        elif sampled.token_ids:
+            tokens.append(float(sampled.token_ids))
         else:
             tokens.append(sampled.size / size_ratio)
     return Sizes(tuple(tokens), counted, size_ratio, text_ratio)
@@ -76,11 +78,12 @@ def text_bytes(sample: Sequence[Sampled], ratio: float) -> list[PromptBytes]:
 
 def max_tokens_range(sample: Sequence[Sampled], *, automatic: bool) -> MaxTokens:
     """Return the range of ``max_tokens`` over the sample."""
-    limits = [sampled.max_tokens for sampled in sample if sampled.request is not None]
+    limits = [sampled.max_tokens for sampled in sample if sampled.generates]
     explicit = [limit for limit in limits if limit is not None]
-    if not explicit or len(explicit) < len(limits):
-        return MaxTokens(None, None, automatic)
-    return MaxTokens(min(explicit), max(explicit), automatic)
+    without = len(limits) - len(explicit)
+    if not explicit or without:
+        return MaxTokens(None, None, automatic, without, len(limits))
+    return MaxTokens(min(explicit), max(explicit), automatic, without, len(limits))
 
 
 def token_report(
@@ -130,6 +133,7 @@ def too_long_rows(sample: Sequence[Sampled], sizes: Sizes, context: int | None) 
             sampled.request.body is not None or sampled.request.settings.max_tokens is not None
         )
         answer = (sampled.max_tokens or LEAST) if explicit else LEAST
+        answer = answer if sampled.generates else 0
         if tokens + answer > context:
             about = "" if index in sizes.counted else "about "
             message = f"{about}{round(tokens):,} prompt tokens and {answer:,} for the answer"

@@ -64,11 +64,15 @@ class RowReport(msgspec.Struct, frozen=True):
 
 
 class MaxTokens(msgspec.Struct, frozen=True):
-    """The range of ``max_tokens`` over the sample; null: the server decides."""
+    """The range of ``max_tokens`` over the sample; null: the server decides for some request."""
 
     least: int | None
     most: int | None
     automatic: bool
+    without: int = 0
+    """Requests that ask for text without it."""
+    generating: int = 0
+    """Requests that ask for text."""
 
 
 class TokenReport(msgspec.Struct, frozen=True):

@@ -10,13 +10,14 @@ import msgspec
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
+from bagent.backends.openai import embeddings
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.request import Request
 from bagent.fleet.call import Call
 from bagent.types import Json, Message, Outcome, Row
 
-_LIMITS = ("max_completion_tokens", "max_tokens")
-_PROMPT_KEYS = ("messages", "prompt", "input")
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_PROMPT_KEYS = ("messages", "prompt", "input", "instructions")
 _TEMPLATE_BYTES = 12
 """Bytes that stand for the chat template around one message: three tokens."""
 
@@ -33,9 +34,11 @@ class Sampled(msgspec.Struct, eq=False):
 
     @property
     def max_tokens(self) -> int | None:
-        """Return the limit of the answer in the request; None without one."""
+        """Return the limit of the answer in the request; None without one, 0 for embeddings."""
         if self.request is None or self.request.body is None:
             return self.request.max_tokens if self.request else None
+        if not self.generates:
+            return 0
         for key in _LIMITS:
             limit = self.request.body.get(key)
             if isinstance(limit, int):
@@ -43,16 +46,39 @@ class Sampled(msgspec.Struct, eq=False):
         return None
 
     @property
+    def generates(self) -> bool:
+        """Whether the request asks for text, not for embeddings."""
+        return self.request is not None and self.request.path != embeddings.PATH
+
+    @property
     def messages(self) -> list[Message] | None:
         """Return the messages on the wire; None for a prompt without a chat."""
-        messages = self._wire_value("messages")
-        return messages if isinstance(messages, list) else None
+        messages, system = self._wire_value("messages"), self._wire_value("instructions")
+        if isinstance(messages, list):
+            return messages
+        text = self._wire_value("input")
+        if not _is_conversation(text):
+            if not system or not isinstance(text, str):
+                return None
+            text = [{"role": "user", "content": text}]
+        return [{"role": "system", "content": system}, *text] if system else text
 
     @property
     def prompt(self) -> str | None:
-        """Return the raw text on the wire; None for a chat."""
-        prompt = self._wire_value("prompt")
-        return prompt if isinstance(prompt, str) else None
+        """Return the raw text on the wire, several texts on a line each; None for a chat."""
+        value = self._wire_value("prompt") or self._wire_value("input")
+        if isinstance(value, str) or value is None:
+            return value
+        if _is_conversation(value):
+            return None
+        texts = value if isinstance(value, list) and not _is_ids(value) else [value]
+        return "\n".join(text if isinstance(text, str) else _json(text) for text in texts)
+
+    @property
+    def is_one_text(self) -> bool:
+        """Whether a tokenizer can count the prompt: one text or one chat."""
+        value = self._wire_value("prompt") or self._wire_value("input")
+        return self.messages is not None or isinstance(value, str)
 
     @property
     def text(self) -> str:
@@ -62,6 +88,16 @@ class Sampled(msgspec.Struct, eq=False):
             return self.prompt or ""
         parts = [f"<|{message.get('role')}|>\n{message_text(message)}" for message in messages]
         return "\n".join([*parts, "<|assistant|>\n"])
+
+    @property
+    def token_ids(self) -> int:
+        """Return the number of token ids in a prompt that is made of them; 0 for text."""
+        value = self._wire_value("prompt") or self._wire_value("input")
+        if not isinstance(value, list):
+            return 0
+        if _is_ids(value):
+            return len(value)
+        return sum(map(len, value)) if all(map(_is_ids, value)) else 0
 
     @property
     def size(self) -> int:
@@ -85,9 +121,23 @@ class Sampled(msgspec.Struct, eq=False):
             return None
         if request.body is not None:
             return request.body.get(key)
-        if (request.prompt is not None) != (key == "prompt"):
+        if key != ("messages" if request.prompt is None else "prompt"):
             return None
         return msgspec.json.decode(request.payload)
+
+
+def _is_conversation(value: Json) -> bool:
+    """Return whether the ``input`` of a response is a list of messages."""
+    return isinstance(value, list) and bool(value) and all(isinstance(x, dict) for x in value)
+
+
+def _is_ids(value: Json) -> bool:
+    """Return whether a value is a list of token ids."""
+    return isinstance(value, list) and bool(value) and all(isinstance(x, int) for x in value)
+
+
+def _json(value: Json) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 class _ClosedHost:

@@ -144,10 +144,16 @@ def _rows(report: CheckReport) -> str:
 def _max_tokens(report: CheckReport) -> str:
     limits = report.max_tokens
     if limits.most is None or limits.least is None:
-        return "not sent: the server decides"
+        if limits.generating == 0:
+            return "not sent: no row looked at asks for text"
+        if limits.without == limits.generating:
+            return "not sent: the server decides"
+        requests = counted(limits.generating, "request")
+        return f"not sent with {limits.without:,} of {requests} for text: the server decides"
     span = f"{limits.most:,}"
     if limits.least != limits.most:
-        span = f"{limits.least:,} to {span}, by the length of the prompt"
+        by = "by the length of the prompt" if limits.automatic else "as each line has it"
+        span = f"{limits.least:,} to {span}, {by}"
     if limits.automatic:
         span += " (automatic: what the context leaves, at most 4,096)"
     return span

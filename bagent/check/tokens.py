@@ -171,7 +171,7 @@ async def count_sample(sample: Sequence[Sampled], tokenizer: Tokenizer) -> dict[
 
     The first is counted alone: it shows whether there is a tokenizer at all.
     """
-    indexes = [index for index, sampled in enumerate(sample) if sampled.request is not None]
+    indexes = [index for index, sampled in enumerate(sample) if sampled.is_one_text]
     chosen = [
         indexes[position] for position in choose_rows([sample[index].size for index in indexes])
     ]

@@ -1,0 +1,100 @@
+"""``bagent check`` of an OpenAI batch file: prompts, tokens and limits of lines of every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.jobs import write_rows
+
+
+def line(number: int, route: str, body: Any) -> dict[str, Any]:
+    if isinstance(body, dict):
+        body = {"model": "simulated-8b", **body}
+    entry = {"custom_id": f"r{number}", "method": "POST", "url": f"/v1{route}", "body": body}
+    return entry if body is not None else {k: v for k, v in entry.items() if k != "body"}
+
+
+@pytest.fixture
+def report(job_dir, bagent):
+    """Checks lines, each a route and its body, and returns the report."""
+
+    def check(*bodies: tuple[str, Any], rows: int = 8) -> Any:
+        lines = [line(n, route, body) for n, (route, body) in enumerate(bodies, 1)]
+        write_rows(job_dir / "b.jsonl", lines)
+        args = ["check", "b.jsonl", "--backend", "sim", "--prompts", str(rows), "--json"]
+        return msgspec.json.decode(bagent(args).out)
+
+    return check
+
+
+SAY_HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "shown"),
+    [
+        ("/embeddings", {"input": "text two"}, "text two"),
+        ("/embeddings", {"input": ["one", "two"]}, "one\ntwo"),
+        ("/embeddings", {"input": [1, 2, 3]}, "[1,2,3]"),
+        ("/completions", {"prompt": "once"}, "once"),
+        ("/completions", {"prompt": [[1, 2], [3]]}, "[1,2]\n[3]"),
+        ("/responses", {"input": "hello"}, "hello"),
+    ],
+)
+def test_the_text_of_a_line_is_shown_and_counted(report, route, body, shown):
+    [prompt] = report((route, body))["prompts"]
+    assert (prompt["prompt"], prompt["messages"]) == (shown, None)
+    assert prompt["tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "messages"),
+    [
+        ("/chat/completions", {"messages": SAY_HI}, SAY_HI),
+        ("/responses", {"input": SAY_HI}, SAY_HI),
+        (
+            "/responses",
+            {"input": "hi", "instructions": "be kind"},
+            [{"role": "system", "content": "be kind"}, *SAY_HI],
+        ),
+    ],
+)
+def test_the_conversation_of_a_line_is_shown(report, route, body, messages):
+    [prompt] = report((route, body))["prompts"]
+    assert prompt["messages"] == messages
+
+
+def test_token_ids_are_counted_exactly(report):
+    prompts = report(("/embeddings", {"input": [7] * 5}), ("/completions", {"prompt": [[7], [8]]}))
+    counts = [(prompt["tokens"], prompt["counted"]) for prompt in prompts["prompts"]]
+    assert counts == [(5, True), (2, True)]
+
+
+def test_the_limits_are_those_of_lines_that_ask_for_text(report):
+    embedding = ("/embeddings", {"input": "a"})
+    chat = ("/chat/completions", {"messages": SAY_HI, "max_tokens": 20})
+    response = ("/responses", {"input": "a", "max_output_tokens": 7})
+    found = report(embedding, chat, response)
+    assert (found["max_tokens"]["least"], found["max_tokens"]["most"]) == (7, 20)
+    assert found["tokens"]["answers_at_most"] == 27
+    mixed = report(embedding, chat, ("/completions", {"prompt": "a"}))["max_tokens"]
+    assert (mixed["most"], mixed["without"], mixed["generating"]) == (None, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "no body"),
+        ([1, 2], "its body is a list, not an object"),
+        ("x", 'its body is the text "x", not an object'),
+        (7, "its body is 7, not an object"),
+    ],
+)
+def test_a_body_that_is_no_object_is_named(report, body, message):
+    [_, row] = report(
+        ("/chat/completions", {"messages": SAY_HI}), ("/chat/completions", body)
+    )["prompts"]  # fmt: skip
+    assert row["error"] == message
