@@ -1,5 +1,6 @@
 """Supercomputers: allocations, batch scripts and what they run on each node.
 
+- :mod:`~bagent.hpc.schedulers`: a class for each scheduler, and how to add one.
 - :mod:`~bagent.hpc.allocation`: the variables of schedulers and launchers.
 - :mod:`~bagent.hpc.scheduler_queries`: what only the scheduler's programs report.
 - :mod:`~bagent.hpc.site`, :mod:`~bagent.hpc.plan`, :mod:`~bagent.hpc.script`: from a job to a

@@ -1,22 +1,29 @@
 """The batch job around this process, from the variables of schedulers and launchers.
 
-Other modules do not read these variables: ``SLURM_*`` (SLURM), ``PBS_*`` (OpenPBS, PBS Pro),
+Other modules do not read these variables: those of schedulers, which :mod:`bagent.batch_env` names,
 ``PALS_*`` (Cray PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and derivatives), ``OMPI_*`` (Open MPI).
-Only :mod:`bagent.store.tables.build`, which may not import this package, reads memory limits.
+Only the build of the tables reads limits of memory from them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 import msgspec
 
+from bagent.batch_env import (
+    SCHEDULER_VARIABLES,
+    SchedulerName,
+    SchedulerVariables,
+    read_integer,
+    read_text,
+)
 from bagent.errors import UsageError
 
-Scheduler = Literal["slurm", "pbs"]
+T = TypeVar("T")
 
 SHARDS = "BAGENT_SHARDS"
 """The number of shards, or the indexes of the whole array, where no scheduler variable has them."""
@@ -28,8 +35,10 @@ _RANKS = (
     ("PMI_RANK", ("PMI_SIZE",)),
     ("PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE")),
 )
-_MARKS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PBS_", "PALS_", "PMIX_", "PMI_", "OMPI_")
-_INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_PREFIXES = (
+    *(prefix for variables in SCHEDULER_VARIABLES.values() for prefix in variables.prefixes),
+    *("PALS_", "PMIX_", "PMI_", "OMPI_"),
+)
 _ARRAY = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
 
@@ -41,16 +50,13 @@ class LauncherPlace(msgspec.Struct, frozen=True):
     count: int | None  # None if unknown
 
 
-END_VARIABLE = "SLURM_JOB_END_TIME"
-
-
 class Allocation(msgspec.Struct, frozen=True):
     """The batch job around this process, as the environment describes it."""
 
-    scheduler: Scheduler | None = None
+    scheduler: SchedulerName | None = None
     job_id: str | None = None  # without a server's name
-    node_list: str | None = None  # SLURM's compressed list
-    node_file: Path | None = None  # PBS's file
+    node_list: str | None = None  # compressed, for a program of the scheduler
+    node_file: Path | None = None
     node: str | None = None  # the scheduler's name for this node
     restarts: int = 0  # requeues
     task: LauncherPlace | None = None  # in a job array
@@ -60,25 +66,30 @@ class Allocation(msgspec.Struct, frozen=True):
 
 def read_allocation(env: Mapping[str, str]) -> Allocation:
     """Read the allocation from ``env``; empty and malformed variables count as not set."""
-    slurm, pbs = _text(env, "SLURM_JOB_ID"), _text(env, "PBS_JOBID")
-    node_file = _text(env, "PBS_NODEFILE")
-    scheduler: Scheduler | None = "slurm" if slurm else "pbs" if pbs else None
+    scheduler, job_id = _job(env)
+    node_file = _first(lambda names: read_text(env, names.node_file))
+    array = _array_task(env)
     return Allocation(
         scheduler=scheduler,
-        job_id=slurm or (pbs.partition(".")[0] if pbs else None),
-        node_list=_text(env, "SLURM_JOB_NODELIST"),
+        job_id=job_id,
+        node_list=_first(lambda names: read_text(env, names.node_list)),
         node_file=Path(node_file) if node_file else None,
-        node=_text(env, "SLURMD_NODENAME"),
-        restarts=_integer(env, "SLURM_RESTART_COUNT") or 0,
-        task=_task(env),
+        node=_first(lambda names: read_text(env, names.node)),
+        restarts=_first(lambda names: read_integer(env, names.restarts)) or 0,
+        task=array.position if array else None,
         rank=_rank(env),
-        end=_end(env),
+        end=_first(lambda names: _seconds(read_text(env, names.end))),
     )
+
+
+def end_variable(env: Mapping[str, str]) -> str | None:
+    """Return the name of the variable that has the end of the job, if one is set."""
+    return _first(lambda names: names.end if read_text(env, names.end) else None)
 
 
 def without_allocation(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``env`` without the variables of schedulers and launchers, for another job."""
-    return {name: text for name, text in env.items() if not name.startswith(_MARKS)}
+    return {name: value for name, value in env.items() if not name.startswith(_PREFIXES)}
 
 
 def auto_shard(env: Mapping[str, str]) -> tuple[int, int]:
@@ -115,7 +126,7 @@ class _Indexes(msgspec.Struct, frozen=True):
 
 def _shards(env: Mapping[str, str]) -> _Indexes | None:
     """Return the array of :data:`SHARDS`: ``8``, or indexes such as ``1-8`` or ``0-14:2``."""
-    match = _ARRAY.fullmatch(_text(env, SHARDS) or "")
+    match = _ARRAY.fullmatch(read_text(env, SHARDS) or "")
     if match is None:
         return None
     if match[2] is None:
@@ -124,37 +135,48 @@ def _shards(env: Mapping[str, str]) -> _Indexes | None:
     return _Indexes(first, max(0, last - first) // max(1, step) + 1, max(1, step))
 
 
+class _ArrayTask(msgspec.Struct, frozen=True):
+    """This task of a job array, and what the scheduler reports of all of them."""
+
+    index: int
+    first: int
+    last: int | None
+    step: int
+    count: int | None
+
+    @property
+    def position(self) -> LauncherPlace:
+        """The position among the tasks of an array without gaps."""
+        return LauncherPlace((self.index - self.first) // self.step, self.count)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are fewer tasks than indexes, as in ``--array=1,3,7``."""
+        if not self.count or self.last is None:
+            return False
+        return (self.last - self.first) // self.step + 1 != self.count
+
+
 def _array_position(env: Mapping[str, str]) -> LauncherPlace | None:
     """Return the position of this task of a job array.
 
-    The scheduler reports the first and last index and the number of tasks. Where these leave gaps,
-    as in ``--array=1,3,7``, the tasks belong to a larger array, which :data:`SHARDS` describes.
+    The tasks of an array with gaps belong to a larger array, which :data:`SHARDS` describes.
 
     Raises:
         UsageError: it is not set, or has no such index.
     """
-    task, array = _task(env), _shards(env)
+    task, array = _array_task(env), _shards(env)
     if task is None:
         return None
-    if array is None or (task.count == array.count and not _has_gaps(env)):
-        if _has_gaps(env):
+    if array is None or (task.count == array.count and not task.has_gaps):
+        if task.has_gaps:
             raise _unknown_parts("not told by an array with gaps")
-        return task
-    index = _integer(env, "SLURM_ARRAY_TASK_ID")
-    if index is None:
-        index = _integer(env, "PBS_ARRAY_INDEX") or 0
-    number, beside = divmod(index - array.first, array.step)
+        return task.position
+    number, beside = divmod(task.index - array.first, array.step)
     if beside or not 0 <= number < array.count:
-        raise _unknown_parts(f"{array.count}, and this is number {index} of {_text(env, SHARDS)}")
+        reason = f"{array.count}, and this is number {task.index} of {read_text(env, SHARDS)}"
+        raise _unknown_parts(reason)
     return LauncherPlace(number, array.count)
-
-
-def _has_gaps(env: Mapping[str, str]) -> bool:
-    count, last = _integer(env, "SLURM_ARRAY_TASK_COUNT"), _integer(env, "SLURM_ARRAY_TASK_MAX")
-    if not count or last is None:
-        return False
-    first = _integer(env, "SLURM_ARRAY_TASK_MIN") or 0
-    return (last - first) // (_integer(env, "SLURM_ARRAY_TASK_STEP") or 1) + 1 != count
 
 
 def _unknown_parts(reason: str) -> UsageError:
@@ -165,47 +187,63 @@ def _unknown_parts(reason: str) -> UsageError:
     )
 
 
-def _task(env: Mapping[str, str]) -> LauncherPlace | None:
-    index = _integer(env, "SLURM_ARRAY_TASK_ID")
-    if index is not None:
-        first = _integer(env, "SLURM_ARRAY_TASK_MIN") or 0
-        step = _integer(env, "SLURM_ARRAY_TASK_STEP") or 1
-        return LauncherPlace((index - first) // step, _integer(env, "SLURM_ARRAY_TASK_COUNT"))
-    index = _integer(env, "PBS_ARRAY_INDEX")
-    return LauncherPlace(index, None) if index is not None else None
+def _first(read: Callable[[SchedulerVariables], T | None]) -> T | None:
+    """Return what the first scheduler reports whose variable is set."""
+    values = map(read, SCHEDULER_VARIABLES.values())
+    return next((value for value in values if value is not None), None)
+
+
+def _job(env: Mapping[str, str]) -> tuple[SchedulerName | None, str | None]:
+    for scheduler, names in SCHEDULER_VARIABLES.items():
+        if job_id := read_text(env, names.job_id):
+            return scheduler, job_id.partition(".")[0]
+    return None, None
+
+
+def _array_task(env: Mapping[str, str]) -> _ArrayTask | None:
+    def read(names: SchedulerVariables) -> _ArrayTask | None:
+        index = read_integer(env, names.task)
+        if index is None:
+            return None
+        return _ArrayTask(
+            index,
+            first=read_integer(env, names.first_task) or 0,
+            last=read_integer(env, names.last_task),
+            step=read_integer(env, names.task_step) or 1,
+            count=read_integer(env, names.task_count),
+        )
+
+    return _first(read)
 
 
 def _rank(env: Mapping[str, str]) -> LauncherPlace | None:
+    step = _first(lambda names: _step(env, names))
     for name, sizes in _RANKS:
-        index = _integer(env, name)
+        index = read_integer(env, name)
         if index is not None:
-            count = next((n for n in (_integer(env, s) for s in sizes) if n), None)
-            return _sized(LauncherPlace(index, count), env)
-    # By its variables a batch script is process 0 of the job's tasks although it is alone, so they
-    # count in a step only.
-    if _text(env, "SLURM_STEP_ID") and (index := _integer(env, "SLURM_PROCID")) is not None:
-        return LauncherPlace(
-            index, _integer(env, "SLURM_STEP_NUM_TASKS") or _integer(env, "SLURM_NTASKS")
-        )
-    return None
+            count = _first_integer(env, sizes)
+            if count is None and step is not None:  # not every PMI library sets the size
+                count = step.count
+            return LauncherPlace(index, count)
+    return step
 
 
-def _sized(position: LauncherPlace, env: Mapping[str, str]) -> LauncherPlace:
-    """Add the size of a SLURM step where the PMI library does not set it."""
-    if position.count is None and _text(env, "SLURM_STEP_ID"):
-        return LauncherPlace(position.index, _integer(env, "SLURM_STEP_NUM_TASKS"))
-    return position
+def _step(env: Mapping[str, str], names: SchedulerVariables) -> LauncherPlace | None:
+    """Return the rank in a step.
+
+    By its variables a batch script is process 0 of the job's tasks although it is alone, so they
+    count in a step only.
+    """
+    index = read_integer(env, names.step_rank)
+    if index is None or read_text(env, names.step) is None:
+        return None
+    return LauncherPlace(index, _first_integer(env, names.step_sizes))
 
 
-def _end(env: Mapping[str, str]) -> float | None:
-    text = _text(env, END_VARIABLE) or ""
-    return float(text) if _SECONDS.fullmatch(text) else None
+def _first_integer(env: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """Return the first of the variables that is a number and not 0."""
+    return next(filter(None, (read_integer(env, name) for name in names)), None)
 
 
-def _text(env: Mapping[str, str], name: str) -> str | None:
-    return env.get(name, "").strip() or None
-
-
-def _integer(env: Mapping[str, str], name: str) -> int | None:
-    text = _text(env, name) or ""
-    return int(text) if _INTEGER.fullmatch(text) else None
+def _seconds(value: str | None) -> float | None:
+    return float(value) if value and _SECONDS.fullmatch(value) else None

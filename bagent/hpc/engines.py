@@ -24,7 +24,9 @@ from bagent.errors import UsageError
 from bagent.files import ensure_own_folder, write_atomic
 from bagent.hpc.allocation import Allocation, read_allocation
 from bagent.hpc.nodes import read_names, short, this_position
-from bagent.hpc.scheduler_queries import Ask, ask
+from bagent.hpc.scheduler_queries import ask
+from bagent.hpc.schedulers import SCHEDULERS
+from bagent.hpc.schedulers.base import Ask
 
 LOOK_SECONDS = 2.0
 
@@ -60,16 +62,19 @@ def _changed(path: Path) -> int | None:
 
 
 async def requeue(allocation: Allocation, position: int, ask: Ask = ask) -> None:
-    """Requeue the job on other nodes; PBS does so by itself.
+    """Requeue the job on other nodes where the scheduler does not do so by itself.
 
     Args:
         allocation: the job.
         position: of this node among the job's, from 0.
         ask: runs a program of the scheduler.
     """
-    if allocation.scheduler == "slurm" and allocation.job_id is not None:
+    if allocation.scheduler is None or allocation.job_id is None:
+        return
+    command = SCHEDULERS[allocation.scheduler].requeue_command(allocation.job_id)
+    if command is not None:
         await asyncio.sleep(min(LONGEST_STAGGER, position * STAGGER_SECONDS))
-        await asyncio.to_thread(ask, ["scontrol", "requeue", allocation.job_id])
+        await asyncio.to_thread(ask, command)
 
 
 State = Literal["starting", "listening", "failed", "stopped"]

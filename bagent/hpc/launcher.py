@@ -12,17 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagent.hpc.nodes import read_names
+from bagent.hpc.schedulers import SCHEDULERS
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
 """Variables that are exported to the nodes: not every launcher does so."""
 
-_LAUNCH = {
-    # Engines of the same job may have a step of their own that also uses whole nodes.
-    "srun": (
-        'srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1'
-        ' --nodelist="$HERE/nodes" --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none'
-        " --mem=0 --no-kill --kill-on-bad-exit=0 --wait=0 --input=none"
-    ),
+LAUNCHERS = {
+    **{name: words for s in SCHEDULERS.values() for name, words in s.own_launchers.items()},
     "pals": (
         'mpiexec --np "$NODES" --ppn 1 --hostfile "$HERE/nodes" --cpu-bind none'
         " --no-abort-on-failure"
@@ -31,6 +27,7 @@ _LAUNCH = {
     "openmpi": ('mpiexec -n "$NODES" --map-by ppr:1:node --bind-to none --hostfile "$HERE/nodes"'),
     "ssh": '"$PYTHON" -m bagent.hpc ssh --nodes "$HERE/nodes" --',
 }
+"""For each ``cluster.launcher``: the shell words before a command."""
 
 
 def on_every_node(command: str, launcher: str, python: str, excluded: Sequence[str] = ()) -> str:
@@ -62,7 +59,7 @@ cat <<'END_OF_COMMAND'
 exec {command}
 END_OF_COMMAND
 }} >"$HERE/node.sh"
-{_LAUNCH[launcher]} bash "$HERE/node.sh"
+{LAUNCHERS[launcher]} bash "$HERE/node.sh"
 """
 
 

@@ -17,17 +17,20 @@ from typing import Any, Literal
 
 import msgspec
 
+from bagent.batch_env import SchedulerName
 from bagent.errors import JobError, MissingPackage, NeedsPerson
 from bagent.hpc.allocation import read_allocation
 from bagent.hpc.launcher import on_every_node, set_up_script
 from bagent.hpc.nodes import engine_nodes
-from bagent.hpc.plan import LAUNCHERS, choose_queue, clock
-from bagent.hpc.scheduler_queries import Ask, ask, node_names
+from bagent.hpc.plan import choose_queue
+from bagent.hpc.scheduler_queries import ask, node_names
+from bagent.hpc.schedulers import SCHEDULERS
+from bagent.hpc.schedulers.base import Ask, clock
 from bagent.hpc.site import GENERIC, load_site, merged
 from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.job import Job
 
-Where = Literal["here", "allocation", "slurm", "pbs"]
+Where = Literal["here", "allocation"] | SchedulerName
 
 
 class PoolPlan(msgspec.Struct, frozen=True):
@@ -49,10 +52,15 @@ class PoolPlan(msgspec.Struct, frozen=True):
     constraint: str | None = None
     select: str = ""
     walltime: str = "01:00:00"
-    options: tuple[str, ...] = ()  # directives without #SBATCH or #PBS
+    options: tuple[str, ...] = ()  # directives without their mark
     excluded: tuple[str, ...] = ()
     set_up: str = ""  # shell lines at the start of each batch job
     chunks: int | None = None
+
+    @property
+    def scheduler(self) -> SchedulerName | None:
+        """The scheduler of the workers' own batch jobs; None if they have none."""
+        return None if self.where == "here" or self.where == "allocation" else self.where
 
     @property
     def slots(self) -> int:
@@ -84,7 +92,7 @@ def make_pool_plan(job: Job, workers: int, settings: BatchSettings) -> PoolPlan:
     plan = PoolPlan("here", settings.python, workers, chunks=cluster.chunks)
     if scheduler is None:
         return plan
-    launcher = cluster.launcher or LAUNCHERS[scheduler]
+    launcher = cluster.launcher or SCHEDULERS[scheduler].launcher
     plan = msgspec.structs.replace(plan, launcher=launcher, excluded=cluster.exclude)
     if allocation.scheduler is not None:
         names = engine_nodes(node_names(allocation, settings.ask) or ["here"], cluster.exclude)
@@ -109,26 +117,9 @@ def make_pool_plan(job: Job, workers: int, settings: BatchSettings) -> PoolPlan:
         constraint=cluster.constraint,
         select=site.select,
         walltime=clock(cluster.walltime or 0.0),
-        options=_options(cluster, scheduler),
+        options=(*SCHEDULERS[scheduler].worker_directives(cluster), *cluster.directives),
         set_up=set_up_script(settings.cwd, cluster.modules, cluster.setup),
     )
-
-
-def _options(cluster: ClusterSpec, scheduler: str) -> tuple[str, ...]:
-    """Return the directives that Parsl's providers have no argument for."""
-    lines = []
-    if scheduler == "slurm":
-        # A lost node ends its own workers and no others.
-        lines = ["--no-kill"]
-        if cluster.reservation:
-            lines.append(f"--reservation={cluster.reservation}")
-        if cluster.exclude:
-            lines.append(f"--exclude={','.join(cluster.exclude)}")
-    else:
-        lines = ["-l place=scatter"]
-        if cluster.filesystems:
-            lines.append(f"-l filesystems={cluster.filesystems}")
-    return (*lines, *cluster.directives)
 
 
 LABEL = "bagent"
@@ -286,34 +277,20 @@ def _provider(plan: PoolPlan) -> Any:
 
         return LocalProvider(**blocks)
     launcher = _launcher(plan)
-    if plan.where == "allocation":
+    if plan.scheduler is None:
         from parsl.providers import LocalProvider
 
         return LocalProvider(nodes_per_block=plan.nodes, launcher=launcher, **blocks)
-    shared = blocks | {
+    scheduler = SCHEDULERS[plan.scheduler]
+    arguments = blocks | {
         "nodes_per_block": plan.nodes,
         "launcher": launcher,
         "account": plan.account,
         "walltime": plan.walltime,
         "worker_init": plan.set_up,
+        "scheduler_options": "\n".join(f"{scheduler.directive} {line}" for line in plan.options),
     }
-    mark = "#SBATCH" if plan.where == "slurm" else "#PBS"
-    options = "\n".join(f"{mark} {line}" for line in plan.options)
-    if plan.where == "slurm":
-        from parsl.providers import SlurmProvider
-
-        return SlurmProvider(
-            partition=plan.queue,
-            qos=plan.qos,
-            constraint=plan.constraint,
-            scheduler_options=options,
-            **shared,
-        )
-    from parsl.providers import PBSProProvider
-
-    return PBSProProvider(
-        queue=plan.queue, select_options=plan.select, scheduler_options=options, **shared
-    )
+    return scheduler.parsl_provider(plan, arguments)
 
 
 def _launcher(plan: PoolPlan) -> Any:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from bagent.batch_env import SchedulerName
 from bagent.errors import JobError, Position
+from bagent.hpc.schedulers import SCHEDULERS
 from bagent.hpc.site import ClusterSite, Queue, merged
-from bagent.job.spec.cluster import ClusterSpec, Scheduler
+from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.job import Job
 
 _STAGED = "{stage}"
@@ -116,8 +118,6 @@ RESTARTS = 2
 REQUEUES = 5
 MIN_FRACTION = 0.9
 START_SECONDS = 1800.0
-LAUNCHERS = {"slurm": "srun", "pbs": "hydra"}
-_ONLY_SLURM = ("qos", "constraint", "reservation")
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     job_file: Path
     cwd: Path  # the folder in which the job will run
     python: str  # the interpreter that has bagent, on the nodes too
-    scheduler: Scheduler | None = None
+    scheduler: SchedulerName | None = None
     run_options: tuple[str, ...] = ()  # for ``bagent run``
 
 
@@ -137,7 +137,7 @@ class BatchPlan(msgspec.Struct, frozen=True):
     site: ClusterSite
     cluster: ClusterSpec
     request: ResourceRequest
-    scheduler: Scheduler
+    scheduler: SchedulerName
     launcher: str
     queue: str | None
     nodes: int
@@ -187,7 +187,8 @@ def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPla
     assert scheduler is not None
     assert cluster.walltime is not None
     nodes = cluster.nodes or 1
-    _check_fit(cluster, scheduler, nodes, at)
+    _check_scheduler(cluster, scheduler, at)
+    _check_fit(cluster, nodes, at)
     check_staging(cluster, at)
     check_gpus(cluster, site, at)
     return BatchPlan(
@@ -196,7 +197,7 @@ def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPla
         cluster=cluster,
         request=request,
         scheduler=scheduler,
-        launcher=cluster.launcher or LAUNCHERS[scheduler],
+        launcher=cluster.launcher or SCHEDULERS[scheduler].launcher,
         queue=choose_queue(cluster, site.queues, nodes, at),
         nodes=nodes,
         walltime=cluster.walltime,
@@ -205,7 +206,7 @@ def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPla
 
 
 def _refuse_missing(
-    cluster: ClusterSpec, site: ClusterSite, scheduler: Scheduler | None, at: Position
+    cluster: ClusterSpec, site: ClusterSite, scheduler: SchedulerName | None, at: Position
 ) -> None:
     needed = ["walltime", "engine", *site.needs]
     missing = [key for key in dict.fromkeys(needed) if not getattr(cluster, key)]
@@ -219,17 +220,25 @@ def _refuse_missing(
         )
 
 
-def _check_fit(cluster: ClusterSpec, scheduler: str, nodes: int, at: Position) -> None:
-    if scheduler == "pbs":
-        wrong = [key for key in _ONLY_SLURM if getattr(cluster, key)]
-        if wrong:
+def _check_scheduler(cluster: ClusterSpec, name: SchedulerName, at: Position) -> None:
+    """Refuse what only other schedulers have."""
+    scheduler = SCHEDULERS[name]
+    for other in SCHEDULERS.values():
+        if other is scheduler:
+            continue
+        for key in other.own_keys:
+            if getattr(cluster, key) and key not in scheduler.own_keys:
+                raise JobError(
+                    f"cluster.{key} is {other.label}'s", hint=scheduler.other_keys_hint, at=at
+                )
+        if cluster.launcher in other.own_launchers or cluster.stage_by in other.own_staging:
+            tools = " and ".join((*other.own_launchers, *other.own_staging))
             raise JobError(
-                f"cluster.{wrong[0]} is SLURM's",
-                hint="under PBS a reservation is a queue; other wishes go under directives",
-                at=at,
+                f"{tools} are {other.label}'s", hint=scheduler.other_launchers_hint, at=at
             )
-        if cluster.launcher == "srun" or cluster.stage_by == "sbcast":
-            raise JobError("srun and sbcast are SLURM's", hint="launcher: pals", at=at)
+
+
+def _check_fit(cluster: ClusterSpec, nodes: int, at: Position) -> None:
     if cluster.stage_by == "mpi" and cluster.launcher == "ssh":
         raise JobError("stage_by: mpi needs an MPI launcher, and ssh is none", at=at)
     working = nodes - (1 if cluster.reserve_node else 0)
@@ -277,9 +286,3 @@ def _ports(cluster: ClusterSpec, at: Position) -> tuple[int, ...]:
             at=at,
         )
     return ports[:engines]
-
-
-def clock(seconds: float) -> str:
-    """Return ``HH:MM:SS``, rounded down."""
-    minutes, rest_seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest_seconds:02d}"

@@ -7,21 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any
-
-import msgspec
+from collections.abc import Sequence
 
 from bagent.hpc.allocation import Allocation, read_allocation
+from bagent.hpc.schedulers import SCHEDULERS
+from bagent.hpc.schedulers.base import Ask
 
 ANSWER_SECONDS = 10.0
 """Timeout of a scheduler's program."""
-
-Ask = Callable[[Sequence[str]], str]
-"""Runs a command and returns its stdout, empty if it failed."""
-
-_STIME = "%a %b %d %H:%M:%S %Y"
 
 
 def ask(command: Sequence[str]) -> str:
@@ -42,20 +35,10 @@ def ask(command: Sequence[str]) -> str:
 
 
 def job_end(allocation: Allocation, ask: Ask = ask) -> float | None:
-    """Return when the job will be killed in Unix seconds, None if unknown.
-
-    Older SLURM sets no variable, so ``squeue`` and ``scontrol`` are asked. With ``qstat`` it is the
-    start plus the wall time.
-    """
-    if allocation.end is not None or allocation.job_id is None:
+    """Return when the job will be killed in Unix seconds, None if unknown."""
+    if allocation.end is not None or allocation.scheduler is None or allocation.job_id is None:
         return allocation.end
-    job = allocation.job_id
-    if allocation.scheduler == "slurm":
-        end = _local_time(ask(["squeue", "--noheader", f"--jobs={job}", "--format=%e"]))
-        return end or _local_time(_field(ask(["scontrol", "show", "job", job]), "EndTime"))
-    return _pbs_end(ask(["qstat", "-f", "-F", "json", job])) or _plain_pbs_end(
-        ask(["qstat", "-f", job])
-    )
+    return SCHEDULERS[allocation.scheduler].job_end(allocation.job_id, ask)
 
 
 def node_names(allocation: Allocation, ask: Ask = ask) -> list[str]:
@@ -67,56 +50,10 @@ def node_names(allocation: Allocation, ask: Ask = ask) -> list[str]:
             lines = []
         if lines:
             return list(dict.fromkeys(lines))
-    if allocation.node_list is not None:
-        # SLURM itself expands its bracket notation.
-        return list(
-            dict.fromkeys(ask(["scontrol", "show", "hostnames", allocation.node_list]).split())
-        )
+    if allocation.node_list is not None and allocation.scheduler is not None:
+        nodes = SCHEDULERS[allocation.scheduler].expand_nodes(allocation.node_list, ask)
+        return list(dict.fromkeys(nodes))
     return []
-
-
-def _local_time(text: str) -> float | None:
-    first = text.strip().partition("\n")[0]
-    try:
-        return datetime.fromisoformat(first).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None  # N/A, Unknown, NONE
-
-
-def _field(text: str, name: str) -> str:
-    for word in text.split():
-        key, _, value = word.partition("=")
-        if key == name:
-            return value
-    return ""
-
-
-def _pbs_end(text: str) -> float | None:
-    try:
-        jobs: Any = msgspec.json.decode(text.encode())["Jobs"]
-        (job,) = jobs.values()
-        return _start_and_walltime(job["stime"], job["Resource_List"]["walltime"])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
-        return None
-
-
-def _plain_pbs_end(text: str) -> float | None:
-    fields = {
-        name.strip(): value.strip()
-        for name, mark, value in (line.partition(" = ") for line in text.splitlines())
-        if mark
-    }
-    try:
-        return _start_and_walltime(fields["stime"], fields["Resource_List.walltime"])
-    except (KeyError, ValueError):
-        return None
-
-
-def _start_and_walltime(started: str, walltime: str) -> float:
-    seconds = 0
-    for part in str(walltime).split(":"):
-        seconds = seconds * 60 + int(part)
-    return datetime.strptime(started, _STIME).timestamp() + seconds
 
 
 def deadline_step(argv: list[str]) -> int:

@@ -17,13 +17,10 @@ from bagent.hpc.plan import (
     RESTARTS,
     START_SECONDS,
     BatchPlan,
-    clock,
     engine_command,
 )
+from bagent.hpc.schedulers import SCHEDULERS
 from bagent.hpc.site import deploy_folder
-
-WARN_SECONDS = 20
-"""SLURM's signal before the end: later than bagent's own deadline, which so comes first."""
 
 _HEAD = "#!/bin/bash"
 
@@ -60,55 +57,9 @@ def _header(plan: BatchPlan) -> Iterator[str]:
 
 
 def _directives(plan: BatchPlan) -> Iterator[str]:
-    mark = "#SBATCH" if plan.scheduler == "slurm" else "#PBS"
-    lines = _slurm(plan) if plan.scheduler == "slurm" else _pbs(plan)
-    for line in (*lines, *plan.cluster.directives):
-        yield f"{mark} {line}"
-
-
-def _slurm(plan: BatchPlan) -> Iterator[str]:
-    cluster = plan.cluster
-    yield f"--job-name={plan.name}"
-    named = {
-        "account": cluster.account,
-        "partition": plan.queue,
-        "qos": cluster.qos,
-        "reservation": cluster.reservation,
-        "constraint": cluster.constraint,
-        "exclude": ",".join(cluster.exclude),
-    }
-    for option, value in named.items():
-        if value:
-            yield f"--{option}={value}"
-    yield f"--nodes={plan.nodes}"
-    yield "--ntasks-per-node=1"
-    yield "--exclusive"
-    if plan.requested_gpus:
-        yield f"--gpus-per-node={plan.requested_gpus}"
-    yield f"--time={clock(plan.walltime)}"
-    yield f"--signal=B:USR1@{WARN_SECONDS}"
-    yield "--no-kill"
-    yield "--requeue"
-    yield "--open-mode=append"
-    yield f"--output={plan.name}.%j.out"
-
-
-def _pbs(plan: BatchPlan) -> Iterator[str]:
-    cluster = plan.cluster
-    yield f"-N {plan.name[:15]}"
-    if cluster.account:
-        yield f"-A {cluster.account}"
-    if plan.queue:
-        yield f"-q {plan.queue}"
-    select = f":{plan.site.select}" if plan.site.select else ""
-    gpus = f":ngpus={plan.requested_gpus}" if plan.requested_gpus else ""
-    yield f"-l select={plan.nodes}{select}{gpus}"
-    yield "-l place=scatter"
-    yield f"-l walltime={clock(plan.walltime)}"
-    if cluster.filesystems:
-        yield f"-l filesystems={cluster.filesystems}"
-    yield "-r y"
-    yield "-j oe"
+    scheduler = SCHEDULERS[plan.scheduler]
+    for line in (*scheduler.directives(plan), *plan.cluster.directives):
+        yield f"{scheduler.directive} {line}"
 
 
 def _settings(plan: BatchPlan) -> Iterator[str]:
@@ -195,9 +146,6 @@ def _shell(name: str) -> str:
     return "\n".join(body).strip("\n") + "\n"
 
 
-PROGRAMS = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
-
-
 def write_script(plan: BatchPlan, text: str) -> Path:
     """Write the script beside the run directory.
 
@@ -222,7 +170,7 @@ def submit_script(plan: BatchPlan, path: Path) -> str:
     Raises:
         UsageError: the scheduler's program is missing or refuses.
     """
-    program = PROGRAMS[plan.scheduler]
+    program = SCHEDULERS[plan.scheduler].submit_command
     try:
         done = subprocess.run(
             [*program, str(path)],

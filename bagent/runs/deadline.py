@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from bagent.errors import UsageError
-from bagent.hpc.allocation import END_VARIABLE, Allocation, read_allocation
+from bagent.hpc.allocation import Allocation, end_variable, read_allocation
 
 MARGIN, SHARE = 60.0, 0.25
 """A run stops feeding 60 s before the deadline, or at a quarter of the remaining time."""
@@ -84,7 +84,7 @@ def read_deadline(
         allocation = read_allocation(env)
         if allocation.end is not None and allocation.end <= now:
             warn(
-                f"{END_VARIABLE} names a time that is over: its job has ended, and it is"
+                f"{end_variable(env)} names a time that is over: its job has ended, and it is"
                 " disregarded (unset it, or write --deadline none)"
             )
             return None

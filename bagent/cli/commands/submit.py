@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bagent.batch_env import SchedulerName
 from bagent.cli import options as opt
+from bagent.hpc.schedulers import SCHEDULERS
 
 if TYPE_CHECKING:
     from bagent.hpc.plan import BatchPlan
@@ -18,9 +20,12 @@ RunOptions = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- OPTIONS]", help="Options for bagent run, after --."),
 ]
-SchedulerName = Annotated[
-    Literal["slurm", "pbs"] | None,
-    typer.Option("--scheduler", help="slurm or pbs; else cluster.scheduler or the site's."),
+SchedulerOption = Annotated[
+    SchedulerName | None,
+    typer.Option(
+        "--scheduler",
+        help=f"{' or '.join(SCHEDULERS)}; else cluster.scheduler or the site's.",
+    ),
 ]
 SiteName = Annotated[
     str | None,
@@ -33,13 +38,14 @@ SiteName = Annotated[
 Account = Annotated[
     str | None, typer.Option("-A", "--account", help="The account or project that pays.")
 ]
-Go = Annotated[bool, typer.Option("--go", help="Submit it by sbatch or qsub.")]
+_PROGRAMS = " or ".join(scheduler.submit_command[0] for scheduler in SCHEDULERS.values())
+Go = Annotated[bool, typer.Option("--go", help=f"Submit it by {_PROGRAMS}.")]
 
 
 def submit(
     job: opt.JobFile,
     run_options: RunOptions = None,
-    scheduler: SchedulerName = None,
+    scheduler: SchedulerOption = None,
     site: SiteName = None,
     account: Account = None,
     go: Go = False,
@@ -85,7 +91,7 @@ def submit(
     sys.stdout.flush()
     if go:
         return 0
-    program = "sbatch" if plan.scheduler == "slurm" else "qsub"
+    program = SCHEDULERS[plan.scheduler].submit_command[0]
     typer.echo(f"next: {program} FILE with this script, or the same command with --go", err=True)
     return 0
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from bagent.batch_env import SchedulerName
 from bagent.job.spec.base import Section
 from bagent.job.spec.types import (
     Choice,
@@ -27,7 +28,6 @@ from bagent.job.validation import LoadContext
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
-Scheduler = Literal["slurm", "pbs"]
 Launcher = Literal["srun", "pals", "hydra", "openmpi", "ssh"]
 Staging = Literal["none", "copy", "sbcast", "mpi"]
 
@@ -104,7 +104,7 @@ class ClusterSpec(Section):
         "project": "did you mean account?",
     }
 
-    scheduler: Annotated[Scheduler | None, Choice(Scheduler)] = Field(
+    scheduler: Annotated[SchedulerName | None, Choice(SchedulerName)] = Field(
         default=None, description="Which scheduler takes the script."
     )
     site: Annotated[str | None, SchedulerText(empty=False)] = Field(

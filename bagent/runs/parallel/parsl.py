@@ -283,7 +283,7 @@ class ParslCoordinator:
             return False
         state = chunk.worker.state
         chunk.idle = 0 if state is not None and state.this_start.done else chunk.idle + 1
-        own_jobs = self._limits.plan.where in ("slurm", "pbs")
+        own_jobs = self._limits.plan.scheduler is not None
         return (lost or own_jobs) and chunk.idle < ATTEMPTS
 
     def _update(self, worker: Worker, chunk: ChunkState | None) -> None:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 import msgspec
 
+from bagent.batch_env import SCHEDULER_VARIABLES
 from bagent.duck import Access, connect, file_literal
 from bagent.errors import BagentError, WriteError
 from bagent.files import write_atomic
@@ -157,7 +158,7 @@ _UNLIMITED = 1 << 60
 
 
 def most_memory_mb(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Return the most memory for a DuckDB: a third of what machine, cgroup and SLURM leave free.
+    """Return the most memory for a DuckDB: a third of what machine, cgroup and scheduler leave.
 
     Args:
         env: environment variables.
@@ -176,10 +177,8 @@ def _limits(env: Mapping[str, str], root: Path) -> Iterator[int]:
         if name == "MemAvailable":
             yield int(value.split()[0]) * 1024
     yield from _cgroup_limits(root)
-    with suppress(KeyError, ValueError):
-        yield int(env["SLURM_MEM_PER_NODE"]) << 20
-    with suppress(KeyError, ValueError):
-        yield int(env["SLURM_MEM_PER_CPU"]) * int(env["SLURM_CPUS_ON_NODE"]) << 20
+    for variables in SCHEDULER_VARIABLES.values():
+        yield from variables.memory_limits(env)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         yield soft
