@@ -20,6 +20,7 @@ from bagent.observe.snapshot import (
     StartCounts,
     TokenCount,
     TokenTotals,
+    current_rates,
 )
 from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of
 from bagent.store.totals import Totals
@@ -87,9 +88,6 @@ _FOLD_AT = 256
 """The most finished rows that wait to be added up."""
 
 _LAST = 10
-
-_ENOUGH_ROWS = 10
-"""With fewer rows in the window the ETA uses the overall speed."""
 
 
 class _Window:
@@ -322,7 +320,7 @@ class RunCounters:
         self._fold()
         now = self._clock()
         elapsed = max(0.0, now - self._start)
-        recent, overall, speed = self._speeds(now, elapsed)
+        recent, overall = self._speeds(now, elapsed)
         to_do = estimate_to_do(self._done, fleet, feed)
         run = run or RunTotals(Totals.of(self._codes))
         totals = run.totals
@@ -340,7 +338,7 @@ class RunCounters:
             remaining=remaining,
             to_do=to_do,
             fraction=finished_share(finished, to_do),
-            eta_s=seconds_left(to_do, speed, fleet.throttled_s),
+            eta_s=seconds_left(to_do, current_rates(recent, overall).rows_per_s, fleet.throttled_s),
             by_status=totals.by_status,
             by_kind=totals.by_kind,
             this_start=self._this_start(),
@@ -389,8 +387,8 @@ class RunCounters:
         )
         return TokenTotals(prompt, cached, completion, reasoning, without_counts=self._no_counts)
 
-    def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates, float]:
-        """Return recent and overall speed, and the rows per second for the ETA."""
+    def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates]:
+        """Return recent and overall speed."""
         sums, span = self._window.sums(now, elapsed)
         rows = sums[0]
         prompt: int | None = sums[1]
@@ -406,5 +404,4 @@ class RunCounters:
             self._prompt.total_of(self._answers),
             self._completion.total_of(self._answers),
         )
-        speed = recent if rows >= _ENOUGH_ROWS else overall
-        return recent, overall, speed.rows_per_s
+        return recent, overall

@@ -24,6 +24,11 @@ _COMPARED = 200
 _MAX_ENDPOINTS = 100
 _REMEMBERED_TEXTS = 256
 _SHORTEST_ID = 4
+_LOCAL_KINDS = frozenset(
+    {"bad_input", "template", "tool", "max_turns", "budget", "client_closed", "internal"}
+)
+"""Failures that did not happen at an endpoint, though one may have answered the row before."""
+
 _TO_ZERO = str.maketrans("123456789", "000000000")
 
 _HTTP_STATUS = re.compile(
@@ -125,17 +130,18 @@ class ErrorGroups:
         raw = o.error or o.finish_reason or ""
         if type(o.id) is str and len(o.id) >= _SHORTEST_ID and o.id in raw:
             raw = raw.replace(o.id, "<id>")
-        status, pattern = self._described(raw[: 4 * MAX_TEXT], o.endpoint)
+        endpoint = None if kind in _LOCAL_KINDS else o.endpoint
+        status, pattern = self._described(raw[: 4 * MAX_TEXT], endpoint)
         key = (kind, status, pattern)
         group = self._groups.get(key)
         if group is None:
             weight = self._make_room() if len(self._groups) >= self._limit else 0
-            first = _example(o, kind, status, pattern)
+            first = _example(o, kind, endpoint, status, pattern)
             group = self._groups[key] = _Group(first, weight, 0, set())
         group.weight += 1
         group.count += 1
-        if o.endpoint is not None and len(group.endpoints) < _MAX_ENDPOINTS:
-            group.endpoints.add(o.endpoint)
+        if endpoint is not None and len(group.endpoints) < _MAX_ENDPOINTS:
+            group.endpoints.add(endpoint)
 
     def _describe(self, text: str, endpoint: str | None) -> tuple[int | None, str]:
         text = visible(text, _NORMALISED)
@@ -160,13 +166,15 @@ class ErrorGroups:
         )
 
 
-def _example(o: Outcome, kind: str, status: int | None, pattern: str) -> ErrorGroup:
+def _example(
+    o: Outcome, kind: str, endpoint: str | None, status: int | None, pattern: str
+) -> ErrorGroup:
     return ErrorGroup(
         count=0,
         kind=visible(kind),
         pattern=pattern,
         http_status=status,
-        endpoint=None if o.endpoint is None else visible(o.endpoint, MAX_TEXT),
+        endpoint=None if endpoint is None else visible(endpoint, MAX_TEXT),
         endpoints=0,
         row=o.row,
         id=name_of(o.id),

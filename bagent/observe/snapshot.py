@@ -129,6 +129,15 @@ class Rates(msgspec.Struct, frozen=True):
     completion_tokens_per_s: float | None
 
 
+_ENOUGH_ROWS = 10
+"""With fewer rows in the recent window the overall speed is shown and used for the ETA."""
+
+
+def current_rates(recent: Rates, overall: Rates) -> Rates:
+    """Return the recent speed, or the overall one where few rows ended recently."""
+    return recent if round(recent.rows_per_s * recent.span_s) >= _ENOUGH_ROWS else overall
+
+
 class ErrorGroup(msgspec.Struct, frozen=True):
     """Failed rows whose errors are equal but for numbers, ids, addresses and quoted words.
 
@@ -277,6 +286,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     def resumed(self) -> bool:
         """Whether an earlier start left results that count."""
         return self.skipped > 0 or self.totals.rows > self.this_start.done
+
+    @property
+    def rates(self) -> Rates:
+        """The speed by which ``eta_s`` is estimated."""
+        return current_rates(self.recent, self.overall)
+
+    @property
+    def unit(self) -> str:
+        """What speeds and estimates count: rows, or the results of all stages."""
+        several = len(self.by_stage) > 1 or (self.total is None and self.to_do is not None)
+        return "result" if several else "row"
 
     @property
     def first_try_share(self) -> float | None:

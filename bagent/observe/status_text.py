@@ -30,7 +30,7 @@ def position(s: Snapshot) -> str:
         return counted(max(s.totals.rows, s.this_start.done), "row")
     if s.total is None:
         finished = s.skipped + s.this_start.done
-        return f"{finished:,} of ~{counted(finished + s.to_do, 'result')} ({percent(s.fraction)})"
+        return f"{finished:,} of ~{counted(finished + s.to_do, s.unit)} ({percent(s.fraction)})"
     about = "" if s.total_is_exact else "~"
     return f"{s.total - s.to_do:,} of {about}{counted(s.total, 'row')} ({percent(s.fraction)})"
 
@@ -89,10 +89,11 @@ def work(s: Snapshot) -> list[Phrase]:
 
 
 def speed(s: Snapshot) -> list[Phrase]:
-    """How fast it goes (last 30 s), and what it costs where prices are known."""
-    phrases = [Phrase(f"{rate(s.recent.rows_per_s)} rows/s")]
-    if s.recent.completion_tokens_per_s is not None:
-        phrases.append(Phrase(f"{rate(s.recent.completion_tokens_per_s)} tok/s"))
+    """How fast it goes, and what it costs where prices are known."""
+    rates = s.rates
+    phrases = [Phrase(f"{rate(rates.rows_per_s)} {s.unit}s/s")]
+    if rates.completion_tokens_per_s is not None:
+        phrases.append(Phrase(f"{rate(rates.completion_tokens_per_s)} tok/s"))
     if s.cost_usd is not None:
         phrases.append(Phrase(money(s.cost_usd)))
     return phrases

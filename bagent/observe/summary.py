@@ -347,7 +347,8 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
 
 
 def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
-    yield "time", f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} rows/s"
+    of_all = " of all stages" if s.unit == "result" else ""
+    yield "time", f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} {s.unit}s/s{of_all}"
     if s.latency.count:
         text = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
         if s.ttft.count:

@@ -75,7 +75,7 @@ def findings(
         if when := _when(row, sums):
             text += f" | {when}"
         messages.append(text)
-    remaining = sums["rows"] - sums["ok"] - sum(row["rows"] for row in faults[:FAULTS])
+    remaining = sums["failed"] - sum(row["rows"] for row in faults[:FAULTS])
     if messages and remaining > 0:
         messages.append(f"{counted(remaining, 'more row')} failed for other reasons")
     return messages

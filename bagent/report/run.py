@@ -195,7 +195,8 @@ def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
         ("from first to last", duration(seconds)),
     ]
     if seconds > 0:
-        numbers.append(("rows a second", number(rows / seconds)))
+        unit = "results" if sums["stages"] > 1 else "rows"
+        numbers.append((f"{unit} a second", number(rows / seconds)))
         if sums["completion_tokens"]:
             numbers.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
     for name, label in (("prompt_tokens", "prompt tokens"), ("completion_tokens", "answer tokens")):
@@ -243,7 +244,8 @@ def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
 
     ticks = _clock_ticks(sums["began"], sums["seconds"])
     rows = [("ok", "good", values("ok")), ("failed", "bad", values("bad"))]
-    parts = [stacked("rows a second", rows, ticks)]
+    unit = "results" if sums["stages"] > 1 else "rows"
+    parts = [stacked(f"{unit} a second", rows, ticks)]
     if sums["completion_tokens"]:
         parts.append(
             stacked("answer tokens a second", [("tokens", "accent", values("tokens"))], ticks)

@@ -25,7 +25,13 @@ from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.row_feed import InputFinder
 from bagent.store.tables.schema import RESULTS
-from bagent.store.totals import Totals, accept_truncated, accepts_truncated, last_stage_of
+from bagent.store.totals import (
+    LastStage,
+    Totals,
+    accept_truncated,
+    accepts_truncated,
+    last_stage_of,
+)
 from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
@@ -34,6 +40,7 @@ RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input
 FindInput = Callable[[Path], InputFinder | None]
 
 _RECENT_LINES = 1000
+_RECENT_PARTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,32 +252,39 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
             without_tokens=unknown,
             first_at=min(firsts, default=None),
             last_at=max(lasts, default=None),
-            rows_per_second=_speed(lines),
+            rows_per_second=_speed(lines, last),
             stages=lines.counts() if len(lines.stages()) > 1 else {},
         )
 
 
-def _speed(lines: JournalReader) -> float | None:
-    """Return the rows a second over the last thousand lines of the newest segment."""
-    indexes = [index for index in lines.indexes if index.totals.last is not None]
-    if not indexes:
-        return None
-    segment = max(
-        range(len(lines.indexes)), key=lambda n: lines.indexes[n].totals.last or float("-inf")
-    )
+def _speed(lines: JournalReader, last: LastStage | None) -> float | None:
+    """Return the rows a second over the last thousand lines; of several stages, of the last one."""
+    indexes = list(enumerate(lines.indexes))
+    indexes = [(number, index) for number, index in indexes if index.totals.last is not None]
+    indexes.sort(key=lambda item: -(item[1].totals.last or 0.0))
+    parts: set[str] = set()
+    times: list[float] = []
+    for number, index in indexes:
+        if index.segment.part not in parts and len(parts) < _RECENT_PARTS:
+            parts.add(index.segment.part)
+            times += _last_times(lines, number, last)
+    times = sorted(times)[-_RECENT_LINES:]
+    span = times[-1] - times[0] if times else 0.0
+    return (len(times) - 1) / span if span > 0 else None
+
+
+def _last_times(lines: JournalReader, segment: int, last: LastStage | None) -> Iterator[float]:
+    """Yield when the last thousand rows of a segment ended."""
     index = lines.indexes[segment]
     offsets, lengths = index.column("offsets"), index.column("lengths")
-    times = []
     for ordinal in range(max(0, len(index) - _RECENT_LINES), len(index)):
         line = lines.read(LineRef(0, 0, segment, offsets[ordinal], lengths[ordinal], 0))
         try:
-            at = decode_brief(line).finished_at
+            header = decode_brief(line)
         except msgspec.DecodeError:
             continue
-        if at is not None:
-            times.append(at)
-    span = max(times, default=0.0) - min(times, default=0.0)
-    return (len(times) - 1) / span if span > 0 else None
+        if header.finished_at is not None and (last is None or header.stage == last.name):
+            yield header.finished_at
 
 
 def encode_result(result: dict[str, Any]) -> bytes:

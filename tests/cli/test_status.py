@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bagent.store.journal.journal import Journal
 from bagent.store.lock import RunLock
 from bagent.store.run_dir import Start
 from support.cli import Running
@@ -44,6 +45,20 @@ def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagen
     make_run(job_dir / "runs" / "killed", outcomes, starts=[Start(100.0), starts[1]])
     make_run(job_dir / "runs" / "bare", outcomes)
     assert described(bagent, "killed")["rows_per_s"] == described(bagent, "bare")["rows_per_s"]
+
+
+def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir: Path):
+    run = make_run(job_dir / "runs" / "parts", [stored(n) for n in range(5)], starts=[Start(1.0)])
+    second = Journal.open(run.path, "2-of-2", clock=time.monotonic, report=print)
+    for n in range(5):
+        second.write(stored(10 + n, finished_at=1000.0 + n))
+    second.close()
+    assert described(bagent, "parts")["rows_per_s"] == round(9 / 4, 1)
+    outcomes = [stored(n, stage="work") for n in range(9)]
+    outcomes += [stored(n, stage="vote", finished_at=1000.0 + 4 * n) for n in range(3)]
+    stages = {"stages": ["work", "vote"], "starts": [Start(1.0)]}
+    make_run(job_dir / "runs" / "staged", outcomes, **stages)
+    assert described(bagent, "staged")["rows_per_s"] == round(2 / 8, 1)
 
 
 def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(

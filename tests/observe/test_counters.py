@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from bagent.observe import status_text
 from bagent.observe.counters import RunCounters, estimate_to_do
+from bagent.observe.formatting import rate
 from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
 
 
@@ -138,6 +140,31 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     pipe = make.snapshot(tally, feed=make.feed(size=None, ended=False, read=3))
     assert (pipe.eta_s, pipe.fraction) == (None, None)
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
+
+
+@pytest.mark.parametrize(("rows", "speed"), [(9, 9 / 50), (10, 10 / 29)])
+def test_the_speed_that_is_shown_leads_to_the_eta(
+    tally: RunCounters, make: Any, clock: Any, rows: int, speed: float
+) -> None:
+    clock.now += 30
+    for row in range(rows):
+        tally.outcome(make.outcome(row, completion_tokens=2))
+    clock.now += 20
+    s = make.snapshot(tally, make.fleet(in_flight=6))
+    assert s.eta_s == pytest.approx(6 / speed)
+    shown = [phrase.text for phrase in status_text.speed(s)]
+    assert shown == [f"{rate(speed)} rows/s", f"{rate(2 * speed)} tok/s"]
+
+
+def test_speeds_of_several_stages_count_results_and_not_rows(
+    tally: RunCounters, make: Any, clock: Any
+) -> None:
+    clock.now += 10
+    for stage in ("first", "second"):
+        for row in range(10):
+            tally.outcome(make.outcome(row, stage=stage))
+    s = make.snapshot(tally)
+    assert status_text.speed(s)[0].text == "2.00 results/s"
 
 
 def test_rows_finished_earlier_count_as_progress_but_not_as_speed(

@@ -144,3 +144,12 @@ def test_a_late_outage_is_found_among_many_rare_errors(make: Any) -> None:
         add(groups, make, "connection refused", row)
     assert groups.groups()[0].pattern == "connection refused"
     assert groups.groups()[0].count == 500
+
+
+@pytest.mark.parametrize("kind", ["tool", "max_turns", "template", "budget", "internal"])
+def test_a_failure_on_this_machine_is_at_no_endpoint(make: Any, kind: str) -> None:
+    groups = ErrorGroups()
+    for port in (8000, 8001):
+        add(groups, make, "the tool failed", error_kind=kind, endpoint=f"127.0.0.1:{port}")
+    [group] = groups.groups()
+    assert (group.count, group.endpoint, group.endpoints) == (2, None, 0)

@@ -31,6 +31,7 @@ def test_accepted_truncated_answers_are_no_failures(run):
     assert "4 (36.4 %)truncated (accepted)" in page.sections[""].replace("\n", "")
     assert "1 (9.09 %)failed" in page.sections[""].replace("\n", "")
     assert "truncated" not in page.sections["failures"]
+    assert "for other reasons" not in page.sections["what"]
 
 
 def test_the_slow_endpoint_the_failures_and_the_field_of_long_answers_stand_out(run):
