@@ -124,8 +124,8 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
         plan,
         fleet,
         journal,
-        sharing=RequestDedupe(journal.read_at, None, dedupe=False),
-        guards=StopRules(canary=False, stop_after=None),
+        dedupe=RequestDedupe(journal.read_at, None, dedupe=False),
+        stop_rules=StopRules(canary=False, stop_after=None),
         emit=emit,
     )
 

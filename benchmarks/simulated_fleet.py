@@ -193,11 +193,17 @@ class Ends:
     def __init__(self) -> None:
         self.good = self.bad = 0
 
-    def replied(self, call, reply, delivery) -> None:
-        self.good += 1
+    def count(self, future) -> None:
+        if future.cancelled():
+            return
+        if isinstance(future.result().result, Reply):
+            self.good += 1
+        else:
+            self.bad += 1
 
-    def failed(self, call, failure, delivery) -> None:
-        self.bad += 1
+
+def accept(call, reply, delivery) -> None:
+    """Any reply is good."""
 
 
 @dataclass
@@ -254,7 +260,8 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
     for number in range(len(plan.rows)):
         await fleet.wait_for_room()
         request = Request(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
-        fleet.submit(Call(ends, request, f"k{number}", number, "map", 0))
+        call = Call(accept, request, f"k{number}", number, "map", 0)
+        fleet.request(call).add_done_callback(ends.count)
     fleet.expect(False)
     idle = loop.create_task(fleet.wait_idle())
     await asyncio.wait({idle, fleet.stopped}, return_when=asyncio.FIRST_COMPLETED)

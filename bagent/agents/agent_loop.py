@@ -10,316 +10,275 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from bagent.agents.compaction import Compactor, SummaryHandler
+from bagent.agents.compaction import Compactor
 from bagent.agents.conversation import Conversation, text_bytes
-from bagent.agents.plan import AgentHost, AgentPlan, StagePlan
+from bagent.agents.plan import AgentPlan
 from bagent.agents.streaming import FirstToolCallTimer
 from bagent.agents.text_tool_calls import UnreadCallError, parse_text_tool_calls
-from bagent.agents.token_budget import TokenBudget
 from bagent.agents.tool_turn import (
     INTERRUPTED,
     MAY_HAVE_RUN,
-    ConversationKey,
     ToolTurn,
     ToolTurnRunner,
-    answer_message,
     assign_call_ids,
     calls_of,
     pending_calls_message,
     turn_message,
 )
-from bagent.answers.evaluate import GOOD_ENDS, AnswerResult
+from bagent.answers.evaluate import GOOD_ENDS
 from bagent.backends.request import Request, Watch, encode_payload
 from bagent.clocks import unix
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery
+from bagent.fleet.fleet import Fleet
 from bagent.store.journal.codec import unit_of
 from bagent.tools import ToolResult
-from bagent.types import PASSING_KINDS, Failure, Message, Reply, Row, ToolCall, Turn
+from bagent.types import PASSING_KINDS, Failure, Message, Outcome, Reply, ToolCall, Turn
 
 MOST_FAULTY_TURNS = 5
 """Consecutive turns in which every call failed, after which the row fails."""
 
 
-class AgentConversation(Conversation):
-    """One (row, answer) of a stage with tools."""
+class Agent:
+    """The agent loop of one (row, answer) of a stage with tools.
 
-    __slots__ = (
-        "_agent",
-        "_agent_host",
-        "_compactor",
-        "_endpoint",
-        "_faulty",
-        "_first_call",
-        "_has_written",
-        "_last_size",
-        "_rounds",
-        "_start",
-        "_tool_runner",
-        "_used",
-    )  # fmt: skip
+    Args:
+        conversation: the row's conversation; it evaluates answers and asks again.
+        agent: the tools and the rules for turns.
+        fleet: sends calls.
+    """
 
-    def __init__(
-        self, plan: StagePlan, agent: AgentPlan, row: Row, answer: int, host: AgentHost
-    ) -> None:
-        super().__init__(plan, row, answer, host)
-        self._agent = agent
-        self._agent_host = host
-        self._tool_runner: ToolTurnRunner | None = None
+    def __init__(self, conversation: Conversation, agent: AgentPlan, fleet: Fleet) -> None:
+        self._conversation = conversation
+        self._plan = agent
+        self._fleet = fleet
+        self._tools = ToolTurnRunner(agent, conversation, fleet.spawn)
+        self._first_tool_call = FirstToolCallTimer(unix)
+        start = len(conversation.messages or ())
+        self._compactor = Compactor(conversation.plan, agent, start, self._record_compaction)
         self._endpoint: str | None = None
-        self._faulty = 0
-        self._first_call = FirstToolCallTimer(host.now)
+        """The endpoint whose cache holds the last turn."""
+        self._last_request: Request | None = None
         self._last_size: tuple[int, int] | None = None
-        self._has_written = False
+        """Bytes of the last turn's prompt, and the tokens of it and of its answer."""
+        self._tool_reply: Reply | None = None
+        """The last reply where it asks for tools."""
+        self._used_ids: set[str] = set()
         self._rounds = 0
-        self._start = 0
-        self._used: set[str] = set()
-        self._compactor: Compactor | None = None
+        """Turns whose tools have run."""
+        self._faulty = 0
+        """Turns in a row in which every tool call failed."""
+        self._has_written = False
 
-    # --- the first call -------------------------------------------------------------------------
+    async def run(self, call: Call) -> Outcome | None:
+        """Ask and run tools until a reply is the row's answer.
 
-    def open(self) -> Call | None:
-        """Return the first call; None where the row ended or an earlier start's tools run first."""
-        call = super().open()
-        if call is None or self.request_hash is None or call.request.messages is None:
-            return call
-        request_hash = f"{self.request_hash:016x}"
-        row = self.row
-        unit = ConversationKey(
-            self.key, row.index, self.plan.name, self.answer, request_hash, row.id
-        )
-        self._tool_runner = ToolTurnRunner(
-            self._agent,
-            unit,
-            self._agent_host.spawn,
-            lambda: self.give_up_at,
-            lambda: (self._usage, self._attempts),
-        )
-        self._start = len(call.request.messages)
-        if not self._agent.shares:
-            self.request_hash = None
-        turns = self._agent.earlier(unit_of(self.row.key, self.plan.name, self.answer))
-        if turns and all(turn.request_hash == unit.request_hash for turn in turns):
-            return self._resume(turns, call.request)
-        call.request.watch = self._watch(1) if self._may_call() else None
-        call.request.tool_choice = self._agent.first_choice if self._may_call() else None
-        return call
+        Return None where the run ends before the tools of a turn ran: a later start runs them.
+        """
+        step: Call | ToolTurn | Outcome = self._resume(call) or self._first_turn(call)
+        while not isinstance(step, Outcome):
+            if isinstance(step, Call):
+                self._last_request = step.request
+                end = await self._fleet.request(step, urgent=step.turn > 1)
+                step = self._handle(step, end)
+            elif self._fleet.closed:
+                self._tools.record_interrupted(step)
+                return None
+            else:
+                step = await self._run_tools(step)
+        self._close(step)
+        return step
 
-    def _resume(self, turns: list[Turn], first: Request) -> Call | None:
-        """Resume from the turns of an earlier start; calls that it started are not run again."""
+    # --- the first turn -------------------------------------------------------------------------
+
+    def _first_turn(self, call: Call) -> Call:
+        if self._may_call_tools():
+            call.request.tool_choice = self._plan.first_choice
+        self._choose_streaming(call.request, 1)
+        return self._prepare(call)
+
+    def _resume(self, first: Call) -> ToolTurn | None:
+        """Return the last turn of an earlier start, if there is one.
+
+        Calls that may have run already are not run again.
+        """
+        conversation, tools = self._conversation, self._tools
+        unit = unit_of(conversation.row.key, conversation.plan.name, conversation.answer)
+        turns = self._plan.earlier(unit)
+        if not turns or any(turn.request_hash != tools.key.request_hash for turn in turns):
+            return None
         last = turns[-1]
-        self._turns = last.turn
-        self._rounds = len(turns)
+        conversation.turns = last.turn
+        self._rounds = len(turns) - 1
         self._has_written = True
         if last.usage is not None:
-            self._usage, self._attempts = last.usage, last.attempts
-        messages = list(first.messages or ())
+            conversation.usage, conversation.attempts = last.usage, last.attempts
+        messages = list(first.request.messages or ())
         for turn in turns[:-1]:
             messages += turn.messages
-        self._messages = messages
+        conversation.messages = messages
         work = _work_of(last)
-        self._used = {call.id for message in messages for call in calls_of(message)}
-        self._used |= {call.id for call in work.calls}
-        interrupted = [call for call in work.calls if call.id in {c.id for c in last.begun}]
-        for call in interrupted:
-            work.answers[call.id] = MAY_HAVE_RUN
-            result = ToolResult(MAY_HAVE_RUN, "failed", started=last.at or unix())
-            self._runner().record(last.turn, call, result, INTERRUPTED)
-        if all(call.id in work.answers for call in work.calls):
-            added = work.head + [answer_message(call, work.answers[call.id]) for call in work.calls]
-            if interrupted:
-                self._runner().write_turn(last.turn, added)
-            return self._next_call(messages + added)
-        self._rounds -= 1
-        self._agent_host.spawn(self._do(work))
-        return None
+        self._used_ids = {call.id for message in messages for call in calls_of(message)}
+        self._used_ids |= {call.id for call in work.calls}
+        begun = {call.id for call in last.begun}
+        for call in work.calls:
+            if call.id in begun:
+                work.answers[call.id] = MAY_HAVE_RUN
+                result = ToolResult(MAY_HAVE_RUN, "failed", started=last.at or unix())
+                tools.record(last.turn, call, result, INTERRUPTED)
+        return work
 
-    def _runner(self) -> ToolTurnRunner:
-        assert self._tool_runner is not None
-        return self._tool_runner
-
-    def _may_call(self) -> bool:
+    def _may_call_tools(self) -> bool:
         """Return whether tool calls of the next turn would be run."""
-        return self._rounds + 1 < self._agent.max_turns
+        return self._rounds + 1 < self._plan.max_turns
 
     # --- replies --------------------------------------------------------------------------------
 
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Run the tool calls of a reply; a reply without any is the row's answer."""
+    def _evaluate(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Note a reply that asks for tools; any other one is evaluated as the row's answer."""
         self._note_stream(call, delivery)
-        if self._tool_runner is not None and call.request.tool_choice != "none":
+        if call.request.tool_choice != "none":
             try:
-                reply = parse_text_tool_calls(reply, self._agent.tools.definitions)
+                reply = parse_text_tool_calls(reply, self._plan.tools.definitions)
             except UnreadCallError as error:
                 return Failure("bad_response", str(error), text=reply.text)
-        if self._tool_runner is None or not _asks_for_tools(reply):
-            return super().replied(call, reply, delivery)
-        self._last, self._result = reply, None
-        self._note_delivery(delivery)
+        if not _asks_for_tools(reply):
+            self._tool_reply = None
+            return self._conversation.evaluate(call, reply, delivery)
+        self._tool_reply = reply
         self._endpoint = delivery.endpoint
-        size = text_bytes(call.request.payload)
-        self._add_usage(reply.usage, size)
+        self._conversation.note_reply(call, reply, delivery, None)
         if reply.usage.prompt is not None and reply.usage.completion is not None:
-            self._last_size = size, reply.usage.prompt + reply.usage.completion
-        self._attempts += call.attempts
-        calls = assign_call_ids(reply, self._turns, self._used)
-        if not self._may_call():
-            most = self._agent.max_turns
+            tokens = reply.usage.prompt + reply.usage.completion
+            self._last_size = text_bytes(call.request.payload), tokens
+        return None
+
+    def _handle(self, call: Call, end: CallResult) -> Call | ToolTurn | Outcome:
+        """Return the next step after the end of ``call``."""
+        if isinstance(end.result, Failure):
+            shorter = self._shorten_after(end.result, call)
+            if shorter is not None:
+                return shorter
+        elif self._tool_reply is not None:
+            return self._tool_turn(call, self._tool_reply)
+        step = self._conversation.handle(call, end)
+        return self._prepare(step) if isinstance(step, Call) else step
+
+    def _tool_turn(self, call: Call, reply: Reply) -> ToolTurn | Outcome:
+        """Return the turn whose tool calls ``reply`` has, or the outcome where it is one too many.
+
+        Retry prompts since the last turn become part of the conversation.
+        """
+        conversation = self._conversation
+        conversation.attempts += call.attempts
+        calls = assign_call_ids(reply, conversation.turns, self._used_ids)
+        if not self._may_call_tools():
+            most = self._plan.max_turns
             names = ", ".join(dict.fromkeys(call.name for call in calls))
             message = f"no answer within agent.max_turns: {most}; the last turn asks for {names}"
-            self._end("failed", Failure("max_turns", message, text=reply.text))
-            return None
-        self._used.update(call.id for call in calls)
+            return conversation.end("failed", Failure("max_turns", message, text=reply.text))
+        self._used_ids.update(call.id for call in calls)
         requested = call.request.messages or []
-        head = [*requested[len(self._messages or ()) :], turn_message(reply, calls)]
-        work = ToolTurn(self._turns, head, calls, {})
+        head = [*requested[len(conversation.messages or ()) :], turn_message(reply, calls)]
         self._has_written = True
-        if self._agent_host.closing:
-            self._tool_runner.record_interrupted(work)
-        else:
-            self._agent_host.spawn(self._do(work))
-        return None
+        return ToolTurn(conversation.turns, head, calls, {})
 
     def _note_stream(self, call: Call, delivery: Delivery) -> None:
         """Note how much time a streamed turn saved."""
-        choice, at = self._agent.streaming, self._first_call.at
+        choice, at = self._plan.streaming, self._first_tool_call.at
         if choice is not None and call.request.stream and call.request.watch is not None:
             took = delivery.done - delivery.sent
             saved = delivery.done - at if at is not None else 0.0
             choice.note(call.turn, took, saved if 0 < saved <= took else 0.0)
 
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Retry with a shorter conversation where it was too long, else end the row."""
-        if failure.kind == "context_overflow" and self._messages is not None:
-            self.plan.budget.after_overflow(failure, call.request.max_tokens or 0)
-            shorter = self._compaction().after_overflow(self._messages)
-            if shorter is not None:
-                self._attempts += call.attempts
-                self._turns -= 1
-                self._messages = shorter
-                self._agent_host.ask(self, self._call(self._turn_request(shorter, None)))
-                return
-        super().failed(call, failure, delivery)
+    def _shorten_after(self, failure: Failure, call: Call) -> Call | None:
+        """Return the same turn with a shorter conversation, where that was too long."""
+        conversation = self._conversation
+        if failure.kind != "context_overflow" or conversation.messages is None:
+            return None
+        conversation.plan.budget.after_overflow(failure, call.request.max_tokens or 0)
+        shorter = self._compactor.after_overflow(conversation.messages)
+        if shorter is None:
+            return None
+        conversation.attempts += call.attempts
+        conversation.turns -= 1
+        return self._turn(shorter, None)
 
-    async def _do(self, work: ToolTurn) -> None:
-        """Run a turn's tools, write the turn, and request the next."""
-        added, results = await self._runner().answer(work)
-        self._runner().write_turn(work.turn, added)
+    # --- tools and the next turn ----------------------------------------------------------------
+
+    async def _run_tools(self, work: ToolTurn) -> Call | Outcome:
+        """Run a turn's tools, write the turn, and return the next one."""
+        conversation = self._conversation
+        added, results = await self._tools.answer(work)
+        self._tools.write_turn(work.turn, added)
         self._rounds += 1
-        if self._agent.fail_on_tool and (broken := _broken(work.calls, results)):
-            self._end("failed", Failure("tool", broken))
-            return
-        self._faulty = self._faulty + 1 if all(result.error for result in results) else 0
+        if self._plan.fail_on_tool and (broken := _broken(work.calls, results)):
+            return conversation.end("failed", Failure("tool", broken))
+        all_failed = bool(results) and all(result.error for result in results)
+        self._faulty = self._faulty + 1 if all_failed else 0
         if self._faulty >= MOST_FAULTY_TURNS:
             message = f"all tool calls of {self._faulty} turns in a row failed: {results[-1].text}"
-            self._end("failed", Failure("tool", message))
-            return
-        now = asyncio.get_running_loop().time()
-        if self.give_up_at is not None and now >= self.give_up_at:
+            return conversation.end("failed", Failure("tool", message))
+        now, give_up_at = asyncio.get_running_loop().time(), conversation.give_up_at
+        if give_up_at is not None and now >= give_up_at:
             message = "the row's time limit (limits.row) was over while its tools ran"
-            self._end("failed", Failure("timeout", message, passing=True))
-            return
-        messages = [*(self._messages or ()), *added]
-        if not self._agent_host.closing:
-            call = self._next_call(messages)
-            if call is not None:
-                self._agent_host.ask(self, call)
+            return conversation.end("failed", Failure("timeout", message, passing=True))
+        messages = [*(conversation.messages or ()), *added]
+        if self._compactor.too_long(messages, self._last_size):
+            return self._turn(await self._compact(messages), None)
+        return self._turn(messages, added)
 
-    # --- the next turn --------------------------------------------------------------------------
+    async def _compact(self, messages: list[Message]) -> list[Message]:
+        """Return ``messages`` made shorter, by a model's summary where the job has one."""
+        request = self._compactor.summary_request(messages)
+        if request is None:
+            return self._compactor.shorten(messages)
+        call = self._conversation.new_call(request, lambda call, reply, delivery: None)
+        end = await self._fleet.request(call, urgent=True)
+        if isinstance(end.result, Failure) or end.delivery is None:
+            return self._compactor.shorten(messages)
+        took = end.delivery.done - end.delivery.sent
+        return self._compactor.summarize(messages, end.result.text, took)
 
-    def _next_call(self, messages: list[Message]) -> Call | None:
-        """Return the call with ``messages``; None where they are summarized first."""
-        shortener = self._compaction()
-        added = messages[len(self._messages or ()) :]
-        if shortener.too_long(messages, self._last_size):
-            if shortener.summarize(messages):
-                self._messages = messages
-                return None
-            messages, added = shortener.shorten(messages), []
-        request = self._turn_request(messages, added)
-        self._messages = messages
-        return self._call(request)
-
-    @property
-    def budget(self) -> TokenBudget:
-        """The token budget of its stage."""
-        return self.plan.budget
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Tokens that the answer of a turn may have, where the job sets them."""
-        return self.plan.settings.max_tokens
-
-    def send(self, request: Request, handler: SummaryHandler) -> None:
-        """Send a call for this row whose reply goes to ``handler``."""
-        call = Call(
-            handler, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
-        )
-        call.id = self.row.id
-        call.deadline = self.give_up_at
-        self._agent_host.ask(self, call)
-
-    def continue_with(self, messages: list[Message]) -> None:
-        """Continue with a conversation that a model has summarized."""
-        self._messages = messages
-        if not self._agent_host.closing:
-            self._agent_host.ask(self, self._call(self._turn_request(messages, None)))
-
-    def _turn_request(self, messages: list[Message], added: list[Message] | None) -> Request:
-        """Return the request for ``messages``; only what was added to the last one is encoded."""
-        last = self._last_call.request if self._last_call is not None else None
-        if added and last is not None and last.messages is self._messages:
+    def _turn(self, messages: list[Message], added: list[Message] | None) -> Call:
+        """Return the call with ``messages``; only what was ``added`` to the last is encoded."""
+        conversation, last = self._conversation, self._last_request
+        if added and last is not None and last.messages is conversation.messages:
             payload = last.payload[:-1] + b"," + encode_payload(added)[1:]
         else:
             payload = encode_payload(messages)
-        return self._request(payload, messages=messages)
+        conversation.messages = messages
+        request = conversation.request(payload, messages=messages)
+        self._choose_streaming(request, conversation.turns + 1)
+        return self._prepare(conversation.ask(request))
 
-    def _watch(self, turn: int) -> Watch:
-        return partial(self._first_call.watched, partial(self._runner().watch, turn))
-
-    def _call(self, request: Request) -> Call:
-        if self._tool_runner is not None:
-            may_call = self._may_call() and request.tool_choice != "none"
-            request.watch = self._watch(self._turns + 1) if may_call else None
+    def _prepare(self, call: Call) -> Call:
+        """Have a call evaluated here, and its tool calls started while it is streamed."""
+        request = call.request
+        may_call = self._may_call_tools() and request.tool_choice != "none"
+        request.watch = self._watch(call.turn) if may_call else None
         request.returning = self._rounds
-        call = super()._call(request)
+        call.evaluate = self._evaluate
         call.preferred = self._endpoint
         return call
 
-    def _streamed(self) -> bool:
-        choice = self._agent.streaming
-        return choice.next(self._turns + 1) if choice is not None else super()._streamed()
+    def _choose_streaming(self, request: Request, turn: int) -> None:
+        if self._plan.streaming is not None:
+            request.stream = self._plan.streaming.next(turn)
 
-    def _retry_request(self, request: Request, messages: list[Message]) -> Request:
-        """Return the retry; without tools where the schema can be enforced only without them."""
-        again = super()._retry_request(request, messages)
-        again.tool_choice = "none" if request.settings.apart else None
-        return again
+    def _watch(self, turn: int) -> Watch:
+        return partial(self._first_tool_call.watched, partial(self._tools.watch, turn))
 
-    def _after_truncation(self, call: Call, result: AnswerResult) -> Call | None:
-        """Ask again with the schema enforced, where it was not: the answer may never have ended."""
-        unbound = call.request.settings.apart and call.request.tool_choice != "none"
-        if unbound and self._reasks < self.plan.reasks:
-            return self._ask_again(call, result)
-        return super()._after_truncation(call, result)
-
-    def _compaction(self) -> Compactor:
-        if self._compactor is None:
-            self._compactor = Compactor(self, self._agent, self._start)
-        return self._compactor
-
-    def note_compaction(self, call: ToolCall, result: ToolResult) -> None:
-        """Record in the table of tool calls that the conversation was made shorter."""
-        self._runner().record(self._turns, call, result)
+    def _record_compaction(self, call: ToolCall, result: ToolResult) -> None:
+        self._tools.record(self._conversation.turns, call, result)
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _end(self, status: str, failure: Failure | None) -> None:
-        if self._tool_runner is not None:
-            self._tool_runner.cancel()
-            kind = failure.kind if failure else self._result.error_kind if self._result else None
-            if self._has_written and kind is not None and kind not in PASSING_KINDS:
-                self._tool_runner.write_turn(0, [])  # a resumed row starts over
-        super()._end(status, failure)
+    def _close(self, outcome: Outcome) -> None:
+        """Stop tools that started early; have a row start over that failed for good."""
+        self._tools.cancel()
+        kind = outcome.error_kind
+        if self._has_written and kind is not None and kind not in PASSING_KINDS:
+            self._tools.write_turn(0, [])
 
 
 def _asks_for_tools(reply: Reply) -> bool:

@@ -6,23 +6,19 @@ summarizes the older turns, and the summary replaces them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bagent.agents.conversation import text_bytes
-from bagent.agents.plan import AgentPlan
+from bagent.agents.plan import AgentPlan, StagePlan
 from bagent.agents.token_budget import LEAST, MARGIN_TOKENS
 from bagent.answers.reasoning import split_reasoning
 from bagent.answers.retry_prompt import truncate_middle
 from bagent.backends.request import Request, encode_payload
 from bagent.clocks import unix
-from bagent.fleet.call import Call, Delivery
 from bagent.text.json import encode_json
 from bagent.tools import ToolResult
-from bagent.types import Failure, Message, Reply, ToolCall
-
-if TYPE_CHECKING:
-    from bagent.agents.agent_loop import AgentConversation
+from bagent.types import Message, ToolCall
 
 RECORD = "(compaction)"
 """The name of a compaction in the table of tool calls; no tool can have it."""
@@ -48,12 +44,27 @@ _HEADING = "Summary of the work so far, in place of the turns themselves:"
 
 
 class Compactor:
-    """Compacts one conversation when it is too long; its first ``start`` messages never change."""
+    """Compacts one conversation when it is too long.
 
-    def __init__(self, host: AgentConversation, agent: AgentPlan, start: int) -> None:
-        self._host = host
+    Args:
+        plan: the stage.
+        agent: its rules for agents.
+        start: the number of the first messages, which never change.
+        record: records a compaction in the table of tool calls.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        agent: AgentPlan,
+        start: int,
+        record: Callable[[ToolCall, ToolResult], None],
+    ) -> None:
+        self._budget = plan.budget
+        self._max_tokens = plan.settings.max_tokens
         self._agent = agent
         self._start = start
+        self._record = record
         self._overflowed = False
         self._tokens = 0
 
@@ -68,18 +79,18 @@ class Compactor:
         if limit is None:
             return False
         size = _size(messages)
-        tokens = self._host.budget.request_tokens(size)
+        tokens = self._budget.request_tokens(size)
         if last_size is not None:
-            tokens = last_size[1] + self._host.budget.tokens(max(0, size - last_size[0]))
+            tokens = last_size[1] + self._budget.tokens(max(0, size - last_size[0]))
         self._tokens = tokens
         return tokens > limit
 
     def _limit(self) -> int | None:
         """Return the tokens that a prompt may have; None where the context is not known."""
-        context = self._host.budget.context
+        context = self._budget.context
         if context is None:
             return None
-        available = context - MARGIN_TOKENS - (self._host.max_tokens or LEAST)
+        available = context - MARGIN_TOKENS - (self._max_tokens or LEAST)
         return min(int(context * self._agent.compact_at), available)
 
     def shorten(self, messages: list[Message]) -> list[Message]:
@@ -97,47 +108,45 @@ class Compactor:
             return None
         self._overflowed = True
         size = _size(messages)
-        self._tokens = self._host.budget.request_tokens(size)
+        self._tokens = self._budget.request_tokens(size)
         shorter, count = cut_answers(messages, self._start, size // 2)
         if not count:
             return None
         self._note(size, _size(shorter), {"by": "cutting", "answers_cut": count})
         return shorter
 
-    def summarize(self, messages: list[Message]) -> bool:
-        """Have a model summarize the older turns; return False where there are none."""
+    def summary_request(self, messages: list[Message]) -> Request | None:
+        """Return the request for a summary of the older turns; None where none is to be made."""
         settings = self._agent.summary_settings
         recent_index = _recent(messages, self._start)
         if settings is None or recent_index <= self._start:
-            return False
-        context = self._host.budget.context or 0
-        room = int(context * 0.6 / max(self._host.budget.tokens(1000) / 1000, 0.01))
+            return None
+        context = self._budget.context or 0
+        room = int(context * 0.6 / max(self._budget.tokens(1000) / 1000, 0.01))
         text = truncate_middle(_transcript(messages[self._start : recent_index]), max(1000, room))
         prompt: list[Message] = [
             {"role": "system", "content": _WORDS},
             {"role": "user", "content": text},
         ]
-        request = Request(
-            settings, encode_payload(prompt), messages=prompt, max_tokens=SUMMARY_TOKENS
-        )
-        self._host.send(request, SummaryHandler(self, messages, recent_index))
-        return True
+        return Request(settings, encode_payload(prompt), messages=prompt, max_tokens=SUMMARY_TOKENS)
 
-    def apply_summary(
-        self, messages: list[Message], recent: int, text: str | None, took: float
-    ) -> None:
-        """Replace the older turns by a summary; without one, cut answers."""
+    def summarize(self, messages: list[Message], reply: str | None, took: float) -> list[Message]:
+        """Return ``messages`` with a model's summary in place of the older turns.
+
+        Answers of tools are cut instead where ``reply`` holds none. ``took`` is in seconds.
+        """
+        text = split_reasoning(reply or "").text.strip()
         if not text:
-            self._host.continue_with(self.shorten(messages))
-            return
-        size = _size(messages)
+            return self.shorten(messages)
+        recent_index = _recent(messages, self._start)
         prompt = with_summary(messages[: self._start], text)
         self._start = len(prompt)
-        shorter = prompt + messages[recent:]
+        shorter = prompt + messages[recent_index:]
         settings = self._agent.summary_settings
         by = settings.model if settings is not None else None
-        self._note(size, _size(shorter), {"by": by, "messages_left_out": recent}, took)
-        self._host.continue_with(shorter)
+        details = {"by": by, "messages_left_out": recent_index}
+        self._note(_size(messages), _size(shorter), details, took)
+        return shorter
 
     def _note(
         self, before: int, after: int, details: dict[str, Any], took: float | None = None
@@ -150,27 +159,7 @@ class Compactor:
         }
         call = ToolCall("", RECORD, encode_json(record))
         latency = (took or 0.0) * 1000
-        self._host.note_compaction(call, ToolResult("", latency_ms=latency, started=unix()))
-
-
-class SummaryHandler:
-    """Handles the reply with a summary; a :class:`bagent.fleet.call.CallHandler`."""
-
-    def __init__(self, compacting: Compactor, messages: list[Message], recent: int) -> None:
-        self._compacting = compacting
-        self._messages = messages
-        self._recent = recent
-
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Apply the summary."""
-        text = split_reasoning(reply.text or "").text.strip()
-        took = delivery.done - delivery.sent
-        self._compacting.apply_summary(self._messages, self._recent, text, took)
-        return None
-
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Cut answers instead."""
-        self._compacting.apply_summary(self._messages, self._recent, None, 0.0)
+        self._record(call, ToolResult("", latency_ms=latency, started=unix()))
 
 
 def cut_answers(messages: list[Message], start: int, goal: int) -> tuple[list[Message], int]:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.agents.plan import AgentHost, ConversationHost, StagePlan
+from bagent.agents.plan import StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import Request, encode_payload
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery, Evaluate
 from bagent.job.templates.template import TemplateFailure
 from bagent.store.journal.codec import clean
 from bagent.text.json import decode_json
@@ -79,105 +79,115 @@ _Number = TypeVar("_Number", int, float)
 _NO_USAGE = Usage()
 
 
+Step = Call | Outcome
+"""The next step of a conversation: a call to send, or the row's outcome."""
+
+
 class Conversation:
-    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`."""
+    """One (row, answer) of one stage: a state machine without I/O or clock.
+
+    :meth:`open` and :meth:`handle` return the next step. An outcome whose ``finished_at`` is None
+    has to be stamped by the caller: no server saw its last call.
+    """
 
     __slots__ = (
-        "_attempts",
         "_delivery",
         "_first_try_valid",
         "_grown",
-        "_last",
-        "_last_call",
-        "_messages",
         "_prompt_sha",
         "_queue_ms",
         "_reasks",
+        "_reply",
         "_result",
         "_shrunk",
         "_started",
-        "_turns",
-        "_usage",
         "answer",
+        "attempts",
+        "exact_hash",
         "give_up_at",
-        "host",
         "key",
+        "messages",
         "plan",
-        "request_hash",
         "row",
-    )  # fmt: skip
+        "turns",
+        "usage",
+    )
 
-    def __init__(self, plan: StagePlan, row: Row, answer: int, host: ConversationHost) -> None:
+    def __init__(
+        self, plan: StagePlan, row: Row, answer: int, *, give_up_at: float | None = None
+    ) -> None:
         self.plan = plan
         self.row = row
         self.answer = answer
-        self.host = host
         self.key = f"{row.key:016x}"
-        self.request_hash: int | None = None
-        self.give_up_at: float | None = None
+        self.exact_hash: int | None = None
+        """Names the exact request."""
+        self.give_up_at = give_up_at
         """The event loop's time at which the row's time limit is over."""
-        self._messages: list[Message] | None = None
+        self.messages: list[Message] | None = None
+        """The conversation without retry prompts; None where the row has no messages."""
+        self.attempts = 0
+        self.turns = 0
+        self.usage = _NO_USAGE
         self._prompt_sha: str | None = None
-        self._last_call: Call | None = None
-        self._attempts = 0
-        self._turns = 0
         self._reasks = 0
         self._grown = False
         self._shrunk = False
         self._first_try_valid: bool | None = None
-        self._usage = _NO_USAGE
         self._started: float | None = None
         self._queue_ms = 0.0
         self._delivery: Delivery | None = None
-        self._last: Reply | None = None
+        self._reply: Reply | None = None
         self._result: AnswerResult | None = None
+
+    @property
+    def request_hash(self) -> int | None:
+        """The hash by which equal rows share an answer; None where they do not."""
+        return self.exact_hash if self.plan.shares_answers else None
 
     # --- the first call -----------------------------------------------------------------------
 
-    def open(self) -> Call | None:
-        """Return the first call; None where the row ended and the host was notified."""
+    def open(self) -> Step:
+        """Return the first call, or the outcome of a row that cannot be sent."""
         row = self.row
         if row.error is not None:
-            self._end("bad_input", Failure("bad_input", row.error))
-            return None
+            return self.end("bad_input", Failure("bad_input", row.error))
         try:
             request = self._own_body() if self.plan.own_bodies else self._rendered()
         except TemplateFailure as failure:
             status = "bad_input" if failure.kind == "bad_input" else "failed"
-            self._end(status, Failure(failure.kind, str(failure)))
-            return None
-        if request is None:
-            return None
+            return self.end(status, Failure(failure.kind, str(failure)))
+        if isinstance(request, Failure):
+            return self.end("bad_input", request)
         self._prompt_sha = hashlib.sha256(request.payload).hexdigest()
         hashed = request.payload
         if request.body is not None and request.path != CHAT:
             hashed = request.path.encode() + hashed  # routes may take equal bodies
-        self.request_hash = self.plan.request_hash(
+        self.exact_hash = self.plan.request_hash(
             hashed, self.plan.settings.max_tokens, request.seed
         )
-        return self._call(request)
+        return self.ask(request)
 
     def _rendered(self) -> Request:
         plan = self.plan
         if plan.prompt.raw:
             text = plan.prompt.render_raw(self.row.data, self.row.extra)
-            return self._request(encode_payload(text), prompt=text, path="/completions")
+            return self.request(encode_payload(text), prompt=text, path="/completions")
         messages = plan.prompt.render(self.row.data, self.row.extra)
         if plan.describe and plan.schema is not None:
             messages = add_schema_instruction(messages, plan.schema)
-        self._messages = messages
-        return self._request(encode_payload(messages), messages=messages)
+        self.messages = messages
+        return self.request(encode_payload(messages), messages=messages)
 
-    def _own_body(self) -> Request | None:
+    def _own_body(self) -> Request | Failure:
         fault = line_fault(self.row.data)
         if fault is not None:
-            self._end("bad_input", Failure("bad_input", fault))
-            return None
+            return Failure("bad_input", fault)
         body: dict[str, Json] = self.row.data["body"]
         path = route_of(self.row.data["url"]) or CHAT
         return Request(self.plan.settings, encode_payload(body), body=body, path=path)
 
-    def _request(
+    def request(
         self,
         payload: bytes,
         *,
@@ -185,6 +195,7 @@ class Conversation:
         prompt: str | None = None,
         path: str = "/chat/completions",
     ) -> Request:
+        """Return a request of this row."""
         plan = self.plan
         limit = plan.settings.max_tokens
         seed = plan.settings.sampling.get("seed")
@@ -196,35 +207,34 @@ class Conversation:
             path=path,
             max_tokens=limit if limit is not None else plan.budget.for_payload(text_bytes(payload)),
             seed=seed + self.answer if self.answer and isinstance(seed, int) else None,
-            stream=self._streamed(),
+            stream=plan.streamed(),
         )
 
-    def _streamed(self) -> bool:
-        """Return whether the next call is streamed."""
-        return self.plan.streamed()
+    def ask(self, request: Request) -> Call:
+        """Return the call of the next turn."""
+        self.turns += 1
+        call = self.new_call(request, self.evaluate)
+        call.pinned_to = self.row.endpoint
+        return call
 
-    def _call(self, request: Request) -> Call:
-        self._turns += 1
+    def new_call(self, request: Request, evaluate: Evaluate) -> Call:
+        """Return a call for this row that is no turn of its own."""
         call = Call(
-            self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
+            evaluate, request, self.key, self.row.index, self.plan.name, self.answer, self.turns
         )
         call.id = self.row.id
-        call.pinned_to = self.row.endpoint
         call.deadline = self.give_up_at
-        self._last_call = call
         return call
 
     # --- replies ------------------------------------------------------------------------------
 
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Evaluate a reply: end the row, ask again, or return a failure for the fleet to retry."""
+    def evaluate(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Evaluate a reply; return a passing failure for the fleet to retry."""
         if reply.vectors is not None:
             result = AnswerResult("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
         else:
             result = evaluate(reply, self.plan.schema, tools=self.plan.offers_tools)
-        self._last, self._result = reply, result
-        self._note_delivery(delivery)
-        self._add_usage(reply.usage, text_bytes(call.request.payload))
+        self.note_reply(call, reply, delivery, result)
         judged = self.plan.schema is not None and not reply.tool_calls
         # A cut or refused answer does not show whether the server enforces the schema.
         if judged and self._first_try_valid is None and result.status in ("ok", "invalid"):
@@ -237,21 +247,32 @@ class Conversation:
                 status=200,
                 finish_reason=reply.finish_reason,
             )
-        self._attempts += call.attempts
+        return None
+
+    def note_reply(
+        self, call: Call, reply: Reply, delivery: Delivery, result: AnswerResult | None
+    ) -> None:
+        """Note the last reply and what it cost; ``result`` is None where it is no answer."""
+        self._reply, self._result = reply, result
+        self._note_delivery(delivery)
+        self._add_usage(reply.usage, text_bytes(call.request.payload))
+
+    def handle(self, call: Call, end: CallResult) -> Step:
+        """Return the call that asks again after the end of ``call``, or the row's outcome."""
+        self.attempts += call.attempts
+        if isinstance(end.result, Failure):
+            return self._handle_failure(call, end.result, end.delivery)
+        result = self._result
+        assert result is not None  # the fleet has evaluated the reply
         again = None
         if result.status == "invalid" and self._reasks < self.plan.reasks:
             again = self._ask_again(call, result)
         elif result.status == "truncated":
             again = self._after_truncation(call, result)
-        if again is not None:
-            self.host.ask(self, again)
-        else:
-            self._end(result.status, None)
-        return None
+        return again or self.end(result.status, None)
 
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Retry with fewer tokens where that may fit the context, else end the row."""
-        self._attempts += call.attempts
+    def _handle_failure(self, call: Call, failure: Failure, delivery: Delivery | None) -> Step:
+        """Ask for fewer tokens where that may fit the context, else end the row."""
         if delivery is not None:
             self._note_delivery(delivery)
         limit = call.request.max_tokens
@@ -264,40 +285,51 @@ class Conversation:
             smaller = self.plan.budget.after_overflow(failure, limit)
             if smaller is not None:
                 self._shrunk = True
-                self._turns -= 1
-                self.host.ask(
-                    self, self._call(msgspec.structs.replace(call.request, max_tokens=smaller))
-                )
-                return
-        self._end("refused" if failure.kind == "refused" else "failed", failure)
+                self.turns -= 1
+                return self.ask(msgspec.structs.replace(call.request, max_tokens=smaller))
+        return self.end("refused" if failure.kind == "refused" else "failed", failure)
 
     def _ask_again(self, call: Call, result: AnswerResult) -> Call | None:
-        if self._messages is None or self.plan.schema is None:
+        if self.messages is None or self.plan.schema is None:
             return None
         self._reasks += 1
         wrong = result.violations or (result.error or "",)
-        messages = retry_messages(self._messages, result.text or "", wrong, self.plan.schema)
-        return self._call(self._retry_request(call.request, messages))
+        messages = retry_messages(self.messages, result.text or "", wrong, self.plan.schema)
+        return self.ask(self._retry_request(call.request, messages))
 
     def _retry_request(self, request: Request, messages: list[Message]) -> Request:
-        """Return the request that asks again for an answer that fits the schema."""
+        """Return the request that asks again for an answer that fits the schema.
+
+        It has no tools where the schema can be enforced only without them.
+        """
         return msgspec.structs.replace(
-            request, payload=encode_payload(messages), messages=messages, stream=False
+            request,
+            payload=encode_payload(messages),
+            messages=messages,
+            stream=False,
+            tool_choice="none" if request.settings.apart else None,
         )
 
     def _after_truncation(self, call: Call, result: AnswerResult) -> Call | None:
-        """Return the call with more tokens for an answer that was cut off, if any may be added."""
+        """Return the call with more tokens for an answer that was cut off, if any may be added.
+
+        Where the schema was not enforced, the answer may never have ended: it is enforced then.
+        """
+        unbound = call.request.settings.apart and call.request.tool_choice != "none"
+        if unbound and self._reasks < self.plan.reasks:
+            return self._ask_again(call, result)
         limit = call.request.max_tokens
         if limit is None or self.plan.grow <= 1 or self._grown:
             return None
         most = int(limit * self.plan.grow)
-        context, prompt = self.plan.budget.context, self._last.usage.prompt if self._last else None
+        context = self.plan.budget.context
+        prompt = self._reply.usage.prompt if self._reply else None
         if context is not None and prompt is not None and prompt + limit <= context:
             most = min(most, context - prompt)
         if most <= limit:
             return None
         self._grown = True
-        return self._call(msgspec.structs.replace(call.request, max_tokens=most))
+        return self.ask(msgspec.structs.replace(call.request, max_tokens=most))
 
     def _note_delivery(self, delivery: Delivery) -> None:
         self._delivery = delivery
@@ -308,11 +340,11 @@ class Conversation:
     def _add_usage(self, usage: Usage, size: int) -> None:
         if usage.prompt is not None:
             self.plan.budget.learn(size, usage.prompt)
-        old = self._usage
+        old = self.usage
         if old is _NO_USAGE:
-            self._usage = usage
+            self.usage = usage
             return
-        self._usage = Usage(
+        self.usage = Usage(
             prompt=_sum(old.prompt, usage.prompt),
             cached=_sum(old.cached, usage.cached),
             completion=_sum(old.completion, usage.completion),
@@ -338,41 +370,41 @@ class Conversation:
             max_tokens=call.request.max_tokens,
             tries=call.attempts,
             counted=call.counted_attempts,
-            messages=None if messages is self._messages else messages,
-            attempts=self._attempts,
-            turns=self._turns,
+            messages=None if messages is self.messages else messages,
+            attempts=self.attempts,
+            turns=self.turns,
             reasks=self._reasks,
             grown=self._grown,
             shrunk=self._shrunk,
             first_valid=self._first_try_valid,
-            usage=self._usage,
+            usage=self.usage,
             started=self._started,
         )
 
-    def from_state(self, state: ConversationState) -> Call | None:
-        """Return the call of ``state``, or None where the row ended and the host was notified."""
+    def from_state(self, state: ConversationState) -> Step:
+        """Return the call of ``state``, or the outcome of a row that cannot be sent."""
         call = self.open()
-        if call is None:
-            return None
+        if isinstance(call, Outcome):
+            return call
         if state.messages is not None:
             call.request = self._retry_request(call.request, state.messages)
         call.request.max_tokens = state.max_tokens
         call.turn, call.attempts, call.counted_attempts = state.turns, state.tries, state.counted
-        self._attempts, self._turns, self._reasks = state.attempts, state.turns, state.reasks
+        self.attempts, self.turns, self._reasks = state.attempts, state.turns, state.reasks
         self._grown, self._shrunk, self._first_try_valid = (
             state.grown,
             state.shrunk,
             state.first_valid,
         )
-        self._usage, self._started = state.usage, state.started
+        self.usage, self._started = state.usage, state.started
         return call
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _end(self, status: str, failure: Failure | None) -> None:
-        # The call refers to its conversation: break the cycle, so that the row is freed at once.
-        self._last_call = None
-        row, delivery, reply, result = self.row, self._delivery, self._last, self._result
+    def end(self, status: str, failure: Failure | None) -> Outcome:
+        """Return the outcome of the row."""
+        row, delivery, reply, result = self.row, self._delivery, self._reply, self._result
+        request_hash = self.request_hash
         outcome = Outcome(
             key=self.key,
             row=row.index,
@@ -382,12 +414,12 @@ class Conversation:
             stage=self.plan.name,
             status=status,  # type: ignore[arg-type]
             answer=self.answer,
-            attempts=self._attempts,
-            turns=self._turns,
-            finished_at=round(delivery.done if delivery else self.host.now(), 4),
+            attempts=self.attempts,
+            turns=self.turns,
+            finished_at=round(delivery.done, 4) if delivery else None,
             prompt_sha256=self._prompt_sha,
             first_try_valid=self._first_try_valid,
-            request_hash=None if self.request_hash is None else f"{self.request_hash:016x}",
+            request_hash=None if request_hash is None else f"{request_hash:016x}",
         )
         if delivery is not None and self._started is not None:
             outcome.endpoint = delivery.endpoint
@@ -399,12 +431,12 @@ class Conversation:
         if row.parents:
             outcome.parents = list(row.parents)
             outcome.parents_failed = row.parents_failed
-        outcome.prompt_tokens = self._usage.prompt
-        outcome.cached_tokens = self._usage.cached
-        outcome.completion_tokens = self._usage.completion
-        outcome.reasoning_tokens = self._usage.reasoning
+        outcome.prompt_tokens = self.usage.prompt
+        outcome.cached_tokens = self.usage.cached
+        outcome.completion_tokens = self.usage.completion
+        outcome.reasoning_tokens = self.usage.reasoning
         if self.plan.price is not None:
-            outcome.cost_usd = self.plan.price(self.plan.settings.model, self._usage)
+            outcome.cost_usd = self.plan.price(self.plan.settings.model, self.usage)
         if result is not None and reply is not None:
             self._put_answer(outcome, result, reply)
         if failure is not None:
@@ -414,7 +446,7 @@ class Conversation:
             outcome.finish_reason = outcome.finish_reason or failure.finish_reason
             if failure.status != 200:
                 outcome.response = None  # it is of an earlier attempt
-        self.host.finish(self, outcome)
+        return outcome
 
     def _put_answer(self, outcome: Outcome, result: AnswerResult, reply: Reply) -> None:
         outcome.text = result.text
@@ -432,20 +464,6 @@ class Conversation:
             outcome.error = result.error
         if result.text is not None:
             outcome.output_sha256 = hashlib.sha256(result.text.encode()).hexdigest()
-
-
-def make_conversation(plan: StagePlan, row: Row, answer: int, host: AgentHost) -> Conversation:
-    """Make the conversation of one answer of a row: with a program, with tools, or plain."""
-    # Only jobs with programs or tools load what those need.
-    if plan.program is not None:
-        from bagent.agents.external_agent import ProgramConversation
-
-        return ProgramConversation(plan, plan.program, row, answer, host)
-    if plan.agent is not None:
-        from bagent.agents.agent_loop import AgentConversation
-
-        return AgentConversation(plan, plan.agent, row, answer, host)
-    return Conversation(plan, row, answer, host)
 
 
 _IMAGE = re.compile(rb'"data:image/[^"]*"')

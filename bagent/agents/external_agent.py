@@ -10,19 +10,16 @@ from pathlib import Path
 import msgspec
 
 from bagent.agents.conversation import Conversation
-from bagent.agents.plan import AgentHost, StagePlan
-from bagent.answers.evaluate import evaluate
-from bagent.answers.retry_prompt import retry_messages
 from bagent.backends.openai.chat import content_text
 from bagent.clocks import unix
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.job.spec.agent import PROGRAM_PLACE
 from bagent.store.journal.segments import write_error
 from bagent.text.unicode import wire_text
 from bagent.tools.command_tool import answer_of, without_preamble
 from bagent.tools.subprocess_runner import CommandChild, run_child
 from bagent.tools.types import ToolFault
-from bagent.types import ErrorKind, Failure, Json, Message, Reply, Row, Usage
+from bagent.types import ErrorKind, Failure, Json, Message, Outcome, Reply, Usage
 
 
 class ProgramPlan(msgspec.Struct, eq=False):
@@ -53,62 +50,42 @@ class ProgramPlan(msgspec.Struct, eq=False):
     """Returns the tokens and the number of a row's requests."""
 
 
-class ProgramConversation(Conversation):
-    """One (row, answer) of a stage that a program answers."""
+class ProgramRow:
+    """One (row, answer) of a stage that a program answers; the program sends its own requests."""
 
-    __slots__ = ("_agent_host", "_program")
-
-    def __init__(
-        self, plan: StagePlan, program: ProgramPlan, row: Row, answer: int, host: AgentHost
-    ) -> None:
-        super().__init__(plan, row, answer, host)
+    def __init__(self, conversation: Conversation, program: ProgramPlan) -> None:
+        self._conversation = conversation
         self._program = program
-        self._agent_host = host
 
-    def open(self) -> Call | None:
-        """Start the program and return None: the program sends its own requests."""
-        call = super().open()
-        if call is not None:
-            self.request_hash = None  # programs do not share answers
-            self._agent_host.spawn(self._run_until_valid(call.request.messages or []))
-        return None
-
-    async def _run_until_valid(self, messages: Sequence[Message]) -> None:
+    async def run(self, call: Call) -> Outcome:
         """Run the program until its answer is valid, or no attempt remains."""
-        prompt = list(messages)
+        conversation, step = self._conversation, call
         while True:
             began = unix()
-            self._attempts += 1
+            result: Reply | Failure
             try:
-                text = await self._run(prompt_text(prompt))
+                text = await self._run(prompt_text(step.request.messages or []))
             except ToolFault as fault:
-                passing = fault.kind == "timeout"
-                self._finish(began, unix())
-                kind: ErrorKind = "timeout" if passing else "tool"
-                self._end("failed", Failure(kind, fault.message, passing=passing))
-                return
-            reply = Reply(text, "stop", model=self._program.model)
-            result = evaluate(reply, self.plan.schema)
-            self._last, self._result = reply, result
-            if self.plan.schema is not None and self._first_try_valid is None:
-                self._first_try_valid = result.status == "ok"
-            if result.status != "invalid" or self._reasks >= self.plan.reasks:
-                self._finish(began, unix())
-                self._end(result.status, None)
-                return
-            self._reasks += 1
-            prompt = retry_messages(messages, result.text, result.violations, self.plan.schema)
-
-    def _finish(self, began: float, ended: float) -> None:
-        self._usage, self._turns = self._program.usage(self._name)
-        self._note_delivery(Delivery("", "", self._started or began, ended, 0.0))
+                kind: ErrorKind = "timeout" if fault.kind == "timeout" else "tool"
+                result = Failure(kind, fault.message, passing=kind == "timeout")
+            else:
+                result = Reply(text, "stop", model=self._program.model)
+            step.attempts = 1
+            delivery = Delivery("", "", began, unix(), 0.0)
+            if isinstance(result, Reply):
+                result = conversation.evaluate(step, result, delivery) or result
+            conversation.usage, conversation.turns = self._program.usage(self._name)
+            next_step = conversation.handle(step, CallResult(result, delivery))
+            if isinstance(next_step, Outcome):
+                return next_step
+            step = next_step
 
     @property
     def _name(self) -> str:
-        return f"{self.key}-{self.answer}"
+        return f"{self._conversation.key}-{self._conversation.answer}"
 
     async def _run(self, prompt: str) -> str:
-        program, name = self._program, self._name
+        program, name, row = self._program, self._name, self._conversation.row
         prompt = wire_text(prompt)
         folder, home = program.folder / name, program.homes / name
         for path in (folder, home):
@@ -121,7 +98,7 @@ class ProgramConversation(Conversation):
             "base_url": program.base_url,
             "folder": str(folder),
             "job_folder": str(program.job_folder),
-            "id": "" if self.row.id is None else wire_text(str(self.row.id)),
+            "id": "" if row.id is None else wire_text(str(row.id)),
         }
         argv = [_fill(word, {**values, "prompt": prompt}) for word in program.argv]
         # The key is not in argv, which other users of the machine can read.
@@ -144,9 +121,10 @@ class ProgramConversation(Conversation):
 
     def _remaining_seconds(self) -> float | None:
         """Return the seconds that the program may take."""
-        if self.give_up_at is None:
+        give_up_at = self._conversation.give_up_at
+        if give_up_at is None:
             return self._program.seconds
-        return max(0.0, self.give_up_at - asyncio.get_running_loop().time())
+        return max(0.0, give_up_at - asyncio.get_running_loop().time())
 
 
 def prompt_text(messages: Sequence[Message]) -> str:

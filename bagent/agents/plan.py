@@ -1,10 +1,9 @@
-"""The plan that all conversations of one stage share, and the protocols of their host."""
+"""The plan that all conversations of one stage share."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -13,11 +12,9 @@ from bagent.agents.streaming import StreamPolicy
 from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
-from bagent.fleet.call import Call
-from bagent.types import Json, Message, Outcome, Turn
+from bagent.types import Json, Message, Turn
 
 if TYPE_CHECKING:
-    from bagent.agents.conversation import Conversation
     from bagent.agents.external_agent import ProgramPlan
     from bagent.store.journal.journal import Journal
     from bagent.tools import ToolExecutor
@@ -114,6 +111,11 @@ class StagePlan(msgspec.Struct, eq=False):
         return self._count % STREAM_EVERY == 1
 
     @property
+    def shares_answers(self) -> bool:
+        """Whether equal rows may share an answer: no program runs, and no tool has side effects."""
+        return self.program is None and (self.agent is None or self.agent.shares)
+
+    @property
     def offers_tools(self) -> bool:
         """Whether requests name tools that are not run here, so that calls of them are answers."""
         return self.own_bodies or "tools" in self.settings.extra
@@ -130,32 +132,3 @@ class StagePlan(msgspec.Struct, eq=False):
         digest = digest_start.copy()
         digest.update(payload)
         return int.from_bytes(digest.digest(), "big")
-
-
-class ConversationHost(Protocol):
-    """Sends the calls of conversations and receives their outcomes; the row runner is one."""
-
-    def now(self) -> float:
-        """Return Unix seconds."""
-        ...
-
-    def ask(self, conversation: Conversation, call: Call) -> None:
-        """Send a further call of a running conversation."""
-        ...
-
-    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Receive the outcome of the conversation."""
-        ...
-
-
-class AgentHost(ConversationHost, Protocol):
-    """The host of conversations with tools or programs."""
-
-    @property
-    def closing(self) -> bool:
-        """Whether the run is ending early, so that nothing new starts."""
-        ...
-
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a task that the run's end awaits or cancels; its exception ends the run."""
-        ...

@@ -8,12 +8,13 @@ from collections.abc import Callable, Container, Coroutine, Sequence
 
 import msgspec
 
+from bagent.agents.conversation import Conversation
 from bagent.agents.plan import AgentPlan
 from bagent.backends.messages import assistant_message
 from bagent.clocks import unix
 from bagent.text.json import decode_json, encode_json
 from bagent.tools import CallContext, ToolResult
-from bagent.types import Json, Message, Reply, ToolCall, ToolRecord, Turn, Usage
+from bagent.types import Json, Message, Reply, ToolCall, ToolRecord, Turn
 
 MOST_CALLS = 64
 """Tool calls of one turn that are run; the others are answered with an error."""
@@ -148,25 +149,23 @@ class ToolTurnRunner:
 
     Args:
         agent: the tools and their rules.
-        unit: the conversation.
+        conversation: the conversation; what it has cost so far is written with each turn.
         spawn: runs a task that ends with the run.
-        deadline: returns the event loop's time at which the row's time limit is over.
-        spent: returns the usage and the attempts of all turns so far, written with each turn.
     """
 
-    def __init__(
-        self,
-        agent: AgentPlan,
-        unit: ConversationKey,
-        spawn: Spawn,
-        deadline: Callable[[], float | None],
-        spent: Callable[[], tuple[Usage, int]],
-    ) -> None:
+    def __init__(self, agent: AgentPlan, conversation: Conversation, spawn: Spawn) -> None:
+        row = conversation.row
+        self.key = ConversationKey(
+            conversation.key,
+            row.index,
+            conversation.plan.name,
+            conversation.answer,
+            f"{conversation.exact_hash or 0:016x}",
+            row.id,
+        )
         self._agent = agent
-        self._unit = unit
+        self._conversation = conversation
         self._spawn = spawn
-        self._deadline = deadline
-        self._spent = spent
         self._turn = 0
         self._early: dict[tuple[str, str], list[PendingToolCall]] = {}
 
@@ -203,7 +202,9 @@ class ToolTurnRunner:
         begun.result = await self._call(begun.call)
 
     async def _call(self, call: ToolCall) -> ToolResult:
-        return await self._agent.tools.call(call, CallContext(deadline=self._deadline()))
+        return await self._agent.tools.call(
+            call, CallContext(deadline=self._conversation.give_up_at)
+        )
 
     def cancel(self) -> None:
         """Stop calls that were started early and are in no complete turn."""
@@ -220,9 +221,8 @@ class ToolTurnRunner:
         """Write a turn whose calls a later start runs; calls that were started may have run."""
         self._turn = 0
         early = self._claim(work.calls)
-        self.write_turn(
-            work.turn, work.head, [pending.call for pending in early.values() if pending.risky]
-        )
+        begun = [pending.call for pending in early.values() if pending.risky]
+        self.write_turn(work.turn, self._messages(work), begun)
 
     async def answer(self, work: ToolTurn) -> tuple[list[Message], list[ToolResult]]:
         """Run the calls in parallel; return the messages of the turn, and the results."""
@@ -325,8 +325,7 @@ class ToolTurnRunner:
         self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()
     ) -> None:
         """Write a turn, complete or not."""
-        unit = self._unit
-        usage, attempts = self._spent()
+        unit = self.key
         self._agent.log.write_turn(
             Turn(
                 unit.key,
@@ -338,8 +337,8 @@ class ToolTurnRunner:
                 begun=list(begun),
                 request_hash=unit.request_hash,
                 at=round(unix(), 3),
-                usage=usage,
-                attempts=attempts,
+                usage=self._conversation.usage,
+                attempts=self._conversation.attempts,
             )
         )
 
@@ -355,7 +354,7 @@ class ToolTurnRunner:
         self, turn: int, call: ToolCall, result: ToolResult, error: str | None = None
     ) -> None:
         """Write one call to the table of tool calls; ``error`` replaces the result's own."""
-        unit = self._unit
+        unit = self.key
         if result.trace:
             self._agent.log_text(f"tool {call.name} failed\n{result.trace}")
         self._agent.log.write_tool(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from bagent.agents.conversation import Conversation, make_conversation, text_bytes
+from bagent.agents.conversation import Conversation, Step, text_bytes
+from bagent.agents.converse import converse
 from bagent.agents.plan import StagePlan
 from bagent.batches.builder import BatchBuilder, RequestCost
 from bagent.batches.files import BatchItem, encode_item
-from bagent.fleet.call import Call
+from bagent.fleet.call import Call, CallResult
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
@@ -47,7 +48,7 @@ class RowTools:
 
 
 class BatchRows:
-    """The host of all conversations; see :class:`bagent.agents.plan.AgentHost`.
+    """Puts the calls of conversations into batches, and writes outcomes.
 
     ``placed`` is the batch and line of the last call, ``ended`` the last outcome with its offset in
     the journal; :meth:`forget` clears both. ``advice`` receives a reason to stop.
@@ -58,8 +59,6 @@ class BatchRows:
         self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
         self._tools = tools
         self._builder = builder
-        self._single_calls: dict[Conversation, list[BatchItem]] = {}
-        self._singles_done = asyncio.Event()
         self.placed: tuple[str, int] | None = None
         self.ended: tuple[Outcome, int] | None = None
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
@@ -70,9 +69,10 @@ class BatchRows:
 
     def begin(self, row: Row, answer: int) -> None:
         """Start a row, unless an equal request has an answer or is in a batch."""
-        conversation = make_conversation(self.plan, row, answer, self)
+        conversation = Conversation(self.plan, row, answer)
         call = conversation.open()
-        if call is None:
+        if isinstance(call, Outcome):
+            self.finish(conversation, call)
             return
         earlier = self._tools.sharing.finished_answer(conversation)
         if earlier is not None:
@@ -90,7 +90,8 @@ class BatchRows:
         try:
             self.placed = self._builder.put(call.request, item, self._cost_of(call), again=again)
         except ValueError as error:
-            conversation.failed(call, Failure("rejected", f"not sent: {error}"), None)
+            failure = Failure("rejected", f"not sent: {error}")
+            self.take(conversation, conversation.handle(call, CallResult(failure, None)))
             return
         if self._tools.dedupe and call.turn == 1:
             self._builder.remember(conversation.request_hash, *self.placed)
@@ -116,43 +117,48 @@ class BatchRows:
 
     async def send_singly(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
         """Send rows as single calls and wait until all have ended."""
-        self._tools.fleet.expect(True)
+        fleet = self._tools.fleet
+        tasks = []
+        fleet.expect(True)
         for item, copies in items:
-            conversation = make_conversation(self._single, item.row, item.answer, self)
+            conversation = Conversation(self._single, item.row, item.answer)
             call = conversation.from_state(item.state)
-            if call is not None:
-                self._single_calls[conversation] = copies
-                self._tools.fleet.submit(call)
-        self._tools.fleet.expect(False)
-        while self._single_calls:
-            self._singles_done.clear()
-            await self._singles_done.wait()
+            if isinstance(call, Outcome):
+                self.finish(conversation, call)
+            else:
+                work = converse(conversation, call, fleet)
+                tasks.append(fleet.spawn(self._run_singly(conversation, work, copies)))
+        fleet.expect(False)
+        if tasks:
+            await asyncio.wait(tasks)  # it does not cancel the rows where it is cancelled
+        for task in tasks:
+            task.result()
 
-    # --- what conversations ask for -------------------------------------------------------------
+    async def _run_singly(
+        self, conversation: Conversation, work: Awaitable[Outcome | None], copies: list[BatchItem]
+    ) -> None:
+        """Wait for a row's outcome, write it, and copy it to equal rows."""
+        outcome = await work
+        if outcome is not None:
+            self.finish(conversation, outcome)
+            self.copy_to(copies, outcome)
 
     def now(self) -> float:
         """Return Unix seconds."""
         return self._tools.clock()
 
-    @property
-    def closing(self) -> bool:
-        """Whether the run is ending early."""
-        return self._tools.fleet.closed
-
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Start a task that a drain waits for."""
-        return self._tools.fleet.spawn(work)
-
-    def ask(self, conversation: Conversation, call: Call) -> None:
-        """Send a follow-up call, in a batch or singly like the conversation."""
-        if conversation in self._single_calls:
-            self._tools.fleet.submit(call, urgent=True)
+    def take(self, conversation: Conversation, step: Step) -> None:
+        """Put a further call into a batch, or write the outcome."""
+        if isinstance(step, Outcome):
+            self.finish(conversation, step)
         else:
-            self.send(conversation, call)
+            self.send(conversation, step)
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
         """Write an outcome."""
         tools = self._tools
+        if outcome.finished_at is None:
+            outcome.finished_at = round(self.now(), 4)
         location = tools.journal.write(outcome)
         tools.emit(outcome, location, conversation.row)
         advice = tools.guards.outcome(outcome)
@@ -160,10 +166,6 @@ class BatchRows:
             self.advice.set_result(advice)
         tools.sharing.finished(conversation, outcome, location)
         self.ended = outcome, location
-        copies = self._single_calls.pop(conversation, None)
-        if copies is not None:
-            self.copy_to(copies, outcome)
-            self._singles_done.set()
 
     def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:
         """Copy the answer to equal rows; after a passing failure they are sent themselves."""
@@ -171,7 +173,8 @@ class BatchRows:
             if outcome.error_kind in PASSING_KINDS:
                 self.begin(item.row, item.answer)
                 continue
-            conversation = make_conversation(self.plan, item.row, item.answer, self)
-            if conversation.open() is not None:
-                copy = copy_outcome(conversation, outcome, self.now())
-                self.finish(conversation, copy)
+            conversation = Conversation(self.plan, item.row, item.answer)
+            step = conversation.open()
+            if not isinstance(step, Outcome):
+                step = copy_outcome(conversation, outcome, self.now())
+            self.finish(conversation, step)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from bagent.agents.conversation import Conversation, make_conversation
+from bagent.agents.conversation import Conversation
 from bagent.backends.base import Exchange
 from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, request_number
-from bagent.fleet.call import Call, Delivery, attempt_record
+from bagent.fleet.call import Call, CallResult, Delivery, attempt_record
 from bagent.money.prices import Price
 from bagent.store.journal.codec import unit_of
-from bagent.types import Attempt, Failure, Reply
+from bagent.types import Attempt, Failure, Outcome, Reply
 
 ROWS_AT_ONCE = 64
 """Rows processed before the event loop gets a turn."""
@@ -150,9 +150,10 @@ class ResultReader:
 
     def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> None:
         rows = self._rows
-        conversation = make_conversation(rows.plan, item.row, item.answer, rows)
+        conversation = Conversation(rows.plan, item.row, item.answer)
         call = conversation.from_state(item.state)
-        if call is None:
+        if isinstance(call, Outcome):
+            rows.finish(conversation, call)
             return
         if result is None:
             rows.send(conversation, call)
@@ -160,7 +161,7 @@ class ResultReader:
         call.attempts += 1
         failure: Failure | None
         if isinstance(result, Reply):
-            failure = conversation.replied(call, result, self._delivery)
+            failure = conversation.evaluate(call, result, self._delivery)
             self._exchange.status, self._exchange.request_id = 200, result.request_id
         else:
             failure = result
@@ -168,6 +169,9 @@ class ResultReader:
         self._on_attempt(attempt_record(call, result, failure, self._exchange, self._delivery))
         if failure is not None:
             self._failed(conversation, call, failure)
+        elif isinstance(result, Reply):
+            end = CallResult(result, self._delivery)
+            rows.take(conversation, conversation.handle(call, end))
 
     def _failed(self, conversation: Conversation, call: Call, failure: Failure) -> None:
         rows = self._rows
@@ -177,7 +181,8 @@ class ResultReader:
             self.refusal = failure
             rows.send(conversation, call)
         elif not failure.passing:
-            conversation.failed(call, failure, self._delivery)
+            end = CallResult(failure, self._delivery)
+            rows.take(conversation, conversation.handle(call, end))
         else:
             call.counted_attempts += 1
             if call.counted_attempts <= self._rules.retries:
@@ -185,4 +190,5 @@ class ResultReader:
                 return
             message = f"{failure.message} ({call.counted_attempts} tries)"
             failure = msgspec.structs.replace(failure, message=message)
-            conversation.failed(call, failure, self._delivery)
+            end = CallResult(failure, self._delivery)
+            rows.take(conversation, conversation.handle(call, end))

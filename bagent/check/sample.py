@@ -13,7 +13,6 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.openai import embeddings
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.request import Request
-from bagent.fleet.call import Call
 from bagent.types import Json, Message, Outcome, Row
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -140,25 +139,6 @@ def _json(value: Json) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class _ClosedHost:
-    """The host of conversations that are opened and never sent."""
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
-
-    def now(self) -> float:
-        """Return 0: no time passes."""
-        return 0.0
-
-    def ask(self, conversation: Conversation, call: Call) -> None:
-        """Fail: there are no replies to continue from."""
-        raise AssertionError("a conversation went on without a reply")
-
-    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Keep why the row ended."""
-        self.outcome = outcome
-
-
 MAX_RENDER_SECONDS = 20.0
 
 
@@ -172,14 +152,12 @@ def make_requests(plan: StagePlan, rows: Iterable[Row]) -> list[Sampled]:
     for row in rows:
         if time.monotonic() > deadline:
             break
-        host = _ClosedHost()
-        conversation = Conversation(plan, row, 0, host)
-        call = conversation.open()
-        if call is not None:
-            sample.append(Sampled(row, call.request, name=conversation.request_hash))
-            continue
-        error = host.outcome.error if host.outcome else None
-        sample.append(Sampled(row, None, error or "the row cannot be sent"))
+        conversation = Conversation(plan, row, 0)
+        step = conversation.open()
+        if isinstance(step, Outcome):
+            sample.append(Sampled(row, None, step.error or "the row cannot be sent"))
+        else:
+            sample.append(Sampled(row, step.request, name=conversation.request_hash))
     return sample
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,22 +31,22 @@ class Delivery(msgspec.Struct, frozen=True):
     queue_ms: float
 
 
-class CallHandler(Protocol):
-    """Receives the end of a call. Both methods run on the event loop and must be quick."""
+class CallResult(msgspec.Struct, frozen=True):
+    """How a call ended."""
 
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Handle a reply; return a passing failure to have the call retried."""
-        ...
+    result: Reply | Failure
+    delivery: Delivery | None
+    """None if the call was never sent."""
 
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Handle the failure that ends the call; ``delivery`` is None if it was never sent."""
-        ...
+
+Evaluate = Callable[["Call", Reply, Delivery], Failure | None]
+"""Evaluates a reply; returns a passing failure to have the call retried. Must be quick."""
 
 
 class Call(msgspec.Struct, eq=False):
-    """A request of a row, its handler, and its history. Times are on the fleet's clock."""
+    """A request of a row, and its history. Times are on the fleet's clock."""
 
-    handler: CallHandler
+    evaluate: Evaluate
     request: Request
     key: str
     row: int
@@ -60,6 +60,7 @@ class Call(msgspec.Struct, eq=False):
     refusals: int = 0  # endpoints that refused it and serve other calls
     deaths: int = 0  # endpoints that died while they worked on it
     in_flight: int = 0  # requests that carry it now: two while it is hedged
+    future: asyncio.Future[CallResult] | None = None  # gets its end; made by the fleet
     ended: bool = False
     avoid: str | None = None  # the endpoint that failed it last
     pinned_to: str | None = None  # the only endpoint that may serve it

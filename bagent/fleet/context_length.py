@@ -141,7 +141,7 @@ class ContextRouter:
             count, exact = tokens
             failure = self._route(call, count, exact=exact)
         if failure is not None:
-            core.fail(call, failure, None)
+            core.end(call, failure, None)
             core.pump()
         else:
             self._enqueue(call, urgent)

@@ -16,7 +16,7 @@ from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe
-from bagent.fleet.call import Call, InFlightRequest, timeouts_for, urgent_calls
+from bagent.fleet.call import Call, CallResult, InFlightRequest, timeouts_for, urgent_calls
 from bagent.fleet.context_length import UNKNOWN_CONTEXT, ContextRouter, fits
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.health import Check, CheckResult, Health
@@ -97,15 +97,15 @@ class TimeoutSweep:
         self._timer = None
         overdue = core.waiting.take_overdue(core.clock())
         if overdue:
-            core.spawn(self._fail(overdue), core.tasks)
+            self._fail(overdue)
         if not core.closed and (core.in_flight or core.waiting.ready or core.waiting.asleep):
             self.start()
         core.pump()
 
-    async def _fail(self, overdue: Sequence[Call]) -> None:
+    def _fail(self, overdue: Sequence[Call]) -> None:
         message = "the row's time limit (limits.row) was over before an endpoint could take it"
         for call in overdue:
-            self._core.fail(call, Failure("timeout", message, passing=True), None)
+            self._core.end(call, Failure("timeout", message, passing=True), None)
 
     def retry_stranded(self) -> None:
         """Retry the calls that only endpoints that are down may serve, while others are up."""
@@ -190,11 +190,17 @@ class Fleet:
 
     # --- calls and endpoints --------------------------------------------------------------------
 
-    def submit(self, call: Call, *, urgent: bool = False) -> None:
-        """Queue a call, before other rows if ``urgent``; ignored once the fleet is closed."""
+    def request(self, call: Call, *, urgent: bool = False) -> asyncio.Future[CallResult]:
+        """Queue a call, before other rows if ``urgent``, and return the future of its result.
+
+        The future is cancelled if the fleet closes before the call has ended. What awaits it runs
+        before the call's place is given to another one.
+        """
         core = self._core
+        future = core.request(call)
         if core.closed:
-            return
+            core.abandon((call,))
+            return future
         call.ready_at = core.clock()
         if not self._config.group.single and call.pinned_to is None:
             call.group_key = core.backend.group_key(call.request)
@@ -205,6 +211,7 @@ class Fleet:
             self._update_events()
         else:
             self._enqueue(call, urgent)
+        return future
 
     def _enqueue(self, call: Call, urgent: bool) -> None:
         self._waiting.add(call, urgent=urgent)
@@ -299,6 +306,7 @@ class Fleet:
         for probe in self._core.probes:
             probe.cancel()
         count = self._waiting.clear()
+        self._core.abandon(list(self._core.calls))
         self._update_events()
         return count
 
@@ -481,9 +489,15 @@ class Fleet:
             state.exclusive = False
             if state.warming is not None:
                 self._scheduler.warmer.end(state)
-        self._results.handle(request, exchange)
-        if exchange.status is not None:
-            state.on_answer(core.clock(), request.started)
-        self._members.on_request_end(state)
-        self._endpoints.update(state)
+        with core.result_context() if len(calls) > 1 else nullcontext():
+            self._results.handle(request, exchange)
+            if exchange.status is not None:
+                state.on_answer(core.clock(), request.started)
+            if core.closed:
+                core.abandon(calls)
+            self._members.on_request_end(state)
+            self._endpoints.update(state)
+            if any(call.ended for call in calls):
+                # The rows write their outcomes, or ask again, before their slots are given away.
+                await asyncio.sleep(0)
         self._pump()

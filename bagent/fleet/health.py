@@ -179,7 +179,7 @@ class Health:
                 core.waiting.add_last(call)
         else:
             message = f"{call.deaths} endpoints died while they worked on this row"
-            core.fail(call, Failure("connect", message, passing=True), None)
+            core.end(call, Failure("connect", message, passing=True), None)
 
     # --- checks and circuit breakers ------------------------------------------------------------
 

@@ -46,17 +46,14 @@ class ResultHandler:
 
     def handle(self, request: InFlightRequest, exchange: Exchange) -> None:
         """Handle the results of a request."""
-        core, state, calls = self._core, request.state, request.calls
+        state, calls = request.state, request.calls
         group_id = f"{state.name}/{next(self._serial)}"
         if exchange.limits is not None:
             self._update_quota(request, exchange.limits, accepted=exchange.status == 200)
-        if len(calls) == 1:
-            self._handle_each(request, exchange, group_id)
-        elif not exchange.learned and _refused_as_a_whole(exchange):
+        if len(calls) > 1 and not exchange.learned and _refused_as_a_whole(exchange):
             self._halve(request, exchange, group_id)
         else:
-            with core.result_context():
-                self._handle_each(request, exchange, group_id)
+            self._handle_each(request, exchange, group_id)
 
     def _handle_each(self, request: InFlightRequest, exchange: Exchange, group_id: str) -> None:
         core, state, calls = self._core, request.state, request.calls
@@ -116,12 +113,12 @@ class ResultHandler:
             ttft = None if first is None else first - exchange.sent
             state.feedback.add_latency(request.started, latency, ttft)
         call.throttled_at = None
-        failure = call.handler.replied(call, reply, delivery)
+        failure = call.evaluate(call, reply, delivery)
         core.on_attempt(attempt_record(call, reply, failure, exchange, delivery))
         if failure is not None:
             self._handle_failure(request, call, failure, exchange, delivery)
             return
-        call.ended = True
+        core.end(call, reply, delivery)
         state.on_success(now, request.started)
         state.sample = call.request
         if call.in_flight:
@@ -234,7 +231,7 @@ class ResultHandler:
         else:
             decision = self._decide(call, failure, delivery)
         if decision is not None and decision.late:
-            core.fail(call, _with_reason(failure, decision), delivery)
+            core.end(call, _with_reason(failure, decision), delivery)
         elif decision is not None:
             suspended = SuspendedCall(call, _with_reason(failure, decision), delivery, sent)
             core.waiting.await_check(state.name, suspended)
@@ -274,7 +271,7 @@ class ResultHandler:
                 call.counted_attempts = max(0, call.counted_attempts - 1)
                 core.retry_at(call, now)
             elif not core.closed:
-                core.fail(call, suspended.failure, suspended.delivery)
+                core.end(call, suspended.failure, suspended.delivery)
 
     def _throttle(self, request: InFlightRequest, failure: Failure, now: float) -> None:
         core, state = self._core, request.state
@@ -302,7 +299,7 @@ class ResultHandler:
             self._core.retry_at(call, self._core.clock())
             self._core.stop(StoppedEarly(f"no endpoint takes anything: {failure.message}"))
         else:
-            self._core.fail(call, failure, delivery)
+            self._core.end(call, failure, delivery)
 
     def _decide(self, call: Call, failure: Failure, delivery: Delivery | None) -> Decision | None:
         """Retry a call if the policy allows it and return None, else return why not."""

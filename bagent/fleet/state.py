@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
@@ -14,7 +14,7 @@ from bagent.backends.base import Backend, Timeouts
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.clocks import unix
 from bagent.fleet.batch_size import BatchSizeRule
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.fleet.endpoint_pool import EndpointPool
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.outage import OutagePatience
@@ -22,14 +22,14 @@ from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.queue import CallQueues
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.tail_latency import TailRule
-from bagent.types import Attempt, EndpointSample, Failure, FleetStats
+from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
 RECENT = 256
 """Latencies that are remembered."""
 
 ResultContext = Callable[[], AbstractContextManager[None]]
-"""Makes the context in which all results of one request are handled, so that they can be written
-together."""
+"""Makes the context in which all rows of one request take their results, so that their outcomes can
+be written together."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
@@ -87,6 +87,7 @@ class FleetState:
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.tail = TailRule()
+        self.calls: set[Call] = set()  # requested and not ended
         self.tasks: set[asyncio.Task[None]] = set()
         self.probes: set[asyncio.Task[None]] = set()
         self.stopped: asyncio.Future[BaseException] = self.loop.create_future()
@@ -119,10 +120,26 @@ class FleetState:
         if not self.closed:
             self.waiting.sleep(call, due)
 
-    def fail(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """End ``call`` with a failure."""
+    def request(self, call: Call) -> asyncio.Future[CallResult]:
+        """Return the future that gets the end of ``call``."""
+        call.future = self.loop.create_future()
+        self.calls.add(call)
+        return call.future
+
+    def end(self, call: Call, result: Reply | Failure, delivery: Delivery | None) -> None:
+        """End ``call``; what waits for it runs in the next turn of the event loop."""
         call.ended = True
-        call.handler.failed(call, failure, delivery)
+        self.calls.discard(call)
+        if call.future is not None and not call.future.done():
+            call.future.set_result(CallResult(result, delivery))
+
+    def abandon(self, calls: Iterable[Call]) -> None:
+        """Cancel the futures of calls that are not in flight: they stay unfinished."""
+        for call in calls:
+            if not (call.ended or call.in_flight):
+                self.calls.discard(call)
+                if call.future is not None:
+                    call.future.cancel()
 
     def stats(self, limit: int) -> FleetStats:
         """Return the fleet's counters; ``limit`` is how many rows it may have in flight."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from bagent.agents.plan import StagePlan
 from bagent.backends.openai.embeddings import PATH
 from bagent.backends.request import Request, encode_payload
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.fleet.fleet import Fleet
 from bagent.job.templates.environment import to_text
 from bagent.job.templates.template import TemplateFailure
@@ -145,19 +146,31 @@ class EmbedStage(RowStage):
         body = {"model": self._plan.settings.model, "input": [pending.text for pending in batch]}
         request = Request(self._plan.settings, encode_payload(body), body=body, path=PATH)
         first = batch[0].row
-        handler = _Batch(batch, self._done, self._sizes)
-        call = Call(handler, request, f"{first.key:016x}", first.index, self.name, 0)
+        evaluate = partial(self._evaluate, len(batch))
+        call = Call(evaluate, request, f"{first.key:016x}", first.index, self.name, 0)
         call.id = first.id
         call.divisible = len(batch) > 1
-        self._fleet.submit(call, urgent=urgent)
+        end = self._fleet.request(call, urgent=urgent)
+        self._fleet.spawn(self._finish(batch, call, end))
 
-    def _done(
-        self,
-        batch: Sequence[PendingEmbedding],
-        call: Call,
-        result: Reply | Failure,
-        delivery: Delivery | None,
+    def _evaluate(self, count: int, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Return a failure to retry where ``count`` vectors of the usual size are not all there."""
+        if reply.vectors is None or len(reply.vectors) != count:
+            return Failure("bad_response", "no vectors in the answer", passing=True, status=200)
+        sizes = Counter(len(vector) for vector in reply.vectors)
+        usual = (self._sizes or sizes).most_common(1)[0][0]
+        if odd := next((size for size in sizes if size != usual), None):
+            message = f"a vector of {odd} numbers where others have {usual}"
+            return Failure("bad_response", message, passing=True, status=200)
+        self._sizes += sizes
+        return None
+
+    async def _finish(
+        self, batch: Sequence[PendingEmbedding], call: Call, request: asyncio.Future[CallResult]
     ) -> None:
+        """Write the outcomes of a batch; halve one that was refused."""
+        end = await request
+        result, delivery = end.result, end.delivery
         self._open -= 1
         self._changed.set()
         answered = isinstance(result, Failure) and (not result.passing or result.status is not None)
@@ -194,34 +207,3 @@ class EmbedStage(RowStage):
         if stop_reason is not None:
             self._context.stop(stop_reason)
         slot.fill(stage_item(item, item.row, outcome, location))
-
-
-class _Batch:
-    """Handles the end of one request for vectors."""
-
-    def __init__(
-        self,
-        batch: Sequence[PendingEmbedding],
-        done: Callable[[Sequence[PendingEmbedding], Call, Reply | Failure, Delivery | None], None],
-        sizes: Counter[int],
-    ) -> None:
-        self._batch = batch
-        self._done = done
-        self._sizes = sizes
-
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Hand out the vectors; missing or odd vectors are a failure to retry."""
-        if reply.vectors is None or len(reply.vectors) != len(self._batch):
-            return Failure("bad_response", "no vectors in the answer", passing=True, status=200)
-        sizes = Counter(len(vector) for vector in reply.vectors)
-        usual = (self._sizes or sizes).most_common(1)[0][0]
-        if odd := next((size for size in sizes if size != usual), None):
-            message = f"a vector of {odd} numbers where others have {usual}"
-            return Failure("bad_response", message, passing=True, status=200)
-        self._sizes += sizes
-        self._done(self._batch, call, reply, delivery)
-        return None
-
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Hand out the failure."""
-        self._done(self._batch, call, failure, delivery)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Protocol
 
-from bagent.agents.conversation import Conversation, make_conversation
+from bagent.agents.conversation import Conversation
+from bagent.agents.converse import converse
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
-from bagent.fleet.call import Call
 from bagent.fleet.fleet import Fleet
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.feeder import Work
@@ -131,42 +131,34 @@ class RowRunner:
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
 
     def _begin(self, row: Row, answer: int) -> None:
-        conversation = make_conversation(self._plan, row, answer, self)
+        """Open a row's conversation and send its first call, unless an equal one answers it."""
+        give_up_at = None
         if self._plan.row_seconds is not None:
-            now = asyncio.get_running_loop().time()
-            conversation.give_up_at = now + self._plan.row_seconds
-        call = conversation.open()
-        if call is None:
+            give_up_at = asyncio.get_running_loop().time() + self._plan.row_seconds
+        conversation = Conversation(self._plan, row, answer, give_up_at=give_up_at)
+        step = conversation.open()
+        if isinstance(step, Outcome):
+            self._finish(conversation, step)
             return
         finished = self._dedupe.finished_answer(conversation)
         if finished is not None:
-            self.finish(conversation, copy_outcome(conversation, finished, self.now()))
+            self._finish(conversation, copy_outcome(conversation, finished, unix()))
         elif not self._dedupe.follow(conversation):
-            self._stop_rules.begin(conversation, call.request)
-            self._fleet.submit(call, urgent=call.turn > 1)
+            self._stop_rules.begin(conversation, step.request)
+            work = converse(conversation, step, self._fleet)
+            self._fleet.spawn(self._run_row(conversation, work))
 
-    # --- the host of conversations ----------------------------------------------------------------
+    async def _run_row(self, conversation: Conversation, work: Awaitable[Outcome | None]) -> None:
+        """Wait for a row's outcome, and write it."""
+        outcome = await work
+        if outcome is not None:  # else the run ends first, and a later start resumes the row
+            self._finish(conversation, outcome)
 
-    def now(self) -> float:
-        """Return Unix seconds."""
-        return unix()
-
-    def ask(self, conversation: Conversation, call: Call) -> None:
-        """Send a further call; it goes before new rows."""
-        self._fleet.submit(call, urgent=True)
-
-    @property
-    def closing(self) -> bool:
-        """Whether the run is ending early."""
-        return self._fleet.closed
-
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a task that a drain of the fleet waits for, or cancels."""
-        return self._fleet.spawn(work)
-
-    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
+    def _finish(self, conversation: Conversation, outcome: Outcome) -> None:
         """Write the outcome, then finish the conversations that wait for it."""
         self._ended += 1
+        if outcome.finished_at is None:
+            outcome.finished_at = round(unix(), 4)
         if self._replace is not None and self._replace(outcome, conversation.row):
             location = NOT_WRITTEN
             self._stop_rules.discard(conversation)
@@ -181,7 +173,7 @@ class RowRunner:
             if outcome.error_kind in PASSING_KINDS:
                 self._begin(follower.row, follower.answer)
             else:
-                self.finish(follower, copy_outcome(follower, outcome, self.now()))
+                self._finish(follower, copy_outcome(follower, outcome, unix()))
         if followers and self._dedupe.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
         if self._bounded:

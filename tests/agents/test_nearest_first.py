@@ -13,9 +13,9 @@ def order_of(turns: dict[int, int]) -> list[int]:
 
     async def main() -> list[int]:
         s = setup({"only": always()}, limit=1)
-        s.fleet.submit(s.call(0))
+        s.request(s.call(0))
         for row, turn in turns.items():
-            s.fleet.submit(s.call(row, turn=turn), urgent=turn > 1)
+            s.request(s.call(row, turn=turn), urgent=turn > 1)
         await s.fleet.wait_idle()
         return [row for _, _, row in s.backend.sent][1:]
 

@@ -154,9 +154,9 @@ async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
         result_context=together,
         limits={"a": 4},
     )
-    s.recorder.on_reply = lambda call, reply: events.append(call.row)
+    s.recorder.on_end = events.append
     await s.run(9, announced=True)
-    assert events == ["begin", 0, 1, 2, 3, "end", "begin", 4, 5, 6, 7, "end", 8]
+    assert events == ["begin", "begin", 0, 1, 2, 3, "end", 4, 5, 6, 7, "end", 8]
 
 
 @pytest.mark.parametrize(("count", "concurrency"), [(4, 16), (4, 64), (12, 32), (3, 100)])

@@ -38,7 +38,7 @@ def call_of(s: Setup, tokens: int, *, asked: int | None = 100, **fields: Any) ->
     settings = CallSettings(model="m", sampling={}, extra={}, max_tokens=asked)
     payload = (b"%d" % tokens).ljust(4 * tokens)
     request = Request(settings, payload, prompt="", max_tokens=asked or 16)
-    return Call(s.recorder, request, f"k{tokens}", tokens, "map", 0, **fields)
+    return Call(s.recorder.evaluate, request, f"k{tokens}", tokens, "map", 0, **fields)
 
 
 async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
@@ -46,7 +46,7 @@ async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
 
     ticker = asyncio.ensure_future(ticking(s))
     for tokens in rows:
-        s.fleet.submit(call_of(s, tokens, **fields))
+        s.request(call_of(s, tokens, **fields))
     await s.fleet.wait_idle()
     ticker.cancel()
     return s
@@ -96,7 +96,7 @@ async def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_se
     for tokens in (4000, 4100):
         call = call_of(s, tokens)
         call.request = msgspec.structs.replace(call.request, prompt=None, messages=[])
-        s.fleet.submit(call)
+        s.request(call)
     await s.fleet.wait_idle()
     assert sorted(s.recorder.replies) == [4000]
     assert sorted(s.recorder.failures) == [4100]
@@ -182,7 +182,7 @@ async def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_go
     s = fleet_of({"short": 2048, "long": 8192}, limit=4)
     calls = {tokens: call_of(s, tokens, asked=None) for tokens in (1500, 2000, 7900, 8190)}
     for call in calls.values():
-        s.fleet.submit(call)
+        s.request(call)
     await s.fleet.wait_idle()
     asked = {tokens: call.request.max_tokens for tokens, call in calls.items()}
     assert asked == {1500: 512, 2000: 4096, 7900: 256, 8190: 2}
@@ -197,8 +197,8 @@ def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
 @on_jumping_clock
 async def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
     s = fleet_of({"short": 2048, "long": 8192})
-    s.fleet.submit(call_of(s, 3000, pinned_to="short"))
-    s.fleet.submit(call_of(s, 3001, pinned_to="long"))
+    s.request(call_of(s, 3000, pinned_to="short"))
+    s.request(call_of(s, 3001, pinned_to="long"))
     await s.fleet.wait_idle()
     assert sorted(s.recorder.replies) == [3001]
     assert s.recorder.failures[3000][0].kind == "context_overflow"
@@ -245,9 +245,9 @@ async def test_a_refusal_of_the_server_shows_that_texts_are_denser_than_was_thou
     dense = [call_of(s, 3000), call_of(s, 3001)]
     for call in dense:
         call.request = msgspec.structs.replace(call.request, payload=b"5000".ljust(9000))
-    s.fleet.submit(dense[0])
+    s.request(dense[0])
     await s.fleet.wait_idle()
-    s.fleet.submit(dense[1])
+    s.request(dense[1])
     await s.fleet.wait_idle()
     assert len(s.backend.sent) == 2, "the first row, and one of the dense ones"
     assert s.backend.counted == [("a", 2000), ("a", 5000)]
@@ -271,7 +271,7 @@ async def test_a_joined_endpoint_is_asked_for_its_context():
 @on_jumping_clock
 async def test_what_is_being_counted_is_given_up_with_the_run():
     s = fleet_of({"a": 4096})
-    s.fleet.submit(call_of(s, 4000))
+    s.request(call_of(s, 4000))
     assert s.fleet.stats().retrying == 1
     await asyncio.sleep(0.1)
     assert s.fleet.abandon_waiting() == 1

@@ -12,7 +12,7 @@ from support.scripted_fleet import always, setup
 async def second_turns(s, homes):
     """Submit the second turns of rows, each with its endpoint; wait for their ends."""
     for row, home in homes.items():
-        s.fleet.submit(s.call(row, turn=2, preferred=home), urgent=True)
+        s.request(s.call(row, turn=2, preferred=home), urgent=True)
     await s.fleet.wait_idle()
 
 
@@ -39,7 +39,7 @@ async def test_a_full_endpoint_loses_its_rows_to_those_with_room():
 async def test_a_much_busier_endpoint_is_not_waited_for():
     s = setup({"home": always(seconds=10.0), "other": always(seconds=10.0)}, limit=10)
     for row in range(8):
-        s.fleet.submit(s.call(100 + row, pinned_to="home"))
+        s.request(s.call(100 + row, pinned_to="home"))
     await second_turns(s, {1: "home", 2: "other"})
     sent = {row: name for _, name, row in s.backend.sent}
     assert (sent[1], sent[2]) == ("other", "other")

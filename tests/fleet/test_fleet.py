@@ -79,8 +79,8 @@ def test_an_endpoint_that_answers_well_gets_more_and_more():
 async def test_urgent_calls_go_before_new_rows():
     s = setup({"a": always()}, limit=1)
     s.submit(*range(5))
-    s.fleet.submit(s.call(100), urgent=True)
-    s.fleet.submit(s.call(101), urgent=True)
+    s.request(s.call(100), urgent=True)
+    s.request(s.call(101), urgent=True)
     await s.fleet.wait_idle()
     assert [row for _, _, row in s.backend.sent] == [0, 100, 101, 1, 2, 3, 4]
 
@@ -144,8 +144,8 @@ async def test_statistics_tell_the_fleet_as_it_is():
 async def test_deliveries_and_attempts_tell_where_and_when():
     scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD, 2.0)}
     s = setup(scripts, limit=1)
-    s.fleet.submit(s.call(0))
-    s.fleet.submit(s.call(1))
+    s.request(s.call(0))
+    s.request(s.call(1))
     await s.fleet.wait_idle()
     delivery = s.recorder.replies[1]
     assert (delivery.endpoint, delivery.sent, delivery.done) == ("a", 1002.0, 1004.0)

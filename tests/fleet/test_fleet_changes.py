@@ -72,7 +72,7 @@ async def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
     s.fleet.join(
         [EndpointState(Endpoint("new", "http://new/v1"), InFlightLimit(4, 4), new.account)]
     )
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(4.5)
     s.fleet.leave(["old"])
     await asyncio.sleep(0.01)
     at = len(s.backend.sent)

@@ -51,8 +51,8 @@ def test_the_limit_of_a_row_ends_it_whatever_it_waits_for(answer):
 async def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
-    s.fleet.submit(s.call(0))
-    s.fleet.submit(s.call(1, deadline=1005.0))
+    s.request(s.call(0))
+    s.request(s.call(1, deadline=1005.0))
     await asyncio.sleep(10)
     gate.set()
     await s.fleet.wait_idle()
@@ -64,20 +64,15 @@ async def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
 
 
 @on_jumping_clock
-async def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
-    class FullDisk:
-        def replied(self, call, reply, delivery):
-            return None
-
-        def failed(self, call, failure, delivery):
-            raise WriteError("the disk is full")
+async def test_an_error_of_a_row_that_waits_for_a_call_stops_the_run():
+    async def full_disk(call):
+        await s.fleet.request(call)
+        raise WriteError("the disk is full")
 
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
-    s.fleet.submit(s.call(0))
-    late = s.call(1, deadline=1005.0)
-    late.handler = FullDisk()
-    s.fleet.submit(late)
+    s.request(s.call(0))
+    s.fleet.spawn(full_disk(s.call(1, deadline=1005.0)))
     assert isinstance((await s.fleet.stopped), WriteError)
 
 
@@ -85,7 +80,7 @@ async def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
 async def test_a_request_gets_no_more_time_than_its_row_has_left():
     s = setup({"a": always()}, timeouts=Timeouts(total=60.0), limit=1)
     for deadline in (None, 1500.0, 1010.0, 1002.04):
-        s.fleet.submit(s.call(len(s.backend.sent), deadline=deadline))
+        s.request(s.call(len(s.backend.sent), deadline=deadline))
         await s.fleet.wait_idle()
     assert [timeouts.total for timeouts in s.backend.timeouts] == [60.0, 60.0, 8.0, 0.1]
     assert msgspec.structs.replace(s.backend.timeouts[2], total=60.0) == Timeouts(total=60.0)
@@ -102,7 +97,7 @@ async def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_
     s.backend.limits = {"a": 8}
     s.fleet.expect(True)
     for row, deadline in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
-        s.fleet.submit(s.call(row, deadline=deadline))
+        s.request(s.call(row, deadline=deadline))
     s.fleet.expect(False)
     await s.fleet.wait_idle()
     assert [rows for _, rows in s.backend.groups] == [[1, 4], [0, 2, 3, 5]]
@@ -152,14 +147,14 @@ async def test_what_fails_while_draining_stays_unfinished():
 @on_jumping_clock
 async def test_nothing_is_sent_after_draining_began():
     s = setup({"a": always()}, limit=4)
-    s.fleet.submit(s.call(0))
+    s.request(s.call(0))
 
     def ask_again(call, reply):
-        s.fleet.submit(s.call(1), urgent=True)
+        s.request(s.call(1), urgent=True)
 
     s.recorder.on_reply = ask_again
     await s.fleet.drain(60.0)
-    s.fleet.submit(s.call(2))
+    s.request(s.call(2))
     await asyncio.sleep(60)
     assert [row for _, _, row in s.backend.sent] == [0]
     assert list(s.recorder.ended_at) == [0]
@@ -169,7 +164,7 @@ async def test_nothing_is_sent_after_draining_began():
 async def test_draining_does_not_wait_for_probes():
     probes = {"a": lambda number: REFUSED}
     s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=OutagePatience(passing=1e6))
-    s.fleet.submit(s.call(0))
+    s.request(s.call(0))
     await asyncio.sleep(100)
     before = asyncio.get_running_loop().time()
     late = await s.fleet.drain(60.0)

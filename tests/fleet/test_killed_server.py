@@ -103,7 +103,8 @@ async def _run(killed: Killed, group: BatchSizeRule, rows: int) -> tuple[Recorde
         for row in range(rows):
             await fleet.wait_for_room()
             request = raw_prompt(f"row {row}")
-            fleet.submit(Call(recorder, request, f"k{row}", row, "map", 0))
+            call = Call(recorder.evaluate, request, f"k{row}", row, "map", 0)
+            recorder.request(fleet, call)
         await asyncio.wait_for(fleet.wait_idle(), 60)
         fleet.abandon_waiting()
     await killed.stop()

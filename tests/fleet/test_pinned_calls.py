@@ -21,7 +21,7 @@ async def finish(s: Setup) -> None:
 async def test_a_pinned_call_goes_to_its_endpoint_alone():
     s = setup({"a": always(), "b": always(), "c": always()}, limit=2)
     for row in range(30):
-        s.fleet.submit(s.call(row, pinned_to="abc"[row % 3]))
+        s.request(s.call(row, pinned_to="abc"[row % 3]))
     await finish(s)
     sent = {row: name for _, name, row in s.backend.sent}
     assert sent == {row: "abc"[row % 3] for row in range(30)}
@@ -57,6 +57,6 @@ async def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
         return Capabilities() if asyncio.get_running_loop().time() >= 1.0 else REFUSED
 
     s = setup({"a": script, "b": always()}, probes={"a": probe})
-    s.fleet.submit(s.call(0, pinned_to="a"))
+    s.request(s.call(0, pinned_to="a"))
     await finish(s)
     assert list(s.recorder.replies) == [0]

@@ -139,7 +139,7 @@ def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound(
         for row in range(40):
             call = s.call(row)
             call.request.payload = b"%04200d" % row
-            s.fleet.submit(call)
+            s.request(call)
         s.fleet.expect(False)
         await s.fleet.wait_idle()
         return [round(at - s.backend.sent[0][0], 1) for at, _, _ in s.backend.sent[:17]]
@@ -157,7 +157,7 @@ async def test_rows_whose_tokens_are_being_counted_are_company_too():
     for row in range(40):
         call = s.call(row)
         call.request.payload = b"%04200d" % row
-        s.fleet.submit(call)
+        s.request(call)
     await s.fleet.wait_idle()
     assert s.backend.counted
     first, *others = [round(at - 1000.0, 1) for at, _, _ in s.backend.sent]

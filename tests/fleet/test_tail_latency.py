@@ -6,7 +6,7 @@ import asyncio
 
 from bagent.fleet.tail_latency import WINDOW, TailRule
 from support.jumping_loop import on_jumping_clock, run_jumping
-from support.scripted_fleet import always, setup
+from support.scripted_fleet import Answer, always, setup
 
 
 def seen(slow=60.0, fast=1.0):
@@ -64,14 +64,17 @@ def test_a_run_does_not_wait_for_rows_that_a_slow_endpoint_took_last():
 
 @on_jumping_clock
 async def test_where_the_end_is_known_it_is_heeded_before_the_input_has_ended():
-    s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
+    def fast(row, number):
+        return Answer(seconds=1.0 + row % 7 / 100)
+
+    s = setup({"fast": fast, "slow": always(seconds=50.0)}, limit=4)
     s.fleet.expect(True)
     await s.feed(1000)
     s.fleet.tick(remaining=20)
     before = s.backend.shares["slow"]
     for row in range(1000, 1400):
         await s.fleet.wait_for_room()
-        s.fleet.submit(s.call(row))
+        s.request(s.call(row))
     await s.fleet.drain(0.0)
     after = s.backend.shares["slow"]
     assert before == after >= 16

@@ -40,7 +40,7 @@ def grown(seconds, until):
         for state in s.states:
             state.feedback = LoadFeedback()
         for row in range(60):
-            s.fleet.submit(s.call(row))
+            s.request(s.call(row))
         watching = asyncio.ensure_future(watch_loads(s.fleet, ReportingEngines(seconds), None))
         await asyncio.sleep(until)
         watching.cancel()

@@ -219,7 +219,8 @@ async def _run(case: Case) -> Ran:
     for number, text in enumerate(case.rows):
         await fleet.wait_for_room()
         request = Request(SETTINGS, text.encode(), prompt=text, max_tokens=case.answer)
-        fleet.submit(Call(recorder, request, f"k{number}", number, "map", 0))
+        call = Call(recorder.evaluate, request, f"k{number}", number, "map", 0)
+        recorder.request(fleet, call)
     fleet.expect(False)
     idle = asyncio.ensure_future(fleet.wait_idle())
     ends: list[asyncio.Future[Any]] = [idle, fleet.stopped]

@@ -15,7 +15,7 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.backends.request import CallSettings, Request
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.account import Account
@@ -191,22 +191,31 @@ class Recorder:
     started_at: dict[int, float] = field(default_factory=dict)
     ended_at: dict[int, float] = field(default_factory=dict)
     on_reply: Callable[[Call, Reply], Failure | None] = lambda call, reply: None
+    on_end: Callable[[int], None] = lambda row: None
 
-    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Note a reply."""
-        failure = self.on_reply(call, reply)
-        if failure is None:
-            self._end(call)
-            self.replies[call.row] = delivery
-        return failure
+    def evaluate(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Evaluate a reply as the test says."""
+        return self.on_reply(call, reply)
 
-    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        """Note the failure that ends a call."""
+    def request(self, fleet: Fleet, call: Call, *, urgent: bool = False) -> None:
+        """Request a call and note its end."""
+        future = fleet.request(call, urgent=urgent)
+        future.add_done_callback(lambda future: self._ended(call, future))
+
+    def _ended(self, call: Call, future: asyncio.Future[CallResult]) -> None:
+        if future.cancelled():
+            return
+        end = future.result()
         self._end(call)
-        self.failures[call.row] = failure, delivery
+        if isinstance(end.result, Failure):
+            self.failures[call.row] = end.result, end.delivery
+        else:
+            assert end.delivery is not None
+            self.replies[call.row] = end.delivery
 
     def _end(self, call: Call) -> None:
         assert call.row not in self.ended_at, f"row {call.row} ended twice"
+        self.on_end(call.row)
         self.ended_at[call.row] = asyncio.get_running_loop().time()
 
 
@@ -226,7 +235,11 @@ class Setup:
     def call(self, row: int, **fields: Any) -> Call:
         """A call for a row."""
         request = Request(SETTINGS, b"%d" % row)
-        return Call(self.recorder, request, f"k{row}", row, "map", 0, **fields)
+        return Call(self.recorder.evaluate, request, f"k{row}", row, "map", 0, **fields)
+
+    def request(self, call: Call, *, urgent: bool = False) -> None:
+        """Request a call; the recorder notes its end."""
+        self.recorder.request(self.fleet, call, urgent=urgent)
 
     async def feed(self, count: int, row_seconds: float | None = None) -> None:
         """Submit rows as a reader does: each when there is room."""
@@ -235,12 +248,12 @@ class Setup:
             now = asyncio.get_running_loop().time()
             end = None if row_seconds is None else now + row_seconds
             self.recorder.started_at[row] = now
-            self.fleet.submit(self.call(row, deadline=end))
+            self.request(self.call(row, deadline=end))
 
     def submit(self, *rows: int, urgent: bool = False, **fields: Any) -> None:
         """Submit the calls of these rows at once."""
         for row in rows:
-            self.fleet.submit(self.call(row, **fields), urgent=urgent)
+            self.request(self.call(row, **fields), urgent=urgent)
 
     async def run(
         self,

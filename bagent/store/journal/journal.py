@@ -209,6 +209,7 @@ class Journal:
         self._readers: dict[int, int] = {}
         self._pending: list[tuple[Outcome, bytes]] | None = None
         self._pending_bytes = 0
+        self._blocks = 0
         self.edited: EditedRows | None = None
         """Finds the outcomes that a new one replaces; None if no earlier start wrote anything."""
         self.on_tombstone: Callable[[int], None] = lambda _: None
@@ -304,22 +305,24 @@ class Journal:
     def together(self) -> Iterator[None]:
         """Buffer lines of rows inside the block, and write them with one system call at its end.
 
-        For outcomes that arrived in one response. The block must not await.
+        For outcomes that arrived in one response. Blocks may overlap; each writes all lines that
+        were buffered before its end.
 
         Raises:
             WriteError: as for :meth:`write`; lines that still fit are written.
         """
-        if self._pending is not None:
-            yield
-            return
-        self._pending, self._pending_bytes = [], 0
+        if self._pending is None:
+            self._pending, self._pending_bytes = [], 0
+        self._blocks += 1
         try:
             yield
         finally:
+            self._blocks -= 1
             try:
                 self._release()
             finally:
-                self._pending = None
+                if not self._blocks:
+                    self._pending = None
 
     def _write(self, outcome: Outcome) -> int:
         entry = outcome, encode_outcome(outcome)
@@ -498,6 +501,7 @@ class Journal:
             return
         try:
             if self._failed is None:
+                self._release()
                 for stream in self._buffers:
                     self._flush(stream)
                 self.sync()
