@@ -69,13 +69,20 @@ def test_a_fault_in_between_loses_nothing_that_was_written_before_it(store, outc
     journal.close()
 
 
-def test_one_inside_another_ends_with_the_outer_one(store, outcome):
+def test_blocks_that_overlap_each_write_all_that_was_buffered_before(store, outcome):
     journal = store.open()
-    with journal.together():
-        with journal.together():
-            journal.write(outcome(1))
-        assert ids_in(store.segment()) == []
-    assert ids_in(store.segment()) == ["r1"]
+    first, second = journal.together(), journal.together()
+    first.__enter__()
+    journal.write(outcome(1))
+    second.__enter__()
+    journal.write(outcome(2))
+    assert ids_in(store.segment()) == []
+    first.__exit__(None, None, None)
+    assert ids_in(store.segment()) == ["r1", "r2"]
+    journal.write(outcome(3))
+    assert ids_in(store.segment()) == ["r1", "r2"]
+    second.__exit__(None, None, None)
+    assert ids_in(store.segment()) == ["r1", "r2", "r3"]
     journal.close()
 
 
