@@ -31,6 +31,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / folder / "README.md" for folder in ("deploy", "benchmarks")),
+    *(ROOT / "bagent" / "guides").glob("*.md"),
 ]
 OTHERS = {"--help", "--version", "--no-deps"}
 OTHER_PROGRAMS = re.compile(
@@ -84,12 +85,12 @@ def test_every_status_and_error_kind_is_explained() -> None:
     assert list(ERROR_KINDS) == list(get_args(ErrorKind))
 
 
-def test_every_exit_code_is_explained_here_and_in_the_readme() -> None:
+def test_every_exit_code_is_explained_in_the_readme_and_in_the_guide() -> None:
     named = {value for name, value in vars(bagent.errors).items() if re.match("EXIT_[A-Z_]+$", name)
              and isinstance(value, int)}  # fmt: skip
     assert set(EXIT_CODES) == named
-    section = README.split("### Exit codes")[1].split("## ")[0]
-    assert {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", section)} == named
+    for page in (README, (ROOT / "bagent" / "guides" / "resume.md").read_text(encoding="utf-8")):
+        assert {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", page)} == named
 
 
 def test_the_readme_names_every_command() -> None:

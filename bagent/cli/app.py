@@ -37,7 +37,8 @@ COMMANDS: dict[str, str] = {
     "submit": "The batch script of a job for SLURM or PBS, and its sending.",
     "bench": "Load test of a whole fleet: what it can do, who is slow.",
     "sim": "Serve simulated endpoints to try things without a GPU.",
-    "init": "Write a small job to start from.",
+    "init": "Write a job to start from, also for your own file.",
+    "guide": "Print a guide: job files, outputs, fleets, Python and more.",
     "prices": "What hosted models cost, each with its source and date.",
     "schema": "The JSON Schema of job files, for editors.",
 }

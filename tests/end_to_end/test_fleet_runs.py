@@ -15,7 +15,7 @@ from support.replies import close, ok, slow, status
 
 pytestmark = pytest.mark.slow
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "bagent" / "guides" / "fleets.md").read_text(encoding="utf-8")
 
 
 def fleet_job(folder, servers, rows, **keys):
@@ -150,7 +150,7 @@ def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
         assert done.code == 0, done.err
         query = "select endpoint, count(*) as n, max(group_size) as most from attempts group by 1"
         found = run_bagent(["query", "job", query, "--format", "jsonl"], tmp_path)
-        told = README.split("Shares, group sizes and limits by SQL:")[1].split("```")[1]
+        told = GUIDE.split("Shares, group sizes and limits by SQL:")[1].split("```")[1]
         shown = [shlex.split(line) for line in told.splitlines() if line.startswith("bagent query")]
         answers = [
             run_bagent(["query", "job", words[3], "--format", "jsonl"], tmp_path) for words in shown

@@ -84,8 +84,8 @@ def test_a_failure_report_names_each_reason(ask):
     )  # fmt: skip
 
 
-def test_the_queries_of_the_readme_can_be_asked():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_queries_of_the_guide_can_be_asked():
+    text = (Path(__file__).parents[2] / "bagent" / "guides" / "stages.md").read_text()
     block = next(part for part in text.split("```sql\n")[1:] if "-- majority vote" in part)
     queries = [line for line in block.split("```")[0].splitlines() if not line.startswith("--")]
     assert len(queries) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -98,30 +99,52 @@ take up glucose; its lack causes type 1 diabetes."}
 FILES = {"job.yaml": JOB, "prompt.md": PROMPT, "schema.json": SCHEMA, "rows.jsonl": ROWS}
 """Name and text of every file of the starter job."""
 
+Source = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="Write the job for the rows of this file."),
+]
+
 
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="The folder to write to; made if missing.")
     ] = Path(),
+    source: Source = None,
 ) -> None:
-    """Write a small job to start from: job.yaml, prompt.md, schema.json and rows.jsonl.
+    """Write a job to start from: job.yaml, prompt.md, schema.json and rows.jsonl.
 
-    Nothing is overwritten: if one of these files is there already, nothing is written at all.
+    With --from FILE it writes a job.yaml for the rows of that file: the id, a prompt with the
+    longest text column, and a schema. Existing files are never overwritten.
 
     Example: bagent init genes
+
+    Example: bagent init --from papers.csv
     """
-    write_starter(folder)
     job = folder / "job.yaml"
-    sys.stderr.write(f"wrote {', '.join(FILES)} to {folder}\nnext: bagent run {job}\n")
+    if source is None:
+        write_starter(folder)
+        sys.stderr.write(f"wrote {', '.join(FILES)} to {folder}\nnext: bagent run {job}\n")
+        return
+    from bagent.cli.job_from_rows import make_job
+
+    text, columns = make_job(source, folder)
+    write_starter(folder, {"job.yaml": text})
+    id_text = "the content of a row" if columns.id is None else columns.id
+    if columns.id is None and (default := {"id", "custom_id"} & set(columns.names)):
+        id_text = max(default)
+    sys.stderr.write(
+        f"wrote {job}: rows are named by {id_text}, the prompt shows {columns.text}\n"
+        f"next: bagent run {job}, then put your server, prompt and labels into it\n"
+    )
 
 
-def write_starter(folder: Path) -> None:
-    """Write the starter job into ``folder``, which is made if missing.
+def write_starter(folder: Path, files: Mapping[str, str] = FILES) -> None:
+    """Write the files of a starter job into ``folder``, which is made if missing.
 
     Raises:
         UsageError: one of the files is there already, or the folder cannot be written to.
     """
-    there = [name for name in FILES if os.path.lexists(folder / name)]
+    there = [name for name in files if os.path.lexists(folder / name)]
     if there:
         raise UsageError(
             f"{folder / there[0]} is there already, nothing was written",
@@ -129,7 +152,7 @@ def write_starter(folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in FILES.items():
+        for name, text in files.items():
             with (folder / name).open("x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
     except OSError as error:

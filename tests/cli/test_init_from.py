@@ -1,0 +1,78 @@
+"""A job for a file of the user's own runs as it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.cli.job_from_rows import inspect_columns
+
+
+def test_init_from_a_csv_writes_a_job_that_runs(job_dir, bagent):
+    (job_dir / "my papers.csv").write_text(
+        "Paper No,Abstract {x},year\nP1,A long text about genes.,2001\nP2,Another text.,2001\n"
+    )
+    made = bagent(["init", "screen", "--from", "my papers.csv"])
+    assert made.code == 0, made.err
+    assert "rows are named by Paper No, the prompt shows Abstract {x}" in made.err
+    done = bagent(["run", "screen/job.yaml"])
+    assert done.code == 0, done.err
+    rows = bagent(["results", "--columns", "id,output"]).lines()
+    assert [row["id"] for row in rows] == ["P1", "P2"]
+    assert set(rows[0]["output"]) == {"reason", "label"}
+    checked = bagent(["check", "screen/job.yaml", "--prompts", "1"])
+    assert "A long text about genes." in checked.out
+
+
+def test_init_from_keeps_the_job_that_is_there(job_dir, bagent):
+    (job_dir / "rows.jsonl").write_text('{"text": "a"}\n')
+    (job_dir / "job.yaml").write_text("mine")
+    done = bagent(["init", "--from", "rows.jsonl"])
+    assert done.code == 2
+    assert (job_dir / "job.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name", ["null", "row", "a: b # c", 'quote"', "}} {% x", "back\\slash", "naïve", "two\nlines"]
+)
+def test_init_from_takes_columns_of_any_name(job_dir, bagent, name):
+    (job_dir / "rows.jsonl").write_text(json.dumps({"key": 1, name: "the text of a row"}) + "\n")
+    assert bagent(["init", "--from", "rows.jsonl"]).code == 0
+    done = bagent(["check", "job.yaml", "--prompts", "1"])
+    assert done.code == 0, done.err
+    assert "the text of a row" in done.out
+
+
+def test_init_from_sends_conversations_that_stand_in_a_column(job_dir, bagent):
+    row = {"id": "a", "chat": [{"role": "user", "content": "hello there"}], "note": "x" * 99}
+    (job_dir / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    bagent(["init", "--from", "rows.jsonl"])
+    assert "hello there" in bagent(["check", "job.yaml"]).out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "it has no rows (name a file of rows"),
+        ('{"n": 1}\n', "no column holds a text"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n',
+         "an OpenAI batch file, which needs no job (bagent run rows.jsonl --backend"),
+    ],
+    ids=["empty", "no text", "batch file"],
+)  # fmt: skip
+def test_init_from_says_what_is_wrong_with_a_file(job_dir, bagent, content, message):
+    (job_dir / "rows.jsonl").write_text(content)
+    done = bagent(["init", "--from", "rows.jsonl"])
+    assert done.code == 2
+    assert message in done.err
+    assert not (job_dir / "job.yaml").exists()
+
+
+def test_an_id_is_a_column_of_short_values_that_differ(tmp_path):
+    rows = [
+        {"group": "a", "gene": "TP53", "text": "long text"},
+        {"group": "a", "gene": "KRAS", "text": "x"},
+    ]
+    columns = inspect_columns(rows, tmp_path)
+    assert (columns.id, columns.text) == ("gene", "text")
