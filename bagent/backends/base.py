@@ -47,6 +47,8 @@ class Exchange(msgspec.Struct):
     """Resend at no cost: a kept-open connection had been closed."""
     learned: bool = False
     """The endpoint wants another form, which the next request uses."""
+    new_key: bool = False
+    """The key was refused, and a newer one is there, which the next request uses."""
     connected: bool = True
     """False if no connection was made."""
     cut: bool = False

@@ -155,5 +155,6 @@ class RunRouter:
         if succeeded:
             state.limit.on_success(1, state.in_flight)
         state.in_flight -= 1
-        state.up = not removed
+        if removed:
+            state.leave()
         self._endpoints.update(state)

@@ -21,6 +21,10 @@ BYTES_PER_TOKEN = 4
 """Estimates the tokens of a prompt that no server has counted yet."""
 
 
+UNKNOWN_CONTEXT = 1 << 60
+"""Stands for the context of endpoints that do not report it."""
+
+
 class Delivery(msgspec.Struct, frozen=True):
     """Where and when a call was answered: Unix seconds, and milliseconds waited for a slot."""
 
@@ -56,6 +60,7 @@ class Call(msgspec.Struct, eq=False):
     attempts: int = 0  # HTTP requests of this turn
     counted_attempts: int = 0  # those that count against ``retries``
     stale_connections: int = 0  # attempts that met a closed keep-alive connection
+    new_keys: int = 0  # attempts whose key was replaced
     throttles: int = 0  # attempts refused by a busy server
     refusals: int = 0  # endpoints that refused it and serve other calls
     deaths: int = 0  # endpoints that died while they worked on it

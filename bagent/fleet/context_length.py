@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from bagent.backends.base import TOO_LONG
+from bagent.backends.base import TOO_LONG, Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.request import Request
-from bagent.fleet.call import Call
+from bagent.fleet.call import UNKNOWN_CONTEXT, Call
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.state import FleetState
+from bagent.fleet.tasks import FleetTasks
 from bagent.types import Failure
 
 TEMPLATE_TOKENS = 128
@@ -48,9 +49,6 @@ MAX_COUNTING = 16
 COUNT_ATTEMPTS = 2
 """How many prompts are counted at once, and how many endpoints are asked for each."""
 
-UNKNOWN_CONTEXT = 1 << 60
-"""Stands for the context of endpoints that do not report it."""
-
 STRICT_ENGINES = frozenset({"vllm", "bagent-sim"})
 """Engines that refuse a prompt which with all of ``max_tokens`` exceeds the context."""
 
@@ -59,13 +57,24 @@ class ContextRouter:
     """Knows the context lengths of a fleet, and which calls need a long one.
 
     Args:
-        core: the fleet.
-        enqueue: receives a call whose tokens were counted, and whether it is urgent.
+        fleet: its endpoints and calls.
+        backend: counts tokens.
+        tasks: runs the counting.
+        on_counted: receives a call whose tokens were counted, whether it is urgent, and the
+            failure if no endpoint can serve it.
     """
 
-    def __init__(self, core: FleetState, enqueue: Callable[[Call, bool], None]) -> None:
-        self._core = core
-        self._enqueue = enqueue
+    def __init__(
+        self,
+        fleet: FleetState,
+        backend: Backend,
+        tasks: FleetTasks,
+        on_counted: Callable[[Call, bool, Failure | None], None],
+    ) -> None:
+        self._fleet = fleet
+        self._backend = backend
+        self._tasks = tasks
+        self._on_counted = on_counted
         self._ratio = FIRST_RATIO  # tokens per byte
         self._counts = 0
         self._by_context: dict[int, dict[EndpointState, None]] = {}
@@ -107,7 +116,7 @@ class ContextRouter:
     def _contexts(self) -> list[int]:
         """Return the different context lengths, at least one."""
         reporting = sum(map(len, self._by_context.values()))
-        unknown = reporting < len(self._core.endpoints.states)
+        unknown = reporting < len(self._fleet.endpoints.states)
         return [*self._by_context, UNKNOWN_CONTEXT] if unknown else list(self._by_context)
 
     # --- token counts ---------------------------------------------------------------------------
@@ -123,42 +132,37 @@ class ContextRouter:
 
     def count_tokens(self, call: Call, *, urgent: bool) -> None:
         """Count the tokens of a call, then enqueue or end it."""
-        core = self._core
-        core.waiting.counting.add(call)
-        core.spawn(self._count(call, urgent), core.probes)
+        self._fleet.waiting.counting.add(call)
+        self._tasks.spawn_probe(self._count(call, urgent))
 
     async def _count(self, call: Call, urgent: bool) -> None:
-        core = self._core
+        fleet = self._fleet
         tokens = None
         async with self._gate:
             if self.may_be_too_long(call):  # by the ratio as other counts have corrected it
                 tokens = await self._count_at_endpoints(call.request)
-        if core.closed:
+        if fleet.closed:
             return
-        core.waiting.counting.discard(call)
+        fleet.waiting.counting.discard(call)
         failure = None
         if tokens is not None:
             count, exact = tokens
             failure = self._route(call, count, exact=exact)
-        if failure is not None:
-            core.end(call, failure, None)
-            core.pump()
-        else:
-            self._enqueue(call, urgent)
+        self._on_counted(call, urgent, failure)
 
     async def _count_at_endpoints(self, request: Request) -> tuple[int, bool] | None:
         """Return the tokens of a prompt, and False if it may have more; None if unknown."""
-        core = self._core
+        clock = self._fleet.clock
         for state in itertools.islice(self._counters(), COUNT_ATTEMPTS):
-            began = core.clock()
-            count = await core.backend.count_tokens(state.endpoint, request, COUNT_SECONDS)
+            began = clock()
+            count = await self._backend.count_tokens(state.endpoint, request, COUNT_SECONDS)
             if count == TOO_LONG:
                 return (state.context or 0) + 1, False
             if count is not None:
                 self._update_ratio(len(request.payload), count)
                 return count, True
-            if core.clock() - began > SLOW_SECONDS:
-                self._paused_until[state.name] = core.clock() + PAUSE_SECONDS
+            if clock() - began > SLOW_SECONDS:
+                self._paused_until[state.name] = clock() + PAUSE_SECONDS
         return None
 
     def _counters(self) -> Iterator[EndpointState]:
@@ -166,7 +170,7 @@ class ContextRouter:
 
         There are none if the endpoints have different models, which count differently.
         """
-        now = self._core.clock()
+        now = self._fleet.clock()
         if len(self._models) > 1:
             return
         for context in sorted(self._by_context, reverse=True):
@@ -192,7 +196,7 @@ class ContextRouter:
         """
         contexts = self._contexts()
         if call.pinned_to is not None:
-            state = self._core.endpoints.get(call.pinned_to)
+            state = self._fleet.endpoints.get(call.pinned_to)
             contexts = [(state.context if state else None) or UNKNOWN_CONTEXT]
         longest = max(contexts)
         limit = _answer_limit(call.request)
@@ -228,13 +232,13 @@ class ContextRouter:
     def _set_max_tokens(self, call: Call, limit: int) -> None:
         call.request = msgspec.structs.replace(call.request, max_tokens=limit)
         if call.group_key is not None:
-            call.group_key = self._core.backend.group_key(call.request)
+            call.group_key = self._backend.group_key(call.request)
 
     def _require(self, call: Call, context: int) -> None:
         """Have a call wait for endpoints with that context, unless all have it."""
         if call.pinned_to is None and self._shortest is not None and context > self._shortest:
             call.min_context = context
-            self._core.contexts.add(context)
+            self._fleet.contexts.add(context)
 
     def reroute(self, call: Call, state: EndpointState) -> bool:
         """Route a call that ``state`` refused as too long; return False if nothing is longer."""
@@ -258,14 +262,14 @@ class ContextRouter:
 
     def take_stranded(self) -> list[Call]:
         """Remove and return the ready calls that only endpoints that are down can hold."""
-        states, contexts = self._core.endpoints.states, self._core.contexts
+        states, contexts = self._fleet.endpoints.states, self._fleet.contexts
         up = [state for state in states if state.up and not state.leaving] if contexts else []
         if not up:
             return []
         missing = {context for context in contexts if not any(fits(state, context) for state in up)}
         if not missing:
             return []
-        return self._core.waiting.remove(lambda call: call.min_context in missing)
+        return self._fleet.waiting.remove(lambda call: call.min_context in missing)
 
 
 def _answer_limit(request: Request) -> int | None:

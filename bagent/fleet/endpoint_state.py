@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
@@ -32,22 +32,52 @@ DEFAULT_RETRY_AFTER_MAX = 120.0
 """Cap on a server's Retry-After in seconds, where no other is set."""
 
 
-class EndpointStatus(Enum):
-    """State of an endpoint; the circuit breaker's states are UP, SUSPECT, OPEN and HALF_OPEN."""
+class EndpointStatus(IntEnum):
+    """State of an endpoint, by severity, in the terms of a circuit breaker."""
 
-    STARTING = "starting"
-    """Added and not probed yet."""
-    UP = "ok"
-    SUSPECT = "suspect"
-    """Sent nothing until a probe or check has shown whether it works."""
-    OPEN = "circuit open"
-    """Sent nothing: it fails checks, or answers no probe."""
-    HALF_OPEN = "half open"
+    UP = 0
+    HALF_OPEN = 1
     """One call at a time until one is answered well."""
-    UNRESPONSIVE = "unresponsive"
+    SUSPECT = 2
+    """Sent nothing until a check has shown whether it serves the model."""
+    PROBING = 3
+    """Sent nothing until a probe has shown whether it is reachable."""
+    OPEN = 4
+    """Sent nothing: it fails checks."""
+    UNRESPONSIVE = 5
     """Accepts requests and answers none."""
-    LEAVING = "leaving"
+    DOWN = 6
+    """Answers no probe."""
+    LEAVING = 7
     """Removed from the hostfile; its requests in flight finish."""
+
+
+_DISPLAYED = {
+    EndpointStatus.UP: "ok",
+    EndpointStatus.HALF_OPEN: "half open",
+    EndpointStatus.SUSPECT: "suspect",
+    EndpointStatus.PROBING: "suspect",
+    EndpointStatus.OPEN: "circuit open",
+    EndpointStatus.UNRESPONSIVE: "unresponsive",
+    EndpointStatus.DOWN: "down",
+    EndpointStatus.LEAVING: "leaving",
+}
+
+_REACHABILITY = frozenset(
+    {EndpointStatus.PROBING, EndpointStatus.UNRESPONSIVE, EndpointStatus.DOWN}
+)
+"""Conditions that any HTTP answer ends."""
+
+_CIRCUIT = frozenset({EndpointStatus.HALF_OPEN, EndpointStatus.SUSPECT, EndpointStatus.OPEN})
+"""Conditions that a check or a call that is answered well ends. At most one of them holds."""
+
+
+class CheckResult(Enum):
+    """Outcome for the calls that were suspended until an endpoint was checked."""
+
+    WORKS = "works"
+    RECOVERED = "recovered"  # it works again after several failures in a row
+    BROKEN = "broken"
 
 
 class EndpointState:
@@ -60,6 +90,9 @@ class EndpointState:
     - An endpoint that does not answer the probe is down, and is probed after a doubling cool-down.
     - An endpoint that fails several calls in a row is suspected, and must pass a check, which is
       the smallest possible request. If it fails that too, its circuit opens until a check passes.
+
+    Several conditions may hold at once, such as a server that is down while its circuit is open.
+    Its status is the most severe of them.
 
     Args:
         account: counts its rate limits; None for an account of its own.
@@ -83,13 +116,8 @@ class EndpointState:
         self.requests: dict[InFlightRequest, None] = {}  # oldest first
         self.turns = 0.0  # rows sent so far, by weight
 
-        self.circuit = EndpointStatus.UP
-        self.up = True  # answers probes
-        self.unresponsive = False
-        self.leaving = False
-        self.awaiting_probe = False
-        self.probe_scheduled = False
-        self.check_running = False
+        self.status = EndpointStatus.UP  # the most severe of its conditions
+        self._conditions = {EndpointStatus.UP}
         self.fault: Failure | None = None  # why it is down, or its circuit open
 
         self.detecting_batching = False  # is asked how it accepts lists of requests
@@ -113,48 +141,66 @@ class EndpointState:
         self._check_cool_down = FIRST_COOL_DOWN
         self._tolerance = 1
 
-    @property
-    def status(self) -> EndpointStatus:
-        """Its most severe state."""
-        if self.leaving:
-            return EndpointStatus.LEAVING
-        if not self.up:
-            return EndpointStatus.OPEN
-        if self.unresponsive:
-            return EndpointStatus.UNRESPONSIVE
-        if self.awaiting_probe and self.circuit is not EndpointStatus.OPEN:
-            first = self.last_answer == float("-inf")
-            return EndpointStatus.STARTING if first else EndpointStatus.SUSPECT
-        return self.circuit
+    def _set(self, condition: EndpointStatus) -> None:
+        """Add a condition; one of the circuit replaces the one before."""
+        if condition in _CIRCUIT:
+            self._conditions -= _CIRCUIT
+        self._conditions.add(condition)
+        self.status = max(self._conditions)
+
+    def _clear(self, conditions: frozenset[EndpointStatus]) -> None:
+        self._conditions -= conditions
+        self.status = max(self._conditions)
 
     @property
     def health(self) -> str:
         """Its status as displayed."""
-        down = not self.up and not self.leaving
-        return "down" if down else self.status.value
+        first = self.status is EndpointStatus.PROBING and self.last_answer == float("-inf")
+        return "starting" if first else _DISPLAYED[self.status]
 
     @property
-    def usable(self) -> bool:
-        """Whether calls may be sent to it now."""
-        circuit = self.circuit
-        return (
-            (circuit is EndpointStatus.UP or circuit is EndpointStatus.HALF_OPEN)
-            and self.up
-            and not (self.awaiting_probe or self.unresponsive or self.leaving)
-            and not (self.detecting_batching or self.exclusive)
-        )
+    def up(self) -> bool:
+        """Whether it answers probes, as far as is known."""
+        return EndpointStatus.DOWN not in self._conditions
+
+    @property
+    def unresponsive(self) -> bool:
+        """Whether it accepts requests and answers none."""
+        return EndpointStatus.UNRESPONSIVE in self._conditions
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was removed from the hostfile."""
+        return EndpointStatus.LEAVING in self._conditions
 
     @property
     def circuit_open(self) -> bool:
         """Whether its circuit is open."""
-        return self.circuit is EndpointStatus.OPEN
+        return EndpointStatus.OPEN in self._conditions
+
+    @property
+    def is_half_open(self) -> bool:
+        """Whether it gets one call at a time."""
+        return EndpointStatus.HALF_OPEN in self._conditions
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it gets nothing until a check has passed."""
+        return EndpointStatus.SUSPECT in self._conditions
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls may be sent to it now."""
+        return self.status <= EndpointStatus.HALF_OPEN and not (
+            self.detecting_batching or self.exclusive
+        )
 
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
         if not self.usable or self.warming is not None:
             return 0
-        limit = 1 if self.circuit is EndpointStatus.HALF_OPEN else self.limit.value
+        limit = 1 if self.status is EndpointStatus.HALF_OPEN else self.limit.value
         return max(0, limit - self.in_flight)
 
     @property
@@ -184,9 +230,8 @@ class EndpointState:
         if late:
             return
         self.last_answer = now
-        self.up = True
-        self.awaiting_probe = False
-        self.unresponsive = False
+        if self.status >= EndpointStatus.PROBING:
+            self._clear(_REACHABILITY)
         if self.down_since is not None and not self.circuit_open:
             self.fault = None
         self.down_since = None
@@ -196,8 +241,8 @@ class EndpointState:
         """Record that a call sent at ``sent`` was answered well."""
         self.last_served = now
         self._works(sent)
-        if self.circuit is EndpointStatus.HALF_OPEN:
-            self.circuit = EndpointStatus.UP
+        if self.is_half_open:
+            self._clear(_CIRCUIT)
         self._check_cool_down = FIRST_COOL_DOWN
 
     def on_failure(self, *, refused: bool) -> bool:
@@ -209,8 +254,7 @@ class EndpointState:
             self.refusals += 1
         else:
             self.failures += 1
-        half_open = self.circuit is EndpointStatus.HALF_OPEN
-        return self.keeps_failing or half_open or self.unresponsive
+        return self.keeps_failing or self.is_half_open or self.unresponsive
 
     @property
     def keeps_failing(self) -> bool:
@@ -220,19 +264,35 @@ class EndpointState:
             or self.failures >= FAILURE_THRESHOLD * self._tolerance
         )
 
+    def await_probe(self) -> None:
+        """Send it nothing until it has answered a probe or a request."""
+        self._set(EndpointStatus.PROBING)
+
     def suspect(self) -> None:
         """Send it nothing until a check has passed."""
         if not self.circuit_open:
-            self.circuit = EndpointStatus.SUSPECT
+            self._set(EndpointStatus.SUSPECT)
 
     def half_open(self) -> None:
         """Send it one call at a time, unless its circuit is open or a check is due."""
-        if self.circuit is EndpointStatus.UP:
-            self.circuit = EndpointStatus.HALF_OPEN
+        if not self._conditions & _CIRCUIT:
+            self._set(EndpointStatus.HALF_OPEN)
+
+    def on_silence(self) -> None:
+        """Record that it accepts requests and answers none."""
+        self._set(EndpointStatus.UNRESPONSIVE)
+
+    def end_silence(self) -> None:
+        """Record that it is no longer merely unresponsive: it is dead."""
+        self._clear(frozenset({EndpointStatus.UNRESPONSIVE}))
+
+    def leave(self) -> None:
+        """Send it nothing more."""
+        self._set(EndpointStatus.LEAVING)
 
     def open_circuit(self, fault: Failure | None) -> float:
         """Send it nothing; return the seconds until the next check."""
-        self.circuit = EndpointStatus.OPEN
+        self._set(EndpointStatus.OPEN)
         self.fault = fault
         self._tolerance = 1
         seconds = self._check_cool_down
@@ -241,8 +301,9 @@ class EndpointState:
 
     def close_circuit(self, sent: float, *, half_open: bool) -> None:
         """Record that a check sent at ``sent`` passed; ``half_open``: one call goes first."""
-        self.circuit = EndpointStatus.HALF_OPEN if half_open else EndpointStatus.UP
-        self.check_running = self.unresponsive = False
+        self._clear(_CIRCUIT | {EndpointStatus.UNRESPONSIVE})
+        if half_open:
+            self._set(EndpointStatus.HALF_OPEN)
         self.fault = None
         self._works(sent)
         self._tolerance = min(MAX_TOLERANCE, self._tolerance * 2)
@@ -264,7 +325,8 @@ class EndpointState:
         self.fault = fault
         if self.down_since is None:
             self.down_since = now
-        self.up = False
+        self._clear(frozenset({EndpointStatus.PROBING}))
+        self._set(EndpointStatus.DOWN)
         self.cold = True
         seconds = self._probe_cool_down
         self._probe_cool_down = min(MAX_COOL_DOWN, seconds * 2)

@@ -8,7 +8,7 @@ loop, and nothing polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from random import Random
 
@@ -16,16 +16,41 @@ from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe
-from bagent.fleet.call import Call, CallResult, InFlightRequest, timeouts_for, urgent_calls
-from bagent.fleet.context_length import UNKNOWN_CONTEXT, ContextRouter, fits
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Check, CheckResult, Health
+from bagent.clocks import unix
+from bagent.fleet.actions import (
+    LAST,
+    Action,
+    Check,
+    Complete,
+    Fail,
+    OpenCircuit,
+    Probe,
+    Retry,
+    Split,
+    Stop,
+    Suspend,
+)
+from bagent.fleet.call import (
+    Call,
+    CallResult,
+    Delivery,
+    InFlightRequest,
+    timeouts_for,
+    urgent_calls,
+)
+from bagent.fleet.context_length import ContextRouter, fits
+from bagent.fleet.endpoint_state import CheckResult, EndpointState
+from bagent.fleet.health import Check as SendCheck
+from bagent.fleet.health import Health
 from bagent.fleet.prefix_affinity import PrefixAffinity
+from bagent.fleet.reports import FleetReports
 from bagent.fleet.results import ResultHandler
+from bagent.fleet.retry import RetryRules
 from bagent.fleet.scheduler import BatchScheduler
 from bagent.fleet.state import FleetConfig, FleetState, ResultContext
 from bagent.fleet.tail_latency import Hedger
-from bagent.types import Attempt, EndpointSample, Failure, FleetStats
+from bagent.fleet.tasks import FleetTasks
+from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
 __all__ = ["Fleet", "FleetConfig"]
 
@@ -36,94 +61,52 @@ MAX_SKIPPED = 32
 """How many endpoints without a suitable call are asked before the next request has to end."""
 
 SWEEP_SECONDS = 0.25
+"""How often waiting calls are searched for those whose deadline has passed."""
+
+CHECK_DELAY = 0.25
+"""Seconds that a later success has to show that an endpoint works, before a check is sent."""
 
 
 class FleetMembers:
     """Endpoints that join and leave.
 
     Args:
-        core: the fleet.
+        fleet: its endpoints.
         health: probes endpoints that join.
-        removed: called once an endpoint that left has nothing in flight any more.
+        reports: shows who joins and leaves.
     """
 
-    def __init__(
-        self, core: FleetState, health: Health, removed: Callable[[EndpointState], None]
-    ) -> None:
-        self._core = core
+    def __init__(self, fleet: FleetState, health: Health, reports: FleetReports) -> None:
+        self._fleet = fleet
         self._health = health
-        self._removed = removed
+        self._reports = reports
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Add endpoints; each gets calls once a probe has reached it."""
-        self._core.endpoints.add(*states)
+        self._fleet.endpoints.add(*states)
         for state in states:
-            self._core.sample(state, "joined")
+            self._reports.sample(state, "joined")
             self._health.probe(state)
 
-    def leave(self, names: Sequence[str]) -> None:
-        """Send nothing more to these endpoints; their requests in flight finish."""
+    def leave(self, names: Sequence[str]) -> list[EndpointState]:
+        """Send nothing more to these endpoints; return those that are removed at once."""
+        removed = []
         for name in names:
-            state = self._core.endpoints.get(name)
+            state = self._fleet.endpoints.get(name)
             if state is not None and not state.leaving:
-                state.leaving = True
-                self._core.sample(state, "left the hostfile")
-                self.on_request_end(state)
+                state.leave()
+                self._reports.sample(state, "left the hostfile")
+                if self.remove_if_done(state):
+                    removed.append(state)
+        return removed
 
-    def on_request_end(self, state: EndpointState) -> None:
-        """Remove an endpoint that is leaving and has nothing in flight."""
-        core = self._core
-        if state.leaving and not state.requests and state in core.endpoints.states:
-            core.endpoints.remove(state)
-            self._removed(state)
-
-
-class TimeoutSweep:
-    """Ends waiting calls whose deadline has passed, and those that no endpoint can serve."""
-
-    def __init__(self, core: FleetState, results: ResultHandler, router: ContextRouter) -> None:
-        self._core = core
-        self._results = results
-        self._router = router
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Sweep regularly while calls wait."""
-        if self._timer is None:
-            self._timer = self._core.loop.call_later(SWEEP_SECONDS, self._sweep)
-
-    def _sweep(self) -> None:
-        core = self._core
-        self._timer = None
-        overdue = core.waiting.take_overdue(core.clock())
-        if overdue:
-            self._fail(overdue)
-        if not core.closed and (core.in_flight or core.waiting.ready or core.waiting.asleep):
-            self.start()
-        core.pump()
-
-    def _fail(self, overdue: Sequence[Call]) -> None:
-        message = "the row's time limit (limits.row) was over before an endpoint could take it"
-        for call in overdue:
-            self._core.end(call, Failure("timeout", message, passing=True), None)
-
-    def retry_stranded(self) -> None:
-        """Retry the calls that only endpoints that are down may serve, while others are up."""
-        core = self._core
-
-        def is_down(name: str) -> bool:
-            state = core.endpoints.get(name)
-            return state is None or state.leaving or not state.up or state.circuit_open
-
-        works = any(state.up and not state.circuit_open for state in core.endpoints.states)
-        for call in core.waiting.take_pinned(is_down) if works else ():
-            message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
-            self._results.retry(call, Failure("connect", message, passing=True), None)
-        for call in self._router.take_stranded():
-            unknown = call.min_context == UNKNOWN_CONTEXT
-            length = "" if unknown else f" of {call.min_context} tokens"
-            message = f"no endpoint answers whose context{length} this row needs"
-            self._results.retry(call, Failure("connect", message, passing=True), None)
+    def remove_if_done(self, state: EndpointState) -> bool:
+        """Remove an endpoint that is leaving and has nothing in flight; return whether it was."""
+        endpoints = self._fleet.endpoints
+        done = state.leaving and not state.requests and state in endpoints.states
+        if done:
+            endpoints.remove(state)
+        return done
 
 
 class Fleet:
@@ -153,36 +136,33 @@ class Fleet:
         on_attempt: Callable[[Attempt], None],
         notice: Callable[[str], None],
         random: Random,
-        check: Check | None = None,
+        check: SendCheck | None = None,
         on_sample: Callable[[EndpointSample], None] | None = None,
         result_context: ResultContext = nullcontext,
     ) -> None:
-        self._core = core = FleetState(
-            states,
-            backend,
-            config,
-            on_attempt=on_attempt,
-            on_sample=on_sample,
-            notice=notice,
-            random=random,
-            result_context=result_context,
-        )
-        core.pump = self._pump
+        loop = asyncio.get_running_loop()
         self._config = config
-        self._waiting, self._endpoints = core.waiting, core.endpoints
-        self._health = Health(core, check or CompletionProbe(backend).check)
-        self._members = FleetMembers(core, self._health, self._on_removed)
-        self._router = ContextRouter(core, self._enqueue)
-        self._results = ResultHandler(core, self._health, self._router)
-        self._health.judge, self._health.resume = self._results.judge, self._results.resume
-        self._health.on_capabilities = self._router.set_capabilities
-        self._hedger, self._scheduler = Hedger(core), BatchScheduler(core)
-        self._sweep = TimeoutSweep(core, self._results, self._router)
+        self._backend = backend
+        self._result_context = result_context
+        self._loop = loop
+        self._state = fleet = FleetState(states, config, loop.time)
+        self._waiting, self._endpoints = fleet.waiting, fleet.endpoints
+        self._tasks = tasks = FleetTasks(loop, self.on_change)
+        self._reports = reports = FleetReports(notice, on_sample, loop.time)
+        check = check or CompletionProbe(backend).check
+        self._health = Health(fleet, backend, tasks, reports, self, check)
+        self._members = FleetMembers(fleet, self._health, reports)
+        self._router = ContextRouter(fleet, backend, tasks, self._on_counted)
+        self._rules = RetryRules(fleet, self._router, random)
+        self._results = ResultHandler(fleet, self._rules, reports, on_attempt)
+        self._hedger = Hedger(fleet)
+        self._scheduler = BatchScheduler(fleet, backend, tasks, self.on_change)
         self._affinity = PrefixAffinity(config.prefix)
         self._connections = config.connections or config.concurrency
         self._started = 0  # requests in this turn of the event loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._parked_wait: float | None = None
         self._room, self._idle = asyncio.Event(), asyncio.Event()
         self.has_room = False
@@ -196,14 +176,14 @@ class Fleet:
         The future is cancelled if the fleet closes before the call has ended. What awaits it runs
         before the call's place is given to another one.
         """
-        core = self._core
-        future = core.request(call)
-        if core.closed:
-            core.abandon((call,))
+        call.future = future = self._loop.create_future()
+        self._state.calls.add(call)
+        if self._state.closed:
+            self._abandon((call,))
             return future
-        call.ready_at = core.clock()
+        call.ready_at = self._state.clock()
         if not self._config.group.single and call.pinned_to is None:
-            call.group_key = core.backend.group_key(call.request)
+            call.group_key = self._backend.group_key(call.request)
         if call.turn == 1 and not urgent and len(self._endpoints.states) > 1:
             call.prefix_group = self._affinity.group_of(call.request)
         if self._router.may_be_too_long(call):
@@ -213,10 +193,25 @@ class Fleet:
             self._enqueue(call, urgent)
         return future
 
+    def _end(self, call: Call, result: Reply | Failure, delivery: Delivery | None) -> None:
+        """End a call; what waits for it runs in the next turn of the event loop."""
+        call.ended = True
+        self._state.calls.discard(call)
+        if call.future is not None and not call.future.done():
+            call.future.set_result(CallResult(result, delivery))
+
+    def _abandon(self, calls: Iterable[Call]) -> None:
+        """Cancel the futures of calls that are not in flight: they stay unfinished."""
+        for call in calls:
+            if not (call.ended or call.in_flight):
+                self._state.calls.discard(call)
+                if call.future is not None:
+                    call.future.cancel()
+
     def _enqueue(self, call: Call, urgent: bool) -> None:
         self._waiting.add(call, urgent=urgent)
         if call.deadline is not None:
-            self._sweep.start()
+            self._start_sweep()
         lingers = self._scheduler.full_size and not urgent
         if self._full or (lingers and self._scheduler.keeps_lingering(call)):
             self._update_events()  # the end of a request or the timer pumps
@@ -226,7 +221,7 @@ class Fleet:
 
     def expect(self, more: bool) -> None:
         """Set whether more rows will be submitted; while they are, batches wait to fill up."""
-        self._core.expecting = more
+        self._state.expecting = more
         if not more:
             self._pump()
 
@@ -241,21 +236,21 @@ class Fleet:
     @property
     def closed(self) -> bool:
         """Whether it accepts no more calls."""
-        return self._core.closed
+        return self._state.closed
 
     @property
     def limit(self) -> int:
         """How many rows it may have in flight now."""
-        return min(self._config.concurrency, self._endpoints.limit)
+        return self._state.limit
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a task that holds no slot; its exception stops the fleet, and a drain ends it."""
-        return self._core.spawn(work, self._core.tasks)
+        return self._tasks.spawn(work)
 
     @property
     def stopped(self) -> asyncio.Future[BaseException]:
         """Gets the reason when the fleet cannot continue: an outage or a bug."""
-        return self._core.stopped
+        return self._tasks.stopped
 
     @property
     def states(self) -> Sequence[EndpointState]:
@@ -281,18 +276,17 @@ class Fleet:
 
     def leave(self, names: Sequence[str]) -> None:
         """Send nothing more to these endpoints; remove them once they have nothing in flight."""
-        self._members.leave(names)
+        for state in self._members.leave(names):
+            self._on_removed(state)
         self._update_events()
 
     def _on_removed(self, state: EndpointState) -> None:
         self._router.remove(state)
-        for suspended in self._waiting.on_probe(state.name):
-            self._core.retry_at(suspended.call, self._core.clock())
-        self._results.resume(state, CheckResult.BROKEN)
+        self._apply(self._rules.after_removal(state))
 
     def on_load_sample(self, state: EndpointState, load: EngineLoad | None, reason: str) -> None:
         """Record the load of an engine, by which its limit may have changed."""
-        self._core.sample(state, reason, load)
+        self._reports.sample(state, reason, load)
         self.on_limit_change(state)
 
     def on_limit_change(self, state: EndpointState) -> None:
@@ -302,25 +296,23 @@ class Fleet:
 
     def abandon_waiting(self) -> int:
         """Close the fleet and drop all calls that are not in flight; return how many."""
-        self._core.closed = True
-        for probe in self._core.probes:
-            probe.cancel()
+        self._state.closed = True
+        self._tasks.cancel_probes()
         count = self._waiting.clear()
-        self._core.abandon(list(self._core.calls))
+        self._abandon(list(self._state.calls))
         self._update_events()
         return count
 
     async def drain(self, seconds: float) -> int:
         """Wait up to ``seconds`` for the calls in flight; cancel the others and return how many."""
         self.abandon_waiting()
-        tasks = self._core.tasks
-        if not tasks:
-            return 0
-        _, pending = await asyncio.wait(set(tasks), timeout=seconds)
-        late = self._core.in_flight
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        late = 0
+
+        def count() -> None:
+            nonlocal late
+            late = self._state.in_flight
+
+        await self._tasks.drain(seconds, count)
         return late
 
     def tick(self, remaining: int | None = None) -> None:
@@ -328,18 +320,106 @@ class Fleet:
 
         ``remaining`` is how many rows are not done, those in flight included, if known.
         """
-        self._core.remaining = remaining
+        self._state.remaining = remaining
         self._health.tick()
-        self._sweep.retry_stranded()
+        self._apply(self._rules.stranded())
         for late in self._hedger.late():
-            now = self._core.clock()
+            now = self._state.clock()
             state = self._endpoints.select(now)
             if state and state is not late.state and fits(state, late.calls[0].min_context):
                 self._start(state, list(late.calls), now)
 
     def stats(self) -> FleetStats:
         """Return the fleet's counters."""
-        return self._core.stats(self.limit)
+        return self._state.stats()
+
+    # --- what endpoints and timers report -------------------------------------------------------
+
+    def on_probe(
+        self, state: EndpointState, capabilities: Capabilities | None, *, answered: bool
+    ) -> None:
+        """Resume the calls that awaited a probe of an endpoint."""
+        if capabilities is not None:
+            self._router.set_capabilities(state, capabilities)
+        suspended = self._waiting.on_probe(state.name)
+        self._apply(self._rules.after_probe(state, suspended, answered=answered))
+        if suspended and answered:
+            self._apply(self._rules.after_success(state))
+
+    def on_check(self, state: EndpointState, result: CheckResult) -> None:
+        """Resume the calls that awaited a check of an endpoint."""
+        self._apply(self._rules.after_check(state, result))
+        if result is not CheckResult.BROKEN:
+            self._check_later(state)  # for calls that failed since the check was sent
+
+    def on_change(self) -> None:
+        """Start requests where endpoints may have more room."""
+        self._pump()
+
+    def _on_counted(self, call: Call, urgent: bool, failure: Failure | None) -> None:
+        if failure is None:
+            self._enqueue(call, urgent)
+        else:
+            self._apply([Fail(call, failure, None)])
+            self._pump()
+
+    def _check_later(self, state: EndpointState) -> None:
+        """Check an endpoint soon, unless it serves the suspended calls' successors meanwhile."""
+
+        def check() -> None:
+            call = self._waiting.awaiting_check(state.name)
+            if call is not None:
+                self._health.check(state, call.request)
+
+        self._loop.call_later(CHECK_DELAY, check)
+
+    def _start_sweep(self) -> None:
+        """Look for overdue calls regularly while calls wait."""
+        if self._sweep_timer is None:
+            self._sweep_timer = self._loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        fleet, waiting = self._state, self._waiting
+        self._sweep_timer = None
+        overdue = waiting.take_overdue(fleet.clock())
+        message = "the row's time limit (limits.row) was over before an endpoint could take it"
+        failure = Failure("timeout", message, passing=True)
+        self._apply([Fail(call, failure, None) for call in overdue])
+        if not fleet.closed and (fleet.in_flight or waiting.ready or waiting.asleep):
+            self._start_sweep()
+        self._pump()
+
+    # --- actions --------------------------------------------------------------------------------
+
+    def _apply(self, actions: Iterable[Action]) -> None:
+        """Do what results, probes and checks ask for."""
+        closed, waiting = self._state.closed, self._waiting
+        for action in actions:
+            match action:
+                case Complete(call, reply, delivery):
+                    self._end(call, reply, delivery)
+                    if call.in_flight:
+                        self._cancel_copies(call)
+                case Fail(call, failure, delivery):
+                    self._end(call, failure, delivery)
+                case Retry(call, at) if not closed:
+                    waiting.add_last(call) if at == LAST else waiting.sleep(call, at)
+                case Split(calls) if not closed:
+                    waiting.add_halves(calls)
+                case Suspend(state, suspended):
+                    waiting.suspend(state.name, suspended)
+                    if not suspended.until_probe:
+                        self._check_later(state)
+                case Probe() | Check() | OpenCircuit():
+                    self._health.apply(action)
+                case Stop(error):
+                    self._tasks.stop(error)
+
+    def _cancel_copies(self, call: Call) -> None:
+        for state in self._endpoints.states:
+            for request in state.requests:
+                if call in request.calls:
+                    request.cancel("another endpoint answered first")
 
     # --- scheduling -----------------------------------------------------------------------------
 
@@ -348,8 +428,8 @@ class Fleet:
 
         ``first`` gets the calls pinned to it before all others.
         """
-        core, waiting, scheduler = self._core, self._waiting, self._scheduler
-        now = core.clock()
+        fleet, waiting, scheduler = self._state, self._waiting, self._scheduler
+        now = fleet.clock()
         waiting.wake(now)
         scheduler.reset()
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
@@ -369,7 +449,7 @@ class Fleet:
                 continue
             if scheduler.linger_due is not None and not waiting.has_urgent:
                 break  # too few rows are ready, whatever the endpoint
-            if len(skipped) >= MAX_SKIPPED and core.in_flight:
+            if len(skipped) >= MAX_SKIPPED and fleet.in_flight:
                 break  # the others are asked when the next request ends
             self._endpoints.skip(state)
             if not scheduler.crowded:  # else it is queued again when one of its requests ends
@@ -388,24 +468,24 @@ class Fleet:
         if urgent:
             self._start(state, urgent, now)
             calls = [call for call in calls if call not in urgent]
-        core, size = self._core, len(calls)
+        fleet, size = self._state, len(calls)
         request = InFlightRequest(state, calls, now)
         request.start(state.account)
         if not self._started:
-            core.loop.call_soon(self._next_turn)
+            self._loop.call_soon(self._next_turn)
         self._started += 1 + size // ROWS_PER_START
         state.cold = False
         state.in_flight += size
         state.turns += size / state.weight
         state.requests[request] = None
-        core.in_flight += size
-        core.requests_in_flight += 1
-        core.requests += 1
-        request.task = core.spawn(self._send(request), core.tasks)
+        fleet.in_flight += size
+        fleet.requests_in_flight += 1
+        fleet.requests += 1
+        request.task = self._tasks.spawn(self._send(request))
 
     def _start_last(self, now: float) -> None:
         """Start a call with which endpoints died, alone, once no other call is left."""
-        if self._core.in_flight or self._waiting.next_due is not None or self._core.expecting:
+        if self._state.in_flight or self._waiting.next_due is not None or self._state.expecting:
             return
         state = self._endpoints.select(now)
         call = self._waiting.take_last() if state is not None else None
@@ -428,7 +508,7 @@ class Fleet:
             self._timer = None
         if due is not None:
             self._timer_due = due
-            self._timer = self._core.loop.call_at(due, self._on_timer)
+            self._timer = self._loop.call_at(due, self._on_timer)
 
     def _next_turn(self) -> None:
         self._started = 0
@@ -441,16 +521,16 @@ class Fleet:
     @property
     def _full(self) -> bool:
         """Whether the run's own limits, or that of one turn, allow no more requests."""
-        core = self._core
+        fleet = self._state
         return (
-            core.in_flight >= self._config.concurrency
-            or core.requests_in_flight >= self._connections
+            fleet.in_flight >= self._config.concurrency
+            or fleet.requests_in_flight >= self._connections
             or self._started >= STARTS_PER_TURN
         )
 
     def _update_events(self) -> None:
         """Set whether there is room for rows, and whether the fleet is idle."""
-        ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._core.in_flight
+        ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._state.in_flight
         lookahead = self._config.lookahead
         has_room = ready < lookahead
         if has_room:
@@ -467,11 +547,11 @@ class Fleet:
     # --- one request ----------------------------------------------------------------------------
 
     async def _send(self, request: InFlightRequest) -> None:
-        core, state, calls = self._core, request.state, request.calls
+        fleet, state, calls = self._state, request.state, request.calls
         timeouts = timeouts_for(calls, self._config.timeouts, request.started)
-        sent = core.unix()
+        sent = unix()
         try:
-            exchange = await core.backend.send(
+            exchange = await self._backend.send(
                 state.endpoint, [call.request for call in calls], timeouts
             )
         except asyncio.CancelledError:
@@ -479,23 +559,25 @@ class Fleet:
                 raise
             request.task.uncancel()
             failure = Failure("connect", request.cancel_reason, passing=True)
-            exchange = Exchange([failure] * len(calls), sent=sent, done=core.unix())
+            exchange = Exchange([failure] * len(calls), sent=sent, done=unix())
         finally:
             size = len(calls)
             state.in_flight -= size
             del state.requests[request]
-            core.in_flight -= size
-            core.requests_in_flight -= 1
+            fleet.in_flight -= size
+            fleet.requests_in_flight -= 1
             state.exclusive = False
             if state.warming is not None:
                 self._scheduler.warmer.end(state)
-        with core.result_context() if len(calls) > 1 else nullcontext():
-            self._results.handle(request, exchange)
+        with self._result_context() if len(calls) > 1 else nullcontext():
+            self._apply(self._results.handle(request, exchange))
+            self._apply(self._rules.after_success(state))
             if exchange.status is not None:
-                state.on_answer(core.clock(), request.started)
-            if core.closed:
-                core.abandon(calls)
-            self._members.on_request_end(state)
+                state.on_answer(fleet.clock(), request.started)
+            if fleet.closed:
+                self._abandon(calls)
+            if self._members.remove_if_done(state):
+                self._on_removed(state)
             self._endpoints.update(state)
             if any(call.ended for call in calls):
                 # The rows write their outcomes, or ask again, before their slots are given away.

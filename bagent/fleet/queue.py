@@ -239,14 +239,15 @@ class SuspendedCall(msgspec.Struct, frozen=True):
     """A failed call whose retry depends on whether its server works.
 
     It waits for a probe after a connection failure, and for a check after an answer that would end
-    it. ``sent`` is when its request started; ``connected`` is False where no connection was made.
+    it.
     """
 
     call: Call
     failure: Failure
     delivery: Delivery
-    sent: float
-    connected: bool = True
+    sent: float  # when its request started
+    until_probe: bool = False  # else until a check
+    connected: bool = True  # a connection was made
 
 
 class CallQueues:
@@ -295,9 +296,10 @@ class CallQueues:
         else:
             (self._urgent if urgent else self._normal).add(call)
 
-    def add_group(self, group: list[Call]) -> None:
-        """Add half of a refused group, which is sent in one request."""
-        self._halves.append(group)
+    def add_halves(self, group: list[Call]) -> None:
+        """Add a refused group as two halves, each of which is sent in one request."""
+        middle = len(group) // 2
+        self._halves += (group[:middle], group[middle:])
         self._halved += len(group)
 
     def add_last(self, call: Call) -> None:
@@ -364,9 +366,10 @@ class CallQueues:
         """When the next sleeping call wakes, None if none sleeps."""
         return self._sleeping[0][0] if self._sleeping else None
 
-    def await_probe(self, endpoint: str, suspended: SuspendedCall) -> None:
-        """Suspend a call until a probe of ``endpoint`` is back."""
-        self._awaiting_probe.setdefault(endpoint, []).append(suspended)
+    def suspend(self, endpoint: str, suspended: SuspendedCall) -> None:
+        """Suspend a call until a probe, or a success or check, has shown how ``endpoint`` is."""
+        waiting = self._awaiting_probe if suspended.until_probe else self._awaiting_check
+        waiting.setdefault(endpoint, []).append(suspended)
         self._suspended += 1
 
     def on_probe(self, endpoint: str) -> list[SuspendedCall]:
@@ -374,11 +377,6 @@ class CallQueues:
         calls = self._awaiting_probe.pop(endpoint, [])
         self._suspended -= len(calls)
         return calls
-
-    def await_check(self, endpoint: str, suspended: SuspendedCall) -> None:
-        """Suspend a call until a success or check shows whether ``endpoint`` works."""
-        self._awaiting_check.setdefault(endpoint, []).append(suspended)
-        self._suspended += 1
 
     def awaiting_check(self, endpoint: str) -> Call | None:
         """Return the first call that awaits a check of ``endpoint``."""

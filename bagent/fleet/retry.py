@@ -1,46 +1,78 @@
-"""Retry policy: all rules by which a call is sent again. No other package retries.
+"""All rules by which a call is sent again. No other package retries a call.
 
-=========================================  ===========  =====================  ====================
-What happened                              Attempt      Next endpoint          When
-=========================================  ===========  =====================  ====================
-server answers with a passing failure [1]  counted      any, another first     backoff, Retry-After
-429, or server busy [1]                    free [a]     any, another first     backoff, Retry-After
-connection failed, server is down [2]      free [b]     any that is up         after the probe
-connection failed, server is up [3]        counted      any, another first     probe, then backoff
-server hangs, or dies with the call [2]    free [b]     any that is up         at once
-refused with 401, 403, 404 ... [4]         free         another [c]            success or check
-attempts used up, then the check fails     free         another                after the check [4]
-account out of quota [3]                   free         any                    circuit closes
-keep-alive connection was closed [3]       free, once   any                    at once
-endpoint wants another parameter form [3]  free         any                    at once
-stream switched off, but required [5]      free         any                    at once
-prompt too long for the endpoint [6]       free         with a longer context  at once
-group refused as a whole (400, 413) [3]    free         any, in two halves     at once
-pinned or long call, no endpoint up [7]    counted      the same               backoff
-late call at the end of a run [8]          free         another, as a copy     `FleetConfig.hedge`
-=========================================  ===========  =====================  ====================
+========================================  ===========  ====================  ====================
+What happened                             Attempt      Next endpoint         When
+========================================  ===========  ====================  ====================
+answered with a passing failure           counted      any, another first    backoff, Retry-After
+429, or server busy                       free [a]     any, another first    backoff, Retry-After
+connection failed, server is down         free         any that is up        after the probe
+connection failed, server is up           counted      any, another first    probe, then backoff
+server hangs, or dies with the call       free [b]     any that is up        at once
+two servers died with the call            free, once   any that is up        last, alone
+refused with 401, 403, 404 ...            free         another [c]           success or check
+attempts used up, then a check fails      free         another               after the check
+account out of quota                      free         any                   circuit closes
+keep-alive connection was closed          free, once   any                   at once
+key refused, and a newer one is there     free, once   any                   at once
+endpoint wants another form or route      free         any                   at once
+stream switched off, but required         free         any                   at once
+prompt too long for the endpoint          free         with longer context   at once
+no endpoint is up that may serve it       counted      the same              backoff
+group refused as a whole (400, 413)       free         any, in two halves    at once
+late call at the end of a run             free         another, as a copy    `FleetConfig.hedge`
+========================================  ===========  ====================  ====================
 
-Decided in: [1] `decide`, [2] `Health.died_with`, [3] `ResultHandler`, [4] `ResultHandler.resume`,
-[5] `stop_streaming`, [6] `ContextRouter.reroute`, [7] `TimeoutSweep`, [8] `Hedger`.
+`RetryRules` decides on all but the last, which is `Hedger`; `decide` computes counted attempts and
+delays.
 
 Limits: [a] while any call is served, else an outage after `RetryPolicy.quiet`; at most
-`RetryPolicy.throttled`. [b] The second death sends it last, alone; the third ends it.
-[c] `MAX_REFUSALS` endpoints that serve other calls.
+`RetryPolicy.throttled`. [b] The third death ends it. [c] `MAX_REFUSALS` endpoints that serve other
+calls.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from enum import Enum
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.fleet.call import Call
+from bagent.backends.base import Exchange
+from bagent.errors import StoppedEarly
+from bagent.fleet.actions import (
+    LAST,
+    Action,
+    Check,
+    Fail,
+    OpenCircuit,
+    Probe,
+    Retry,
+    RetryReason,
+    Split,
+    Stop,
+    Suspend,
+)
+from bagent.fleet.call import UNKNOWN_CONTEXT, Call, Delivery, InFlightRequest
+from bagent.fleet.endpoint_state import CheckResult, EndpointState
+from bagent.fleet.queue import SuspendedCall
 from bagent.types import Failure
+
+if TYPE_CHECKING:
+    from bagent.fleet.context_length import ContextRouter
+    from bagent.fleet.state import FleetState
 
 MAX_STALE_CONNECTIONS = 1
 """How often a call is sent again for free because its keep-alive connection was closed."""
+
+MAX_NEW_KEYS = 1
+"""How often a call is sent again for free because its key was replaced."""
+
+RECENTLY_SERVED = 30.0
+"""Delays are shorter while a call was served within so many seconds."""
 
 MAX_DEATHS = 2
 """A call with which this many endpoints died runs last, alone, once."""
@@ -222,3 +254,269 @@ def blame_of(failure: Failure) -> Blame:
     if failure.status in ROW_STATUS and not _SERVER_MESSAGE.search(failure.message):
         return Blame.ROW
     return Blame.SERVER
+
+
+class RetryRules:
+    """Decides what happens to calls that failed, as the table of this module says."""
+
+    def __init__(self, fleet: FleetState, router: ContextRouter, random: Random) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._random = random
+        self._served_policy = fleet.config.retry.while_served()
+
+    def after_failure(
+        self,
+        request: InFlightRequest,
+        call: Call,
+        failure: Failure,
+        exchange: Exchange,
+        delivery: Delivery,
+    ) -> list[Action]:
+        """Return what to do about a call that failed."""
+        state, now = request.state, self._fleet.clock()
+        if exchange.learned:
+            return [Retry(call, now, RetryReason.NEW_FORM)]
+        if exchange.new_key and call.new_keys < MAX_NEW_KEYS:
+            call.new_keys += 1
+            return [Retry(call, now, RetryReason.NEW_KEY)]
+        if exchange.again and call.stale_connections < MAX_STALE_CONNECTIONS:
+            call.stale_connections += 1
+            probe = self._probe(request, now)
+            return [*probe, Retry(call, now, RetryReason.STALE_CONNECTION)]
+        if failure.kind == "context_overflow" and self._router.reroute(call, state):
+            return [Retry(call, now, RetryReason.TOO_LONG)]
+        if request.cancel_reason:  # the endpoint is dead or hangs
+            return [self._after_death(call, now)]
+        if failure.passing and (failure.kind == "connect" or _cut_off(exchange, state)):
+            if state.up:
+                suspended = SuspendedCall(
+                    call, failure, delivery, request.started, True, exchange.connected
+                )
+                return [Suspend(state, suspended), *self._probe(request, now)]
+            return [self._after_lost_server(call, now, connected=exchange.connected)]
+        call.avoid = state.name
+        blame = blame_of(failure)
+        if blame is Blame.SERVER:
+            return self._after_server_fault(
+                state, call, failure, delivery, request.started, RetryReason.FAILED
+            )
+        if blame is Blame.ACCOUNT:
+            return [Retry(call, now, RetryReason.OUT_OF_QUOTA), OpenCircuit(state, failure)]
+        actions: list[Action] = []
+        busy = blame is Blame.BUSY and failure.kind != "rate_limited"
+        check_due = busy and state.on_failure(refused=False)
+        if check_due and self._fleet.endpoints.has_alternative(state):
+            actions.append(Check(state, call.request, suspect=True))
+        reason = RetryReason.BUSY if failure.busy else RetryReason.FAILED
+        return actions + self._retry_or_fail(call, failure, delivery, reason)
+
+    def split(self, calls: Sequence[Call]) -> list[Action]:
+        """Return the action after a group was refused as a whole: the bad row ends up alone."""
+        now = self._fleet.clock()
+        for call in calls:
+            call.ready_at = now
+        return [Split(list(calls))]
+
+    def after_probe(
+        self, state: EndpointState, calls: Sequence[SuspendedCall], *, answered: bool
+    ) -> list[Action]:
+        """Return what to do about the calls that awaited a probe of ``state``."""
+        now = self._fleet.clock()
+        actions: list[Action] = []
+        for entry in calls:
+            if answered:
+                entry.call.avoid = state.name
+                actions += self._after_server_fault(
+                    state,
+                    entry.call,
+                    entry.failure,
+                    entry.delivery,
+                    entry.sent,
+                    RetryReason.DISCONNECTED,
+                )
+            else:
+                actions.append(self._after_lost_server(entry.call, now, connected=entry.connected))
+        return actions
+
+    def after_check(self, state: EndpointState, result: CheckResult) -> list[Action]:
+        """Return what to do about the calls that were suspended until a check of ``state``.
+
+        Those that failed after the endpoint's latest success stay suspended, unless it is broken.
+        """
+        fleet, now = self._fleet, self._fleet.clock()
+        broken = result is CheckResult.BROKEN
+        max_refusals = max(MIN_REFUSALS, min(MAX_REFUSALS, len(fleet.endpoints.states)))
+        sent = math.inf if broken else state.works_since
+        actions: list[Action] = []
+        for suspended in fleet.waiting.on_check(state.name, sent):
+            call, passing = suspended.call, suspended.failure.passing
+            retry = broken
+            if not broken:
+                call.refusals += 1
+                few = passing or call.pinned_to is not None
+                again = call.refusals < (MIN_REFUSALS if few else max_refusals)
+                retry = again and not (passing and result is CheckResult.WORKS)
+            if retry:
+                call.counted_attempts = max(0, call.counted_attempts - 1)
+                reason = RetryReason.EXHAUSTED if passing else RetryReason.REFUSED
+                actions.append(Retry(call, now, reason))
+            elif not fleet.closed:
+                actions.append(Fail(call, suspended.failure, suspended.delivery))
+        return actions
+
+    def after_success(self, state: EndpointState) -> list[Action]:
+        """Return what to do about suspended calls if ``state`` has served later ones.
+
+        An idle endpoint is checked instead: no request in flight can show whether it works.
+        """
+        fleet = self._fleet
+        if state.is_suspect or state.circuit_open:
+            return []
+        if fleet.waiting.awaiting_check(state.name) is None:
+            return []
+        actions = self.after_check(state, CheckResult.WORKS)
+        call = fleet.waiting.awaiting_check(state.name)
+        if call is not None and not (state.in_flight or fleet.waiting.ready):
+            actions.append(Check(state, call.request))
+        return actions
+
+    def after_removal(self, state: EndpointState) -> list[Action]:
+        """Return what to do about the calls suspended for an endpoint that left."""
+        now = self._fleet.clock()
+        calls = self._fleet.waiting.on_probe(state.name)
+        actions: list[Action] = [
+            Retry(entry.call, now, RetryReason.NOT_CONNECTED) for entry in calls
+        ]
+        return actions + self.after_check(state, CheckResult.BROKEN)
+
+    def stranded(self) -> list[Action]:
+        """Return what to do about calls that only endpoints that are down may serve."""
+        fleet = self._fleet
+
+        def is_down(name: str) -> bool:
+            state = fleet.endpoints.get(name)
+            return state is None or state.leaving or not state.up or state.circuit_open
+
+        works = any(state.up and not state.circuit_open for state in fleet.endpoints.states)
+        actions: list[Action] = []
+        for call in fleet.waiting.take_pinned(is_down) if works else ():
+            message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
+            actions += self._retry_stranded(call, message)
+        for call in self._router.take_stranded():
+            message = f"no endpoint answers whose context{_length(call)} this row needs"
+            actions += self._retry_stranded(call, message)
+        return actions
+
+    def _retry_stranded(self, call: Call, message: str) -> list[Action]:
+        failure = Failure("connect", message, passing=True)
+        return self._retry_or_fail(call, failure, None, RetryReason.STRANDED)
+
+    def _probe(self, request: InFlightRequest, now: float) -> list[Action]:
+        """Return the probe after a request's connection failed or broke."""
+        state = request.state
+        return [Probe(state, state.on_disconnect(request.started, now))] if state.up else []
+
+    def _after_lost_server(self, call: Call, now: float, *, connected: bool) -> Action:
+        if connected:
+            return self._after_death(call, now)
+        return Retry(call, now, RetryReason.NOT_CONNECTED)
+
+    def _after_death(self, call: Call, now: float) -> Action:
+        """Return what to do about a call whose endpoint died with it."""
+        call.deaths += 1
+        if call.deaths < MAX_DEATHS:
+            return Retry(call, now, RetryReason.DIED)
+        if call.deaths == MAX_DEATHS:
+            return Retry(call, LAST, RetryReason.DIED_TWICE)
+        message = f"{call.deaths} endpoints died while they worked on this row"
+        return Fail(call, Failure("connect", message, passing=True), None)
+
+    def _after_server_fault(
+        self,
+        state: EndpointState,
+        call: Call,
+        failure: Failure,
+        delivery: Delivery,
+        sent: float,
+        reason: RetryReason,
+    ) -> list[Action]:
+        """Return what to do about a call that failed, perhaps through the server's fault.
+
+        A failure that would end the call suspends it first. It ends the call only if the server
+        then serves later calls or passes a check.
+        """
+        check_due = state.on_failure(refused=not failure.passing)
+        if call.divisible and call.counted_attempts and failure.status is not None:
+            decision: Decision | Retry = Decision(None)  # its rows are sent apart instead
+        else:
+            decision = self._decide(call, failure, delivery, reason)
+        actions: list[Action] = []
+        if isinstance(decision, Retry):
+            actions.append(decision)
+        elif decision.late:
+            actions.append(Fail(call, _with_reason(failure, decision), delivery))
+        else:
+            suspended = SuspendedCall(call, _with_reason(failure, decision), delivery, sent)
+            actions.append(Suspend(state, suspended))
+        if check_due:
+            actions.append(Check(state, call.request, suspect=state.keeps_failing))
+        return actions
+
+    def _retry_or_fail(
+        self, call: Call, failure: Failure, delivery: Delivery | None, reason: RetryReason
+    ) -> list[Action]:
+        """Return the retry if the policy allows it, else the end of the call, or of the run."""
+        decision = self._decide(call, failure, delivery, reason)
+        if isinstance(decision, Retry):
+            return [decision]
+        failure = _with_reason(failure, decision)
+        if decision.outage:
+            error = StoppedEarly(f"no endpoint takes anything: {failure.message}")
+            return [Retry(call, self._fleet.clock(), reason), Stop(error)]
+        return [Fail(call, failure, delivery)]
+
+    def _decide(
+        self, call: Call, failure: Failure, delivery: Delivery | None, reason: RetryReason
+    ) -> Decision | Retry:
+        """Return the retry if the policy allows it, else why not."""
+        fleet, now = self._fleet, self._fleet.clock()
+        if delivery is not None:
+            record_pause(call, failure, delivery.sent, delivery.done)
+        if stop_streaming(call, failure):
+            return Retry(call, now, RetryReason.STREAM_REQUIRED)
+        served_at = now if fleet.in_flight else fleet.last_served
+        recently = now - fleet.last_served < RECENTLY_SERVED
+        policy = self._served_policy if recently else fleet.config.retry
+        decision = decide(policy, call, failure, now, self._random, served_at)
+        if decision.delay is None:
+            return decision
+        return Retry(call, now + decision.delay, reason)
+
+
+def _with_reason(failure: Failure, decision: Decision) -> Failure:
+    """Return the failure with the reason why it is not retried in its message."""
+    if not decision.reason:
+        return failure
+    return msgspec.structs.replace(failure, message=f"{failure.message} ({decision.reason})")
+
+
+def _length(call: Call) -> str:
+    unknown = call.min_context == UNKNOWN_CONTEXT
+    return "" if unknown else f" of {call.min_context} tokens"
+
+
+def _cut_off(exchange: Exchange, state: EndpointState) -> bool:
+    """Return whether the answer broke off as when an own engine dies.
+
+    In front of a hosted service something always answers.
+    """
+    return exchange.cut and state.endpoint.own
+
+
+def refused_as_a_whole(exchange: Exchange) -> bool:
+    """Return whether all calls of a group failed with one refusal of its contents."""
+    return all(
+        isinstance(result, Failure) and not result.passing and result.status in ROW_STATUS
+        for result in exchange.results
+    )

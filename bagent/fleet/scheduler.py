@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
+from bagent.backends.base import Backend
 from bagent.fleet.batch_size import (
     Supply,
     batch_size,
@@ -20,6 +22,7 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.prefix_affinity import BYTES_PER_TOKEN, WARM_TOKENS, warming_saves
 from bagent.fleet.queue import BatchSize, LeaveTo
 from bagent.fleet.state import FleetState
+from bagent.fleet.tasks import FleetTasks
 
 WARMING_SECONDS = 10.0
 """Longest time for which the other calls wait: 100,000 tokens are prefilled in less."""
@@ -43,54 +46,73 @@ CAPACITY_SECONDS = 0.1
 class CacheWarmer:
     """Sends one call ahead to an endpoint whose prefix cache is cold."""
 
-    def __init__(self, core: FleetState) -> None:
-        self._core = core
+    def __init__(
+        self, fleet: FleetState, loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]
+    ) -> None:
+        self._fleet = fleet
+        self._loop = loop
+        self._on_change = on_change
 
     def pays(self, state: EndpointState, call: Call, now: float) -> bool | None:
         """Return whether ``call`` should go ahead alone; None: decide when more are ready."""
-        core = self._core
+        fleet = self._fleet
         if call.turn > 1 or len(call.request.payload) < WARM_TOKENS * BYTES_PER_TOKEN:
             return False
-        counting = core.waiting.counting  # ready once an engine has counted their tokens
-        ready = core.waiting.ready + len(counting)
-        available = max(1, core.endpoints.available)
+        counting = fleet.waiting.counting  # ready once an engine has counted their tokens
+        ready = fleet.waiting.ready + len(counting)
+        available = max(1, fleet.endpoints.available)
         if (
-            core.expecting
+            fleet.expecting
             and ready < available * min(state.room, WARMING_SAMPLES)
             and now - call.ready_at < COMPARE_SECONDS
         ):
             return None
-        calls = itertools.chain(core.waiting.peek(WARMING_SAMPLES), counting)
+        calls = itertools.chain(fleet.waiting.peek(WARMING_SAMPLES), counting)
         payloads = [call.request.payload for call in itertools.islice(calls, WARMING_SAMPLES)]
         return warming_saves(payloads, min(state.room, -(-ready // available))) > 0
 
     def start(self, state: EndpointState, call: Call) -> None:
         """Make the other calls wait until ``call`` has its first token."""
-        core = self._core
         state.warming = call
-        if core.config.group.stream_every:
+        if self._fleet.config.group.stream_every:
             call.request.stream = True
 
         def end() -> None:
             if state.warming is call:
                 self.end(state)
-                core.pump()
+                self._on_change()
 
         call.request.began = end
-        core.loop.call_later(WARMING_SECONDS, end)
+        self._loop.call_later(WARMING_SECONDS, end)
 
     def end(self, state: EndpointState) -> None:
         """Let the other calls follow."""
         state.warming = None
-        self._core.endpoints.update(state)
+        self._fleet.endpoints.update(state)
 
 
 class BatchScheduler:
-    """Forms the batches of requests."""
+    """Forms the batches of requests.
 
-    def __init__(self, core: FleetState) -> None:
-        self._core = core
-        self.warmer = CacheWarmer(core)
+    Args:
+        fleet: its endpoints and calls.
+        backend: says how many calls may share a request.
+        tasks: run the detection of that.
+        on_change: called when endpoints may have more room.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetState,
+        backend: Backend,
+        tasks: FleetTasks,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._backend = backend
+        self._tasks = tasks
+        self._on_change = on_change
+        self.warmer = CacheWarmer(fleet, tasks.loop, on_change)
         self.crowded = False  # the last endpoint should finish more before its next batch
         self.linger_due: float | None = None  # when an incomplete batch is sent anyway
         self.full_size = 0  # rows that complete it, if known
@@ -110,7 +132,7 @@ class BatchScheduler:
     def keeps_lingering(self, call: Call) -> bool:
         """Return whether a batch lingers and would still be incomplete with ``call``."""
         return (
-            self.full_size > self._core.waiting.ready
+            self.full_size > self._fleet.waiting.ready
             and call.group_key == self._lingering_key
             and call.pinned_to is None
         )
@@ -131,39 +153,39 @@ class BatchScheduler:
         return other, batch
 
     def _batch_for(self, state: EndpointState, now: float) -> list[Call]:
-        core = self._core
+        fleet = self._fleet
         self.crowded = False
         self._cached_at = None
         if self._is_too_late(state, now) or self._waits_for_detection(state, now):
             return []
-        size = _single if core.config.group.single else self._size_rule(state, now)
-        if core.contexts:
+        size = _single if fleet.config.group.single else self._size_rule(state, now)
+        if fleet.contexts:
             size = _fitting(size, state)
         ahead: list[Call] = []
-        if state.cold and core.config.prefix.warms(own=state.endpoint.own):
+        if state.cold and fleet.config.prefix.warms(own=state.endpoint.own):
             size = self._warming_size(state, size, now, ahead)
-        several = len(core.endpoints.states) > 1
+        several = len(fleet.endpoints.states) > 1
         leave_to = self._leave_rule(state, now) if several else None
-        batch = core.waiting.take(state.name, size, selective=several, leave_to=leave_to)
-        alone = several and core.waiting.has_urgent and not core.endpoints.has_alternative(state)
+        batch = fleet.waiting.take(state.name, size, selective=several, leave_to=leave_to)
+        alone = several and fleet.waiting.has_urgent and not fleet.endpoints.has_alternative(state)
         if not batch and alone:
-            batch = core.waiting.take(state.name, size, selective=False)
+            batch = fleet.waiting.take(state.name, size, selective=False)
         if batch and ahead:
             self.warmer.start(state, batch[0])
         return batch
 
     def _is_too_late(self, state: EndpointState, now: float) -> bool:
         """Return whether a request to ``state`` now would delay the end of the run."""
-        core = self._core
-        remaining = core.waiting.ready
-        if core.expecting:
-            if core.remaining is None:
+        fleet = self._fleet
+        remaining = fleet.waiting.ready
+        if fleet.expecting:
+            if fleet.remaining is None:
                 return False
-            remaining = max(remaining, core.remaining - core.in_flight)
+            remaining = max(remaining, fleet.remaining - fleet.in_flight)
         return (
-            core.in_flight > 0
-            and core.tail.is_too_slow(state.name, now, remaining)
-            and not core.waiting.is_pinned(state.name)
+            fleet.in_flight > 0
+            and fleet.tail.is_too_slow(state.name, now, remaining)
+            and not fleet.waiting.is_pinned(state.name)
         )
 
     def _waits_for_detection(self, state: EndpointState, now: float) -> bool:
@@ -200,7 +222,7 @@ class BatchScheduler:
 
     def _leave_rule(self, state: EndpointState, now: float) -> LeaveTo:
         """Return the rule that leaves calls to an endpoint that has their prefix cached."""
-        get, load = self._core.endpoints.get, state.load
+        get, load = self._fleet.endpoints.get, state.load
 
         def leave_to(names: Iterable[str], margin: float) -> bool:
             for name in names:
@@ -218,12 +240,12 @@ class BatchScheduler:
         return leave_to
 
     def _size_rule(self, state: EndpointState, now: float) -> BatchSize:
-        core, rule = self._core, self._core.config.group
+        fleet, rule = self._fleet, self._fleet.config.group
 
         def size(call: Call) -> int:
             if call.group_key is None:
                 return 1
-            max_size = core.backend.group_limit(state.endpoint, call.request)
+            max_size = self._backend.group_limit(state.endpoint, call.request)
             if max_size is None:
                 self._detect_batching(state)
                 return 0
@@ -234,12 +256,12 @@ class BatchScheduler:
                 return 1
             limit = self._fair_limit(state, now)
             room = min(
-                state.room, core.config.concurrency - core.in_flight, limit - state.in_flight
+                state.room, fleet.config.concurrency - fleet.in_flight, limit - state.in_flight
             )
             if room <= 0:
                 self.crowded = True
                 return 0
-            supply = Supply(core.waiting.ready, core.endpoints.available, core.expecting)
+            supply = Supply(fleet.waiting.ready, fleet.endpoints.available, fleet.expecting)
             if state.in_flight and too_little_room(rule, max_size, limit, room, supply):
                 self.crowded = True
                 return 0
@@ -248,19 +270,19 @@ class BatchScheduler:
                 self.linger_due = call.ready_at + linger(rule)
                 self.full_size, self._lingering_key = full, call.group_key
                 return 0
-            return batch_size(rule, max_size, limit, room, supply, core.expected)
+            return batch_size(rule, max_size, limit, room, supply, fleet.expected)
 
         return size
 
     def _fair_limit(self, state: EndpointState, now: float) -> int:
         """Return the limit of ``state``, or its share of the run's concurrency if that is less."""
-        core = self._core
-        limit, concurrency = state.limit.value, core.config.concurrency
-        if concurrency >= core.endpoints.limit:
+        fleet = self._fleet
+        limit, concurrency = state.limit.value, fleet.config.concurrency
+        if concurrency >= fleet.endpoints.limit:
             return limit
         if now - self._capacity_at > CAPACITY_SECONDS:
             self._capacity_at = now
-            usable = [other for other in core.endpoints.states if other.usable or other is state]
+            usable = [other for other in fleet.endpoints.states if other.usable or other is state]
             self._capacity = sum(other.limit.value * other.weight for other in usable)
         share = concurrency * limit * state.weight / max(self._capacity, 1e-9)
         return min(limit, math.ceil(share))
@@ -270,24 +292,24 @@ class BatchScheduler:
         if state.detecting_batching:
             return
         state.detecting_batching = True
-        core = self._core
-        began = core.clock()
+        fleet = self._fleet
+        began = fleet.clock()
         self._detecting += 1
-        samples = [call.request for call in core.waiting.peek(BATCHING_SAMPLES)]
+        samples = [call.request for call in fleet.waiting.peek(BATCHING_SAMPLES)]
 
         async def detect() -> None:
             try:
-                await core.backend.learn(state.endpoint, samples, core.config.timeouts)
+                await self._backend.learn(state.endpoint, samples, fleet.config.timeouts)
             finally:
                 state.detecting_batching = False
                 self._detecting -= 1
             if self._start_at is None:
-                now = core.clock()
+                now = fleet.clock()
                 self._start_at = now + min(now - began, MAX_DETECTION_WAIT)
-            core.endpoints.update(state)
-            core.pump()
+            fleet.endpoints.update(state)
+            self._on_change()
 
-        core.spawn(detect(), core.probes)
+        self._tasks.spawn_probe(detect())
 
 
 def _fitting(size: BatchSize, state: EndpointState) -> BatchSize:

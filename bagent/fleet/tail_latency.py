@@ -70,26 +70,26 @@ class TailRule:
 class Hedger:
     """Finds late calls at the end of a run, while no row waits for a slot."""
 
-    def __init__(self, core: FleetState) -> None:
-        self._core = core
-        self._polled_at = core.clock()
+    def __init__(self, fleet: FleetState) -> None:
+        self._fleet = fleet
+        self._polled_at = fleet.clock()
 
     def late(self) -> list[InFlightRequest]:
         """Return the requests of one call that should be copied to another endpoint."""
-        core = self._core
-        now = core.clock()
-        threshold = core.config.hedge
-        busy = core.closed or core.waiting.ready or core.expecting or not core.in_flight
+        fleet = self._fleet
+        now = fleet.clock()
+        threshold = fleet.config.hedge
+        busy = fleet.closed or fleet.waiting.ready or fleet.expecting or not fleet.in_flight
         if threshold is None or busy or now - self._polled_at < HEDGE_POLL_SECONDS:
             return []
         self._polled_at = now
         if not threshold:
-            if len(core.latencies) < 10:
+            if len(fleet.latencies) < 10:
                 return []
-            percentile = sorted(core.latencies)[len(core.latencies) * 9 // 10]
+            percentile = sorted(fleet.latencies)[len(fleet.latencies) * 9 // 10]
             threshold = max(MIN_HEDGE_SECONDS, HEDGE_FACTOR * percentile)
         late, copies = [], 0
-        for state in core.endpoints.states:
+        for state in fleet.endpoints.states:
             for request in state.requests:
                 call = request.calls[0]
                 if len(request.calls) != 1 or call.ended or call.pinned_to is not None:
@@ -98,6 +98,6 @@ class Hedger:
                     copies += 1
                 elif now - request.started >= threshold:
                     late.append(request)
-        free = max(1, int(core.in_flight * MAX_HEDGED_SHARE)) - copies // 2
+        free = max(1, int(fleet.in_flight * MAX_HEDGED_SHARE)) - copies // 2
         late.sort(key=lambda request: request.started)
         return late[: max(0, free)]

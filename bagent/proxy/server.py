@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ from bagent.proxy.auth import address_guard, refusal, token_guard
 from bagent.proxy.engine_routes import EngineRoutes, serves
 from bagent.proxy.forward import Forwarder
 from bagent.proxy.metering import UsageMeter
-from bagent.types import EndpointSample, Usage
+from bagent.types import Usage
 
 UNIX_BASE_URL = "http://localhost/v1"
 """Base address for clients of a Unix socket, which ignore the host."""
@@ -226,19 +225,23 @@ async def start_proxy(
     listening = _listen(config)
     transport = Transport()
     backend = OpenAIBackend(transport, notice=notice)
-    core = _core(states, backend, notice, lambda sample: meter.sample(sample))
-    fault: asyncio.Future[BaseException] = core.loop.create_future()
+    lessor = EndpointLeaser(
+        FleetState(states, FleetConfig(concurrency=1 << 20), asyncio.get_running_loop().time),
+        backend,
+        CompletionProbe(backend).check,
+        on_sample=lambda sample: meter.sample(sample),
+        notice=notice,
+    )
+    fault: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def fail(reason: BaseException) -> None:
         if not fault.done() and not isinstance(reason, StoppedEarly):  # it waits for endpoints
             fault.set_result(reason)
 
-    core.stopped.add_done_callback(lambda stopped: fail(stopped.result()))
-    lessor = EndpointLeaser(core, CompletionProbe(backend).check)
+    lessor.stopped.add_done_callback(lambda stopped: fail(stopped.result()))
     meter = UsageMeter(run, [state.name for state in states], notice, on_usage, fail)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
-    for state in states:
-        core.sample(state, "begin")
+    lessor.sample("begin")
     guards = [
         address_guard(None if config.unix else config.host),
         token_guard(config.token, (HEALTH,)),
@@ -246,7 +249,7 @@ async def start_proxy(
     engines = EngineRoutes(transport, lessor, config.timeouts)
     app = proxy_app(guards, forwarder, engines, lessor, strip_preamble=config.strip_preamble)
     runner = _runner(app)
-    ticking = core.spawn(_tick(meter, lessor), core.tasks)
+    ticking = lessor.spawn(_tick(meter, lessor))
     try:
         await runner.setup()
         await web.SockSite(runner, listening).start()
@@ -255,7 +258,7 @@ async def start_proxy(
         reported = fault.done()
         await _drain(runner, lessor, forwarder, hurried or asyncio.Event(), config.drain)
         ticking.cancel()
-        await asyncio.gather(ticking, *core.probes, return_exceptions=True)
+        await asyncio.gather(ticking, lessor.wait_closed(), return_exceptions=True)
         await backend.close()
         remove_socket(config.unix)
         meter.close(0)
@@ -270,23 +273,6 @@ def _runner(app: web.Application) -> web.AppRunner:
         handler_cancellation=True,
         shutdown_timeout=ABANDON_SECONDS,
         logger=QUIET,
-    )
-
-
-def _core(
-    states: Sequence[EndpointState],
-    backend: OpenAIBackend,
-    notice: Callable[[str], None],
-    on_sample: Callable[[EndpointSample], None],
-) -> FleetState:
-    return FleetState(
-        states,
-        backend,
-        FleetConfig(concurrency=1 << 20),
-        on_attempt=lambda _: None,
-        on_sample=on_sample,
-        notice=notice,
-        random=Random(1),
     )
 
 

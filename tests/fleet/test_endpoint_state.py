@@ -27,7 +27,7 @@ def test_room_is_what_the_limit_leaves():
 
 def test_there_is_no_room_while_down_or_in_doubt():
     state = a_state()
-    state.awaiting_probe = True
+    state.await_probe()
     assert state.room == 0
     state.on_answer(1.0)
     assert state.room == 4
@@ -72,6 +72,6 @@ def test_a_lost_connection_is_doubt_unless_a_provider_has_answered_later_ones(
 def test_an_answer_ends_the_doubt_unless_a_dead_server_may_have_left_it(sent, now, ended):
     state = a_state()
     state.on_disconnect(5.0, 7.0)
-    state.awaiting_probe = True
+    state.await_probe()
     state.on_answer(now, sent)
-    assert state.awaiting_probe is not ended
+    assert (state.room > 0) is ended

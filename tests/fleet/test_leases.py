@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from random import Random
 
 import pytest
 
@@ -98,22 +97,24 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
                 for name in names
             },
         )
-        core = FleetState(
-            [state(name, limit) for name in names],
-            backend,
-            FleetConfig(concurrency=1000),
-            on_attempt=lambda _: None,
-            on_sample=samples.append,
-            notice=notices.append,
-            random=Random(1),
-        )
 
         async def prove(endpoint: Endpoint, request: Request | None) -> Failure | None:
-            proofs.append(core.clock())
+            proofs.append(asyncio.get_running_loop().time())
             await asyncio.sleep(30.0 if endpoint.name in hung else 0.5)
             return SILENT if endpoint.name in hung else None
 
-        lent = Lent(EndpointLeaser(core, prove), core, hung, dead, samples, notices, proofs=proofs)
+        clock = asyncio.get_running_loop().time
+        core = FleetState(
+            [state(name, limit) for name in names], FleetConfig(concurrency=1000), clock
+        )
+        lessor = EndpointLeaser(
+            core,
+            backend,
+            prove,
+            on_sample=samples.append,
+            notice=notices.append,
+        )
+        lent = Lent(lessor, core, hung, dead, samples, notices, proofs=proofs)
 
         async def ticking() -> None:
             while True:
@@ -124,7 +125,7 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
         await work(lent)
         ticks.cancel()
         lent.lessor.close()
-        assert not core.stopped.done() or isinstance(core.stopped.result(), StoppedEarly)
+        assert not lessor.stopped.done() or isinstance(lessor.stopped.result(), StoppedEarly)
         return lent
 
     return run_jumping(main())

@@ -1,0 +1,109 @@
+"""What the fleet does after a request, a probe or a check: actions as data.
+
+`ResultHandler` and `RetryRules` decide, `Fleet` applies.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from bagent.backends.request import Request
+from bagent.errors import BagentError
+from bagent.fleet.call import Call, Delivery
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.queue import SuspendedCall
+from bagent.types import Failure, Reply
+
+
+class RetryReason(Enum):
+    """Why a call is sent again, as in the table of :mod:`bagent.fleet.retry`."""
+
+    FAILED = "answered with a passing failure"
+    BUSY = "429, or server busy"
+    NOT_CONNECTED = "connection failed, server is down"
+    DISCONNECTED = "connection failed, server is up"
+    DIED = "server hangs, or dies with the call"
+    DIED_TWICE = "two servers died with the call"
+    REFUSED = "refused with 401, 403, 404 ..."
+    EXHAUSTED = "attempts used up, then a check fails"
+    OUT_OF_QUOTA = "account out of quota"
+    STALE_CONNECTION = "keep-alive connection was closed"
+    NEW_KEY = "key refused, and a newer one is there"
+    NEW_FORM = "endpoint wants another form or route"
+    STREAM_REQUIRED = "stream switched off, but required"
+    TOO_LONG = "prompt too long for the endpoint"
+    STRANDED = "no endpoint is up that may serve it"
+
+
+class Complete(msgspec.Struct, eq=False):
+    """A call ends with a reply; copies of it that are in flight are cancelled."""
+
+    call: Call
+    reply: Reply
+    delivery: Delivery
+
+
+class Fail(msgspec.Struct, eq=False):
+    """A call ends with a failure."""
+
+    call: Call
+    failure: Failure
+    delivery: Delivery | None  # None: it was not sent
+
+
+class Retry(msgspec.Struct, eq=False):
+    """A call is sent again from ``at`` on."""
+
+    call: Call
+    at: float  # on the fleet's clock; `LAST`: after all other calls, alone
+    reason: RetryReason
+
+
+LAST = float("inf")
+
+
+class Split(msgspec.Struct, eq=False):
+    """A refused group is sent again in two halves."""
+
+    calls: list[Call]
+
+
+class Suspend(msgspec.Struct, eq=False):
+    """A call waits until the endpoint that failed it was probed, or checked."""
+
+    state: EndpointState
+    suspended: SuspendedCall
+
+
+class Probe(msgspec.Struct, eq=False):
+    """An endpoint is probed; with ``block`` it gets no calls until the probe is back."""
+
+    state: EndpointState
+    block: bool
+
+
+class Check(msgspec.Struct, eq=False):
+    """An endpoint is checked by a request like this; a suspect one gets no calls meanwhile."""
+
+    state: EndpointState
+    request: Request
+    suspect: bool = False
+
+
+class OpenCircuit(msgspec.Struct, eq=False):
+    """An endpoint gets no more calls until a check passes."""
+
+    state: EndpointState
+    fault: Failure
+
+
+class Stop(msgspec.Struct, eq=False):
+    """The fleet cannot continue."""
+
+    error: BagentError
+
+
+EndpointAction = Probe | Check | OpenCircuit
+Action = Complete | Fail | Retry | Split | Suspend | EndpointAction | Stop
