@@ -56,6 +56,11 @@ class Exchange(msgspec.Struct):
     limits: RateLimits | None = None
     """The account's limits in the response headers."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same request may fare better at once."""
+        return self.again or self.learned or self.new_key
+
 
 class Backend(Protocol):
     """A provider's wire protocol: sends requests and parses replies.

@@ -59,7 +59,7 @@ class BackendWrapper:
 
 
 class KeyRotatingBackend(BackendWrapper):
-    """Sends through ``inner`` with the current key; after a 401 renews it and resends once."""
+    """Sends through ``inner`` with the current key, and renews it after a 401."""
 
     def __init__(self, inner: Backend, keys: KeySource) -> None:
         super().__init__(inner)
@@ -74,11 +74,10 @@ class KeyRotatingBackend(BackendWrapper):
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        """Send, and resend with a new key if the old one was refused."""
+        """Send; get a new key if the old one was refused."""
         used = self._keys.key
         exchange = await self._inner.send(self._keys.apply(endpoint), group, timeouts)
-        if _refused(exchange) and await self._keys.renew(used):
-            return await self._inner.send(self._keys.apply(endpoint), group, timeouts)
+        exchange.new_key = _refused(exchange) and await self._keys.renew(used)
         return exchange
 
     async def count_tokens(

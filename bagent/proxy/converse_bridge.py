@@ -255,7 +255,7 @@ class Bridge:
     async def _send(self, request: Request) -> Reply | Failure:
         for _ in range(MAX_FORMS):
             exchange = await self._backend.send(self._endpoint, [request], self._timeouts)
-            if not exchange.learned:
+            if not exchange.repeatable:
                 break
         (result,) = exchange.results
         return result

@@ -275,15 +275,18 @@ def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provid
             keys = KeySource("key-of-yesterday", newer, notices.append)
             backend = provider.backend(server.url, keys=keys)
             to = provider.endpoint(server.url, "key-of-yesterday")
-            found = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(5)))
+            first = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(5)))
+            assert all(exchange.new_key for exchange in first)
+            second = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(5)))
             server.key = "key-of-tomorrow"
             late = await backend.send(to, [call()], QUICK)
             await backend.close()
+            assert not late.new_key
             assert all("key-of" not in notice for notice in notices)
-            return [exchange.results[0] for exchange in (*found, late)]
+            return [exchange.results[0] for exchange in (*second, late)]
 
     *replies, last = asyncio.run(main())
-    assert all(isinstance(found, Reply) for found in replies)
+    assert all(isinstance(result, Reply) for result in replies)
     assert isinstance(last, Failure)
     assert last.kind == "auth"
     assert len(asked) == 2

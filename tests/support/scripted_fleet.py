@@ -45,6 +45,7 @@ class Answer:
     seconds: float = 1.0
     again: bool = False
     learned: bool = False
+    new_key: bool = False
     gate: asyncio.Event | None = None
     limits: RateLimits | None = None
 
@@ -158,6 +159,7 @@ class ScriptedBackend:
             status=200 if isinstance(result, Reply) else result.status,
             again=answer.again,
             learned=answer.learned,
+            new_key=answer.new_key,
             connected=result != REFUSED,
             limits=answer.limits,
         )

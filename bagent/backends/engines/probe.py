@@ -104,7 +104,7 @@ class CompletionProbe:
                 blank = blank and not (result.text or result.reasoning or result.tool_calls)
                 return ProbeResult(route, ms, result.usage.cached is not None, blank)
             failure = result
-            if not (exchange.again or exchange.learned):
+            if not exchange.repeatable:
                 break
         return failure
 

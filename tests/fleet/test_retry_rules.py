@@ -1,0 +1,169 @@
+"""The table of retries: what a failure leads to, whether it is counted, and when."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import msgspec
+import pytest
+
+from bagent.backends.base import Exchange
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import CallSettings, Request
+from bagent.fleet import retry
+from bagent.fleet.actions import LAST, Fail, OpenCircuit, Probe, Retry, RetryReason, Stop, Suspend
+from bagent.fleet.call import Call, Delivery, InFlightRequest
+from bagent.fleet.endpoint_state import CheckResult, EndpointState
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.retry import RetryPolicy, RetryRules
+from bagent.fleet.state import FleetConfig, FleetState
+from bagent.types import Failure
+
+NOW = 100.0
+FAILED = Failure("overloaded", "HTTP 500", True, 500)
+BUSY = Failure("rate_limited", "HTTP 429", True, 429, busy=True)
+LOST = Failure("connect", "connection refused", True)
+REFUSED = Failure("auth", "HTTP 401", status=401)
+FORM = Failure("rejected", "HTTP 400", status=400)
+TOO_LONG = Failure("context_overflow", "HTTP 400", status=400)
+UNPAID = Failure("budget", "HTTP 402", status=402)
+
+
+class Router:
+    """Reroutes all calls that are too long."""
+
+    def reroute(self, call: Call, state: EndpointState) -> bool:
+        return True
+
+    def take_stranded(self) -> list[Call]:
+        return []
+
+
+class Case:
+    """One endpoint, one call that it failed, and the rules."""
+
+    def __init__(self, retries: int = 5, **call: object) -> None:
+        self.state = EndpointState(Endpoint("a", "http://a/v1"), InFlightLimit(8, 8))
+        config = FleetConfig(concurrency=8, retry=RetryPolicy(retries=retries))
+        self.fleet = FleetState([self.state], config, lambda: NOW)
+        self.rules = RetryRules(self.fleet, Router(), Random(1))
+        request = Request(CallSettings("m", {}, {}), b"x")
+        self.call = Call(None, request, "key", 0, "map", 0, **call)
+
+    def after(self, failure: Failure, cancelled: str = "", **exchange: object) -> list[object]:
+        request = InFlightRequest(self.state, [self.call], NOW - 1, cancel_reason=cancelled)
+        result = Exchange([failure], sent=NOW - 1, done=NOW, status=failure.status, **exchange)
+        delivery = Delivery("a", "a/1", NOW - 1, NOW, 0.0)
+        return self.rules.after_failure(request, self.call, failure, result, delivery)
+
+
+def the_retry(actions: list[object]) -> Retry:
+    (action,) = [action for action in actions if isinstance(action, Retry)]
+    return action
+
+
+def test_every_reason_is_a_line_of_the_table() -> None:
+    table = retry.__doc__.split("\n====")[2]
+    lines = [re.split(r" {2,}", line)[0] for line in table.splitlines()[1:]]
+    reasons = [reason.value for reason in RetryReason]
+    assert [line for line in lines if line in reasons] == reasons
+    assert set(lines) - set(reasons) == {
+        "group refused as a whole (400, 413)",
+        "late call at the end of a run",
+    }
+
+
+@pytest.mark.parametrize(
+    ("failure", "exchange", "reason", "counted", "at_once"),
+    [
+        (FAILED, {}, RetryReason.FAILED, 1, False),
+        (BUSY, {}, RetryReason.BUSY, 0, False),
+        (LOST, {"cancelled": "a died"}, RetryReason.DIED, 0, True),
+        (UNPAID, {}, RetryReason.OUT_OF_QUOTA, 0, True),
+        (LOST, {"again": True}, RetryReason.STALE_CONNECTION, 0, True),
+        (REFUSED, {"new_key": True}, RetryReason.NEW_KEY, 0, True),
+        (FORM, {"learned": True}, RetryReason.NEW_FORM, 0, True),
+        (TOO_LONG, {}, RetryReason.TOO_LONG, 0, True),
+    ],
+    ids=lambda value: value.name if isinstance(value, RetryReason) else "",
+)
+def test_a_failure_is_sent_again_as_the_table_says(failure, exchange, reason, counted, at_once):
+    case = Case()
+    action = the_retry(case.after(failure, **exchange))
+    assert action.reason is reason
+    assert case.call.counted_attempts == counted
+    assert (action.at == NOW) is at_once
+
+
+def test_what_is_free_once_counts_as_any_failure_the_second_time() -> None:
+    for exchange, failure in (({"again": True}, LOST), ({"new_key": True}, REFUSED)):
+        case = Case()
+        first = the_retry(case.after(failure, **exchange)).reason
+        assert first in (RetryReason.STALE_CONNECTION, RetryReason.NEW_KEY)
+        assert any(isinstance(action, Suspend) for action in case.after(failure, **exchange))
+
+
+def test_a_lost_connection_waits_for_a_probe_that_decides_whether_it_counts() -> None:
+    for answered, reason, counted in (
+        (True, RetryReason.DISCONNECTED, 1),
+        (False, RetryReason.NOT_CONNECTED, 0),
+    ):
+        case = Case()
+        suspend, probe = case.after(LOST, connected=False)
+        assert isinstance(suspend, Suspend)
+        assert suspend.suspended.until_probe
+        assert isinstance(probe, Probe)
+        assert probe.block
+        actions = case.rules.after_probe(case.state, [suspend.suspended], answered=answered)
+        assert the_retry(actions).reason is reason
+        assert case.call.counted_attempts == counted
+
+
+def test_a_call_with_which_three_servers_died_ends() -> None:
+    case = Case()
+    first, second, third = (case.after(LOST, cancelled="a died")[0] for _ in range(3))
+    assert (first.reason, first.at) == (RetryReason.DIED, NOW)
+    assert (second.reason, second.at) == (RetryReason.DIED_TWICE, LAST)
+    assert isinstance(third, Fail)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"), [(REFUSED, RetryReason.REFUSED), (FAILED, RetryReason.EXHAUSTED)]
+)
+def test_a_final_failure_waits_for_a_check_and_is_free_if_that_fails(failure, reason) -> None:
+    case = Case(retries=0)
+    (suspend,) = case.after(failure)
+    case.fleet.waiting.suspend("a", suspend.suspended)
+    (action,) = case.rules.after_check(case.state, CheckResult.BROKEN)
+    assert action.reason is reason
+    assert case.call.counted_attempts == 0
+
+
+def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
+    case = Case()
+    case.call.request = msgspec.structs.replace(case.call.request, stream=True)
+    case.call.attempts = retry.STREAMED_ATTEMPTS
+    case.after(BUSY)
+    assert not case.call.request.stream
+    action = the_retry(case.after(FORM))
+    assert (action.reason, action.at) == (RetryReason.STREAM_REQUIRED, NOW)
+
+
+def test_an_account_without_money_closes_its_endpoint() -> None:
+    assert any(isinstance(action, OpenCircuit) for action in Case().after(UNPAID))
+
+
+def test_a_fleet_that_takes_nothing_for_long_is_stopped() -> None:
+    case = Case(retries=0, throttled_at=NOW - 1000)
+    case.fleet.last_served = NOW - 1000
+    again, stop = case.after(BUSY)
+    assert isinstance(again, Retry)
+    assert isinstance(stop, Stop)
+
+
+def test_a_pinned_call_without_its_endpoint_is_counted() -> None:
+    case = Case(pinned_to="gone")
+    case.fleet.waiting.add(case.call, urgent=True)
+    (action,) = case.rules.stranded()
+    assert (action.reason, case.call.counted_attempts) == (RetryReason.STRANDED, 1)
