@@ -46,7 +46,7 @@ from bagent.fleet.prefix_affinity import PrefixAffinity
 from bagent.fleet.reports import FleetReports
 from bagent.fleet.results import ResultHandler
 from bagent.fleet.retry import RetryRules
-from bagent.fleet.scheduler import BatchScheduler
+from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
 from bagent.fleet.state import FleetConfig, FleetState, ResultContext
 from bagent.fleet.tail_latency import Hedger
 from bagent.fleet.tasks import FleetTasks
@@ -164,6 +164,7 @@ class Fleet:
         self._timer_due = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._parked_wait: float | None = None
+        self._lingering: Lingering | None = None
         self._room, self._idle = asyncio.Event(), asyncio.Event()
         self.has_room = False
         self._update_events()
@@ -212,8 +213,8 @@ class Fleet:
         self._waiting.add(call, urgent=urgent)
         if call.deadline is not None:
             self._start_sweep()
-        lingers = self._scheduler.full_size and not urgent
-        if self._full or (lingers and self._scheduler.keeps_lingering(call)):
+        lingering = None if urgent else self._lingering
+        if self._full or (lingering and lingering.lacks_more_than(call, self._waiting.ready)):
             self._update_events()  # the end of a request or the timer pumps
         else:
             pinned = call.pinned_to
@@ -431,28 +432,25 @@ class Fleet:
         fleet, waiting, scheduler = self._state, self._waiting, self._scheduler
         now = fleet.clock()
         waiting.wake(now)
-        scheduler.reset()
+        self._lingering = None
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
         while first is not None and waiting.is_pinned(first.name) and not self._full:
-            batch = scheduler.next(first, now)[1] if first.room > 0 else []
-            if not batch:
+            if first.room <= 0 or not self._start_batch(scheduler.next(first, now), now):
                 break
-            self._start(first, batch, now)
         skipped: list[EndpointState] = []
         while waiting.ready and not self._full:
             state = self._endpoints.select(now)
             if state is None:
                 break
-            target, batch = scheduler.next(state, now)
-            if batch:
-                self._start(target, batch, now)
+            batch = scheduler.next(state, now)
+            if self._start_batch(batch, now):
                 continue
-            if scheduler.linger_due is not None and not waiting.has_urgent:
+            if self._lingering is not None and not waiting.has_urgent:
                 break  # too few rows are ready, whatever the endpoint
             if len(skipped) >= MAX_SKIPPED and fleet.in_flight:
                 break  # the others are asked when the next request ends
             self._endpoints.skip(state)
-            if not scheduler.crowded:  # else it is queued again when one of its requests ends
+            if not batch.crowded:  # else it is queued again when one of its requests ends
                 skipped.append(state)
         for state in skipped:
             self._endpoints.update(state)
@@ -462,6 +460,14 @@ class Fleet:
             self._parked_wait = self._endpoints.unpark(now)
         self._set_timer(now)
         self._update_events()
+
+    def _start_batch(self, batch: Batch, now: float) -> bool:
+        """Start the request of a batch; return whether there was one."""
+        self._lingering = batch.lingering or self._lingering
+        self._scheduler.begin(batch)
+        if batch.calls:
+            self._start(batch.state, batch.calls, now)
+        return bool(batch.calls)
 
     def _start(self, state: EndpointState, calls: list[Call], now: float) -> None:
         urgent = urgent_calls(calls, now)
@@ -497,7 +503,7 @@ class Fleet:
         """Set the only timer to the next moment at which a request may start."""
         times = [self._waiting.next_due]
         if self._waiting.ready:
-            times.append(self._scheduler.linger_due)
+            times.append(self._lingering.due if self._lingering is not None else None)
             if self._parked_wait is not None:
                 times.append(now + self._parked_wait)
         due = min((time for time in times if time is not None), default=None)

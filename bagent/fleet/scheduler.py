@@ -7,6 +7,8 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable
 
+import msgspec
+
 from bagent.backends.base import Backend
 from bagent.fleet.batch_size import (
     Supply,
@@ -41,6 +43,41 @@ MAX_DETECTION_WAIT = 1.0
 
 CAPACITY_SECONDS = 0.1
 """How often the capacity of the usable endpoints is summed up."""
+
+
+class Lingering(msgspec.Struct, frozen=True):
+    """An incomplete batch that waits for more calls."""
+
+    due: float
+    """When it is sent anyway."""
+    full_size: int = 0
+    """Calls that complete it; 0 if unknown."""
+    group_key: Hashable = None
+    """What these calls share."""
+
+    def lacks_more_than(self, call: Call, ready: int) -> bool:
+        """Return whether it is still incomplete with ``call``, one of so many ready ones."""
+        return (
+            self.full_size > ready and call.group_key == self.group_key and call.pinned_to is None
+        )
+
+
+class Batch(msgspec.Struct):
+    """The calls of an endpoint's next request, or why it gets none now."""
+
+    state: EndpointState
+    calls: list[Call] = msgspec.field(default_factory=list)
+    warms: bool = False
+    """It goes ahead alone, to fill the endpoint's prefix cache."""
+    single: bool = False
+    """The endpoint accepts no batches of such calls."""
+    crowded: bool = False
+    """The endpoint should finish more before its next batch."""
+    lingering: Lingering | None = None
+    cached_at: EndpointState | None = None
+    """Another endpoint, to which a call is left that has its prefix cached."""
+    undetected: list[EndpointState] = msgspec.field(default_factory=list)
+    """Endpoints of which the backend must first detect how they accept batches."""
 
 
 class CacheWarmer:
@@ -113,65 +150,56 @@ class BatchScheduler:
         self._tasks = tasks
         self._on_change = on_change
         self.warmer = CacheWarmer(fleet, tasks.loop, on_change)
-        self.crowded = False  # the last endpoint should finish more before its next batch
-        self.linger_due: float | None = None  # when an incomplete batch is sent anyway
-        self.full_size = 0  # rows that complete it, if known
-        self._lingering_key: Hashable = None
         self._singles = 0
         self._detecting = 0
         self._start_at: float | None = None
-        self._cached_at: EndpointState | None = None
         self._capacity_at = float("-inf")
         self._capacity = 0.0
 
-    def reset(self) -> None:
-        """Forget the lingering batch, before endpoints are asked again."""
-        self.linger_due = None
-        self.full_size = 0
-
-    def keeps_lingering(self, call: Call) -> bool:
-        """Return whether a batch lingers and would still be incomplete with ``call``."""
-        return (
-            self.full_size > self._fleet.waiting.ready
-            and call.group_key == self._lingering_key
-            and call.pinned_to is None
-        )
-
-    def next(self, state: EndpointState, now: float) -> tuple[EndpointState, list[Call]]:
-        """Return the next batch and its endpoint: ``state``, or another that has it cached.
-
-        The batch is empty if nothing may be sent now.
-        """
+    def next(self, state: EndpointState, now: float) -> Batch:
+        """Take the next batch for ``state``, or for another endpoint that has it cached."""
         batch = self._batch_for(state, now)
-        other, crowded = self._cached_at, self.crowded
-        if batch or other is None:
-            return state, batch
-        batch = self._batch_for(other, now)
-        if not batch:
-            self.crowded = crowded
-            return state, batch
-        return other, batch
+        if batch.calls or batch.cached_at is None:
+            return batch
+        other = self._batch_for(batch.cached_at, now)
+        if not other.calls:
+            batch.lingering = other.lingering or batch.lingering
+            batch.undetected += other.undetected
+            return batch
+        return other
 
-    def _batch_for(self, state: EndpointState, now: float) -> list[Call]:
-        fleet = self._fleet
-        self.crowded = False
-        self._cached_at = None
-        if self._is_too_late(state, now) or self._waits_for_detection(state, now):
-            return []
-        size = _single if fleet.config.group.single else self._size_rule(state, now)
+    def begin(self, batch: Batch) -> None:
+        """Begin what a batch requires besides its request."""
+        rule = self._fleet.config.group
+        for state in batch.undetected:
+            self._detect_batching(state)
+        if batch.warms:
+            self.warmer.start(batch.state, batch.calls[0])
+        elif batch.single and batch.calls:
+            self._singles += 1
+            if rule.stream_every and self._singles % rule.stream_every == 1:
+                batch.calls[0].request.stream = True
+
+    def _batch_for(self, state: EndpointState, now: float) -> Batch:
+        fleet, batch = self._fleet, Batch(state)
+        if self._is_too_late(state, now):
+            return batch
+        if self._waits_for_detection(state, now):
+            batch.lingering = Lingering(self._start_at or now)
+            return batch
+        size = _single if fleet.config.group.single else self._size_rule(batch, now)
         if fleet.contexts:
             size = _fitting(size, state)
-        ahead: list[Call] = []
         if state.cold and fleet.config.prefix.warms(own=state.endpoint.own):
-            size = self._warming_size(state, size, now, ahead)
+            size = self._warming_size(batch, size, now)
         several = len(fleet.endpoints.states) > 1
-        leave_to = self._leave_rule(state, now) if several else None
-        batch = fleet.waiting.take(state.name, size, selective=several, leave_to=leave_to)
+        leave_to = self._leave_rule(batch, now) if several else None
+        take = fleet.waiting.take
+        batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
         alone = several and fleet.waiting.has_urgent and not fleet.endpoints.has_alternative(state)
-        if not batch and alone:
-            batch = fleet.waiting.take(state.name, size, selective=False)
-        if batch and ahead:
-            self.warmer.start(state, batch[0])
+        if not batch.calls and alone:
+            batch.calls = take(state.name, size, selective=False)
+        batch.warms = batch.warms and bool(batch.calls)
         return batch
 
     def _is_too_late(self, state: EndpointState, now: float) -> bool:
@@ -194,35 +222,25 @@ class BatchScheduler:
         The first endpoint alone would take all calls, and the prefixes it then has cached.
         """
         due = self._start_at
-        if not state.cold or not self._detecting or due is None or now >= due:
-            return False
-        self.linger_due = due
-        return True
+        return state.cold and self._detecting > 0 and due is not None and now < due
 
-    def _warming_size(
-        self, state: EndpointState, size: BatchSize, now: float, ahead: list[Call]
-    ) -> BatchSize:
-        """Return the size rule for an endpoint with a cold cache: 1 where a call goes ahead.
-
-        That call is then in ``ahead``.
-        """
+    def _warming_size(self, batch: Batch, size: BatchSize, now: float) -> BatchSize:
+        """Return the size rule for an endpoint with a cold cache: 1 where a call goes ahead."""
 
         def first(call: Call) -> int:
-            ahead.clear()
             limit = size(call)
-            pays = self.warmer.pays(state, call, now) if limit > 0 else False
+            pays = self.warmer.pays(batch.state, call, now) if limit > 0 else False
+            batch.warms = pays is True
             if pays is None:
-                self.linger_due = call.ready_at + COMPARE_SECONDS
+                batch.lingering = Lingering(call.ready_at + COMPARE_SECONDS)
                 return 0
-            if pays:
-                ahead.append(call)
             return 1 if pays else limit
 
         return first
 
-    def _leave_rule(self, state: EndpointState, now: float) -> LeaveTo:
+    def _leave_rule(self, batch: Batch, now: float) -> LeaveTo:
         """Return the rule that leaves calls to an endpoint that has their prefix cached."""
-        get, load = self._fleet.endpoints.get, state.load
+        get, load = self._fleet.endpoints.get, batch.state.load
 
         def leave_to(names: Iterable[str], margin: float) -> bool:
             for name in names:
@@ -233,42 +251,40 @@ class BatchScheduler:
                     and other.load <= load + margin
                     and other.account.wait(now, 0) <= 0
                 ):
-                    self._cached_at = other
+                    batch.cached_at = other
                     return True
             return False
 
         return leave_to
 
-    def _size_rule(self, state: EndpointState, now: float) -> BatchSize:
-        fleet, rule = self._fleet, self._fleet.config.group
+    def _size_rule(self, batch: Batch, now: float) -> BatchSize:
+        fleet, rule, state = self._fleet, self._fleet.config.group, batch.state
 
         def size(call: Call) -> int:
             if call.group_key is None:
                 return 1
             max_size = self._backend.group_limit(state.endpoint, call.request)
+            batch.single = max_size == 1
             if max_size is None:
-                self._detect_batching(state)
+                batch.undetected = [state]
                 return 0
             if max_size == 1:
-                self._singles += 1
-                if rule.stream_every and self._singles % rule.stream_every == 1:
-                    call.request.stream = True
                 return 1
             limit = self._fair_limit(state, now)
             room = min(
                 state.room, fleet.config.concurrency - fleet.in_flight, limit - state.in_flight
             )
             if room <= 0:
-                self.crowded = True
+                batch.crowded = True
                 return 0
             supply = Supply(fleet.waiting.ready, fleet.endpoints.available, fleet.expecting)
             if state.in_flight and too_little_room(rule, max_size, limit, room, supply):
-                self.crowded = True
+                batch.crowded = True
                 return 0
             full = min(max_size, room, rule.size or size_by_load(limit))
             if not call.attempts and waits_for_more(rule, supply, full, now - call.ready_at):
-                self.linger_due = call.ready_at + linger(rule)
-                self.full_size, self._lingering_key = full, call.group_key
+                due = call.ready_at + linger(rule)
+                batch.lingering = Lingering(due, full, call.group_key)
                 return 0
             return batch_size(rule, max_size, limit, room, supply, fleet.expected)
 
