@@ -45,10 +45,9 @@ from bagent.fleet.health import Health
 from bagent.fleet.prefix_affinity import PrefixAffinity
 from bagent.fleet.reports import FleetReports
 from bagent.fleet.results import ResultHandler
-from bagent.fleet.retry import RetryRules
+from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
 from bagent.fleet.state import FleetConfig, FleetState, ResultContext
-from bagent.fleet.tail_latency import Hedger
 from bagent.fleet.tasks import FleetTasks
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
@@ -65,48 +64,6 @@ SWEEP_SECONDS = 0.25
 
 CHECK_DELAY = 0.25
 """Seconds that a later success has to show that an endpoint works, before a check is sent."""
-
-
-class FleetMembers:
-    """Endpoints that join and leave.
-
-    Args:
-        fleet: its endpoints.
-        health: probes endpoints that join.
-        reports: shows who joins and leaves.
-    """
-
-    def __init__(self, fleet: FleetState, health: Health, reports: FleetReports) -> None:
-        self._fleet = fleet
-        self._health = health
-        self._reports = reports
-
-    def join(self, states: Sequence[EndpointState]) -> None:
-        """Add endpoints; each gets calls once a probe has reached it."""
-        self._fleet.endpoints.add(*states)
-        for state in states:
-            self._reports.sample(state, "joined")
-            self._health.probe(state)
-
-    def leave(self, names: Sequence[str]) -> list[EndpointState]:
-        """Send nothing more to these endpoints; return those that are removed at once."""
-        removed = []
-        for name in names:
-            state = self._fleet.endpoints.get(name)
-            if state is not None and not state.leaving:
-                state.leave()
-                self._reports.sample(state, "left the hostfile")
-                if self.remove_if_done(state):
-                    removed.append(state)
-        return removed
-
-    def remove_if_done(self, state: EndpointState) -> bool:
-        """Remove an endpoint that is leaving and has nothing in flight; return whether it was."""
-        endpoints = self._fleet.endpoints
-        done = state.leaving and not state.requests and state in endpoints.states
-        if done:
-            endpoints.remove(state)
-        return done
 
 
 class Fleet:
@@ -151,7 +108,6 @@ class Fleet:
         self._reports = reports = FleetReports(notice, on_sample, loop.time)
         check = check or CompletionProbe(backend).check
         self._health = Health(fleet, backend, tasks, reports, self, check)
-        self._members = FleetMembers(fleet, self._health, reports)
         self._router = ContextRouter(fleet, backend, tasks, self._on_counted)
         self._rules = RetryRules(fleet, self._router, random)
         self._results = ResultHandler(fleet, self._rules, reports, on_attempt)
@@ -272,12 +228,12 @@ class Fleet:
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Add endpoints; each gets calls once a probe has reached it."""
-        self._members.join(states)
+        self._health.join(states)
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
         """Send nothing more to these endpoints; remove them once they have nothing in flight."""
-        for state in self._members.leave(names):
+        for state in self._health.leave(names):
             self._on_removed(state)
         self._update_events()
 
@@ -582,7 +538,7 @@ class Fleet:
                 state.on_answer(fleet.clock(), request.started)
             if fleet.closed:
                 self._abandon(calls)
-            if self._members.remove_if_done(state):
+            if self._health.remove_if_done(state):
                 self._on_removed(state)
             self._endpoints.update(state)
             if any(call.ended for call in calls):

@@ -1,4 +1,4 @@
-"""Health of endpoints: probes, checks, circuit breakers, unresponsive servers and outages.
+"""Endpoints from joining to leaving: probes, checks, circuit breakers, silence and outages.
 
 A probe asks whether a server is reachable. A check sends the smallest possible request, and shows
 whether it serves the model.
@@ -7,7 +7,7 @@ whether it serves the model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from bagent.backends.base import Backend
@@ -67,7 +67,7 @@ class HealthListener(Protocol):
 
 
 class Health:
-    """Runs probes and checks, and drives the circuit breakers.
+    """Adds and removes endpoints, runs probes and checks, and drives the circuit breakers.
 
     Args:
         fleet: its endpoints and counters.
@@ -111,6 +111,35 @@ class Health:
                 self.check(state, request, suspect=suspect)
             case OpenCircuit(state, fault):
                 self.open_circuit(state, fault)
+
+    # --- endpoints that join and leave ------------------------------------------------------------
+
+    def join(self, states: Sequence[EndpointState]) -> None:
+        """Add endpoints; each gets calls once a probe has reached it."""
+        self._fleet.endpoints.add(*states)
+        for state in states:
+            self._reports.sample(state, "joined")
+            self.probe(state)
+
+    def leave(self, names: Sequence[str]) -> list[EndpointState]:
+        """Send nothing more to these endpoints; return those that are removed at once."""
+        removed = []
+        for name in names:
+            state = self._fleet.endpoints.get(name)
+            if state is not None and not state.leaving:
+                state.leave()
+                self._reports.sample(state, "left the hostfile")
+                if self.remove_if_done(state):
+                    removed.append(state)
+        return removed
+
+    def remove_if_done(self, state: EndpointState) -> bool:
+        """Remove an endpoint that is leaving and has nothing in flight; return whether it was."""
+        endpoints = self._fleet.endpoints
+        done = state.leaving and not state.requests and state in endpoints.states
+        if done:
+            endpoints.remove(state)
+        return done
 
     # --- probes ---------------------------------------------------------------------------------
 

@@ -396,25 +396,23 @@ class HostfileWatch:
         if self._done or now - self._since < SETTLE_SECONDS:
             return None
         self._done = True
-        return self._apply(raw)
-
-    def _apply(self, content: bytes | str) -> HostChanges | None:
         try:
-            if isinstance(content, str):
-                message = f"the hostfile cannot be read: {content.lower()}"
+            if isinstance(raw, str):
+                message = f"the hostfile cannot be read: {raw.lower()}"
                 raise HostfileError(message, at=Position(self._path))
-            hosts = self._choose(hosts_in(content, self._path))
+            hosts = self._choose(hosts_in(raw, self._path))
         except UsageError as error:
-            count = len(self.hosts)
-            old = (
-                "endpoint stays as it was" if count == 1 else f"{count} endpoints stay as they were"
-            )
-            where = "" if isinstance(error, HostfileError) else f"{self._path}: "
-            self._notice(f"{where}{error}; the {old}")
+            self._notice_unusable(error)
             return None
         changes = host_changes(self.hosts, hosts)
         self.hosts = hosts
         return changes or None
+
+    def _notice_unusable(self, error: UsageError) -> None:
+        count = len(self.hosts)
+        old = "endpoint stays as it was" if count == 1 else f"{count} endpoints stay as they were"
+        where = "" if isinstance(error, HostfileError) else f"{self._path}: "
+        self._notice(f"{where}{error}; the {old}")
 
 
 def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> HostChanges:

@@ -14,7 +14,6 @@ from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.backends.request import Request
 from bagent.fleet.call import InFlightRequest
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
-from bagent.fleet.fleet import FleetMembers
 from bagent.fleet.health import Check, Health
 from bagent.fleet.queue import CONVERSATION_LOAD_MARGIN
 from bagent.fleet.reports import FleetReports
@@ -73,7 +72,6 @@ class EndpointLeaser:
         self._reports = FleetReports(notice, on_sample, fleet.clock)
         self._notice = notice
         self._health = Health(fleet, backend, self._tasks, self._reports, self, check, prove)
-        self._members = FleetMembers(fleet, self._health, self._reports)
         self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -124,12 +122,12 @@ class EndpointLeaser:
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Add endpoints."""
-        self._members.join(states)
+        self._health.join(states)
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
         """Lease these endpoints no more; remove them once they have nothing in flight."""
-        self._members.leave(names)
+        self._health.leave(names)
         self._pump()
 
     def tick(self) -> None:
@@ -231,7 +229,7 @@ class EndpointLeaser:
         state.in_flight -= 1
         del state.requests[lease]
         self._fleet.in_flight -= 1
-        self._members.remove_if_done(state)
+        self._health.remove_if_done(state)
         self._fleet.endpoints.update(state)
         self._pump()
 
