@@ -1,1 +1,37 @@
-"""Which endpoint gets the next request, and when?"""
+"""The fleet: which endpoint gets the next request, and what happens to the calls after it.
+
+fleet                           calls in, requests out, results back
+call, actions, state            records: a call, what is to be done, endpoints and counters
+queue, scheduler, batch_size    which calls go next, and how many share a request
+prefix_affinity, context_length, tail_latency   which endpoint suits them
+results, retry                  what a result means for the endpoint, and for the call
+endpoint_pool, endpoint_state   endpoints, and their circuit breakers
+health, outage                  probes, checks, silence, and the end of all endpoints
+tasks, reports                  background tasks; notices and samples
+limits                          concurrency, pace, quotas, reported load
+hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the proxy
+
+How a retry works
+-----------------
+`fleet.py:Fleet._send` gets the 429 as an `Exchange` from the backend, and gives up its slot.
+`results.py:ResultHandler.handle` records the attempt, and `results.py:ResultHandler._throttle`
+slows account and endpoint down (`limits/account.py:Account.on_refusal`).
+`retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:decide` computes
+the delay, and the rule returns `Retry(call, at, reason)`, or `Fail` if the attempts are used up.
+`fleet.py:Fleet._apply` does what it says: `queue.py:CallQueues.sleep` keeps the call until `at`.
+Then the timer starts `fleet.py:Fleet._pump`, `queue.py:CallQueues.wake` makes the call ready,
+and the next endpoint with room gets it (`fleet.py:Fleet._start`).
+Where only a probe or check can decide, the action is `Suspend`; `fleet.py:Fleet.on_probe` and
+`fleet.py:Fleet.on_check` ask the rules again when `health.py:Health` has the result.
+
+How a hostfile reload works
+---------------------------
+`runs/hostfile_reload.py:HostfileFollower.follow` reads the file every second
+(`hostfile.py:read_content`). `hostfile.py:HostfileWatch.on_content` waits until it has not changed
+for a second, parses it (`hostfile.py:hosts_in`), and drops it with a notice if it has a fault.
+`runs/hostfile_reload.py:HostfileFollower._usable` applies `select:` and looks up the keys;
+`hostfile.py:host_changes` compares. Endpoints that are gone, or have other tags, leave:
+`fleet.py:Fleet.leave` calls `health.py:Health.leave`, and their requests in flight finish.
+New ones join: `fleet.py:Fleet.join` calls `health.py:Health.join`, and a probe comes before the
+first call (`health.py:Health.probe`).
+"""

@@ -77,14 +77,14 @@ class Suspend(msgspec.Struct, eq=False):
     suspended: SuspendedCall
 
 
-class Probe(msgspec.Struct, eq=False):
+class ProbeEndpoint(msgspec.Struct, eq=False):
     """An endpoint is probed; with ``block`` it gets no calls until the probe is back."""
 
     state: EndpointState
     block: bool
 
 
-class Check(msgspec.Struct, eq=False):
+class CheckEndpoint(msgspec.Struct, eq=False):
     """An endpoint is checked by a request like this; a suspect one gets no calls meanwhile."""
 
     state: EndpointState
@@ -99,11 +99,11 @@ class OpenCircuit(msgspec.Struct, eq=False):
     fault: Failure
 
 
-class Stop(msgspec.Struct, eq=False):
+class StopFleet(msgspec.Struct, eq=False):
     """The fleet cannot continue."""
 
     error: BagentError
 
 
-EndpointAction = Probe | Check | OpenCircuit
-Action = Complete | Fail | Retry | Split | Suspend | EndpointAction | Stop
+EndpointAction = ProbeEndpoint | CheckEndpoint | OpenCircuit
+Action = Complete | Fail | Retry | Split | Suspend | EndpointAction | StopFleet

@@ -20,14 +20,14 @@ from bagent.clocks import unix
 from bagent.fleet.actions import (
     LAST,
     Action,
-    Check,
+    CheckEndpoint,
     Complete,
     Fail,
     OpenCircuit,
-    Probe,
+    ProbeEndpoint,
     Retry,
     Split,
-    Stop,
+    StopFleet,
     Suspend,
 )
 from bagent.fleet.call import (
@@ -40,8 +40,7 @@ from bagent.fleet.call import (
 )
 from bagent.fleet.context_length import ContextRouter, fits
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
-from bagent.fleet.health import Check as SendCheck
-from bagent.fleet.health import Health
+from bagent.fleet.health import Check, Health
 from bagent.fleet.prefix_affinity import PrefixAffinity
 from bagent.fleet.reports import FleetReports
 from bagent.fleet.results import ResultHandler
@@ -93,7 +92,7 @@ class Fleet:
         on_attempt: Callable[[Attempt], None],
         notice: Callable[[str], None],
         random: Random,
-        check: SendCheck | None = None,
+        check: Check | None = None,
         on_sample: Callable[[EndpointSample], None] | None = None,
         result_context: ResultContext = nullcontext,
     ) -> None:
@@ -367,9 +366,9 @@ class Fleet:
                     waiting.suspend(state.name, suspended)
                     if not suspended.until_probe:
                         self._check_later(state)
-                case Probe() | Check() | OpenCircuit():
+                case ProbeEndpoint() | CheckEndpoint() | OpenCircuit():
                     self._health.apply(action)
-                case Stop(error):
+                case StopFleet(error):
                     self._tasks.stop(error)
 
     def _cancel_copies(self, call: Call) -> None:

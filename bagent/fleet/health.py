@@ -13,8 +13,7 @@ from typing import Protocol
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
-from bagent.fleet.actions import Check as CheckAction
-from bagent.fleet.actions import EndpointAction, OpenCircuit, Probe
+from bagent.fleet.actions import CheckEndpoint, EndpointAction, OpenCircuit, ProbeEndpoint
 from bagent.fleet.endpoint_state import MAX_COOL_DOWN, CheckResult, EndpointState
 from bagent.fleet.outage import Outage
 from bagent.fleet.reports import FleetReports
@@ -105,9 +104,9 @@ class Health:
     def apply(self, action: EndpointAction) -> None:
         """Probe or check an endpoint, or open its circuit."""
         match action:
-            case Probe(state, block):
+            case ProbeEndpoint(state, block):
                 self.probe(state, block=block)
-            case CheckAction(state, request, suspect):
+            case CheckEndpoint(state, request, suspect):
                 self.check(state, request, suspect=suspect)
             case OpenCircuit(state, fault):
                 self.open_circuit(state, fault)

@@ -46,14 +46,14 @@ from bagent.errors import StoppedEarly
 from bagent.fleet.actions import (
     LAST,
     Action,
-    Check,
+    CheckEndpoint,
     Fail,
     OpenCircuit,
-    Probe,
+    ProbeEndpoint,
     Retry,
     RetryReason,
     Split,
-    Stop,
+    StopFleet,
     Suspend,
 )
 from bagent.fleet.call import UNKNOWN_CONTEXT, Call, Delivery, InFlightRequest
@@ -316,7 +316,7 @@ class RetryRules:
         busy = blame is Blame.BUSY and failure.kind != "rate_limited"
         check_due = busy and state.on_failure(refused=False)
         if check_due and self._fleet.endpoints.has_alternative(state):
-            actions.append(Check(state, call.request, suspect=True))
+            actions.append(CheckEndpoint(state, call.request, suspect=True))
         reason = RetryReason.BUSY if failure.busy else RetryReason.FAILED
         return actions + self._retry_or_fail(call, failure, delivery, reason)
 
@@ -387,7 +387,7 @@ class RetryRules:
         actions = self.after_check(state, CheckResult.WORKS)
         call = fleet.waiting.awaiting_check(state.name)
         if call is not None and not (state.in_flight or fleet.waiting.ready):
-            actions.append(Check(state, call.request))
+            actions.append(CheckEndpoint(state, call.request))
         return actions
 
     def after_removal(self, state: EndpointState) -> list[Action]:
@@ -424,7 +424,7 @@ class RetryRules:
     def _probe(self, request: InFlightRequest, now: float) -> list[Action]:
         """Return the probe after a request's connection failed or broke."""
         state = request.state
-        return [Probe(state, state.on_disconnect(request.started, now))] if state.up else []
+        return [ProbeEndpoint(state, state.on_disconnect(request.started, now))] if state.up else []
 
     def _after_lost_server(self, call: Call, now: float, *, connected: bool) -> Action:
         if connected:
@@ -469,7 +469,7 @@ class RetryRules:
             suspended = SuspendedCall(call, _with_reason(failure, decision), delivery, sent)
             actions.append(Suspend(state, suspended))
         if check_due:
-            actions.append(Check(state, call.request, suspect=state.keeps_failing))
+            actions.append(CheckEndpoint(state, call.request, suspect=state.keeps_failing))
         return actions
 
     def _retry_or_fail(
@@ -482,7 +482,7 @@ class RetryRules:
         failure = _with_reason(failure, decision)
         if decision.outage:
             error = StoppedEarly(f"no endpoint takes anything: {failure.message}")
-            return [Retry(call, self._fleet.clock(), reason), Stop(error)]
+            return [Retry(call, self._fleet.clock(), reason), StopFleet(error)]
         return [Fail(call, failure, delivery)]
 
     def _decide(

@@ -12,7 +12,16 @@ from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet import retry
-from bagent.fleet.actions import LAST, Fail, OpenCircuit, Probe, Retry, RetryReason, Stop, Suspend
+from bagent.fleet.actions import (
+    LAST,
+    Fail,
+    OpenCircuit,
+    ProbeEndpoint,
+    Retry,
+    RetryReason,
+    StopFleet,
+    Suspend,
+)
 from bagent.fleet.call import Call, Delivery, InFlightRequest
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
@@ -113,7 +122,7 @@ def test_a_lost_connection_waits_for_a_probe_that_decides_whether_it_counts() ->
         suspend, probe = case.after(LOST, connected=False)
         assert isinstance(suspend, Suspend)
         assert suspend.suspended.until_probe
-        assert isinstance(probe, Probe)
+        assert isinstance(probe, ProbeEndpoint)
         assert probe.block
         actions = case.rules.after_probe(case.state, [suspend.suspended], answered=answered)
         assert the_retry(actions).reason is reason
@@ -159,7 +168,7 @@ def test_a_fleet_that_takes_nothing_for_long_is_stopped() -> None:
     case.fleet.last_served = NOW - 1000
     again, stop = case.after(BUSY)
     assert isinstance(again, Retry)
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, StopFleet)
 
 
 def test_a_pinned_call_without_its_endpoint_is_counted() -> None:

@@ -1,0 +1,58 @@
+"""The sections "How ... works" of the packages name functions that exist, and are short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import bagent
+
+PACKAGE = Path(bagent.__file__).parent
+MAX_LINES = 25
+SECTIONS = re.compile(r"^(How [^\n]+ works)\n-+\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+
+
+def sections() -> list[tuple[Path, str, str]]:
+    """Folder, title and text of each section in the docstring of a package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        found += [(path.parent, title, text) for title, text in SECTIONS.findall(docstring)]
+    return found
+
+
+def names_in(path: Path) -> set[str]:
+    """The classes, functions and methods of a module."""
+    names: set[str] = set()
+
+    def add(node: ast.AST, prefix: str) -> None:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(prefix + inner.name)
+                if isinstance(inner, ast.ClassDef):
+                    add(inner, f"{prefix}{inner.name}.")
+
+    add(ast.parse(path.read_text("utf-8")), "")
+    return names
+
+
+@pytest.mark.parametrize("title", ["How a retry works", "How a hostfile reload works"])
+def test_the_section_is_there(title: str) -> None:
+    assert title in [each for _, each, _ in sections()]
+
+
+@pytest.mark.parametrize(
+    ("folder", "title", "text"), sections(), ids=[title for _, title, _ in sections()]
+)
+def test_what_a_section_names_exists(folder: Path, title: str, text: str) -> None:
+    assert len(text.splitlines()) <= MAX_LINES
+    functions = FUNCTION.findall(text)
+    assert len(functions) >= 3
+    for file, name in functions:
+        path = folder / file if (folder / file).is_file() else PACKAGE / file
+        assert path.is_file(), f"{title}: there is no {file}"
+        assert name in names_in(path), f"{title}: {file} has no {name}"
