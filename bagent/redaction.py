@@ -7,12 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-MASK = "***"
+from bagent.backend_kinds import HARMLESS_HEADERS
 
-HARMLESS_HEADERS = frozenset(
-    {"accept", "anthropic-version", "content-type", "user-agent", "x-request-id"}
-)
-"""The only headers whose values may be shown; gateways read keys from headers of any name."""
+MASK = "***"
 
 SHORTEST_SECRET = 6
 """Shorter secrets occur inside ordinary words."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.backends.anthropic.wire import IGNORED_SAMPLING as ANTHROPIC_LEFT_OUT
+from bagent.backend_kinds import LISTS, RAW, TRAITS, BackendKind, Protocol, traits_of
+from bagent.backends.anthropic import wire as anthropic
 from bagent.backends.base import Backend
-from bagent.backends.bedrock.wire import IGNORED_SAMPLING as BEDROCK_LEFT_OUT
+from bagent.backends.bedrock import wire as bedrock
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.wrappers import KeyRotatingBackend
@@ -32,36 +33,70 @@ class BackendConfig(msgspec.Struct, frozen=True):
     """Required for that kind only."""
 
 
+Notice = Callable[[str], None]
+
+
 def make_backend(
-    kind: str,
+    kind: BackendKind,
     transport: Transport,
     config: BackendConfig,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Notice = lambda _: None,
 ) -> Backend:
-    """Return the backend for servers of ``kind``, named as in :mod:`bagent.job.spec.backend`.
+    """Return the backend for servers of ``kind``.
 
     Raises:
-        UsageError: ``bedrock`` without its settings.
+        UsageError: there is no such kind, or ``bedrock`` lacks its settings.
     """
-    backend: Backend
-    if kind == "anthropic":
-        from bagent.backends.anthropic.backend import AnthropicBackend
-
-        backend = AnthropicBackend(transport, enforce=config.enforce, notice=notice)
-    elif kind == "bedrock":
-        from bagent.backends.bedrock.backend import BedrockBackend
-
-        if config.bedrock is None:
-            raise UsageError("Bedrock is not set up", hint="write backend: bedrock://us-east-1")
-        backend = BedrockBackend(config.bedrock, enforce=config.enforce, notice=notice)
-    else:
-        backend = OpenAIBackend(
-            transport, enforce=config.enforce, batching=config.batching, notice=notice
-        )
+    traits = TRAITS.get(kind)
+    if traits is None:
+        raise UsageError(f"there is no backend {kind}", hint=f"there are {' '.join(TRAITS)}")
+    backend = _MAKERS[traits.protocol](transport, config, notice)
     return backend if config.keys is None else KeyRotatingBackend(backend, config.keys)
 
 
-def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
+def _make_openai(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
+    return OpenAIBackend(transport, enforce=config.enforce, batching=config.batching, notice=notice)
+
+
+def _make_anthropic(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
+    from bagent.backends.anthropic.backend import AnthropicBackend
+
+    return AnthropicBackend(transport, enforce=config.enforce, notice=notice)
+
+
+def _make_bedrock(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
+    from bagent.backends.bedrock.backend import BedrockBackend
+
+    if config.bedrock is None:
+        raise UsageError("Bedrock is not set up", hint="write backend: bedrock://us-east-1")
+    return BedrockBackend(config.bedrock, enforce=config.enforce, notice=notice)
+
+
+_MAKERS: dict[Protocol, Callable[[Transport, BackendConfig, Notice], Backend]] = {
+    "openai": _make_openai,
+    "anthropic": _make_anthropic,
+    "bedrock": _make_bedrock,
+}
+
+
+class SamplingNames(msgspec.Struct, frozen=True):
+    """The sampling parameters of a protocol."""
+
+    sent: frozenset[str]
+    ignored: frozenset[str]
+    """Left out of requests: the API has nothing like them."""
+
+
+SAMPLING: dict[Protocol, SamplingNames] = {
+    "anthropic": SamplingNames(anthropic.SAMPLING_NAMES, anthropic.IGNORED_SAMPLING),
+    "bedrock": SamplingNames(bedrock.SAMPLING_NAMES, bedrock.IGNORED_SAMPLING),
+}
+"""Protocols that are not listed send every parameter as it is."""
+
+
+def check_supported(
+    kind: BackendKind, sampling: AbstractSet[str], *, raw: bool, batching: str
+) -> None:
     """Refuse settings that the API of ``kind`` does not support, before anything is sent.
 
     Args:
@@ -72,22 +107,18 @@ def check_supported(kind: str, sampling: AbstractSet[str], *, raw: bool, batchin
     Raises:
         UsageError: with what to change in the job.
     """
-    if kind not in ("anthropic", "bedrock"):
-        return
-    if raw:
+    traits = TRAITS[kind]
+    if raw and RAW in traits.unsupported:
         raise UsageError(
             f"backend {kind} takes no raw prompts", hint="write prompt: {system: ..., user: ...}"
         )
-    if batching in ("completions", "chat"):
+    if batching in ("completions", "chat") and LISTS in traits.unsupported:
         raise UsageError(
             f"backend {kind} takes one row a request, not batching: {{mode: {batching}}}",
             hint="write batching: {mode: auto}",
         )
-    if kind == "anthropic":
-        from bagent.backends.anthropic.wire import IGNORED_SAMPLING, SAMPLING_NAMES
-    else:
-        from bagent.backends.bedrock.wire import IGNORED_SAMPLING, SAMPLING_NAMES
-    unknown = sorted(sampling - SAMPLING_NAMES - IGNORED_SAMPLING)
+    names = SAMPLING.get(traits.protocol)
+    unknown = sorted(sampling - names.sent - names.ignored) if names is not None else []
     if unknown:
         raise UsageError(
             f"backend {kind} has no sampling parameter {', '.join(unknown)}",
@@ -111,25 +142,11 @@ class UnsupportedSettings(msgspec.Struct, frozen=True):
         return "; ".join(parts)
 
 
-RAW, LISTS, CHATS, EMBEDDINGS = "raw prompts", "lists of prompts", "batches of chats", "embeddings"
-TEMPLATE, WAIT, LIMITS = "/tokenize", "Retry-After", "rate limits"
-
-_NONE = UnsupportedSettings()
-_SKIPS = {
-    "openai": UnsupportedSettings((CHATS, TEMPLATE)),
-    "anthropic": UnsupportedSettings(
-        (RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(ANTHROPIC_LEFT_OUT))
-    ),
-    "bedrock": UnsupportedSettings(
-        (RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(BEDROCK_LEFT_OUT)), (WAIT, LIMITS)
-    ),
-    "vllm": UnsupportedSettings((), (LIMITS,)),
-    "sglang": UnsupportedSettings((CHATS,), (LIMITS,)),
-    "dynamo": UnsupportedSettings((CHATS, TEMPLATE), (LIMITS,)),
-    "llama.cpp": UnsupportedSettings((CHATS,), (LIMITS,)),
-}
-
-
-def unsupported_settings(kind: str | None) -> UnsupportedSettings:
+def unsupported_settings(name: str | None) -> UnsupportedSettings:
     """Return what a kind of backend, or an engine, does not support."""
-    return _SKIPS.get(kind or "", _NONE)
+    traits = traits_of(name)
+    if traits is None:
+        return UnsupportedSettings()
+    names = SAMPLING.get(traits.protocol)
+    ignored = sorted(names.ignored) if names is not None else []
+    return UnsupportedSettings((*traits.unsupported, *ignored), traits.not_reported)

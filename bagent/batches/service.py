@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bagent.backend_kinds import TRAITS
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.errors import shorten
@@ -170,10 +171,6 @@ def not_a_batch(body: Json) -> Failure:
     return Failure("bad_response", f"no batch: {shorten(encode_json(body), 200)}", True, 200)
 
 
-KINDS = frozenset({"openai", "anthropic", "bedrock", "compatible"})
-"""Kinds of backends that may have a batch service."""
-
-
 def check_batches(job: Job, *, staged: bool) -> None:
     """Refuse jobs that ``batching: {mode: provider}`` does not support.
 
@@ -186,7 +183,7 @@ def check_batches(job: Job, *, staged: bool) -> None:
     kind = job.backend.kind if job.backend is not None else None
     message = hint = ""
     key: tuple[str, ...] = ("batching",)
-    if job.hostfile is not None or kind not in KINDS:
+    if job.hostfile is not None or kind is None or not TRAITS[kind].batch_service:
         message = (
             "only openai, anthropic and bedrock, and servers like theirs, have a batch service"
         )

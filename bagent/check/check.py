@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.agents.plan import StagePlan
+from bagent.backend_kinds import TRAITS
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
 from bagent.backends.registry import BackendConfig, make_backend
@@ -164,10 +165,9 @@ def _estimated_count(rows: int, read: int, size: int | None, limit: int | None) 
 MAX_LISTED_ROWS = 20
 """Rows that will fail or do not fit which are listed."""
 
-_NO_TOKENIZER = frozenset(("anthropic", "bedrock"))
-"""Kinds of servers that have no tokenizer route and would take the request for a call."""
-
-_HOSTED = frozenset({"api.openai.com"})
+_HOSTED = frozenset(
+    urlsplit(traits.address).netloc for traits in TRAITS.values() if traits.address is not None
+)
 """Hosts without a tokenizer route."""
 
 
@@ -296,8 +296,8 @@ class _Check:
     ) -> Tokenizer | None:
         if self._target.planned is not None:
             return SimTokenizer() if self._target.servers.simulated else None
-        if self._target.servers.kind in _NO_TOKENIZER:
-            return None
+        if TRAITS[self._target.servers.kind].protocol != "openai":
+            return None  # the server might take the request for a call
         for result in probed:
             loopback = is_loopback(urlsplit(result.endpoint.url).hostname or "")
             may_send = self._options.open or (

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from bagent.backend_kinds import TRAITS
 from bagent.check.report import WarmReport
 from bagent.fleet.prefix_affinity import WARM_SAVES, WARM_TOKENS, PrefixRule
 from bagent.job.spec.job import Job
 from bagent.observe.formatting import counted
 from bagent.servers.fleet_factory import auto_limits, make_batch_size_rule
-from bagent.servers.resolve import OWN_KINDS, Servers
+from bagent.servers.resolve import Servers
 
 BLOCK = 16
 """Tokens in one block."""
@@ -100,7 +101,7 @@ def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
     rule = PrefixRule(job.batching.prefix)
     pays = tokens >= WARM_TOKENS and saves >= WARM_SAVES
     endpoints = servers.endpoints  # empty where the run starts the engines
-    own_engine = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
+    own_engine = endpoints[0].own if endpoints else TRAITS[servers.kind].own
     warms = pays and rule.warms(own=own_engine)
     sum_ = f"{tokens:,} tokens for {counted(others, 'other')} that would start with it at once"
     if rule.mode == "never":

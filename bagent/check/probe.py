@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport
@@ -130,9 +131,9 @@ def _contains_any(text: str, values: Iterable[str]) -> bool:
     return any(value in text for value in values)
 
 
-def skip_reason(endpoint: Endpoint, kind: str, job: Job) -> str | None:
+def skip_reason(endpoint: Endpoint, kind: BackendKind, job: Job) -> str | None:
     """Return why an endpoint is not asked without ``--open``, None where it may be asked."""
-    if kind == "bedrock":
+    if TRAITS[kind].signs_requests:
         return "not asked: every request to it is signed with a key"
     address = {endpoint.url, endpoint.proxy or ""}
     if any(_contains_any(part, carried(job.source.variables)) for part in address):

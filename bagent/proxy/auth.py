@@ -12,14 +12,13 @@ from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.proxies import is_loopback
+from bagent.redaction import header_is_secret
 
 NAME_SEPARATOR = ":"
 """Separates the token from the client's name in a key: ``TOKEN:NAME``."""
 
 CLIENT_NAME = web.RequestKey("client_name", str)
 """The client's name in the key, for :mod:`bagent.proxy.forward`."""
-
-_HARMLESS_HEADERS = frozenset({"content-type", "accept", "user-agent", "anthropic-version"})
 
 
 def new_token() -> str:
@@ -34,8 +33,7 @@ def client_key(token: str, name: str) -> str:
 
 def holds_key(endpoint: Endpoint) -> bool:
     """Return whether requests to ``endpoint`` carry credentials."""
-    carries = any(name.lower() not in _HARMLESS_HEADERS for name in endpoint.headers)
-    return carries or bool(endpoint.query)
+    return any(map(header_is_secret, endpoint.headers)) or bool(endpoint.query)
 
 
 def bearer(request: web.Request) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from bagent.backend_kinds import FORWARDED_HEADERS
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, StreamTimeout, Transport, network_failure
@@ -109,9 +110,6 @@ MAX_REFUSED_KEYS = 2
 
 CORE_ROUTES = frozenset({"/chat/completions", "/completions"})
 """Routes that every engine has. To lack another route is no fault."""
-
-FORWARDED_HEADERS = ("anthropic-beta", "anthropic-version")
-"""Headers of a client that a hosted API needs."""
 
 CLIENT_CLOSED = Failure("client_closed", "the client hung up")
 WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=True)

@@ -14,6 +14,7 @@ import msgspec
 
 from bagent.agents.plan import AgentPlan, StagePlan
 from bagent.agents.streaming import StreamPolicy
+from bagent.backend_kinds import TRAITS
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.job.spec.job import KeyPath, stage_parts
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from bagent.job.spec.agent import ToolSpec
     from bagent.job.spec.job import Job
     from bagent.tools import ToolExecutor
-
-NATIVE_SCHEMA_WITH_TOOLS = frozenset({"openai", "anthropic", "bedrock"})
-"""Providers that document that they enforce an answer schema while tools may be called. Each other
-endpoint is tried once, see :mod:`bagent.backends.profile`."""
 
 
 class AgentSetup:
@@ -244,7 +241,7 @@ def tool_definitions(tools: ToolExecutor, servers: Servers) -> list[Json]:
 
     Only then OpenAI and the user's own engines enforce the schema of a call's arguments.
     """
-    if servers.kind in ("anthropic", "bedrock"):
+    if not TRAITS[servers.kind].strict_tools:
         return tools.definitions
     definitions: list[Json] = []
     for name, definition in zip(tools.names, tools.definitions, strict=True):
@@ -277,7 +274,7 @@ def first_tool_choice(job: Job, tools: ToolExecutor) -> Json:
 
 def enforces_schema_with_tools(job: Job, servers: Servers) -> bool:
     """Return whether turns that may call tools use the API's schema option without a trial."""
-    return job.output.enforce == "native" or servers.kind in NATIVE_SCHEMA_WITH_TOOLS
+    return job.output.enforce == "native" or TRAITS[servers.kind].native_schema_with_tools
 
 
 PER_ENDPOINT = 256

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
 from bagent.agents.token_budget import TokenBudget
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
@@ -121,7 +122,7 @@ def make_plan(
     )
 
 
-def tier_fields(job: Job, kind: str) -> dict[str, Json]:
+def tier_fields(job: Job, kind: BackendKind) -> dict[str, Json]:
     """Return the request field for the job's ``batching.service_tier`` in each API's form.
 
     Raises:
@@ -130,10 +131,11 @@ def tier_fields(job: Job, kind: str) -> dict[str, Json]:
     tier = job.batching.service_tier
     if tier is None or job.batching.mode == "provider":
         return {}
-    if kind == "bedrock":
-        return {"serviceTier": {"type": tier}}
-    if kind in ("openai", "anthropic", "compatible"):
-        return {"service_tier": tier}
+    match TRAITS[kind].service_tier:
+        case (name,):
+            return {name: tier}
+        case (name, field):
+            return {name: {field: tier}}
     raise JobError(
         f"batching.service_tier: servers of the kind {kind} have no tiers",
         hint="leave it out",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.agents.plan import StagePlan
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversation_host import BatchRows, RowTools
 from bagent.batches.results import ReadRules
@@ -99,7 +100,8 @@ def make_service(resolved: ResolvedServers, services: RunServices) -> BatchServi
     """Return the batch service of the servers."""
     job, servers = resolved.job, resolved.servers
     endpoint, enforce = servers.endpoints[0], job.output.enforce
-    if servers.kind == "bedrock":
+    protocol = TRAITS[servers.kind].protocol
+    if protocol == "bedrock":
         from bagent.batches.bedrock import BedrockBatches, S3Location
 
         batching = job.batching
@@ -108,17 +110,18 @@ def make_service(resolved: ResolvedServers, services: RunServices) -> BatchServi
         return BedrockBatches(
             endpoint, servers.bedrock, location, enforce=enforce, notice=services.notice
         )
-    if servers.kind == "anthropic":
+    if protocol == "anthropic":
         from bagent.batches.anthropic import AnthropicBatches
 
         return AnthropicBatches(endpoint, servers.keys, enforce=enforce, notice=services.notice)
     from bagent.batches.openai import OpenAIBatches
 
-    own = servers.kind == "openai" and job.backend is not None and job.backend.base is None
+    assert protocol == "openai"
+    own = TRAITS[servers.kind].hosted and job.backend is not None and job.backend.base is None
     return OpenAIBatches(endpoint, servers.keys, own=own, enforce=enforce, notice=services.notice)
 
 
-def _price(job: Job, kind: str, model: str | None) -> Price | None:
+def _price(job: Job, kind: BackendKind, model: str | None) -> Price | None:
     """Return the price of a token in a batch; None where the discount is not known.
 
     Raises:

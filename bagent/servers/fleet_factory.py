@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import STREAM_EVERY
+from bagent.backend_kinds import TRAITS
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.batch_size import BatchSizeRule
@@ -123,8 +124,9 @@ class EndpointStateFactory:
 
 def auto_limits(servers: Servers, rule: BatchSizeRule) -> tuple[int, int]:
     """Return the first and the highest limit of an endpoint, where the user names none."""
-    own = servers.own and servers.kind not in ("local", "compatible")
-    start, ceiling = (OWN_START, OWN_CEILING) if own else (AUTO_START, AUTO_CEILING)
+    traits = TRAITS[servers.kind]
+    large = traits.own and traits.groups_rows
+    start, ceiling = (OWN_START, OWN_CEILING) if large else (AUTO_START, AUTO_CEILING)
     share = MOST_IN_FLIGHT // max(1, len(servers.endpoints))
     start = max(AUTO_START, min(start, share))
     size = rule.size or 0
@@ -137,7 +139,7 @@ def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
     size = None if batching.size == "auto" else int(batching.size)
     single = batching.mode in ("single", "provider") or size == 1
     if batching.mode == "auto":
-        single |= not servers.own or servers.kind == "local"
+        single |= not TRAITS[servers.kind].groups_rows
     return BatchSizeRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)
 
 

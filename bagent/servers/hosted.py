@@ -1,4 +1,4 @@
-"""Addresses, keys and settings of Anthropic and Bedrock."""
+"""Addresses, headers and settings of providers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from bagent.backend_kinds import TRAITS
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import key_from_env
 from bagent.errors import JobError, UsageError
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from bagent.job.spec.backend import BackendRef
     from bagent.job.spec.job import Job
 
-ANTHROPIC = "https://api.anthropic.com"
-ANTHROPIC_VERSION = "2023-06-01"
-
 AUTO_THREADS = 256
 """Most concurrent calls to Bedrock by default; threads start as they are needed."""
 
@@ -25,44 +23,71 @@ MOST_THREADS = 1024
 """Most threads for Bedrock, one for each call in flight."""
 
 
-def anthropic_base(ref: BackendRef, env: Mapping[str, str]) -> str:
-    """Return the address below which ``/messages`` is; it ends in ``/v1``."""
-    base = ref.base or env.get("ANTHROPIC_BASE_URL", "").rstrip("/") or ANTHROPIC
-    return base if base.endswith("/v1") else f"{base}/v1"
+def base_address(ref: BackendRef, env: Mapping[str, str]) -> str:
+    """Return the address below which the API of the one server of ``ref`` is.
+
+    Raises:
+        UsageError: it has no address.
+    """
+    traits, base = TRAITS[ref.kind], ref.base
+    if base is None and traits.address is not None:
+        base = env.get(traits.address_variable or "", "").rstrip("/") or traits.address
+    if base is None:
+        raise UsageError(
+            f"backend {ref.kind} needs an address",
+            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
+        )
+    is_complete = base.endswith("/v1") if traits.gateways_versioned else _path(base)
+    return base if is_complete else f"{base}/v1"
 
 
-def anthropic_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) -> dict[str, str]:
+def request_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) -> dict[str, str]:
     """Return the headers of every call, with the key in the form that the address takes.
 
     Args:
-        key: the key that the job names, if any.
+        key: the key that :func:`bagent.servers.resolve.api_key` returns.
 
     Raises:
-        UsageError: there is no key for Anthropic's own address.
+        UsageError: there is no key for the provider's own address.
     """
-    job_headers = dict(ref.all_headers)
+    traits, job_headers = TRAITS[ref.kind], dict(ref.all_headers)
     names = {name.lower() for name in job_headers}
-    headers = {"Content-Type": "application/json", "anthropic-version": ANTHROPIC_VERSION}
-    if not names & {"x-api-key", "authorization"}:
-        token = key_from_env(env, "ANTHROPIC_AUTH_TOKEN") if key is None else None
-        env_key = key_from_env(env, "ANTHROPIC_API_KEY")
-        key = key or env_key
-        if token and env_key is None:
-            headers["Authorization"] = f"Bearer {token}"
-        elif key:
-            headers["x-api-key"] = key
-            if anthropic_base(ref, env) != f"{ANTHROPIC}/v1":
-                # vLLM and gateways read the key where OpenAI's clients put it.
-                headers["Authorization"] = f"Bearer {key}"
-        elif ref.base is None and not ref.api_key_command:
-            raise UsageError(
-                "ANTHROPIC_API_KEY is not set",
-                hint="export ANTHROPIC_API_KEY=..., or name api_key_env",
-            )
+    headers = {"Content-Type": "application/json", **traits.headers}
+    if traits.key_header is None:
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+    elif not names & {traits.key_header, "authorization"}:
+        headers |= _key_headers(ref, env, key)
     return {
         **{name: value for name, value in headers.items() if name.lower() not in names},
         **job_headers,
     }
+
+
+def _key_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) -> dict[str, str]:
+    """Return the headers of the key of a provider that has a header of its own for it."""
+    traits = TRAITS[ref.kind]
+    (variable,), *token_variables = traits.keys
+    env_key = key_from_env(env, variable)
+    if key is None and env_key is None:
+        for (name,) in token_variables:
+            if token := key_from_env(env, name):
+                return {"Authorization": f"Bearer {token}"}
+    key = key or env_key
+    if key:
+        headers = {str(traits.key_header): key}
+        if base_address(ref, env) != traits.address:
+            # vLLM and gateways read the key where OpenAI's clients put it.
+            headers["Authorization"] = f"Bearer {key}"
+        return headers
+    if ref.base is None and not ref.api_key_command:
+        raise missing_key(variable)
+    return {}
+
+
+def missing_key(variable: str) -> UsageError:
+    """Return the error of a provider's key that is not set."""
+    return UsageError(f"{variable} is not set", hint=f"export {variable}=..., or name api_key_env")
 
 
 def bedrock_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
@@ -111,7 +136,7 @@ def check_model(job: Job, ref: BackendRef) -> None:
     Raises:
         JobError: the job names no model.
     """
-    hosted = ref.kind == "bedrock" or (ref.kind in ("anthropic", "openai") and ref.base is None)
+    hosted = TRAITS[ref.kind].hosted and ref.base is None
     if hosted and job.model == "auto" and not job.stages:
         raise JobError(f"backend {ref.kind} serves many models", hint="write model: NAME")
 
@@ -119,3 +144,7 @@ def check_model(job: Job, ref: BackendRef) -> None:
 def host_and_port(base: str) -> str:
     """Return ``host[:port]`` of an address, without a password."""
     return urlsplit(base).netloc.rpartition("@")[2]
+
+
+def _path(base: str) -> str:
+    return urlsplit(base).path.strip("/")

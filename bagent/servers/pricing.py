@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.base import Backend
 from bagent.errors import JobError
 from bagent.money.budget import BudgetLedger
@@ -16,11 +17,8 @@ from bagent.types import Json, Usage
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
-HOSTED = frozenset({"openai", "anthropic", "bedrock"})
-"""Kinds of backends that never run on the user's own GPUs."""
 
-
-def job_price(job: Job, kind: str, model: str | None) -> Price | None:
+def job_price(job: Job, kind: BackendKind, model: str | None) -> Price | None:
     """Return the price of the job's tokens: the job's own, else the known one of a hosted model.
 
     Args:
@@ -36,20 +34,21 @@ def job_price(job: Job, kind: str, model: str | None) -> Price | None:
     # Another address, such as a gateway, has prices of its own.
     if model is None or job.backend is None or job.backend.base is not None:
         return None
-    price = find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
+    provider = TRAITS[kind].prices
+    price = find_price(known_prices(), provider, model) if provider is not None else None
     if price is None or job.batching.service_tier is None:
         return price
     # OpenAI charges the batch price for flex; the prices of other tiers are not known here.
     return price.in_batches() if job.batching.service_tier == "flex" else None
 
 
-def gpu_hour_price(job: Job, kind: str) -> float | None:
+def gpu_hour_price(job: Job, kind: BackendKind) -> float | None:
     """Return dollars per GPU hour; None for hosted backends."""
-    return None if job.prices is None or kind in HOSTED else job.prices.gpu_hour
+    return None if job.prices is None or TRAITS[kind].hosted else job.prices.gpu_hour
 
 
 def job_pricer(
-    job: Job, kind: str, model: str | None
+    job: Job, kind: BackendKind, model: str | None
 ) -> Callable[[str | None, Usage], float | None] | None:
     """Return the function that computes the cost of a row; None where no price is known.
 
@@ -59,7 +58,7 @@ def job_pricer(
     return pricer(job_price(job, kind, model)) if hour is None else gpu_pricer(hour)
 
 
-def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
+def stage_price(stage: str, job: Job, kind: BackendKind, model: str | None) -> Json:
     """Return a stage's prices for run.json, see :class:`bagent.money.prices.StagePrice`."""
     from bagent.money.prices import StagePrice
 
@@ -78,7 +77,7 @@ class BudgetGuard:
         self._on_exhausted = on_exhausted
         self._ledgers: dict[float, BudgetLedger] = {}
 
-    def wrap(self, backend: Backend, job: Job, kind: str) -> Backend:
+    def wrap(self, backend: Backend, job: Job, kind: BackendKind) -> Backend:
         """Wrap ``backend`` so that it counts GPU time and respects the job's budget, if any.
 
         Raises:

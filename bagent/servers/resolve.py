@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.detect import detect_capabilities
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
@@ -23,12 +24,13 @@ from bagent.fleet.health_check import DETECT_SECONDS, HealthResult, not_ready
 from bagent.fleet.hostfile import HostEntry, read_hostfile
 from bagent.job.load import JobRequest, load_job
 from bagent.servers.hosted import (
-    anthropic_base,
-    anthropic_headers,
+    base_address,
     bedrock_config,
     bedrock_endpoint,
     check_model,
     host_and_port,
+    missing_key,
+    request_headers,
 )
 from bagent.types import Failure, Json
 
@@ -37,28 +39,12 @@ if TYPE_CHECKING:
     from bagent.job.spec.backend import BackendRef
     from bagent.job.spec.job import Job
 
-OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
-"""The user's own engines: no environment proxy, and the prompt describes the schema."""
-
-_KEY_VARIABLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "openai": (("OPENAI_API_KEY",),),
-    "anthropic": (("ANTHROPIC_API_KEY",), ("ANTHROPIC_AUTH_TOKEN",)),
-    "bedrock": (
-        ("AWS_BEARER_TOKEN_BEDROCK",),
-        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    ),
-    "vllm": (("VLLM_API_KEY",),),
-}
-"""The variables that hold the key of each kind of server; the first group that is set counts."""
-
-_OPENAI = "https://api.openai.com/v1"
-
 
 class Servers(msgspec.Struct, frozen=True):
     """The endpoints that a run calls, all of one kind."""
 
     endpoints: list[Endpoint]
-    kind: str
+    kind: BackendKind
     simulated: bool = False
     context: int | None = None
     """Context length of an embedded server."""
@@ -73,7 +59,7 @@ class Servers(msgspec.Struct, frozen=True):
     @property
     def own(self) -> bool:
         """Whether these are the user's own engines, or may be."""
-        return self.kind in OWN_KINDS or self.kind == "compatible"
+        return not TRAITS[self.kind].hosted
 
 
 async def open_servers(
@@ -163,7 +149,7 @@ def hostfile_servers(
     """
     key = _fleet_key(ref, env, run_commands=run_commands)
     endpoints = host_endpoints(read_hostfile(path), path, ref, env, key, run_commands=run_commands)
-    kind = ref.kind if ref and ref.kind in OWN_KINDS else "vllm"
+    kind = ref.kind if ref and TRAITS[ref.kind].own else "vllm"
     return Servers(endpoints, kind, keys=_key_source(ref, key, notice))
 
 
@@ -216,14 +202,7 @@ def host_endpoints(
 
 def make_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
     """Return the endpoint of ``ref``, with its ``key`` and its proxy."""
-    if ref.kind == "anthropic":
-        base, headers = anthropic_base(ref, env), anthropic_headers(ref, env, key)
-    else:
-        base = _base_of(ref, env)
-        headers = {"Content-Type": "application/json", **ref.all_headers}
-        if key and not any(name.lower() == "authorization" for name in headers):
-            headers["Authorization"] = f"Bearer {key}"
-    own = ref.kind in OWN_KINDS
+    base, own = base_address(ref, env), TRAITS[ref.kind].own
     if ref.proxy is not None:
         proxy = None if ref.proxy == "none" else ref.proxy
     else:
@@ -231,25 +210,13 @@ def make_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> E
     return Endpoint(
         name=host_and_port(base),
         url=base,
-        headers=headers,
+        headers=request_headers(ref, env, key),
         query=dict(ref.all_query),
         proxy=proxy,
         ca_file=str(ref.ca_file.path) if ref.ca_file else None,
         account=urlsplit(base).netloc,
         own=own,
     )
-
-
-def _base_of(ref: BackendRef, env: Mapping[str, str]) -> str:
-    base = ref.base
-    if ref.kind == "openai" and base is None:
-        base = env.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
-    if base is None:
-        raise UsageError(
-            f"backend {ref.kind} needs an address",
-            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
-        )
-    return base if urlsplit(base).path.strip("/") else f"{base}/v1"
 
 
 def key_variables(ref: BackendRef | None, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -262,8 +229,7 @@ def key_variables(ref: BackendRef | None, env: Mapping[str, str]) -> tuple[str, 
         return (ref.api_key_env,)
     if ref is not None and ref.api_key_command:
         return ()
-    kind = ref.kind if ref is not None else "vllm"
-    for names in _KEY_VARIABLES.get(kind, ()):
+    for names in TRAITS[ref.kind if ref is not None else "vllm"].keys:
         if any(env.get(name) for name in names):
             return names
     return ()
@@ -279,9 +245,7 @@ def server_address(ref: BackendRef, env: Mapping[str, str]) -> str:
         return f"the {ref.kind} server of the run"
     if ref.kind == "bedrock":
         return host_and_port(bedrock_endpoint(ref, env, None).url)
-    return host_and_port(
-        anthropic_base(ref, env) if ref.kind == "anthropic" else _base_of(ref, env)
-    )
+    return host_and_port(base_address(ref, env))
 
 
 def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = True) -> str | None:
@@ -302,16 +266,15 @@ def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = Tru
         return value
     if ref.api_key_command:
         return run_key_command(ref.api_key_command) if run_commands else None
-    if ref.kind == "openai":
-        value = key_from_env(env, "OPENAI_API_KEY")
-        if value is None and not any(name.lower() == "authorization" for name in ref.all_headers):
-            raise UsageError(
-                "OPENAI_API_KEY is not set", hint="export OPENAI_API_KEY=..., or name api_key_env"
-            )
-        return value
-    if ref.kind == "vllm":
-        return key_from_env(env, "VLLM_API_KEY")
-    return None
+    traits = TRAITS[ref.kind]
+    if not traits.keys or traits.signs_requests or traits.key_header is not None:
+        return None  # boto3 or request_headers finds it
+    ((variable,),) = traits.keys
+    value = key_from_env(env, variable)
+    names = {name.lower() for name in ref.all_headers}
+    if value is None and traits.key_required and "authorization" not in names:
+        raise missing_key(variable)
+    return value
 
 
 async def _start_local(

@@ -8,11 +8,12 @@ import json
 import pytest
 
 from bagent.answers.evaluate import evaluate
+from bagent.backend_kinds import WAIT
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.keys import KeySource
 from bagent.backends.messages import assistant_message
-from bagent.backends.registry import WAIT, unsupported_settings
+from bagent.backends.registry import unsupported_settings
 from bagent.backends.request import OutputFormat, Request, encode_payload
 from bagent.types import Failure, Json, Message, Reply, ToolCall
 from support.provider_calls import ENGINES, PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call

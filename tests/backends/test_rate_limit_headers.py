@@ -7,8 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
+from bagent.backend_kinds import LIMITS
 from bagent.backends.base import Exchange
-from bagent.backends.registry import LIMITS, unsupported_settings
+from bagent.backends.registry import unsupported_settings
 from support.provider_calls import PROVIDERS, QUICK, Provider, call
 from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve

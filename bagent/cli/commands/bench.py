@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.backend_kinds import TRAITS
 from bagent.backends.endpoint import Endpoint
 from bagent.cli import options as opt
 from bagent.cli.commands import bench_options as bench_opt
@@ -324,12 +325,13 @@ def named_backend(options: dict[str, Any]) -> Servers:
         if options[name] is not None:
             raise UsageError(f"--backend and {option} exclude each other", hint="leave one out")
     servers = resolve_backend(options["backend"], options["model"], os.environ)
-    if servers.kind != "anthropic":
+    traits = TRAITS[servers.kind]
+    if traits.protocol == "openai" or not traits.serves_chat_completions:
         return servers
-    sys.stderr.write("note: Anthropic is loaded by its OpenAI-compatible route\n")
-    return msgspec.structs.replace(
-        servers, kind="openai", endpoints=[_with_bearer(endpoint) for endpoint in servers.endpoints]
-    )
+    provider = servers.kind.capitalize()
+    sys.stderr.write(f"note: {provider} is loaded by its OpenAI-compatible route\n")
+    endpoints = [_with_bearer(endpoint, traits.key_header) for endpoint in servers.endpoints]
+    return msgspec.structs.replace(servers, kind="openai", endpoints=endpoints)
 
 
 @contextmanager
@@ -348,8 +350,8 @@ def reachable(servers: Servers, plan: BenchPlan, log: Callable[[str], None]) -> 
         yield reachable_servers
 
 
-def _with_bearer(endpoint: Endpoint) -> Endpoint:
-    key = endpoint.headers.get("x-api-key")
+def _with_bearer(endpoint: Endpoint, key_header: str | None) -> Endpoint:
+    key = endpoint.headers.get(key_header or "")
     if key is None:
         return endpoint
     headers = {"Authorization": f"Bearer {key}", **endpoint.headers}

@@ -7,11 +7,12 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import Field, model_validator
 
+from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.job.spec.base import Section
 from bagent.job.spec.paths import PathKind, ResolvedPath, resolve_path
 from bagent.job.spec.types import IntegerKind, Kind, Text, TextList, TextMap, as_number, invalid
@@ -20,20 +21,13 @@ from bagent.job.yaml.scalars import SourceText
 from bagent.text.suggest import describe_value, nearest_name
 from bagent.types import Json
 
-BackendKind = Literal[
-    "vllm", "sglang", "dynamo", "openai", "anthropic", "bedrock", "local", "sim", "compatible"
-]
-"""``compatible`` is any OpenAI-compatible server named by an http(s) URL."""
-
-ENGINES: frozenset[str] = frozenset({"vllm", "sglang", "dynamo"})
+ENGINES: frozenset[str] = frozenset(kind for kind, traits in TRAITS.items() if traits.port)
 """Kinds that a hostfile's endpoints may be of without a URL."""
 
-NAMES: tuple[str, ...] = tuple(kind for kind in get_args(BackendKind) if kind != "compatible")
+NAMES: tuple[str, ...] = tuple(kind for kind in TRAITS if kind != "compatible")
 """The backends that have a name of their own."""
 
 _SCHEMES = (*NAMES, "http", "https")
-_PORTS = {"vllm": 8000, "sglang": 30000, "dynamo": 8000}
-_TLS = frozenset({"openai", "anthropic", "https"})
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 _BEDROCK_OPTIONS = ("endpoint", "profile")
 _HOST = re.compile(r"[\w.-]+")
@@ -257,7 +251,7 @@ def _check_ipv6(host: str) -> None:
 
 
 def _kind(name: str) -> BackendKind:
-    kinds: dict[str, BackendKind] = {kind: kind for kind in get_args(BackendKind)}
+    kinds: dict[str, BackendKind] = {kind: kind for kind in TRAITS}
     return kinds[name]
 
 
@@ -302,10 +296,11 @@ def _http(text: str, engine: str, transport: str, address_text: str) -> Address:
     login, _, host = netloc.rpartition("@")
     kind = _kind("compatible" if engine in ("http", "https") else engine)
     address = Address(kind, text, query=_pairs(query))
-    if not netloc and not path and kind in ("openai", "anthropic"):
+    traits = TRAITS[kind]
+    if not netloc and not path and traits.address is not None:
         return address
-    scheme = transport or ("https" if engine in _TLS else "http")
-    port = None if transport == "https" else _PORTS.get(engine)
+    scheme = transport or ("https" if engine == "https" or traits.address else "http")
+    port = None if transport == "https" else traits.port
     base = f"{scheme}://{host_and_port(host, port)}{slash}{path}".rstrip("/")
     for route in _ROUTES:
         base = base.removesuffix(route)
