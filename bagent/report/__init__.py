@@ -7,6 +7,6 @@
 - ``load_test``: the page of a load test
 """
 
-from bagent.report.run import ReportInfo, make_page
+from bagent.report.run import EarlierJob, ReportInfo, make_page
 
-__all__ = ["ReportInfo", "make_page"]
+__all__ = ["EarlierJob", "ReportInfo", "make_page"]

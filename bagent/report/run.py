@@ -29,6 +29,17 @@ CHARACTERS = 20_000
 """Texts of the job that are shown, and characters of each."""
 
 
+class EarlierJob(msgspec.Struct, frozen=True):
+    """The job of a run until it changed, while finished rows were kept."""
+
+    until: float
+    """When it changed, in Unix seconds."""
+    changed: str
+    """What changed: ``prompt, schema``."""
+    prompts: Sequence[tuple[str, str]]
+    """(owner, text) of each prompt."""
+
+
 class ReportInfo(msgspec.Struct, frozen=True):
     """What the page shows beyond the tables."""
 
@@ -50,6 +61,9 @@ class ReportInfo(msgspec.Struct, frozen=True):
 
     settings: str = ""
     """The other settings of the job as YAML, without secrets."""
+
+    earlier: Sequence[EarlierJob] = ()
+    """The jobs before each change, oldest first."""
 
 
 def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
@@ -84,6 +98,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),
     }
+    earlier = _rows_of_earlier_jobs(db, about.earlier)
     parts = [
         cards(db, sums),
         _findings(by_topic),
@@ -98,17 +113,39 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         cost.by_mode(db, about.prices),
         rows.extremes(db, sums["stages"]),
         rows.sample(db),
-        _job(about),
+        _job(about, earlier),
     ]
     facts = list(about.facts)
     if sums["began"] is not None:
         facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
+    unit = "results" if sums["stages"] > 1 else "rows"
+    for job, count in earlier:
+        value = f"{_when(job.until)}, {count:,} of {sums['rows']:,} {unit} ended before it"
+        facts.append((f"{job.changed} changed", value))
     return _page(ReportInfo(about.name, facts), parts)
 
 
-def _job(about: ReportInfo) -> Html:
-    """The prompts before rows are put in, and the settings."""
+def _rows_of_earlier_jobs(db: ReportDb, jobs: Sequence[EarlierJob]) -> list[tuple[EarlierJob, int]]:
+    """Return each job that some results are of, with how many ended before it changed."""
+    ended = "select count(*) as n from results where finished_at < "
+    counts = [db.row(f"{ended}{job.until!r}")["n"] for job in jobs]
+    befores = [0, *counts]
+    return [
+        (job, count)
+        for job, count, before in zip(jobs, counts, befores, strict=False)
+        if count > before
+    ]
+
+
+def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
+    """The prompts before rows are put in, those of earlier jobs too, and the settings."""
     texts = [(f"prompt: {owner}", text) for owner, text in about.prompts[:PROMPTS]]
+    for job, _ in reversed(earlier):
+        texts += [
+            (f"prompt until {_when(job.until)}: {owner}", text)
+            for owner, text in job.prompts[:PROMPTS]
+            if (owner, text) not in about.prompts
+        ]
     if about.settings:
         texts.append(("settings that differ from the defaults", about.settings))
     parts = [Html(heading(title) + block(text, CHARACTERS)) for title, text in texts]

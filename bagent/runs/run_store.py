@@ -39,7 +39,7 @@ from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.segments import part_order
 from bagent.store.lock import LockRenewer, RunLock, is_live, owners
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
-from bagent.store.run_dir import OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
+from bagent.store.run_dir import JobChange, OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
 from bagent.store.run_input import input_reader
 from bagent.store.stats import ToolCount, count_tools
 from bagent.store.tables.row_feed import InputRows
@@ -224,7 +224,8 @@ class RunStore:
         fingerprints = self.info.fingerprints
         if model is not None:
             if fingerprints.get("model", model) != model:
-                self.directory.check_fingerprint({**fingerprints, "model": model}, self.on_change)
+                now = {**fingerprints, "model": model}
+                self.directory.check_fingerprint(now, self.on_change, self.part)
             fingerprints["model"] = model
         self.info.endpoints = self.journal.redact.values(endpoints)
         self.info.prices = list(prices)
@@ -343,8 +344,8 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
     owner = RunLock.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
-        changed = _check_unchanged(directory, fingerprints, on_change)
-        info = directory.load()
+        changed = _check_unchanged(directory, fingerprints, on_change, prepared.part)
+        info = directory.load(prepared.part)
         policy = make_retry_policy(prepared, info, changed=bool(changed))
         directory.clear_stop()
         journal = Journal.open(
@@ -358,7 +359,10 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         notes += _changes(changed, len(done))
         earlier = _earlier(prepared)
+        change = JobChange(unix(), prepared.part, changed, info.job, len(done)) if info else None
         info = _new_info(prepared, info, fingerprints)
+        if change is not None and changed:
+            info.changes = [*info.changes, change]
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
         syncer.start()
@@ -387,16 +391,15 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
 
 
 def _check_unchanged(
-    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange
+    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, part: str
 ) -> list[str]:
     """Return what changed of the job, where the options allow it.
 
     Raises:
         ChangedError: something changed and the options do not allow it.
     """
-    return directory.check_fingerprint(
-        _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
-    )
+    now = _with_model(directory, fingerprints, part)
+    return directory.check_fingerprint(now, "refuse" if on_change == "fresh" else on_change, part)
 
 
 def _changes(changed: list[str], finished: int) -> Iterator[str]:
@@ -459,12 +462,13 @@ def _is_started_fresh(
         return True
     if options.on_change != "fresh":
         return False
-    return bool(directory.check_fingerprint(_with_model(directory, fingerprints), "continue"))
+    now = _with_model(directory, fingerprints, prepared.part)
+    return bool(directory.check_fingerprint(now, "continue", prepared.part))
 
 
-def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, str]:
+def _with_model(directory: RunDir, fingerprints: dict[str, str], part: str) -> dict[str, str]:
     """Return the fingerprints with the earlier start's model; this start's is not known yet."""
-    info = directory.load()
+    info = directory.load(part)
     model = info.fingerprints.get("model") if info else None
     return fingerprints if model is None else {**fingerprints, "model": model}
 
@@ -500,6 +504,7 @@ def _new_info(
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else start.at,
         starts=[*(before.starts if before else []), start],
+        changes=before.changes if before else [],
     )
 
 

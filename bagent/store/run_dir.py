@@ -105,6 +105,33 @@ class Start(msgspec.Struct, omit_defaults=True):
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
 
 
+class JobChange(msgspec.Struct, omit_defaults=True):
+    """A change of the job between two starts, which kept what was finished."""
+
+    at: float
+    """When the start with the new job began, in Unix seconds."""
+    part: str
+    changed: list[str]
+    """What changed: ``prompt``, ``schema`` ..."""
+    job: dict[str, Json]
+    """The resolved job before it, with secrets masked."""
+    finished: int = 0
+    """Rows that were finished before it."""
+
+
+def merge_changes(changes: Iterable[JobChange]) -> list[JobChange]:
+    """Return the changes of a run, oldest first; the same change of several parts is one."""
+    merged: list[JobChange] = []
+    for change in changes:
+        for other in merged:
+            if (other.changed, other.job) == (change.changed, change.job):
+                other.finished += change.finished
+                break
+        else:
+            merged.append(msgspec.structs.replace(change))
+    return merged
+
+
 class RunInfo(msgspec.Struct, omit_defaults=True):
     """The content of ``run.json``.
 
@@ -113,7 +140,8 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     rows configuration, to read the input again. ``answer_columns`` are the typed columns of
     ``answers``: pairs of property name (None: the complete answer) and DuckDB type. ``prices`` are
     those of each stage at its last start. ``stages`` are those of the results, in order;
-    ``query_last``: the last one is a query, which may select no rows.
+    ``query_last``: the last one is a query, which may select no rows. ``changes`` are those of the
+    job that kept finished rows (``--on-change continue``).
     """
 
     name: str
@@ -132,6 +160,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     total_rows: int | None = None
     created_at: float | None = None
     starts: list[Start] = msgspec.field(default_factory=list)
+    changes: list[JobChange] = msgspec.field(default_factory=list)
     seal: str = ""
 
     def sealed_content(self) -> bytes:
@@ -232,22 +261,28 @@ class RunDir:
         """Return whether there is a run in the directory."""
         return (self.path / "run.json").is_file() or self.journal.is_dir()
 
-    def load(self) -> RunInfo | None:
+    def load(self, part: str | None = None) -> RunInfo | None:
         """Read ``run.json`` and the files of the parts; None if there is none.
+
+        The result has the starts and changes of all parts, and the job of the newest start.
+
+        Args:
+            part: take the job of this part's own starts, if it has any.
 
         Raises:
             UsageError: ``run.json`` is damaged.
         """
-        info = self._read(self.path / "run.json")
-        starts = list(info.starts) if info else []
-        for path in self.path.glob("run-*-of-*.json"):
-            other = self._read(path)
-            if other is not None:
-                starts += other.starts
-                info = info or other
-        if info is not None:
-            info.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
-        return info
+        paths = [self.path / "run.json", *sorted(self.path.glob("run-*-of-*.json"))]
+        infos = [info for path in paths if (info := self._read(path)) is not None]
+        if not infos:
+            return None
+        starts = [start for info in infos for start in info.starts]
+        own = [info for info in infos if any(start.part == part for start in info.starts)]
+        newest = max(own or infos, key=lambda i: max((s.at for s in i.starts), default=0.0))
+        changes = {(change.at, change.part): change for info in infos for change in info.changes}
+        newest.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
+        newest.changes = [changes[key] for key in sorted(changes)]
+        return newest
 
     def load_or_report(self, report: Report) -> RunInfo | None:
         """Return the result of :meth:`load`; a damaged file is reported and gives None."""
@@ -289,17 +324,20 @@ class RunDir:
             own.starts = []
             _write_info(self.path / "run.json", own)
 
-    def check_fingerprint(self, now: Mapping[str, str], on_change: OnChange) -> list[str]:
-        """Return what changed since the run began; empty if nothing did.
+    def check_fingerprint(
+        self, now: Mapping[str, str], on_change: OnChange, part: str = "all"
+    ) -> list[str]:
+        """Return what changed since the last start; empty if nothing did.
 
         Args:
             now: the current fingerprints.
             on_change: ``refuse`` raises if something changed; the caller handles the others.
+            part: the part that starts. It compares with its own last start, if it has any.
 
         Raises:
             ChangedError: something changed and ``on_change`` is ``refuse``.
         """
-        info = self.load()
+        info = self.load(part)
         before = info.fingerprints if info else {}
         if not before:
             return []

@@ -35,7 +35,7 @@ def test_each_prompt_is_named_by_its_stage_and_files_are_read(load):
         "- {kind: map, name: first, prompt: {system: Be brief., user: 'Say {{ text }}'}}\n"
         "- {kind: map, name: second, prompt: {user: {file: judge.md}}}\n"
     )
-    (system, first, second) = prompts_of(job, files=True)
+    (system, first, second) = prompts_of(job)
     assert system == ("first system", "Be brief.")
     assert first == ("first user", "Say {{ text }}")
     assert second[0].startswith("second user (")

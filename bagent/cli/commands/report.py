@@ -62,8 +62,9 @@ def report(
 
 def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.commands.status import describe
-    from bagent.cli.render.report_job import prompts_of, settings_of
-    from bagent.report import ReportInfo
+    from bagent.cli.render.report_job import NOT_KEPT, NOT_OWN, prompts_of, settings_of
+    from bagent.report import EarlierJob, ReportInfo
+    from bagent.store.run_dir import merge_changes
 
     state = describe(run)
     info = run.load_or_report(lambda _: None)
@@ -85,8 +86,12 @@ def _about(run: RunDir) -> ReportInfo:
         stages,
         names_in_prompts(info.job, files=is_own) if info else None,
         info.prices if info else (),
-        tuple(prompts_of(info.job, files=is_own)) if info else (),
+        tuple(prompts_of(info.job, unread="" if is_own else NOT_OWN)) if info else (),
         settings_of(info.job) if info else "",
+        tuple(
+            EarlierJob(c.at, ", ".join(c.changed), tuple(prompts_of(c.job, unread=NOT_KEPT)))
+            for c in merge_changes(info.changes if info else ())
+        ),
     )
 
 

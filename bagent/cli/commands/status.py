@@ -71,7 +71,9 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     for name, value in state.items():
         if value in (None, {}, []) or name in ("batches", "tools"):
             continue
-        if name == "by_stage":
+        if name == "changes":
+            pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
+        elif name == "by_stage":
             pairs += [(f"stage {stage}", counts) for stage, counts in value.items()]
         else:
             pairs.append((name, value))
@@ -83,6 +85,13 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     write_rows(("what", "value"), pairs, "table")
     for label, text in next_lines(run, state):
         typer.echo(f"{label:<10}  {text}")  # not in the table, which would cut a command
+
+
+def _change_text(change: Mapping[str, Any]) -> str:
+    from bagent.observe.formatting import counted
+
+    rows = counted(change["finished"], "row")
+    return f"{change['at']}, {rows} finished before it and kept"
 
 
 def _cell(state: Mapping[str, Any], name: str) -> object:
@@ -202,6 +211,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "by_stage": _by_stage(counts.stages, info.stages if info else ()),
         "by_kind": totals.by_kind,
         "dropped": _dropped(info),
+        "changes": _changes(info),
         "rows_per_s": None if speed is None else round(speed, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
@@ -215,6 +225,16 @@ def describe(run: RunDir) -> dict[str, object]:
         "notes": notes,
         "directory": str(run.path),
     }
+
+
+def _changes(info: RunInfo | None) -> list[dict[str, object]]:
+    """Describe the changes of the job that kept what was finished."""
+    from bagent.store.run_dir import merge_changes
+
+    return [
+        {"at": _when(change.at), "changed": change.changed, "finished": change.finished}
+        for change in merge_changes(info.changes if info else ())
+    ]
 
 
 def _size(

@@ -13,45 +13,49 @@ from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job
 from bagent.types import Json
 
+NOT_OWN = "not read, since you did not make this run here"
+NOT_KEPT = "what it held then is not kept"
 
-def prompts_of(job: Json, owner: str = "", *, files: bool) -> Iterator[tuple[str, str]]:
+
+def prompts_of(job: Json, owner: str = "", *, unread: str = "") -> Iterator[tuple[str, str]]:
     """Yield the owner and the text of each prompt; files are read as they are now.
 
     Args:
         job: the resolved job of ``run.json``, or a part of it.
-        files: whether to read the files that it names, which may be any of this user.
         owner: the stage, step or section of the part.
+        unread: why the files that it names are not read, which may be any of this user; empty
+            where they are.
     """
     if isinstance(job, list):
         for part in job:
-            yield from prompts_of(part, owner, files=files)
+            yield from prompts_of(part, owner, unread=unread)
     elif isinstance(job, Mapping):
         owner = str(job.get("name") or owner) if owner else owner
         for key, value in job.items():
             if key == "prompt" and isinstance(value, Mapping):
-                yield from _parts(value, owner, files)
+                yield from _parts(value, owner, unread)
             else:
-                yield from prompts_of(value, owner or str(key), files=files)
+                yield from prompts_of(value, owner or str(key), unread=unread)
 
 
-def _parts(prompt: Mapping[str, Json], owner: str, files: bool) -> Iterator[tuple[str, str]]:
+def _parts(prompt: Mapping[str, Json], owner: str, unread: str) -> Iterator[tuple[str, str]]:
     messages = prompt.get("messages") or []
     contents = [(str(message.get("role")), message.get("content")) for message in messages]
     contents += [(name, prompt.get(name)) for name in ("system", "user", "raw")]
     for role, content in contents:
         for part in content if isinstance(content, list) else [content]:
-            title, text = _title_and_text(part, files)
+            title, text = _title_and_text(part, unread)
             if text:
                 yield " ".join(part for part in (owner, role, title) if part), text
 
 
-def _title_and_text(part: Json, files: bool) -> tuple[str, str]:
+def _title_and_text(part: Json, unread: str) -> tuple[str, str]:
     """Return the file of a text, empty where it is in the job, and the text."""
     if not isinstance(part, Mapping):
         return "", "" if part is None else str(part)
     if isinstance(part.get("file"), str):
-        if not files:
-            return "", f"({part['file']}: not read, since you did not make this run here)"
+        if unread:
+            return "", f"({part['file']}: {unread})"
         try:
             text = Path(part["file"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

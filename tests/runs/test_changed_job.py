@@ -1,0 +1,74 @@
+"""A job that changes between two starts: what was finished before it is kept, and said to be so."""
+
+from __future__ import annotations
+
+import json
+
+from support.jobs import rows, write_job, write_rows
+from support.replies import echo, status
+from support.stage_jobs import NO_TABLES, RUN
+
+CONTINUE = [*RUN, "--on-change", "continue"]
+
+
+def start(bagent, job_dir, fs, prompt, *options):
+    write_job(job_dir, fs.url, 6, prompt=prompt, results=NO_TABLES)
+    return bagent([*RUN, *options])
+
+
+def test_status_and_report_tell_which_rows_an_earlier_prompt_made(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    assert start(bagent, job_dir, fs, "first id={{ id }}", "--limit", "4").code == 0
+    done = start(bagent, job_dir, fs, "second id={{ id }}", "--on-change", "continue")
+    assert "prompt changed; 4 finished rows are kept as they are" in done.err
+    assert bagent(RUN).code == 0
+    state = bagent(["status", "job"]).out
+    [line] = [line for line in state.splitlines() if line.startswith("prompt changed")]
+    assert line.endswith("4 rows finished before it and kept")
+    [change] = json.loads(bagent(["status", "job", "--json"]).out)["changes"]
+    assert (change["changed"], change["finished"]) == (["prompt"], 4)
+    assert bagent(["report", "job", "-o", "page.html"]).code == 0
+    page = (job_dir / "page.html").read_text()
+    assert "4 of 6 rows ended before it" in page
+    assert "first id={{ id }}" in page
+    assert "second id={{ id }}" in page
+
+
+def test_a_prompt_that_made_no_row_is_not_on_the_page(fs, job_dir, bagent):
+    fs.set_script({"*": [status(400)]})
+    assert start(bagent, job_dir, fs, "first id={{ id }}").code == 1
+    fs.set_script({"*": [echo()]})
+    assert start(bagent, job_dir, fs, "second id={{ id }}", "--on-change", "continue").code == 0
+    assert bagent(["report", "job", "-o", "page.html"]).code == 0
+    assert "first id" not in (job_dir / "page.html").read_text()
+
+
+def test_the_earlier_text_of_a_prompt_file_is_not_made_up(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    (job_dir / "p.txt").write_text("first id={{ id }}")
+    prompt = {"user": {"file": "p.txt"}}
+    assert start(bagent, job_dir, fs, prompt, "--limit", "4").code == 0
+    (job_dir / "p.txt").write_text("second id={{ id }}")
+    assert start(bagent, job_dir, fs, prompt, "--on-change", "continue").code == 0
+    assert bagent(["report", "job", "-o", "page.html"]).code == 0
+    page = (job_dir / "page.html").read_text()
+    assert "p.txt: what it held then is not kept" in page
+    assert page.count("second id={{ id }}") == 1
+
+
+def test_each_shard_accepts_a_change_once(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    shards = [["--shard", "1/2"], ["--shard", "2/2"]]
+    for shard in shards:
+        assert start(bagent, job_dir, fs, "first id={{ id }}", *shard).code == 0
+    write_rows(job_dir / "rows.jsonl", rows(12))
+    write_job(job_dir, fs.url, prompt="second id={{ id }}", results=NO_TABLES)
+    for shard in shards:
+        refused = bagent([*RUN, *shard])
+        assert (refused.code, "prompt changed since" in refused.err) == (2, True)
+        assert bagent([*CONTINUE, *shard]).code == 0
+        assert bagent([*RUN, *shard]).code == 0
+    prompts = [request.prompts[0].split()[0] for request in fs.requests]
+    assert (prompts.count("first"), prompts.count("second")) == (6, 6)
+    [change] = json.loads(bagent(["status", "job", "--json"]).out)["changes"]
+    assert (change["changed"], change["finished"]) == (["prompt"], 6)
