@@ -118,6 +118,12 @@ class ContentSpec(Section):
         return self
 
 
+_FIELD = re.compile(
+    r"""(?:\{\{-?\s*(?:row\.|row\[['"])?)?(?P<name>[^{}'"\[\]|]+?)(?:['"]\])?(?:\s*-?\}\})?"""
+)
+"""The name of a field, alone or as the only tag of a template."""
+
+
 class MessageSpec(Section):
     """One message of the conversation that a row begins with."""
 
@@ -146,7 +152,17 @@ class PromptSpec(Section):
     @classmethod
     def expand(cls, data: Any) -> Any:
         """Expand anything but a mapping to the user message."""
-        return data if isinstance(data, dict) else {"user": data}
+        if not isinstance(data, dict):
+            return {"user": data}
+        messages = data.get("messages")
+        field = _FIELD.fullmatch(messages.strip()) if isinstance(messages, str) else None
+        if field is not None:
+            raise invalid(
+                f"expected a list, got {describe_value(messages)}",
+                f"prompt: {{messages_from: {field['name']}}} sends the conversation in that field",
+                key="messages",
+            )
+        return data
 
     @model_validator(mode="after")
     def _check_forms(self) -> PromptSpec:
