@@ -359,10 +359,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         notes += _changes(changed, len(done))
         earlier = _earlier(prepared)
-        change = JobChange(unix(), prepared.part, changed, info.job, len(done)) if info else None
-        info = _new_info(prepared, info, fingerprints)
-        if change is not None and changed:
-            info.changes = [*info.changes, change]
+        info = _new_info(prepared, info, fingerprints, changed, len(done))
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
         syncer.start()
@@ -474,9 +471,16 @@ def _with_model(directory: RunDir, fingerprints: dict[str, str], part: str) -> d
 
 
 def _new_info(
-    prepared: RunContext, before: RunInfo | None, fingerprints: dict[str, str]
+    prepared: RunContext,
+    before: RunInfo | None,
+    fingerprints: dict[str, str],
+    changed: list[str],
+    finished: int,
 ) -> RunInfo:
     job = prepared.job
+    changes = list(before.changes) if before else []
+    if before is not None and changed:
+        changes.append(JobChange(unix(), prepared.part, changed, before.job, finished))
     fingerprints = dict(fingerprints)
     if before is not None and "model" in before.fingerprints:
         fingerprints["model"] = before.fingerprints["model"]
@@ -504,7 +508,7 @@ def _new_info(
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else start.at,
         starts=[*(before.starts if before else []), start],
-        changes=before.changes if before else [],
+        changes=changes,
     )
 
 

@@ -324,6 +324,21 @@ class RunDir:
             own.starts = []
             _write_info(self.path / "run.json", own)
 
+    def record_end(self, code: int, reason: str, action: str) -> None:
+        """Set how the last start of each part ended, once the parts are known to be one run.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        run = self.load()
+        for part in run.parts if run else ():
+            path = self.path / ("run.json" if part == "all" else f"run-{part}.json")
+            info = self._read(path)
+            if info is not None and info.starts:
+                start = info.starts[-1]
+                start.exit_code, start.reason, start.action = code, reason, action
+                _write_info(path, info)
+
     def check_fingerprint(
         self, now: Mapping[str, str], on_change: OnChange, part: str = "all"
     ) -> list[str]:

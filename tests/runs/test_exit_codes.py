@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -230,7 +231,19 @@ def test_tables_that_workers_cannot_make_are_74(fs, job_dir, bagent):
     assert done.code == 74, done.err
     assert "the tables could not be made" in done.err
     assert "3 ok" in done.err
+    state = json.loads(bagent(["status", "job", "--json"]).out)
+    assert (state["state"], state["exit_code"]) == ("stopped", 74)
     blocked.rmdir()
     again = bagent(["run", "job.yaml", "--workers", "2"])
     assert (again.code, len(fs.requests)) == (0, 3), again.err
     assert blocked.is_file()
+    assert json.loads(bagent(["status", "job", "--json"]).out)["exit_code"] == 0
+
+
+@pytest.mark.process("workers")
+def test_the_exit_code_of_workers_is_that_of_all_their_rows(fs, job_dir, bagent):
+    fs.set_script({"r1": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 4)
+    allowed = ["run", "job.yaml", "--workers", "2", "--allow-failures", "25%"]
+    assert bagent(allowed).code == 0
+    assert json.loads(bagent(["status", "job", "--json"]).out)["exit_code"] == 0

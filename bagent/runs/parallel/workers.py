@@ -37,7 +37,15 @@ from bagent.errors import (
 from bagent.job.spec.limits import LimitsSpec
 from bagent.observe import Progress, Snapshot
 from bagent.rows import RowReader, open_rows
-from bagent.runs.context import STAGE, RunContext, RunOptions, open_input, prepare, read_shard
+from bagent.runs.context import (
+    STAGE,
+    RunContext,
+    RunOptions,
+    make_redactor,
+    open_input,
+    prepare,
+    read_shard,
+)
 from bagent.runs.execute import (
     MAKE_AGAIN,
     WORKER,
@@ -437,6 +445,9 @@ def finish(
             child = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
             if failure := make_tables(child, progress.note):
                 code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
+        # A part knows only its own rows, and nothing of the tables.
+        redact = make_redactor(prepared.job, prepared.options.env)
+        RunDir(prepared.run_dir).record_end(code, redact(reason), action)
     if state is None and worst is not None and code in _ERRORS:
         raise _ERRORS[code](worst.reason, hint=worst.action)
     if state is None:
