@@ -360,6 +360,7 @@ class FeedStats(msgspec.Struct, frozen=True):
     ``position`` and ``size`` are both in bytes or both in rows; ``size`` is None if unknown (a
     pipe). ``ended``: all rows were read. ``expected`` is how many answers the rows read so far
     need. ``finished`` is how many rows of the input an earlier start finished, None if unknown.
+    ``most`` is how many rows a limit or a sample lets through at most, None without one.
     """
 
     read: int
@@ -369,3 +370,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     ended: bool
     expected: int = 0
     finished: int | None = None
+    most: int | None = None

@@ -43,6 +43,8 @@ def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
     taken = feed.read - feed.skipped
     work_per_row = (done + waiting) / taken if taken > 0 else 1.0
     unread = max(0, feed.size - feed.position) * feed.read / feed.position
+    if feed.most is not None:
+        unread = min(unread, max(0, feed.most - feed.read))
     if feed.finished is not None:
         unread = max(0.0, unread - max(0, feed.finished - feed.skipped))
     return waiting + round(unread * work_per_row)

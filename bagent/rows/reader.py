@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, islice, takewhile
@@ -191,6 +192,12 @@ class RowReader:
                 self._ahead.append(rows)
                 count += len(rows)
         return list(islice(chain.from_iterable(self._ahead), n))
+
+    @property
+    def most(self) -> int | None:
+        """The most rows that the limit and the sample let through; None without either."""
+        bounds = [n for n in (self._config.limit, self._config.sample) if n is not None]
+        return math.ceil(min(bounds) / self.shards) if bounds else None
 
     def progress(self) -> tuple[int, int | None]:
         """Return bytes of the input files read, and of how many; None where no one can know."""

@@ -389,6 +389,7 @@ class RunSession:
             # Stages read finished rows again, so their count is of no use.
             expected=feeder.requested if feeder and not self._prepared.stages else 0,
             finished=self._finished_rows,
+            most=rows.most if rows is not None else None,
         )
         if feeder is None and self._small_input_answers is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._small_input_answers)

@@ -142,6 +142,16 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
 
 
+@pytest.mark.parametrize(("most", "total"), [(150, 150), (1000, 400), (110, 120)])
+def test_a_limit_bounds_the_rows_that_are_expected(
+    tally: RunCounters, make: Any, most: int, total: int
+) -> None:
+    for row in range(100):
+        tally.outcome(make.outcome(row))
+    feed = make.feed(read=120, position=1200, size=4000, ended=False, most=most)
+    assert make.snapshot(tally, make.fleet(in_flight=20), feed).total == total
+
+
 @pytest.mark.parametrize(("rows", "speed"), [(9, 9 / 50), (10, 10 / 29)])
 def test_the_speed_that_is_shown_leads_to_the_eta(
     tally: RunCounters, make: Any, clock: Any, rows: int, speed: float

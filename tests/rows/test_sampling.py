@@ -94,3 +94,17 @@ def test_read_again_gives_the_same_rows(tmp_path):
     again = RowsConfig.from_json(config.to_json())
     assert [row for batch in read_again(again) for row in batch] == first
     assert 5 < len(first) < 30
+
+
+@pytest.mark.parametrize(
+    ("selection", "most"),
+    [
+        ({}, None),
+        ({"limit": 7}, 7),
+        ({"sample": 5}, 5),
+        ({"sample": 5, "limit": 3}, 3),
+        ({"limit": 7, "shard": (1, 2)}, 4),
+    ],
+)
+def test_the_most_rows_follow_from_limit_sample_and_shard(source_of, selection, most):
+    assert source_of("{}\n" * 20, **selection).most == most

@@ -127,6 +127,7 @@ def _feed(parts: Sequence[FeedStats]) -> FeedStats:
         size=slowest.size,
         ended=all(part.ended for part in parts),
         finished=None,
+        most=_sum_all(part.most for part in parts),
     )
 
 
