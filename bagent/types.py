@@ -200,7 +200,8 @@ class ResultColumns(msgspec.Struct, kw_only=True, omit_defaults=True):
     ] = None
     queue_ms: Annotated[float | None, _column("waiting before it was sent")] = None
     ttft_ms: Annotated[
-        float | None, _column("from sending to the first token, where something streamed")
+        float | None,
+        _column("to the first token: from sending where it streamed, else as the server tells"),
     ] = None
     latency_ms: Annotated[float | None, _column("from the first sending to the whole answer")] = (
         None

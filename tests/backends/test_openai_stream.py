@@ -111,9 +111,13 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
     assert reader.result().ttft_ms == 1000.0
 
 
-def test_the_servers_own_time_to_first_token_wins():
+def test_the_first_token_is_timed_from_sending_and_not_as_the_server_tells():
     last = event(choices=[], usage=None, metrics={"time_to_first_token_ms": 7.5})
-    assert read(delta("a"), FINISH, last).ttft_ms == 7.5
+    times = iter(range(101, 200))
+    reader = StreamReader(100.0, lambda: float(next(times)))
+    for piece in (delta("a"), FINISH, last):
+        reader.feed(piece)
+    assert reader.result().ttft_ms == 1000.0
 
 
 def test_only_events_with_choices_show_that_the_answer_goes_on():

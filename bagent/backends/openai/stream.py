@@ -377,7 +377,7 @@ class StreamReader:
         if not self.whole:
             return self._unfinished()
         ttft = self._server_ttft
-        if ttft is None and self.first_token is not None:
+        if self.first_token is not None:
             ttft = (self.first_token - self._started) * 1000
         return Reply(
             text=self.text if self._seen_content else None,

@@ -254,7 +254,7 @@ COLUMN_DESCRIPTIONS |= {
         "throttled": "those that were told to slow down",
         "most_error": "commonest error kind",
         **_spread("ms", "ms of a try"),
-        "first_token_p50": "ms to the first token, median",
+        "first_token_p50": "ms from sending to the first token where it streamed, median",
         "prompt_tokens": "tokens of all prompts",
         "completion_tokens": "tokens of all answers",
         "completion_tokens_per_s": "those a second, from the first to the last",
