@@ -18,6 +18,12 @@ WITH_DEBUG = ("run", "check", "bench", "hosts", "submit")
 """Commands that have ``--debug``."""
 
 
+def log(message: str) -> None:
+    """Print a message on stderr."""
+    sys.stderr.write(f"bagent: {message}\n")
+    sys.stderr.flush()
+
+
 def open_standard_files() -> None:
     """Open a stand-in for each of stdin, stdout and stderr that the caller closed.
 

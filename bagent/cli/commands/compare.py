@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagent.analysis.accuracy import PairScore
+from bagent.cli.process import log
 from bagent.cli.render.tables import write_rows
-from bagent.cli.results_query import say
 from bagent.duck import Access, Setting, connect
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
 
@@ -96,7 +96,7 @@ def compare(
         gold = _gold(file, name_field, on, gold_fields)
         numbers = _score_and_show(runs, gold, (stage, rows), form)
     if fail_if is not None and _holds(fail_if, numbers):
-        say(f"--fail-if {fail_if}: true")
+        log(f"--fail-if {fail_if}: true")
         return EXIT_ROWS_FAILED
     return EXIT_OK
 
@@ -148,7 +148,7 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     access = Access(everything=question[1] is not None)  # SQL that the user typed may read files
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
     with (
-        table_folders(runs, say) as folders,
+        table_folders(runs, log) as folders,
         connect_tables(folders, access=access, settings=SETTINGS) as connection,
     ):
         try:
@@ -164,7 +164,7 @@ def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
 
     run = find_run(first, RUNS)
     with (
-        table_folders([run], say) as folders,
+        table_folders([run], log) as folders,
         connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
     ):
         return score_run(connection, folders[0], gold, stage or _last_stage(run), rows)
@@ -178,7 +178,7 @@ def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> Pa
     runs = [find_run(name, RUNS) for name in names]
     stage_a, stage_b = (stage or _last_stage(run) for run in runs)
     with (
-        table_folders(runs, say) as folders,
+        table_folders(runs, log) as folders,
         connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
     ):
         return score_pair(connection, (folders[0], folders[1]), gold, (stage_a, stage_b), rows)
@@ -188,7 +188,7 @@ def _last_stage(run: RunDir) -> str | None:
     """Return the stage whose answers are the run's; None where there is one stage."""
     from bagent.store.totals import last_stage_of
 
-    last = last_stage_of(run.load_or_report(say))
+    last = last_stage_of(run.load_or_report(log))
     return None if last is None else last.name
 
 

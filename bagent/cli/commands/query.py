@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bagent.cli.results_query import say
+from bagent.cli.process import log
 from bagent.errors import UsageError
 from bagent.store.tables.schema import TABLES
 from bagent.store.tables.views import VIEWS
@@ -39,7 +39,7 @@ def query(
     run_dir, text = _run_and_sql(run, sql)
     statement = None if text is None else one_statement(text)
     # The SQL is the user's own, so it may read files.
-    with open_tables(run_dir, say, access=Access(everything=True)) as connection:
+    with open_tables(run_dir, log, access=Access(everything=True)) as connection:
 
         def ask(statement: str, form: str) -> None:
             cursor = connection.execute(statement)

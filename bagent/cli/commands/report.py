@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bagent.cli.results_query import say
+from bagent.cli.process import log
 from bagent.duck import Setting
 from bagent.errors import WriteError
 
@@ -45,7 +45,7 @@ def report(
 
     run_dir = find_run(run, Path("runs"))
     target = output or run_dir.path / "report.html"
-    with open_tables(run_dir, say, settings=SETTINGS) as connection:
+    with open_tables(run_dir, log, settings=SETTINGS) as connection:
         try:
             page = make_page(connection, _about(run_dir))
         except duckdb.Error as error:
@@ -57,7 +57,7 @@ def report(
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
-    say(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
+    log(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
 
 
 def _about(run: RunDir) -> ReportInfo:

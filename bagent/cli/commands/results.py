@@ -11,7 +11,8 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from bagent.cli.results_query import ResultsRequest, say, stages_of_shards, write_by_tables
+from bagent.cli.process import log
+from bagent.cli.results_export import ResultsRequest, stages_of_shards, write_by_tables
 from bagent.errors import UsageError, WriteError
 from bagent.text.terminal import data_stdout
 
@@ -193,11 +194,11 @@ def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
     names = request.json_columns
 
     def of_run(run: Any) -> Iterator[dict[str, Any]]:
-        info = run.load_or_report(say)
+        info = run.load_or_report(log)
         find = None
         if "input" in names and info is not None:
-            find = partial(find_input, run, info, report=say)
-        return iter_results(run.path, query, report=say, find_input=find)
+            find = partial(find_input, run, info, report=log)
+        return iter_results(run.path, query, report=log, find_input=find)
 
     def position(result: dict[str, Any]) -> tuple[str, int, int]:
         return result["stage"], result["row"], result["answer"]
@@ -211,7 +212,7 @@ def _batch_lines(request: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.results import iter_outcomes
 
     query = _query(request)
-    several = [iter_outcomes(run.path, query, report=say) for run in request.runs]
+    several = [iter_outcomes(run.path, query, report=log) for run in request.runs]
     yield from map(batch_line, _as_one(request, several, lambda o: (o.stage, o.row, o.answer)))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
+from bagent.cli.render.csv import NUMBER, cell_text, csv_lines
 from bagent.errors import UsageError
 from bagent.observe.formatting import visible
 from bagent.text.terminal import data_stdout, unguarded
@@ -17,10 +16,6 @@ from bagent.text.terminal import data_stdout, unguarded
 Format = Literal["table", "csv", "jsonl"]
 WIDEST = 60
 """Characters of a table's cell; longer text is cut and marked."""
-
-_QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
-_FORMULA = re.compile(r"[=+\-@\t\r]")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
 
 
 def write_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
@@ -53,40 +48,10 @@ def _jsonl(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
         yield msgspec.json.encode(dict(zip(names, row, strict=True)), enc_hook=str).decode()
 
 
-def csv_lines(
-    names: Sequence[str], rows: Iterable[Sequence[Any]], *, excel: bool = False
-) -> Iterator[str]:
-    """Yield CSV by RFC 4180: a header, then a line a row, without their line ends.
-
-    Null is an empty field and the empty text ``""``, as DuckDB writes and reads them. Numbers have
-    all their digits, times are ISO 8601.
-
-    Args:
-        names: the columns.
-        rows: their values.
-        excel: begin with a byte-order mark, and put ``'`` before texts that Excel would take for
-            formulas (https://owasp.org/www-community/attacks/CSV_Injection).
-    """
-    yield ("\ufeff" if excel else "") + ",".join(_csv_field(name, excel) for name in names)
-    for row in rows:
-        yield ",".join(_csv_field(value, excel) for value in row)
-
-
-def _csv_field(value: Any, excel: bool) -> str:
-    if value is None:
-        return ""
-    text = repr(value) if isinstance(value, float) else _cell(value)
-    if excel and isinstance(value, str) and _FORMULA.match(text) and not _NUMBER.match(text):
-        text = f"'{text}"
-    if not text or _QUOTED.search(text):
-        return '"' + text.replace('"', '""') + '"'
-    return text
-
-
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    cells = [[_short(_cell(value)) for value in row] for row in rows]
+    cells = [[_short(cell_text(value)) for value in row] for row in rows]
     numeric = [
-        bool(cells) and all(_NUMBER.match(row[i]) for row in cells if row[i])
+        bool(cells) and all(NUMBER.match(row[i]) for row in cells if row[i])
         for i in range(len(names))
     ]
     widths = [max(len(row[i]) for row in [list(names), *cells]) for i in range(len(names))]
@@ -101,20 +66,6 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
     yield line(names)
     yield "  ".join("-" * width for width in widths)
     yield from map(line, cells)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value, enc_hook=str).decode()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value)
 
 
 def _short(text: str) -> str:

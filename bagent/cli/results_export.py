@@ -1,4 +1,4 @@
-"""Results read from the tables: SQL conditions, redaction, CSV, Parquet and tables."""
+"""Results as CSV, Parquet or a table, by DuckDB: conditions, columns, redaction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from bagent.cli.process import log
 from bagent.errors import UsageError, WriteError
 from bagent.text.terminal import data_stdout
 
@@ -69,7 +70,7 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
     folders = [] if request.output is None else [request.output.absolute().parent]
     # SQL that the user typed may read files.
     access = Access(folders=folders, everything=request.where is not None)
-    with open_tables(request.runs, say, access=access) as connection:
+    with open_tables(request.runs, log, access=access) as connection:
         try:
             sql = _sql(request, connection)
             if request.output is not None and request.form == "parquet":
@@ -300,7 +301,8 @@ def _pointer(name: str) -> str:
 
 
 def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
-    from bagent.cli.render.tables import csv_lines, write_lines, write_rows
+    from bagent.cli.render.csv import csv_lines
+    from bagent.cli.render.tables import write_lines, write_rows
     from bagent.store.query import plain_rows
 
     rows = plain_rows(cursor, raw_json=False)
@@ -338,8 +340,3 @@ def _tells(name: str, values: list[Any], request: ResultsRequest) -> bool:
     if name in ("stage", "answer"):
         return len(set(values)) > 1
     return any(value is not None for value in values)
-
-
-def say(message: str) -> None:
-    """Print a message on stderr."""
-    typer.echo(f"bagent: {message}", err=True)

@@ -1,0 +1,61 @@
+"""Rows as CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
+"""A decimal number."""
+
+_QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
+
+def csv_lines(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], *, excel: bool = False
+) -> Iterator[str]:
+    """Yield CSV by RFC 4180: a header, then a line a row, without their line ends.
+
+    Null is an empty field and the empty text ``""``, as DuckDB writes and reads them. Numbers have
+    all their digits, times are ISO 8601.
+
+    Args:
+        names: the columns.
+        rows: their values.
+        excel: begin with a byte-order mark, and put ``'`` before texts that Excel would take for
+            formulas (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    yield ("\ufeff" if excel else "") + ",".join(_csv_field(name, excel) for name in names)
+    for row in rows:
+        yield ",".join(_csv_field(value, excel) for value in row)
+
+
+def _csv_field(value: Any, excel: bool) -> str:
+    if value is None:
+        return ""
+    text = repr(value) if isinstance(value, float) else cell_text(value)
+    if excel and isinstance(value, str) and _FORMULA.match(text) and not NUMBER.match(text):
+        text = f"'{text}"
+    if not text or _QUOTED.search(text):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def cell_text(value: Any) -> str:
+    """Return the text of a value in a table or a CSV field."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value)
