@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def make_job_bodies(context: RunContext, health: Sequence[HealthResult]) -> list
     model = None if models_in_rows else resolve_model(context.job, capabilities)
     servers = Servers([result.endpoint for result in health], "vllm")
     plan = make_plan(context, servers, model, capabilities)
-    source = open_input(context)
+    source = open_input(context, stdin=sys.stdin.buffer)
     try:
         rows = itertools.chain.from_iterable(source.batches())
         sampled = make_requests(plan, itertools.islice(rows, MOST_ROWS))

@@ -197,7 +197,7 @@ def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckR
     """
     prepared = prepare(options.run)
     # A run spools stdin; a check leaves nothing behind.
-    prepared.rows_config = replace(prepared.rows_config, stdin_spool=None)
+    prepared = replace(prepared, rows_config=replace(prepared.rows_config, stdin_spool=None))
     source = open_input(prepared, stdin=stdin)
     try:
         view, stages_yaml = first_stage_view(prepared)
@@ -221,7 +221,7 @@ async def _report(options: CheckOptions, prepared: RunContext, source: RowReader
         rows, count = count_rows(
             source, options.rows, limit=options.run.limit, piped=prepared.piped
         )
-        prepared.warnings += source.warnings
+        prepared.warnings.extend(source.warnings)
         rows = group_rows(prepared, rows)
         accept = (lambda _: True) if options.open else has_no_side_effect_on_open
         tools = open_job_tools(prepared.job, options.run.env, accept)

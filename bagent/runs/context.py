@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -79,10 +78,13 @@ class RunOptions:
 SAMPLE_ROWS = 100
 STAGE = "main"
 
+WORKER = "worker"
+"""The display of a worker process, whose parent shows the run."""
 
-@dataclass
+
+@dataclass(frozen=True)
 class RunContext:
-    """A checked job; nothing has been sent or written."""
+    """A checked job and its options; nothing has been sent or written."""
 
     job: Job
     options: RunOptions
@@ -94,9 +96,8 @@ class RunContext:
     own_bodies: bool
     """Rows are request bodies, from an OpenAI batch file."""
     warnings: list[str]
+    """What the person should know; :func:`open_input` adds what the first rows show."""
     stages: tuple[PreparedStage, ...] = ()
-    rows: RowReader | None = None
-    """Set by :func:`open_input`; for piped rows after the run directory is locked."""
 
     @property
     def piped(self) -> bool:
@@ -149,7 +150,7 @@ def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
     """
     now = time.time()
     deadline = read_deadline(options.deadline, options.env, now, warn=warn)
-    typed = options.deadline.strip().lower() != "auto" and options.progress != "worker"
+    typed = options.deadline.strip().lower() != "auto" and options.progress != WORKER
     if deadline is not None and typed and deadline.at <= now:
         raise UsageError(
             f"--deadline {options.deadline}: that is over, {now - deadline.at:.0f} s ago",
@@ -180,12 +181,13 @@ def prompt_is_raw(job: Job) -> bool:
 def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowReader:
     """Open the rows and check the prompt against the first of them.
 
+    Args:
+        stdin: where piped rows come from.
+
     Raises:
         InputError: the input cannot be read as rows.
         JobError: the prompt, or ``id``, uses a name that no row has.
     """
-    if prepared.piped:
-        stdin = stdin or sys.stdin.buffer
     try:
         rows = open_rows(prepared.rows_config, stdin=stdin)
     except InputError as error:
@@ -193,7 +195,6 @@ def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowRea
             key = "where" if error.message.startswith("where:") else "input"
             error.at = prepared.job.source.position((key,))
         raise
-    prepared.rows = rows
     if prepared.options.notes is not None:
         rows.share(Path(prepared.options.notes))
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)

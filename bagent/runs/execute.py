@@ -3,91 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-import msgspec
-
-from bagent.errors import (
-    EXIT_CANNOT_WRITE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_ROWS_FAILED,
-    BagentError,
-    WriteError,
-)
+from bagent.errors import BagentError
 from bagent.job.redaction import mask_text
-from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
-from bagent.runs.shutdown import defer_signals, raise_on_signal
+from bagent.runs.context import (
+    SAMPLE_ROWS,
+    WORKER,
+    RunContext,
+    RunOptions,
+    open_input,
+    prepare,
+)
+from bagent.runs.shutdown import StopRequests, defer_signals, raise_on_signal
 from bagent.runs.tables_process import TablesChild
-from bagent.text.terminal import unguarded
 
 if TYPE_CHECKING:
-    from bagent.observe import Progress, Snapshot
+    from bagent.observe import Progress
+    from bagent.rows import RowReader
+    from bagent.runs.ending import RunEnding
     from bagent.runs.output import ResultLines
     from bagent.runs.run_store import RunStore
-    from bagent.runs.session import SessionResult
 
 T = TypeVar("T")
 
-WORKER = "worker"
-"""The display of a worker process, whose parent shows the run."""
+
+@dataclass(frozen=True)
+class RunHost:
+    """The program that a run works in: ``bagent run``, or one that uses the library."""
+
+    progress: Progress
+    stdin: BinaryIO | None
+    """Where piped rows come from."""
+    stdout: int | None = None
+    """Descriptor for result lines; None: standard output."""
+    stop_requests: StopRequests | None = None
+    """Requests to stop; None: the run owns the process, and signals stop it."""
+
+    @property
+    def owns_process(self) -> bool:
+        """Whether signals, standard files and the garbage collector belong to the run."""
+        return self.stop_requests is None
 
 
 def run_job(options: RunOptions) -> int:
-    """Run a job to its end or to an early stop, and return the exit code.
+    """Run a job to its end or to an early stop, print the summary, and return the exit code.
 
     Raises:
         UsageError: something the user wrote is wrong; nothing was sent.
     """
-    prepared = prepare(options)
+    context = prepare(options)
     with raise_on_signal():
-        return _run_prepared(prepared)
+        ending = execute_run(context, RunHost(make_display(options), sys.stdin.buffer))
+        from bagent.runs.ending import print_summary
+
+        print_summary(context, ending)
+        return ending.code
 
 
-def _run_prepared(prepared: RunContext) -> int:
-    results = prepared.job.results
-    tables: TablesChild | None = None
-    if prepared.options.tables and (results.parquet or results.duckdb):
-        tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
-    store: RunStore | None = None
-    try:
-        if not prepared.piped:
-            rows = open_input(prepared)
+def execute_run(context: RunContext, host: RunHost) -> RunEnding:
+    """Run a checked job to its end or to an early stop, and make its tables.
+
+    Raises:
+        BagentError: something the user wrote is wrong, and nothing was sent; or results could
+            not be written at all.
+    """
+    results = context.job.results
+    with ExitStack() as stack:
+        tables: TablesChild | None = None
+        if context.options.tables and (results.parquet or results.duckdb):
+            tables = TablesChild(context.run_dir, context.rows_config.to_json())
+            stack.callback(tables.close)
+        rows: RowReader | None = None
+        if not context.piped:
+            rows = stack.enter_context(closing(open_input(context)))
             if tables is not None and len(rows.peek(SAMPLE_ROWS)) < SAMPLE_ROWS:
                 tables.start()
         # Imported late: the child starts while this process loads the rest.
         from bagent.runs.run_store import open_run
 
-        with defer_signals():
-            store = open_run(prepared, tables)
-        return _run_open(prepared, store)
-    except BagentError as error:
-        if store is not None:
+        with defer_signals() if host.owns_process else nullcontext():
+            store = open_run(context, tables)
+        try:
+            return _run_open(context, host, store, rows, stack)
+        except BagentError as error:
             store.close(error.exit_code)
-        raise
-    finally:
-        if tables is not None:
-            tables.close()
-        if prepared.rows is not None:
-            prepared.rows.close()
+            raise
 
 
-def _run_open(prepared: RunContext, store: RunStore) -> int:
+def _run_open(
+    context: RunContext,
+    host: RunHost,
+    store: RunStore,
+    rows: RowReader | None,
+    stack: ExitStack,
+) -> RunEnding:
+    """Run the rows of an open run; the display and ``run.log`` get what people should know.
+
+    Args:
+        rows: None where they are piped: they are opened now that the run is locked.
+        stack: closes what is opened.
+    """
     from bagent.observe import RunLog
-    from bagent.runs.output import ResultLines, redirect_stdout
-    from bagent.runs.session import RunSession
+    from bagent.runs.ending import finish_run
+    from bagent.runs.session import RunSession, SessionResult
 
-    options = prepared.options
-    log = RunLog(store.path / "run.log")
-    progress = make_display(options)
-
-    redact = store.journal.redact
+    progress, redact = host.progress, store.journal.redact
+    log = stack.enter_context(closing(RunLog(store.path / "run.log")))
 
     def log_text(text: str) -> None:
         log.warning(redact(text))
@@ -100,33 +127,76 @@ def _run_open(prepared: RunContext, store: RunStore) -> int:
         progress.note(text)
 
     try:
-        if prepared.piped:
-            open_input(prepared)
-        for warning in (*prepared.warnings, *store.notes):
+        if rows is None:
+            rows = stack.enter_context(closing(open_input(context, stdin=host.stdin)))
+        for warning in (*context.warnings, *store.notes):
             notice(warning)
-        lines = ResultLines(store, options.ordered) if options.output == "-" else None
-        progress.start(_header(prepared, store))
-
-        async def session() -> SessionResult:
-            return await RunSession(prepared, store, progress, notice, lines).run()
-
+        progress.start(_header(context, store))
         try:
-            with ExitStack() as stack:
-                if lines is not None:
-                    lines.descriptor = stack.enter_context(redirect_stdout())
-                session_result = _run(session())
-            progress.update(session_result.snapshot)
+            with _result_lines(context, host, store) as lines:
+                open_rows = rows
+
+                async def session() -> SessionResult:
+                    return await RunSession(
+                        context, store, open_rows, progress, notice, lines, host.stop_requests
+                    ).run()
+
+                stop, snapshot = _run_loop(session, owns_process=host.owns_process)
+            progress.update(snapshot)
         finally:
             progress.stop()
-        for warning in prepared.rows.warnings if prepared.rows else ():
+        for warning in rows.warnings:
             notice(warning)
-        return _finish(prepared, store, session_result, lines, notice)
+        if context.options.debug and stop is not None and stop.error is not None:
+            raise stop.error
+        ending = finish_run(
+            context, snapshot, stop, tables=store.tables, notice=notice, store=store
+        )
+        if lines is not None and lines.late and stop is None:
+            lines.print_all(host.stdout)
+        return ending
     except BagentError as error:
         error.message = redact(error.message)
         log.error(str(error))
         raise
+
+
+@contextmanager
+def _result_lines(
+    context: RunContext, host: RunHost, store: RunStore
+) -> Iterator[ResultLines | None]:
+    """Yield what makes the lines of ``-o -``; what tools print does not mix with them."""
+    from bagent.runs.output import ResultLines, redirect_stdout
+
+    if context.options.output != "-":
+        yield None
+        return
+    with nullcontext(host.stdout) if host.stdout is not None else redirect_stdout() as descriptor:
+        yield ResultLines(store, context.options.ordered, descriptor)
+
+
+def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], *, owns_process: bool) -> T:
+    """Run on uvloop where it is installed, which saves a quarter of the CPU per request.
+
+    Objects of the start-up live to the end, so a process of its own freezes them: the garbage
+    collector then costs a third less CPU per row.
+    """
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    thresholds = gc.get_threshold()
+    if owns_process:
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(work())
     finally:
-        log.close()
+        if owns_process:
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
 
 
 def make_display(options: RunOptions) -> Progress:
@@ -139,6 +209,11 @@ def make_display(options: RunOptions) -> Progress:
 
     mode: Any = options.progress
     progress = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
+    return with_metrics(progress, options)
+
+
+def with_metrics(progress: Progress, options: RunOptions) -> Progress:
+    """Return the display, also served on the port of ``--metrics-port``."""
     if options.metrics_port is None:
         return progress
     from bagent.observe.prometheus import MetricsServer
@@ -147,141 +222,13 @@ def make_display(options: RunOptions) -> Progress:
     return cast("Progress", serving)
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop where it is installed, which saves a quarter of the CPU per request.
+def _header(context: RunContext, store: RunStore) -> str:
+    from bagent.runs.ending import display_path
 
-    Objects of the start-up live to the end, so they are frozen: the garbage collector then costs a
-    third less CPU per row.
-    """
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-    run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run
-    with suppress(ImportError):
-        import uvloop
-
-        run = uvloop.run
-    try:
-        return run(work)
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
-
-
-def _header(prepared: RunContext, store: RunStore) -> str:
-    job = prepared.job
+    job = context.job
     backend = job.backend.url.text if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
-    unit = "answers of stages" if prepared.stages else "rows"
+    unit = "answers of stages" if context.stages else "rows"
     earlier = f", {store.finished:,} {unit} finished earlier" if store.finished else ""
-    run = display_path(store.path, prepared.options.cwd)
+    run = display_path(store.path, context.options.cwd)
     return f"{job.name}: {backend}, results in {run}{earlier}"
-
-
-def _finish(
-    prepared: RunContext,
-    store: RunStore,
-    result: SessionResult,
-    lines: ResultLines | None,
-    notice: Callable[[str], None],
-) -> int:
-    """Close the journal, make the tables of a finished run, print the summary."""
-    options, snapshot = prepared.options, result.snapshot
-    reason = action = ""
-    if result.stop is not None:
-        code, reason, action = result.stop.code, result.stop.reason, result.stop.hint
-        if options.debug and result.stop.error is not None:
-            raise result.stop.error
-    else:
-        code = rows_exit_code(prepared, snapshot, notice)
-    redact = store.journal.redact
-    try:
-        store.close(code, redact(reason), redact(action), snapshot.dropped)
-    except WriteError as error:
-        code, reason = error.exit_code, str(error)
-    if code in (EXIT_OK, EXIT_ROWS_FAILED):
-        if store.tables is not None and (failure := make_tables(store.tables, notice)):
-            code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
-            store.record_end(code, redact(reason), action)
-        if lines is not None and lines.late:
-            lines.print_all()
-    print_summary(prepared, snapshot, code, reason=redact(reason), action=redact(action))
-    return code
-
-
-def rows_exit_code(prepared: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
-    """Return the exit code of a run that reached its end, by the totals of all starts."""
-    dropped = sum(snapshot.dropped.values())
-    failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
-    if rows == 0:
-        notice("there were no rows to do")
-    if not failed or prepared.job.results.allow_failures.allows(failed, rows):
-        return EXIT_OK
-    return EXIT_ROWS_FAILED
-
-
-MAKE_AGAIN = "mend that; the rows are safe in the journal, and bagent query makes the tables"
-"""The action where the tables could not be made."""
-
-
-def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
-    """Make the tables; return why they could not be made, or an empty text."""
-    code, output = child.make()
-    if code:
-        last = output.splitlines()[-1] if output else f"exit code {code}"
-        return f"the tables could not be made: {last.removeprefix('bagent: error: ')}"
-    for line in output.splitlines():
-        notice(line)
-    return ""
-
-
-def print_summary(
-    prepared: RunContext,
-    snapshot: Snapshot,
-    code: int,
-    *,
-    reason: str = "",
-    action: str = "",
-) -> None:
-    """Print the closing lines of a run on standard error, or as a JSON event.
-
-    Args:
-        reason: why the run stopped early.
-        action: what a person must do first.
-    """
-    from bagent.observe import EndInfo, summary_lines
-    from bagent.observe.summary import Advice, headline
-    from bagent.runs.resume import resent_kinds
-
-    options, job = prepared.options, prepared.job
-    run = display_path(prepared.run_dir, options.cwd)
-    advice = Advice(
-        exit_code=code,
-        run=run,
-        results=run,
-        command=options.command,
-        action=action,
-        resent=resent_kinds(prepared),
-        max_tokens=job.sampling.max_tokens,
-        max_turns=job.agent.max_turns if job.agent else None,
-        own_bodies=prepared.own_bodies,
-        cut_at=snapshot.cut_at,
-    )
-    color = sys.stderr.isatty() and "NO_COLOR" not in options.env and code != EXIT_INTERRUPTED
-    info = EndInfo(advice, reason, color=color, brief=options.progress == "none")
-    lines = summary_lines(snapshot, info)
-    if options.progress in ("json", WORKER):
-        end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
-        end |= {"ending": headline(snapshot, info), "reason": reason, "action": action}
-        lines = [msgspec.json.encode(end).decode()]
-    with contextlib.suppress(OSError, ValueError):
-        stream = unguarded(sys.stderr) if color else sys.stderr
-        stream.write("\n".join(lines) + "\n")
-
-
-def display_path(path: Path, cwd: Path) -> str:
-    """Return ``path`` relative to ``cwd`` where it is below it."""
-    try:
-        return str(path.relative_to(cwd))
-    except ValueError:
-        return str(path)

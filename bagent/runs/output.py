@@ -8,8 +8,9 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 from bagent.runs.run_store import RunStore
 from bagent.store.results import encode_result, result_of
@@ -29,11 +30,11 @@ class ResultLines:
     Args:
         store: the open run.
         ordered: input order.
+        descriptor: where lines go during the run.
     """
 
-    def __init__(self, store: RunStore, ordered: bool) -> None:
-        self.descriptor = 1
-        """Where lines go during the run."""
+    def __init__(self, store: RunStore, ordered: bool, descriptor: int) -> None:
+        self.descriptor = descriptor
         self._store = store
         self._ordered = ordered
         self._late = ordered and (store.recorded > 0 or store.last is not None)
@@ -88,10 +89,18 @@ class ResultLines:
             self._room.set()
         return lines
 
-    def print_all(self) -> None:
-        """Print every row's current result in input order."""
-        for line in self._store.ordered_lines():
-            sys.stdout.buffer.write(line + b"\n")
+    def print_all(self, descriptor: int | None) -> None:
+        """Print every row's current result in input order; on stdout without a descriptor."""
+        if descriptor is None:
+            _write_lines(sys.stdout.buffer, self._store.ordered_lines())
+            return
+        with open(descriptor, "wb", closefd=False) as stream:
+            _write_lines(stream, self._store.ordered_lines())
+
+
+def _write_lines(stream: BinaryIO, lines: Iterable[bytes]) -> None:
+    for line in lines:
+        stream.write(line + b"\n")
 
 
 def _line(outcome: Outcome, data: Json) -> bytes:

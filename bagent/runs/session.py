@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from bagent.errors import (
 )
 from bagent.hpc.scheduler_queries import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
+from bagent.rows import RowReader
 from bagent.runs.agents_setup import AgentSetup
 from bagent.runs.context import SAMPLE_ROWS, STAGE, RunContext
 from bagent.runs.deadline import read_deadline
@@ -33,7 +34,7 @@ from bagent.runs.output import ResultLines, StdoutWriter
 from bagent.runs.plan import endpoint_summary, make_plan, requested_models, resolve_model
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
-from bagent.runs.shutdown import Stop, StopSwitch, stop_for_error, stop_for_stdout
+from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error, stop_for_stdout
 from bagent.runs.staged import plan_stages
 from bagent.servers.pricing import BudgetGuard, stage_price
 from bagent.servers.server_pool import FleetSet, ServerResolver
@@ -48,7 +49,7 @@ TICK_SECONDS = 0.25
 NO_FLEET = FleetStats(0, 0, 0, 0, 0.0, 0, 0)
 
 
-class SessionResult(msgspec.Struct, frozen=True):
+class SessionResult(NamedTuple):
     """How a session ended."""
 
     stop: Stop | None
@@ -57,28 +58,32 @@ class SessionResult(msgspec.Struct, frozen=True):
 
 
 class RunSession:
-    """Runs the rows of a prepared job. Create it inside the event loop.
+    """Runs the rows of a checked job. Create it inside the event loop.
 
     Args:
         store: the open run directory with its journal and index.
         lines: makes stdout lines of outcomes; None where rows are not printed.
+        stop_requests: another program's requests to stop; None: signals stop the run.
     """
 
     def __init__(
         self,
-        prepared: RunContext,
+        context: RunContext,
         store: RunStore,
+        rows: RowReader,
         progress: Progress,
         notice: Callable[[str], None],
         lines: ResultLines | None,
+        stop_requests: StopRequests | None,
     ) -> None:
-        self._prepared = prepared
+        self._context = context
         self._store = store
+        self._rows = rows
         self._progress = progress
         self._notice = notice
         self._lines = lines
         self._counters = RunCounters(time.monotonic)
-        self._switch = StopSwitch()
+        self._switch = StopSwitch(stop_requests)
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport()
         self._reader = LoadReader(self._transport)
@@ -89,7 +94,7 @@ class RunSession:
 
     async def run(self) -> SessionResult:
         """Send everything that is still to do and return how it ended; raise only UsageError."""
-        options = self._prepared.options
+        options = self._context.options
         deadline = read_deadline(
             options.deadline,
             options.env,
@@ -106,7 +111,7 @@ class RunSession:
             self._switch.close()
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
-        options = self._prepared.options
+        options = self._context.options
         resolver = ServerResolver(
             options.env,
             StartupPatience(
@@ -132,34 +137,32 @@ class RunSession:
 
     async def _make_plan(self, resolver: ServerResolver) -> RunPlan | None:
         """Plan the run and find its servers; return None after a request to stop."""
-        prepared, store = self._prepared, self._store
+        context, store = self._context, self._store
         services = RunServices(
             store,
-            prepared.options,
+            context.options,
             on_attempt=self._on_attempt,
             on_sample=self._on_sample,
             emit=self._emit,
             notice=self._notice,
             gate=self._wait_for_reader,
         )
-        if prepared.stages:
-            return await plan_stages(prepared, resolver, services)
-        job = prepared.job
-        agents = AgentSetup(store, resolver.stack, prepared.options.env, resolver.stop_requested)
+        if context.stages:
+            return await plan_stages(context, resolver, services)
+        job = context.job
+        agents = AgentSetup(store, resolver.stack, context.options.env, resolver.stop_requested)
         tools = await agents.open(job)
-        resolved = await resolver.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
-        await resolver.check_models(
-            resolved, requested_models(prepared, resolved.servers.endpoints)
-        )
+        resolved = await resolver.find(job, raw=context.prompt is not None and context.prompt.raw)
+        await resolver.check_models(resolved, requested_models(context, resolved.servers.endpoints))
         if self._switch.requested.done():
             return None
-        rows_name_models = prepared.own_bodies and job.model == "auto"
+        rows_name_models = context.own_bodies and job.model == "auto"
         model = None if rows_name_models else resolve_model(job, resolved.capabilities)
         endpoints = endpoint_summary(resolved.servers.endpoints, resolved.capabilities)
         prices = [stage_price(STAGE, job, resolved.servers.kind, model)]
         store.begin(model, endpoints, resolved.servers.simulated, prices)
         pool = services.open_pool(resolved)
-        stage_plan = make_plan(prepared, resolved.servers, model, resolved.capabilities)
+        stage_plan = make_plan(context, resolved.servers, model, resolved.capabilities)
         await agents.equip(stage_plan, job, resolved.servers, tools)
         if job.batching.mode == "provider":
             from bagent.runs.provider_batches import plan_provider_batches
@@ -171,13 +174,11 @@ class RunSession:
     # --- the run ------------------------------------------------------------------------------
 
     async def _execute(self, plan: RunPlan) -> SessionResult:
-        rows = self._prepared.rows
-        assert rows is not None
         self._fleet, self._plan = plan.fleets, plan
         # Finished rows must be read too where rows are printed in order, or stages need them.
-        needs_all = self._lines is not None or bool(self._prepared.stages)
-        rows.remember(self._store.pieces, None if needs_all else self._all_finished)
-        self._feeder = Feeder(rows.batches(), self._pending)
+        needs_all = self._lines is not None or bool(self._context.stages)
+        self._rows.remember(self._store.pieces, None if needs_all else self._all_finished)
+        self._feeder = Feeder(self._rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
         background = self._start_background(plan)
@@ -206,7 +207,7 @@ class RunSession:
         if stop is None or stop.code not in (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE):
             codes = self._store.codes()
         snapshot = self._snapshot(codes, complete=stop is None)
-        if codes is not None and self._prepared.stages:
+        if codes is not None and self._context.stages:
             snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
         snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools())
         self._write_progress(snapshot, last=True)
@@ -221,7 +222,7 @@ class RunSession:
 
     def _start_background(self, plan: RunPlan) -> list[asyncio.Task[None]]:
         """Start load polling and hostfile reloads; their errors do not stop the run."""
-        env = self._prepared.options.env
+        env = self._context.options.env
         reader = self._reader
         tasks = []
         for pool, model in plan.pools:
@@ -318,7 +319,7 @@ class RunSession:
             snapshot = self._snapshot()
             if self._fleet is not None:
                 # Rows of stages come from other rows, so how many remain is unknown.
-                self._fleet.tick(None if self._prepared.stages else snapshot.to_do)
+                self._fleet.tick(None if self._context.stages else snapshot.to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
             if self._store.stop_requested():
@@ -335,16 +336,16 @@ class RunSession:
 
     def _pending(self, row: Row) -> list[int]:
         """Return the answers of a row that are still to do. Runs in the reader's thread."""
-        if self._prepared.stages:
+        if self._context.stages:
             return [0]  # later stages need finished rows too
-        answers = self._store.pending(row, self._prepared.job.answers)
+        answers = self._store.pending(row, self._context.job.answers)
         if self._lines is not None:
             self._lines.expect(row, answers)
         return answers
 
     def _all_finished(self, keys: Sequence[int]) -> bool:
         """Return whether all these rows are finished. Runs in the reader's thread."""
-        return self._store.all_finished(keys, self._prepared.job.answers)
+        return self._store.all_finished(keys, self._context.job.answers)
 
     def _on_attempt(self, attempt: Attempt) -> None:
         self._store.journal.write_attempt(attempt)
@@ -358,7 +359,7 @@ class RunSession:
         if outcome.endpoint is not None or outcome.copied_from or outcome.status != "ok":
             # What a stage made without a request is no answer.
             self._counters.outcome(outcome)
-        if not self._prepared.stages:
+        if not self._context.stages:
             self._store.live_totals.outcome(outcome)
         if self._stdout is not None and self._lines is not None:
             for line in self._lines.add(outcome, location, row):
@@ -375,11 +376,9 @@ class RunSession:
             complete: all rows have ended.
         """
         fleet = self._fleet.stats() if self._fleet else NO_FLEET
-        rows, feeder = self._prepared.rows, self._feeder
-        position, size = 0, None
-        if rows is not None and feeder is not None:
-            position, size = rows.progress()
-        passed = rows.passed if rows is not None else 0
+        rows, feeder = self._rows, self._feeder
+        position, size = rows.progress() if feeder is not None else (0, None)
+        passed = rows.passed
         feed = FeedStats(
             read=passed + (feeder.read if feeder else 0),
             skipped=passed + (feeder.skipped if feeder else 0),
@@ -387,7 +386,7 @@ class RunSession:
             size=size,
             ended=feeder.exhausted if feeder else False,
             # Stages read finished rows again, so their count is of no use.
-            expected=feeder.requested if feeder and not self._prepared.stages else 0,
+            expected=feeder.requested if feeder and not self._context.stages else 0,
             finished=self._finished_rows,
             most=rows.most if rows is not None else None,
         )
@@ -398,24 +397,22 @@ class RunSession:
     @cached_property
     def _finished_rows(self) -> int | None:
         """About how many rows of this process's shard an earlier start finished."""
-        prepared = self._prepared
-        if prepared.rows is None or prepared.stages:
+        if self._context.stages:
             return None
-        shards = prepared.rows.shards
-        return self._store.finished // (prepared.job.answers * shards)
+        return self._store.finished // (self._context.job.answers * self._rows.shards)
 
     @cached_property
     def _small_input_answers(self) -> int | None:
         """The number of answers of an input that fits the sample; None where it does not."""
-        prepared, rows = self._prepared, self._prepared.rows
-        if rows is None or prepared.piped or prepared.stages or self._store.recorded:
+        context = self._context
+        if context.piped or context.stages or self._store.recorded:
             return None
-        first = len(rows.peek(SAMPLE_ROWS))
-        return first * prepared.job.answers if first < SAMPLE_ROWS else None
+        first = len(self._rows.peek(SAMPLE_ROWS))
+        return first * context.job.answers if first < SAMPLE_ROWS else None
 
     def _run_totals(self, codes: Counter[int] | None, complete: bool) -> RunTotals:
         live = self._store.live_totals
-        if not self._prepared.stages:
+        if not self._context.stages:
             totals = Totals.of(live.codes if codes is None else codes)
             return RunTotals(totals, live.repeats_pending, dict(live.changes))
         if codes is None:

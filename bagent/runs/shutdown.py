@@ -6,8 +6,9 @@ import asyncio
 import errno
 import resource
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,18 +52,50 @@ class Stop(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
+class StopRequests:
+    """Requests of another program to stop a run in one of its threads; use it from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._listener: Callable[[], None] | None = None
+
+    def request(self) -> None:
+        """Stop the run after what is in flight; a second request does not wait for that."""
+        with self._lock:
+            self._count += 1
+            if self._listener is not None:
+                self._listener()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Call ``listener`` for each request, also for those already made; None ends that."""
+        with self._lock:
+            self._listener = listener
+            for _ in range(self._count if listener is not None else 0):
+                assert listener is not None
+                listener()
+
+
 class StopSwitch:
     """Collects reasons to stop: the first one counts, and a second signal ends the draining.
 
-    Use it inside the event loop, in the main thread. :meth:`close` restores the signals.
+    Use it inside the event loop. :meth:`close` restores the signals.
+
+    Args:
+        requests: another program's requests; None: this process's signals are such requests, and
+            the loop runs in the main thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requests: StopRequests | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._requests = requests
         self.requested: asyncio.Future[Stop] = self._loop.create_future()
         self.hurried = asyncio.Event()
         self.code: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        if requests is not None:
+            requests.listen(self._notify_loop)
+            return
         for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, number)
 
@@ -95,10 +128,22 @@ class StopSwitch:
 
     def close(self) -> None:
         """Stop listening."""
-        for number in STOP_SIGNALS:
-            self._loop.remove_signal_handler(number)
+        if self._requests is not None:
+            self._requests.listen(None)
+        else:
+            for number in STOP_SIGNALS:
+                self._loop.remove_signal_handler(number)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _notify_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._requested)
+
+    def _requested(self) -> None:
+        if self.requested.done():
+            self.hurried.set()
+        else:
+            self.request(Stop(EXIT_STOPPED, "the program asked it to stop"))
 
     def _signalled(self, number: int) -> None:
         name = signal.Signals(number).name

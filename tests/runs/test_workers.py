@@ -16,7 +16,7 @@ from bagent.errors import NeedsPerson
 from bagent.observe.progress import NoProgress
 from bagent.runs.context import RunOptions, prepare
 from bagent.runs.parallel.worker import decode_options, encode_options
-from bagent.runs.parallel.workers import Worker, finish, part_options
+from bagent.runs.parallel.workers import Worker, finish_parts, part_options
 from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import results, results_by_id, rows, write_job, write_rows
@@ -160,7 +160,7 @@ def test_options_are_the_same_on_the_other_side(prepared):
 def test_an_end_before_any_state_is_told_by_its_reason(prepared):
     worker = Worker(RunOptions(job=None), code=76, reason="no workers", action="look at x")
     with pytest.raises(NeedsPerson, match="no workers") as told:
-        finish(prepared(), [worker], NoProgress(), None)
+        finish_parts(prepared(), [worker], NoProgress(), None)
     assert told.value.hint == "look at x"
 
 

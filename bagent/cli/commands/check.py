@@ -58,7 +58,9 @@ def check(
         env=dict(os.environ),
         cwd=Path.cwd(),
     )
-    report = run_check(CheckOptions(options, rows, prompts, read_price(price), open_))
+    report = run_check(
+        CheckOptions(options, rows, prompts, read_price(price), open_), stdin=sys.stdin.buffer
+    )
     if as_json:
         import msgspec
 

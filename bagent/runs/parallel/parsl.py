@@ -41,7 +41,7 @@ from bagent.observe import Progress
 from bagent.rows import RowReader
 from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
 from bagent.runs.deadline import Deadline, read_deadline
-from bagent.runs.execute import display_path
+from bagent.runs.ending import display_path
 from bagent.runs.parallel.parsl_task import (
     ChunkState,
     ChunkTask,

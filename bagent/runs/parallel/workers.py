@@ -39,6 +39,7 @@ from bagent.observe import Progress, Snapshot
 from bagent.rows import RowReader, open_rows
 from bagent.runs.context import (
     STAGE,
+    WORKER,
     RunContext,
     RunOptions,
     make_redactor,
@@ -46,20 +47,13 @@ from bagent.runs.context import (
     prepare,
     read_shard,
 )
-from bagent.runs.execute import (
-    MAKE_AGAIN,
-    WORKER,
-    display_path,
-    make_display,
-    make_tables,
-    print_summary,
-    rows_exit_code,
-)
+from bagent.runs.ending import display_path, finish_run, print_summary
+from bagent.runs.execute import make_display
 from bagent.runs.parallel.progress_merge import merge_snapshots
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.resume import last_stage
 from bagent.runs.run_store import open_run_dir
-from bagent.runs.shutdown import STOP_SIGNALS, raise_on_signal
+from bagent.runs.shutdown import STOP_SIGNALS, Stop, raise_on_signal
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.edited_rows import replaced_lines
@@ -125,6 +119,7 @@ _CODES_WORST_FIRST = (
     EXIT_STOPPED,
 )
 _ERRORS: Mapping[int, type[BagentError]] = {
+    EXIT_USAGE: UsageError,
     EXIT_CANNOT_WRITE: WriteError,
     EXIT_STOPPED: StoppedEarly,
     EXIT_NEEDS_PERSON: NeedsPerson,
@@ -192,7 +187,7 @@ def run_parts(
         state = final_state(prepared, workers, progress, before)
     finally:
         progress.stop()
-    return finish(prepared, workers, progress, state)
+    return finish_parts(prepared, workers, progress, state)
 
 
 def max_concurrent_parts(limits: LimitsSpec, count: int) -> int:
@@ -418,7 +413,7 @@ def final_state(
     return state
 
 
-def finish(
+def finish_parts(
     prepared: RunContext,
     workers: Sequence[Worker],
     progress: Progress,
@@ -432,28 +427,23 @@ def finish(
     Raises:
         BagentError: a worker ended by a usage error, or before any worker reported a state.
     """
-    worst = worst_worker(workers)
-    reason, action = (worst.reason, worst.action) if worst else ("", "")
+    stop, worst = None, worst_worker(workers)
     if worst is not None:
-        code = worst.code or EXIT_NEEDS_PERSON
-        if code == EXIT_USAGE:
-            raise UsageError(worst.reason)
-    else:
-        code = EXIT_OK if state is None else rows_exit_code(prepared, state, progress.note)
-        results = prepared.job.results
-        if results.parquet or results.duckdb:
-            child = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
-            if failure := make_tables(child, progress.note):
-                code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
+        stop = Stop(worst.code or EXIT_NEEDS_PERSON, worst.reason, worst.action)
+        if stop.code == EXIT_USAGE or (state is None and stop.code in _ERRORS):
+            raise _ERRORS[stop.code](stop.reason, hint=stop.hint)
+    if state is None:
+        return EXIT_OK if stop is None else stop.code
+    results, tables = prepared.job.results, None
+    if results.parquet or results.duckdb:
+        tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
+    ending = finish_run(prepared, state, stop, tables=tables, notice=progress.note)
+    if stop is None:
         # A part knows only its own rows, and nothing of the tables.
         redact = make_redactor(prepared.job, prepared.options.env)
-        RunDir(prepared.run_dir).record_end(code, redact(reason), action)
-    if state is None and worst is not None and code in _ERRORS:
-        raise _ERRORS[code](worst.reason, hint=worst.action)
-    if state is None:
-        return code
-    print_summary(prepared, state, code, reason=reason, action=action)
-    return code
+        RunDir(prepared.run_dir).record_end(ending.code, redact(ending.reason), ending.action)
+    print_summary(prepared, ending)
+    return ending.code
 
 
 def _take_back_replaced(

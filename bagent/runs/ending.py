@@ -1,0 +1,172 @@
+"""End of a run of one or of many processes: exit code, tables, summary."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_ROWS_FAILED,
+    WriteError,
+)
+from bagent.observe.snapshot import Snapshot
+from bagent.runs.context import WORKER, RunContext
+from bagent.runs.shutdown import Stop
+from bagent.runs.tables_process import TablesChild
+from bagent.text.terminal import unguarded
+
+if TYPE_CHECKING:
+    from bagent.runs.run_store import RunStore
+
+MAKE_AGAIN = "mend that; the rows are safe in the journal, and bagent query makes the tables"
+"""The action where the tables could not be made."""
+
+
+class RunEnding(msgspec.Struct, frozen=True):
+    """How a run ended."""
+
+    code: int
+    """The exit code."""
+    snapshot: Snapshot
+    reason: str = ""
+    """Why it stopped early."""
+    action: str = ""
+    """What a person must do first."""
+
+
+def finish_run(
+    context: RunContext,
+    snapshot: Snapshot,
+    stop: Stop | None,
+    *,
+    tables: TablesChild | None,
+    notice: Callable[[str], None],
+    store: RunStore | None = None,
+) -> RunEnding:
+    """Close the journal, make the tables of a finished run, and return how it ended.
+
+    Args:
+        stop: what ended the run early; None where all rows have ended.
+        tables: makes the tables; None where the job wants none.
+        store: the open run; None where each of several processes had its own and has closed it.
+    """
+    if stop is None:
+        ending = RunEnding(rows_exit_code(context, snapshot, notice), snapshot)
+    else:
+        ending = RunEnding(stop.code, snapshot, stop.reason, stop.hint)
+    if store is not None:
+        ending = _close(store, ending)
+    if tables is None or ending.code not in (EXIT_OK, EXIT_ROWS_FAILED):
+        return ending
+    failure = make_tables(tables, notice)
+    if not failure:
+        return ending
+    if store is not None:
+        failure = store.journal.redact(failure)
+        store.record_end(EXIT_CANNOT_WRITE, failure, MAKE_AGAIN)
+    return RunEnding(EXIT_CANNOT_WRITE, snapshot, failure, MAKE_AGAIN)
+
+
+def _close(store: RunStore, ending: RunEnding) -> RunEnding:
+    redact = store.journal.redact
+    reason, action = redact(ending.reason), redact(ending.action)
+    ending = msgspec.structs.replace(ending, reason=reason, action=action)
+    try:
+        store.close(ending.code, reason, action, ending.snapshot.dropped)
+    except WriteError as error:
+        return msgspec.structs.replace(ending, code=error.exit_code, reason=redact(str(error)))
+    return ending
+
+
+def rows_exit_code(context: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
+    """Return the exit code of a run that reached its end, by the totals of all starts."""
+    dropped = sum(snapshot.dropped.values())
+    failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
+    if rows == 0:
+        notice("there were no rows to do")
+    if not failed or context.job.results.allow_failures.allows(failed, rows):
+        return EXIT_OK
+    return EXIT_ROWS_FAILED
+
+
+def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
+    """Make the tables; return why they could not be made, or an empty text."""
+    code, output = child.make()
+    if code:
+        last = output.splitlines()[-1] if output else f"exit code {code}"
+        return f"the tables could not be made: {last.removeprefix('bagent: error: ')}"
+    for line in output.splitlines():
+        notice(line)
+    return ""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The closing lines of a run."""
+
+    headline: str
+    """How the run ended, one line."""
+    lines: list[str]
+
+
+def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) -> Summary:
+    """Return the closing lines of a run."""
+    from bagent.observe import EndInfo, summary_lines
+    from bagent.observe.summary import Advice, headline
+    from bagent.runs.resume import resent_kinds
+
+    options, job = context.options, context.job
+    run = display_path(context.run_dir, options.cwd)
+    advice = Advice(
+        exit_code=ending.code,
+        run=run,
+        results=run,
+        command=options.command,
+        action=ending.action,
+        resent=resent_kinds(context),
+        max_tokens=job.sampling.max_tokens,
+        max_turns=job.agent.max_turns if job.agent else None,
+        own_bodies=context.own_bodies,
+        cut_at=ending.snapshot.cut_at,
+    )
+    info = EndInfo(advice, ending.reason, color=color, brief=options.progress == "none")
+    return Summary(headline(ending.snapshot, info), summary_lines(ending.snapshot, info))
+
+
+def print_summary(context: RunContext, ending: RunEnding) -> None:
+    """Print the closing lines of a run on standard error, or as a JSON event."""
+    options = context.options
+    color = (
+        sys.stderr.isatty() and "NO_COLOR" not in options.env and ending.code != EXIT_INTERRUPTED
+    )
+    summary = summarize(context, ending, color=color)
+    lines = summary.lines
+    if options.progress in ("json", WORKER):
+        event = {
+            "event": "summary",
+            "exit_code": ending.code,
+            "run": display_path(context.run_dir, options.cwd),
+            "lines": lines,
+            "ending": summary.headline,
+            "reason": ending.reason,
+            "action": ending.action,
+        }
+        lines = [msgspec.json.encode(event).decode()]
+    with contextlib.suppress(OSError, ValueError):
+        stream = unguarded(sys.stderr) if color else sys.stderr
+        stream.write("\n".join(lines) + "\n")
+
+
+def display_path(path: Path, cwd: Path) -> str:
+    """Return ``path`` relative to ``cwd`` where it is below it."""
+    try:
+        return str(path.relative_to(cwd))
+    except ValueError:
+        return str(path)
