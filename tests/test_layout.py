@@ -11,10 +11,10 @@ import bagent
 
 PACKAGE = Path(bagent.__file__).parent
 LAYERS = """
+library
 cli
 report
 bench check
-library
 runs
 proxy
 servers

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,8 +21,12 @@ from bagent.errors import (
     EXIT_NEEDS_PERSON,
     EXIT_USAGE,
     BagentError,
+    UsageError,
 )
 from bagent.text.terminal import guarded_streams
+
+if TYPE_CHECKING:
+    from bagent.runs.context import RunOptions
 
 COMMANDS: dict[str, str] = {
     "run": "Run a job: rows in, validated rows out; the same command resumes.",
@@ -77,6 +81,24 @@ def load_command(name: str) -> Any:
     )
     app.command(name)(function)
     return typer.main.get_command(app)
+
+
+def parse_run_options(args: Sequence[str]) -> RunOptions:
+    """Return the options of ``bagent run *args`` for a run in one process.
+
+    Raises:
+        UsageError: an option is wrong, or asks for more processes.
+    """
+    from bagent.cli.commands.run import make_options
+
+    try:
+        parameters = load_command("run").make_context("bagent run", list(args)).params
+    except _USAGE_ERROR as error:
+        raise UsageError(error.format_message(), hint="try: bagent run --help") from None
+    if parameters.pop("workers") > 1 or parameters.pop("executor") != "local":
+        raise UsageError("--workers, --executor: only the command bagent run divides the rows")
+    parameters["job"] = Path(parameters["job"])
+    return make_options(parameters, ["bagent", "run", *args])
 
 
 PROTECTED = (["run"], ["check"], ["proxy"])

@@ -1,20 +1,19 @@
 """Running of a job from another program; results are an iterator, with or without ``async``.
 
-A ``bagent run`` process does the work, which keeps the caller's event loop, signals and memory
-separate from it. As with ``bagent run``, finished rows are in the run directory, and the same call
-resumes the run.
+A thread with an event loop of its own does the work, or a process (``process=True``). As with
+``bagent run``, finished rows are in the run directory, and the same call resumes the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
 import secrets
-import signal
-import sys
 import threading
+import weakref
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -26,7 +25,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -46,6 +45,7 @@ from bagent.errors import (
     WriteError,
 )
 from bagent.files import PRIVATE, write_atomic
+from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
 from bagent.library.open_run import Result
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Ite
 
 
 _T = TypeVar("_T")
-_CHUNK = 1 << 16
+_open_loops: weakref.WeakSet[Generator[Result, None, None]] = weakref.WeakSet()
+"""The plain loops over results; most have ended."""
+
 _ERRORS: dict[int, type[BagentError]] = {
     EXIT_USAGE: UsageError,
     EXIT_CANNOT_WRITE: WriteError,
@@ -138,11 +140,13 @@ def run(
     ordered: bool = False,
     options: Sequence[str] = (),
     on_progress: Callable[[dict[str, Any]], None] | Literal["show"] | None = None,
+    process: bool = False,
 ) -> Run:
     """Run a job, or resume it; iterate the result by ``async for`` or a plain ``for``.
 
     The run starts with the iteration. Use ``async with`` (or ``with``) where the loop may end
-    early: the run then finishes the requests in flight and stops.
+    early: the run then finishes the requests in flight and stops. Ctrl-C and the cancellation of
+    the task that iterates do so too; a second Ctrl-C does not wait for the requests.
 
     Args:
         job: a job file, its keys and values as a dict (paths in it start from the current folder,
@@ -158,8 +162,10 @@ def run(
         on_progress: called a few times a minute with the state of the run
             (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` displays it: in a notebook as
             an updated line (no widgets needed), elsewhere as lines on standard error.
+        process: run in a process of its own, which shares neither memory nor the interpreter's
+            lock with this one and starts about half a second later.
     """
-    args = ["-o", "-", "--progress", "json"]
+    args = ["-o", "-"]
     for text in job.sets if isinstance(job, LoadedJob) else ():
         args += ["--set", text]
     if rows is not None:
@@ -173,7 +179,7 @@ def run(
         from bagent.library.progress import make_progress
 
         on_progress = make_progress()
-    return Run(job, [*args, *options], rows, on_progress)
+    return Run(job, [*args, *options], rows, on_progress, process=process)
 
 
 class Run:
@@ -182,9 +188,9 @@ class Run:
     ``exit_code`` and ``path`` (the run directory) are None until it has ended.
 
     Iterating raises:
-        bagent.errors.BagentError: the run could not start, or stopped before its rows ended. The
-            class follows from the exit code (:class:`UsageError` 2, :class:`WriteError` 74,
-            :class:`StoppedEarly` 75, else :class:`NeedsPerson`). Failed rows are results.
+        bagent.errors.BagentError: the run could not start, or stopped before its rows ended:
+            :class:`UsageError` (exit code 2), :class:`WriteError` (74), :class:`StoppedEarly`
+            (75), else :class:`NeedsPerson`. Failed rows are results.
     """
 
     def __init__(
@@ -193,6 +199,8 @@ class Run:
         args: Sequence[str],
         rows: Rows | None,
         on_progress: Callable[[dict[str, Any]], None] | None,
+        *,
+        process: bool = False,
     ) -> None:
         self.exit_code: int | None = None
         self.path: Path | None = None
@@ -200,7 +208,9 @@ class Run:
         self._args = args
         self._rows = rows
         self._on_progress = on_progress
-        self._messages: list[str] = []
+        self._engine_type = ProcessEngine if process else ThreadEngine
+        self._engine: Engine | None = None
+        self._fault: BaseException | None = None
         self._iterator: AsyncIterator[Result] | None = None
         self._blocking: Generator[Result, None, None] | None = None
 
@@ -217,6 +227,7 @@ class Run:
         It works where an event loop runs already, such as in a notebook.
         """
         self._blocking = self._in_thread(self.__aiter__())
+        _open_loops.add(self._blocking)
         return self._blocking
 
     def _in_thread(self, results: AsyncIterator[Result]) -> Generator[Result, None, None]:
@@ -240,7 +251,14 @@ class Run:
             while (result := _wait_for(next_result(), loop)) is not None:
                 yield result
         finally:
-            _wait_for(stop(), loop)
+            ending = asyncio.run_coroutine_threadsafe(stop(), loop)
+            try:
+                ending.result()
+            except KeyboardInterrupt:
+                if self._engine is not None:
+                    self._engine.stop()
+                ending.result()
+                raise
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -277,105 +295,96 @@ class Run:
             async with contextlib.aclosing(self._results_of(path)) as results:
                 async for result in results:
                     yield result
-        self._check(path)
 
     async def _results_of(self, job: Path) -> AsyncGenerator[Result, None]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bagent", "run", str(job), *self._args),
-            stdin=asyncio.subprocess.PIPE if self._rows is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+        """Yield the results; raise why there are no more, where rows remain."""
+        engine = await self._engine_type.start(
+            [str(job), *self._args], self._on_event, piped=self._rows is not None
         )
-        tasks = [asyncio.create_task(self._listen(process))]
+        self._engine = engine
+        feeding: asyncio.Task[None] | None = None
         if self._rows is not None:
-            tasks.append(asyncio.create_task(self._feed(process, self._rows)))
+            feeding = asyncio.create_task(self._feed(engine, self._rows))
+        running = True
         try:
-            assert process.stdout is not None
             decoder = msgspec.json.Decoder(Result)
-            async for line in _lines(process.stdout):
+            async for line in read_lines(engine.results):
                 yield decoder.decode(line)
-            await process.wait()
-            await asyncio.gather(*tasks)
+            running = False
         finally:
-            await self._end(process, tasks)
+            end = await self._finish(engine, feeding, running=running)
+        if feeding is not None and not feeding.cancelled():
+            feeding.result()
+        self._raise_error(end, job)
 
-    async def _end(
-        self, process: asyncio.subprocess.Process, tasks: list[asyncio.Task[None]]
-    ) -> None:
-        """Wait for the end of the process; ask it to stop where it still runs."""
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            for task in tasks[1:]:
-                task.cancel()
-            assert process.stdout is not None
-            while await process.stdout.read(_CHUNK):
+    async def _finish(
+        self, engine: Engine, feeding: asyncio.Task[None] | None, *, running: bool
+    ) -> EngineEnd:
+        """Wait for the end of the run; ask it to stop where it still runs."""
+        if running:
+            engine.stop()
+            if feeding is not None:
+                feeding.cancel()
+            while await engine.results.read(1 << 16):
                 pass  # a full pipe would block its end
-        self.exit_code = await process.wait()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        end = await engine.wait()
+        self.exit_code, self.path = end.code, end.path
+        if feeding is not None:
+            feeding.cancel()  # the run needed no more rows
+            await asyncio.wait([feeding])
+        return end
 
-    async def _feed(self, process: asyncio.subprocess.Process, rows: Rows) -> None:
+    async def _feed(self, engine: Engine, rows: Rows) -> None:
         from bagent.library.row_values import row_lines
 
-        stdin = process.stdin
-        assert stdin is not None
+        assert engine.rows is not None
         try:
             async for line in row_lines(rows):
-                stdin.write(line + b"\n")
-                await stdin.drain()
+                engine.rows.write(line + b"\n")
+                await engine.rows.drain()
         except (BrokenPipeError, ConnectionResetError):
-            return  # the process has ended; _check raises the reason
+            return  # the run has ended
         except BaseException:
             # Rows that fail must not look like the end of the rows.
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            engine.stop()
             raise
         finally:
-            stdin.close()
+            engine.rows.close()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Read the run's stderr: events as JSON lines, and error messages."""
-        assert process.stderr is not None
-        async for line in _lines(process.stderr):
-            try:
-                event = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._messages.append(line.decode("utf-8", "replace").strip())
-                continue
-            kind = event.pop("event", None) if isinstance(event, dict) else None
-            if kind == "summary":
-                self.path = Path(event["run"])
-                self._messages += [event["ending"]]
-            elif kind in ("progress", "end") and self._on_progress is not None:
-                self._on_progress(event)
-
-    def _check(self, job: Path) -> None:
-        code = self.exit_code
-        if code in (EXIT_OK, EXIT_ROWS_FAILED):
+    def _on_event(self, event: dict[str, Any]) -> None:
+        """Pass the state on; an error of the caller's function is raised at the end."""
+        if event.pop("event", None) not in ("progress", "end") or self._on_progress is None:
             return
-        message = (
-            self._messages[-1] if self._messages else f"bagent run ended with exit code {code}"
-        )
-        message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
-        if isinstance(self._job, Mapping):  # its file was temporary
-            message = message.replace(str(job), "job")
-        raise _ERRORS.get(code or 0, NeedsPerson)(message)
+        try:
+            self._on_progress(event)
+        except Exception as error:  # noqa: BLE001 - the iteration raises it
+            self._on_progress, self._fault = None, error
+
+    def _raise_error(self, end: EngineEnd, job: Path) -> None:
+        if end.code not in (EXIT_OK, EXIT_ROWS_FAILED):
+            error = end.error or _ERRORS.get(end.code, NeedsPerson)(end.headline)
+            if isinstance(self._job, Mapping) and isinstance(error, BagentError):
+                _hide_temporary_file(error, job)
+            raise error
+        if self._fault is not None:
+            raise self._fault
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines of any length; unread data stays in the pipe."""
-    parts: list[bytes] = []
-    while data := await reader.read(_CHUNK):
-        head, *others = data.split(b"\n")
-        parts.append(head)
-        if others:
-            yield b"".join(parts)
-            for line in others[:-1]:
-                yield line
-            parts = [others[-1]]
-    if last := b"".join(parts):
-        yield last
+def _hide_temporary_file(error: BagentError, job: Path) -> None:
+    """Name the job ``job`` in ``error``: its file was temporary."""
+    for name in (str(job.absolute()), str(job)):
+        error.message = error.message.replace(name, "job")
+        error.hint = error.hint.replace(name, "job")
+    if error.at is not None and Path(error.at.file).name == job.name:
+        error.at = replace(error.at, file="job")
+
+
+@atexit.register
+def _stop_runs() -> None:
+    """Let runs finish what is in flight before the interpreter ends their threads."""
+    for loop in list(_open_loops):
+        with contextlib.suppress(ValueError):  # another thread is in it
+            loop.close()
 
 
 def _wait_for(step: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop) -> _T:

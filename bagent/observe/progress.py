@@ -192,60 +192,69 @@ class PlainProgress:
         """Do nothing."""
 
 
-class JsonProgress:
-    """One JSON object a line: ``event`` is ``start``, ``progress``, ``note`` or ``end``.
+class EventProgress:
+    """Events for programs: ``event`` is ``start``, ``progress``, ``note`` or ``end``.
 
     ``progress`` and ``end`` carry all fields of :class:`Snapshot`, with the ten largest error
     groups.
+
+    Args:
+        emit: takes the events.
+        clock: monotonic seconds.
+    """
+
+    interval_s = 1.0
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None], clock: Callable[[], float]) -> None:
+        self._emit = emit
+        self._schedule = _Schedule(clock)
+        self._once = Once()
+        self._last: Snapshot | None = None
+
+    def start(self, header: str) -> None:
+        """Emit ``start`` with ``header``."""
+        self._emit({"event": "start", "header": visible(header)})
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Emit ``progress`` if it is due."""
+        self._last = snapshot
+        if self._schedule.due():
+            self._emit_state("progress", snapshot)
+
+    def attach(self, live: Live) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
+        """Emit ``note`` with ``text``."""
+        text = visible(text)
+        if self._once.is_new(text):
+            self._emit({"event": "note", "text": text})
+
+    def stop(self) -> None:
+        """Emit ``end`` with the last state."""
+        if self._last is not None:
+            self._emit_state("end", self._last)
+            self._last = None
+
+    def _emit_state(self, event: str, s: Snapshot) -> None:
+        left_out = sum(group.count for group in s.errors[_JSON_ERRORS:])
+        fields = msgspec.structs.asdict(s)
+        del fields["changes"], fields["causes"]
+        fields["errors"] = s.errors[:_JSON_ERRORS]
+        fields["errors_other"] = s.errors_other + left_out
+        self._emit({"event": event, **fields})
+
+
+class JsonProgress(EventProgress):
+    """The events as JSON, one a line.
 
     Args:
         out: where the lines go.
         clock: monotonic seconds.
     """
 
-    interval_s = 1.0
-
     def __init__(self, out: SafeTextStream, clock: Callable[[], float]) -> None:
-        self._out = out
-        self._schedule = _Schedule(clock)
-        self._once = Once()
-        self._last: Snapshot | None = None
-
-    def start(self, header: str) -> None:
-        """Write the ``start`` object with ``header``."""
-        self._write({"event": "start", "header": visible(header)})
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Write a ``progress`` object if one is due."""
-        self._last = snapshot
-        if self._schedule.due():
-            self._write_state("progress", snapshot)
-
-    def attach(self, live: Live) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Write a ``note`` object with ``text``."""
-        text = visible(text)
-        if self._once.is_new(text):
-            self._write({"event": "note", "text": text})
-
-    def stop(self) -> None:
-        """Write the ``end`` object with the last state."""
-        if self._last is not None:
-            self._write_state("end", self._last)
-            self._last = None
-
-    def _write_state(self, event: str, s: Snapshot) -> None:
-        left_out = sum(group.count for group in s.errors[_JSON_ERRORS:])
-        fields = msgspec.structs.asdict(s)
-        del fields["changes"], fields["causes"]
-        fields["errors"] = s.errors[:_JSON_ERRORS]
-        fields["errors_other"] = s.errors_other + left_out
-        self._write({"event": event, **fields})
-
-    def _write(self, value: dict[str, Any]) -> None:
-        self._out.line(msgspec.json.encode(value).decode())
+        super().__init__(lambda event: out.line(msgspec.json.encode(event).decode()), clock)
 
 
 def make_progress(

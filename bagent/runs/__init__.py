@@ -1,6 +1,7 @@
 """Execution of a run: ``bagent run`` from its options to its exit code.
 
-execute             run a job in this process and print the summary
+execute             run a job in this process
+ending              exit code, tables and summary of a run
 context             options and job -> a checked run, before anything is sent
 batch_file_check    lines of a batch file that cannot be sent
 environment         `BAGENT_*` variables

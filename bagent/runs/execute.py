@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bagent.runs.ending import RunEnding
     from bagent.runs.output import ResultLines
     from bagent.runs.run_store import RunStore
+    from bagent.runs.session import SessionResult
 
 T = TypeVar("T")
 
@@ -103,62 +104,79 @@ def _run_open(
     rows: RowReader | None,
     stack: ExitStack,
 ) -> RunEnding:
-    """Run the rows of an open run; the display and ``run.log`` get what people should know.
+    """Run the rows of an open run.
 
     Args:
         rows: None where they are piped: they are opened now that the run is locked.
         stack: closes what is opened.
     """
-    from bagent.observe import RunLog
     from bagent.runs.ending import finish_run
-    from bagent.runs.session import RunSession, SessionResult
 
-    progress, redact = host.progress, store.journal.redact
-    log = stack.enter_context(closing(RunLog(store.path / "run.log")))
-
-    def log_text(text: str) -> None:
-        log.warning(redact(text))
-
-    store.log = log_text
-
-    def notice(text: str) -> None:
-        text = redact(text)
-        log.info(text)
-        progress.note(text)
-
+    progress = host.progress
+    notice = stack.enter_context(_open_log(store, progress))
+    if rows is None:
+        rows = stack.enter_context(closing(open_input(context, stdin=host.stdin)))
+    for warning in (*context.warnings, *store.notes):
+        notice(warning)
+    progress.start(_header(context, store))
     try:
-        if rows is None:
-            rows = stack.enter_context(closing(open_input(context, stdin=host.stdin)))
-        for warning in (*context.warnings, *store.notes):
-            notice(warning)
-        progress.start(_header(context, store))
+        with _result_lines(context, host, store) as lines:
+            stop, snapshot = _run_session(context, host, store, rows, notice, lines)
+        progress.update(snapshot)
+    finally:
+        progress.stop()
+    for warning in rows.warnings:
+        notice(warning)
+    if context.options.debug and stop is not None and stop.error is not None:
+        raise stop.error
+    ending = finish_run(context, snapshot, stop, tables=store.tables, notice=notice, store=store)
+    if lines is not None and lines.late and stop is None:
+        lines.print_all(host.stdout)
+    return ending
+
+
+@contextmanager
+def _open_log(store: RunStore, progress: Progress) -> Iterator[Callable[[str], None]]:
+    """Open ``run.log``, and yield what says a message there and on the display."""
+    from bagent.observe import RunLog
+
+    redact = store.journal.redact
+    with closing(RunLog(store.path / "run.log")) as log:
+
+        def log_text(text: str) -> None:
+            log.warning(redact(text))
+
+        def notice(text: str) -> None:
+            text = redact(text)
+            log.info(text)
+            progress.note(text)
+
+        store.log = log_text
         try:
-            with _result_lines(context, host, store) as lines:
-                open_rows = rows
+            yield notice
+        except BagentError as error:
+            error.message = redact(error.message)
+            log.error(str(error))
+            raise
 
-                async def session() -> SessionResult:
-                    return await RunSession(
-                        context, store, open_rows, progress, notice, lines, host.stop_requests
-                    ).run()
 
-                stop, snapshot = _run_loop(session, owns_process=host.owns_process)
-            progress.update(snapshot)
-        finally:
-            progress.stop()
-        for warning in rows.warnings:
-            notice(warning)
-        if context.options.debug and stop is not None and stop.error is not None:
-            raise stop.error
-        ending = finish_run(
-            context, snapshot, stop, tables=store.tables, notice=notice, store=store
-        )
-        if lines is not None and lines.late and stop is None:
-            lines.print_all(host.stdout)
-        return ending
-    except BagentError as error:
-        error.message = redact(error.message)
-        log.error(str(error))
-        raise
+def _run_session(
+    context: RunContext,
+    host: RunHost,
+    store: RunStore,
+    rows: RowReader,
+    notice: Callable[[str], None],
+    lines: ResultLines | None,
+) -> SessionResult:
+    """Run the session on an event loop of its own."""
+    from bagent.runs.session import RunSession
+
+    async def session() -> SessionResult:
+        return await RunSession(
+            context, store, rows, host.progress, notice, lines, host.stop_requests
+        ).run()
+
+    return _run_loop(session(), owns_process=host.owns_process)
 
 
 @contextmanager
@@ -175,7 +193,7 @@ def _result_lines(
         yield ResultLines(store, context.options.ordered, descriptor)
 
 
-def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], *, owns_process: bool) -> T:
+def _run_loop(work: Coroutine[Any, Any, T], *, owns_process: bool) -> T:
     """Run on uvloop where it is installed, which saves a quarter of the CPU per request.
 
     Objects of the start-up live to the end, so a process of its own freezes them: the garbage
@@ -192,7 +210,7 @@ def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], *, owns_process: bool)
         gc.set_threshold(20_000, 20, 50)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(work())
+            return runner.run(work)
     finally:
         if owns_process:
             gc.set_threshold(*thresholds)

@@ -113,8 +113,7 @@ def _line(outcome: Outcome, data: Json) -> bytes:
 def redirect_stdout() -> Iterator[int]:
     """Redirect stdout to stderr, and yield a descriptor of the real stdout for rows alone.
 
-    So what tools and their programs print does not mix with the rows. The descriptor stays open,
-    since a thread may be writing to it.
+    So what tools and their programs print does not mix with the rows.
     """
     sys.stdout.flush()
     rows = os.dup(1)
@@ -125,17 +124,19 @@ def redirect_stdout() -> Iterator[int]:
         with suppress(OSError, ValueError):  # a tool closed it, or stderr is full
             sys.stdout.flush()
         os.dup2(rows, 1)
+        os.close(rows)
 
 
 class StdoutWriter:
     """Writes lines to a file descriptor in a thread, so a slow reader stalls no request.
 
     :meth:`wait_for_room` is the backpressure. When a write fails, ``on_closed`` is called once on
-    the event loop and further lines are dropped; they are in the journal.
+    the event loop and further lines are dropped; they are in the journal. The thread writes to a
+    copy of the descriptor and closes it, since it may be abandoned in the middle of a write.
     """
 
     def __init__(self, descriptor: int, on_closed: Callable[[OSError], None]) -> None:
-        self._descriptor = descriptor
+        self._descriptor = os.dup(descriptor)
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -171,14 +172,19 @@ class StdoutWriter:
     def abandon(self) -> None:
         """Write no more; the lines are in the journal."""
         self.closed = True
+        self._lines.put(None)
         self._room.set()
 
     def _run(self) -> None:
         try:
             self._write_all()
         finally:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._finished.set)
+            os.close(self._descriptor)
+            self._call_soon(self._finished.set)
+
+    def _call_soon(self, function: Callable[..., None], *values: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *values)
 
     def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -194,7 +200,7 @@ class StdoutWriter:
                 batch.append(more)
             self._write(b"".join(batch))
             if not self._room.is_set() and self._lines.qsize() < MOST_LINES // 2:
-                self._loop.call_soon_threadsafe(self._room.set)
+                self._call_soon(self._room.set)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -203,7 +209,7 @@ class StdoutWriter:
                 view = view[os.write(self._descriptor, view) :]
             except OSError as error:
                 self.closed, self.failure = True, error
-                self._loop.call_soon_threadsafe(self._reader_gone, error)
+                self._call_soon(self._reader_gone, error)
 
     def _reader_gone(self, error: OSError) -> None:
         self._room.set()

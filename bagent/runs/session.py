@@ -109,6 +109,8 @@ class RunSession:
                 return await self._with_servers(stack)
         finally:
             self._switch.close()
+            if self._stdout is not None:
+                self._stdout.abandon()  # all is written, or there is no more time for it
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
         options = self._context.options

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import itertools
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +21,7 @@ import pyarrow
 import pytest
 
 import bagent
-from bagent.errors import JobError, NeedsPerson, UsageError
+from bagent.errors import JobError, NeedsPerson, OwnedError, UsageError
 from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
 from bagent.store.results import RESULT_NAMES
@@ -311,3 +314,116 @@ def test_a_run_is_read_as_a_polars_frame(read: Any) -> None:
     assert isinstance(frame, polars.DataFrame)
     assert frame["score"].to_list() == [0, 1]
     assert read.pl()["status"].to_list() == ["ok", "ok", "failed"]
+
+
+def test_a_run_works_in_a_process_of_its_own_too(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    states: list[dict[str, Any]] = []
+    run = bagent.run("job.yaml", rows=rows(3), on_progress=states.append, process=True)
+    assert sorted(r.id for r in run) == ["r1", "r2", "r3"]
+    assert (run.exit_code, run.path) == (0, Path("runs/job"))
+    assert states[-1]["ok"] == 3
+    (job_dir / "job.yaml").write_text("modle: x\n")
+    with pytest.raises(UsageError, match="did you mean model"):
+        list(bagent.run("job.yaml", rows=rows(3), process=True))
+
+
+def test_two_runs_work_in_one_program_at_once(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [slow(0.3, ok("fine"))]})
+    write_job(job_dir, fs.url, input=None)
+
+    async def both() -> list[list[bagent.Result]]:
+        runs = [bagent.run("job.yaml", rows=rows(5), name=name) for name in ("a", "b")]
+        return await asyncio.gather(*map(collect, runs))
+
+    first, second = asyncio.run(both())
+    assert [len(first), len(second)] == [5, 5]
+    assert {r.id for r in bagent.open_run("a")} == {r.id for r in bagent.open_run("b")}
+
+
+def test_two_runs_of_one_directory_are_refused(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"r1": [ok("fine")], "*": [slow(3.0, ok("fine"))]})
+    write_job(job_dir, fs.url, 3, batching={"mode": "single"})
+    with bagent.run("job.yaml") as first:
+        results = iter(first)
+        next(results)
+        with pytest.raises(OwnedError, match="is working on this run"):
+            list(bagent.run("job.yaml"))
+        assert len(list(results)) == 2
+
+
+def test_a_cancelled_task_stops_its_run(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    endless = ({"id": number, "text": "more"} for number in itertools.count())
+    run = bagent.run("job.yaml", rows=endless)
+
+    async def cancelled() -> None:
+        started = asyncio.Event()
+
+        async def work() -> None:
+            async with run as results:
+                async for _ in results:
+                    started.set()
+
+        task = asyncio.create_task(work())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert run.exit_code == 75
+
+
+def test_a_run_leaves_the_settings_of_the_program_alone(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 3)
+
+    def settings() -> Any:
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        return handlers, gc.get_threshold(), gc.get_freeze_count(), dict(os.environ), sys.path[:]
+
+    before = settings()
+    assert len(list(bagent.run("job.yaml"))) == 3
+    assert settings() == before
+
+
+def test_an_error_of_the_progress_function_is_raised_at_the_end(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 3)
+
+    def fail(state: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    run = bagent.run("job.yaml", on_progress=fail)
+    seen = []
+    with pytest.raises(ZeroDivisionError):
+        for result in run:
+            seen.append(result.id)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("option", [["--limt", "3"], ["--workers", "2"], ["--executor", "parsl"]])
+def test_an_option_that_a_run_in_a_program_cannot_have_is_refused(
+    job_dir: Path, option: list[str]
+) -> None:
+    write_job(job_dir, "http://127.0.0.1:9")
+    with pytest.raises(UsageError, match=option[0]):
+        list(bagent.run("job.yaml", options=option))
+
+
+@pytest.mark.process("what a program does at its end")
+def test_a_program_that_ends_with_an_open_run_lets_it_stop(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [slow(0.5, ok("fine"))]})
+    write_job(job_dir, fs.url, input=None)
+    code = (
+        "import bagent, itertools\n"
+        "endless = ({'id': n, 'text': 'more'} for n in itertools.count())\n"
+        "results = iter(bagent.run('job.yaml', rows=endless))\n"
+        "next(results)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    assert bagent.open_run("job").summary().statuses.keys() == {"ok"}

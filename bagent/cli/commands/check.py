@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.cli import options as opt
@@ -56,11 +55,9 @@ def check(
         limit=limit,
         debug=debug,
         env=dict(os.environ),
-        cwd=Path.cwd(),
     )
-    report = run_check(
-        CheckOptions(options, rows, prompts, read_price(price), open_), stdin=sys.stdin.buffer
-    )
+    to_check = CheckOptions(options, rows, prompts, read_price(price), open_)
+    report = run_check(to_check, stdin=sys.stdin.buffer)
     if as_json:
         import msgspec
 

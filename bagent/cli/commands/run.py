@@ -60,18 +60,26 @@ def run(
     if executor == "parsl":
         from bagent.runs.parallel.parsl import run_parsl
 
-        return run_parsl(_options(options), workers)
+        return run_parsl(make_options(options, _command()), workers)
     if workers > 1:
         from bagent.runs.parallel.workers import run_workers
 
-        return run_workers(_options(options), workers)
+        return run_workers(make_options(options, _command()), workers)
     from bagent.runs.execute import run_job
 
-    return run_job(_options(options))
+    return run_job(make_options(options, _command()))
 
 
-def _options(options: dict[str, Any]) -> RunOptions:
-    """Make the options of a run from the parameters of :func:`run`."""
+def _command() -> list[str]:
+    return ["bagent", *sys.argv[1:]]
+
+
+def make_options(options: dict[str, Any], command: list[str]) -> RunOptions:
+    """Make the options of a run from the parameters of :func:`run`, but those for processes.
+
+    Args:
+        command: the whole command, shown as the one that resumes the run.
+    """
     from bagent.runs.context import RunOptions
 
     _choice("--progress", options["progress"], "display", PROGRESS)
@@ -102,7 +110,7 @@ def _options(options: dict[str, Any]) -> RunOptions:
         wait_hosts=_seconds("--wait-hosts", options.pop("wait_hosts")),
         env=dict(os.environ),
         cwd=Path.cwd(),
-        command=mask_words(["bagent", *sys.argv[1:]]),
+        command=mask_words(command),
         **options,  # the others have the names and types of the fields
     )
 

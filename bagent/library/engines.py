@@ -1,0 +1,291 @@
+"""Engines of the library: a run in a thread of this process, or in a process of its own.
+
+Both take rows and give results as JSON lines through pipes, so neither side holds more of them
+than a pipe and a short queue do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+import msgspec
+
+from bagent.errors import EXIT_NEEDS_PERSON, BagentError, UsageError, WriteError
+from bagent.runs.shutdown import StopRequests
+
+Event = dict[str, Any]
+"""An event as of ``--progress json``."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CHUNK = 1 << 16
+
+
+class EngineEnd(NamedTuple):
+    """How a run ended."""
+
+    code: int
+    """The exit code."""
+    headline: str = ""
+    """How it ended, one line."""
+    path: Path | None = None
+    """The run directory, where the run got so far."""
+    error: BaseException | None = None
+    """What ended it; None where rows were processed."""
+
+
+class Engine(Protocol):
+    """A started run."""
+
+    results: asyncio.StreamReader
+    rows: asyncio.StreamWriter | None
+    """Takes the rows; None where the job reads its own input."""
+
+    def stop(self) -> None:
+        """Stop after what is in flight; a second call does not wait for that."""
+
+    async def wait(self) -> EngineEnd:
+        """Return how the run ended, once it has."""
+
+
+class ThreadEngine:
+    """A run in a thread with an event loop of its own; made by :meth:`start`.
+
+    It leaves signals, standard files and settings of this process alone.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        on_event: Callable[[Event], None],
+        rows: asyncio.StreamWriter | None,
+        results: asyncio.StreamReader,
+    ) -> None:
+        self.rows = rows
+        self.results = results
+        self._args = args
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._requests = StopRequests()
+        self._end: asyncio.Future[EngineEnd] = self._loop.create_future()
+
+    @classmethod
+    async def start(
+        cls, args: Sequence[str], on_event: Callable[[Event], None], *, piped: bool
+    ) -> ThreadEngine:
+        """Start a run with the options of ``bagent run``.
+
+        Args:
+            args: the job file and the options.
+            on_event: takes events on the running loop.
+            piped: rows come through :attr:`rows`.
+        """
+        rows, stdin = await _open_rows_pipe() if piped else (None, None)
+        results, stdout = await _open_results_pipe()
+        engine = cls(args, on_event, rows, results)
+        threading.Thread(
+            target=engine._work, args=(stdin, stdout), name="bagent-run", daemon=True
+        ).start()
+        return engine
+
+    def stop(self) -> None:
+        """Stop after what is in flight; a second call does not wait for that."""
+        self._requests.request()
+
+    async def wait(self) -> EngineEnd:
+        """Return how the run ended, once it has."""
+        end = await asyncio.shield(self._end)
+        if self.rows is not None:
+            self.rows.close()
+            await self.rows.wait_closed()
+        return end
+
+    def _work(self, stdin: _ReadEnd | None, stdout: int) -> None:
+        try:
+            end = self._run(cast("BinaryIO", stdin), stdout)
+        except BagentError as error:
+            end = EngineEnd(error.exit_code, error=error)
+        except OSError as error:
+            kind = WriteError if error.errno in _FULL else UsageError
+            name = f"{error.filename}: " if error.filename else ""
+            failure = kind(f"{name}{error.strerror or error}")
+            failure.__cause__ = error
+            end = EngineEnd(failure.exit_code, error=failure)
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            end = EngineEnd(EXIT_NEEDS_PERSON, error=error)
+        finally:
+            os.close(stdout)
+            if stdin is not None:
+                stdin.close()
+        self._call_soon(self._set_end, end)
+
+    def _run(self, stdin: BinaryIO | None, stdout: int) -> EngineEnd:
+        """Run the job in this thread."""
+        from bagent.cli.app import parse_run_options
+        from bagent.observe.progress import EventProgress
+        from bagent.runs.context import prepare
+        from bagent.runs.ending import display_path, summarize
+        from bagent.runs.execute import RunHost, execute_run, with_metrics
+
+        options = parse_run_options(self._args)
+        context = prepare(options)
+        progress = with_metrics(EventProgress(self._send_event, time.monotonic), options)
+        ending = execute_run(context, RunHost(progress, stdin, stdout, self._requests))
+        headline = summarize(context, ending).headline
+        return EngineEnd(ending.code, headline, Path(display_path(context.run_dir, options.cwd)))
+
+    def _send_event(self, event: Event) -> None:
+        self._call_soon(self._on_event, msgspec.to_builtins(event, str_keys=True))
+
+    def _set_end(self, end: EngineEnd) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def _call_soon(self, function: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+            self._loop.call_soon_threadsafe(function, value)
+
+
+async def _open_rows_pipe() -> tuple[asyncio.StreamWriter, _ReadEnd]:
+    loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
+    transport, protocol = await loop.connect_write_pipe(
+        _RowsProtocol, os.fdopen(writer, "wb", buffering=0)
+    )
+    return asyncio.StreamWriter(transport, protocol, None, loop), _ReadEnd(reader)
+
+
+async def _open_results_pipe() -> tuple[asyncio.StreamReader, int]:
+    loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
+    results = asyncio.StreamReader()
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(results), os.fdopen(reader, "rb", buffering=0)
+    )
+    return results, writer
+
+
+class _RowsProtocol(asyncio.streams.FlowControlMixin):
+    """Flow control of the pipe for rows, whose closing can be awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _get_close_waiter(self, stream: asyncio.StreamWriter) -> asyncio.Future[None]:
+        return self._closed
+
+
+class _ReadEnd:
+    """The reading end of a pipe as a standard input.
+
+    The thread that reads rows may use the descriptor until this object has gone, so its number
+    stays taken until then; after :meth:`close` it reads nothing more.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, self._descriptor)
+        os.close(nothing)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return False
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._descriptor, size)
+
+
+class ProcessEngine:
+    """A run in a ``bagent run`` process; made by :meth:`start`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, on_event: Callable[[Event], None]
+    ) -> None:
+        assert process.stdout is not None
+        self.results = process.stdout
+        self.rows = process.stdin
+        self._process = process
+        self._on_event = on_event
+        self._messages: list[str] = []
+        self._path: Path | None = None
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls, args: Sequence[str], on_event: Callable[[Event], None], *, piped: bool
+    ) -> ProcessEngine:
+        """Start a run; for the arguments see :meth:`ThreadEngine.start`."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bagent", "run", *args, "--progress", "json"),
+            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        return cls(process, on_event)
+
+    def stop(self) -> None:
+        """Stop after what is in flight; a second call does not wait for that."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    async def wait(self) -> EngineEnd:
+        """Return how the run ended, once it has."""
+        code = await self._process.wait()
+        await self._listening
+        message = self._messages[-1] if self._messages else f"exit code {code}"
+        message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
+        return EngineEnd(code, message, self._path)
+
+    async def _listen(self) -> None:
+        """Read the run's stderr: events as JSON lines, and error messages."""
+        assert self._process.stderr is not None
+        async for line in read_lines(self._process.stderr):
+            try:
+                event = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._messages.append(line.decode("utf-8", "replace").strip())
+                continue
+            if not isinstance(event, dict):
+                continue
+            if event.get("event") == "summary":
+                self._path = Path(event["run"])
+                self._messages.append(event["ending"])
+            else:
+                self._on_event(event)
+
+
+async def read_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield lines of any length; unread data stays in the pipe."""
+    parts: list[bytes] = []
+    while data := await reader.read(_CHUNK):
+        head, *others = data.split(b"\n")
+        parts.append(head)
+        if others:
+            yield b"".join(parts)
+            for line in others[:-1]:
+                yield line
+            parts = [others[-1]]
+    if last := b"".join(parts):
+        yield last
