@@ -310,10 +310,13 @@ def setup(
     result_context: ResultContext = nullcontext,
     limits: dict[str, int | None] | None = None,
     learns: dict[str, int] | None = None,
+    backend: ScriptedBackend | None = None,
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
-    backend = ScriptedBackend(scripts, probes or {}, limits=limits or {}, learns=learns or {})
+    backend = backend or ScriptedBackend(
+        scripts, probes or {}, limits=limits or {}, learns=learns or {}
+    )
     account = Account(per_minute, None, 120.0, hosted=hosted)
     states = [
         EndpointState(

@@ -1,0 +1,192 @@
+"""Rows from their prompt to the journal, over a backend that answers as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from bagent.agents.plan import StagePlan
+from bagent.agents.token_budget import TokenBudget
+from bagent.answers.schema.schema import OutputSchema
+from bagent.backends.base import Exchange
+from bagent.errors import WriteError
+from bagent.fleet.batch_size import BatchSizeRule
+from bagent.stages.dedupe import RequestDedupe
+from bagent.stages.row_runner import RowRunner
+from bagent.stages.stop_rules import StopRules
+from bagent.types import Failure, Outcome, Reply, Row
+from support.jumping_loop import on_jumping_clock
+from support.scripted_fleet import SETTINGS, ScriptedBackend, setup
+
+
+class Prompt:
+    """The number of the row."""
+
+    raw = True
+
+    def render(self, data, extra=None):
+        raise AssertionError("it is raw")
+
+    def render_raw(self, data, extra=None):
+        return str(data["n"])
+
+
+class Chat(Prompt):
+    """The same as a chat."""
+
+    raw = False
+
+    def render(self, data, extra=None):
+        return [{"role": "user", "content": str(data["n"])}]
+
+
+class Replies(ScriptedBackend):
+    """Gives each row its replies in turn, and notes what it is sent."""
+
+    def __init__(self, events: list[Any], replies: dict[int, list[Reply | Failure]]) -> None:
+        super().__init__({"a": lambda row, number: None})
+        self.events, self.replies = events, replies
+        self.gates: dict[int, asyncio.Event] = {}
+
+    async def send(self, endpoint, group, timeouts) -> Exchange:
+        texts = [
+            request.prompt if request.messages is None else request.messages[0]["content"]
+            for request in group
+        ]
+        rows = [int(text) for text in texts]
+        self.events.append(("send", *rows))
+        began = asyncio.get_running_loop().time()
+        for row in rows:
+            if row in self.gates:
+                await self.gates[row].wait()
+        await asyncio.sleep(1.0)
+        default: list[Reply | Failure] = [Reply("yes", "stop")]
+        results = [
+            self.replies.get(row, default).pop(0) if row in self.replies else default[0]
+            for row in rows
+        ]
+        done = asyncio.get_running_loop().time()
+        return Exchange(results, sent=began, done=done, status=200)
+
+
+class Bench:
+    """A runner with all that it talks to; ``events`` has what is sent and written, in order."""
+
+    def __init__(
+        self,
+        replies: dict[int, list[Reply | Failure]] | None = None,
+        *,
+        schema: OutputSchema | None = None,
+        limit: int = 1,
+        group: int = 1,
+    ) -> None:
+        self.events: list[Any] = []
+        self.outcomes: list[Outcome] = []
+        self.full = False
+        self.backend = Replies(self.events, replies or {})
+        self.backend.limits = {"a": group}
+        self.fleet = setup(
+            {"a": lambda row, number: None},
+            backend=self.backend,
+            limit=limit,
+            group=BatchSizeRule(group, single=group == 1),
+            result_context=self.together,
+        ).fleet
+        prompt = Prompt() if schema is None else Chat()
+        plan = StagePlan("main", prompt, SETTINGS, schema, TokenBudget(None))
+        self.runner = RowRunner(
+            plan,
+            self.fleet,
+            self,
+            dedupe=RequestDedupe(
+                lambda location: self.outcomes[location], tuple, None, dedupe=True
+            ),
+            stop_rules=StopRules(canary=False, stop_after=None),
+            emit=lambda outcome, location, row: None,
+        )
+
+    @contextmanager
+    def together(self):
+        self.events.append("begin")
+        yield
+        self.events.append("end")
+
+    def write(self, outcome: Outcome) -> int:
+        """Write one outcome: the journal's method."""
+        if self.full:
+            raise WriteError("the disk is full")
+        self.events.append(("write", outcome.row))
+        self.outcomes.append(outcome)
+        return len(self.outcomes) - 1
+
+    async def run(self, *numbers: int) -> None:
+        """Run rows to their ends; equal numbers are equal requests."""
+
+        async def source():
+            yield [(Row(i, i, i, {"n": n}, "rows", i + 1), [0]) for i, n in enumerate(numbers)]
+
+        await self.runner.run(source())
+
+
+@on_jumping_clock
+async def test_a_row_is_written_before_its_slot_has_a_successor():
+    bench = Bench()
+    await bench.run(0, 1, 2)
+    assert bench.events == [(what, row) for row in range(3) for what in ("send", "write")]
+
+
+@on_jumping_clock
+async def test_all_rows_of_a_response_are_written_as_one_before_the_next_is_sent():
+    bench = Bench(limit=2, group=2)
+    await bench.run(0, 1, 2, 3)
+    first = [("send", 0, 1), "begin", ("write", 0), ("write", 1), "end"]
+    assert bench.events == [*first, ("send", 2, 3), "begin", ("write", 2), ("write", 3), "end"]
+
+
+@on_jumping_clock
+async def test_a_row_that_asks_again_goes_before_new_rows(tmp_path):
+    schema = OutputSchema.load({"type": "integer"}, base=tmp_path)
+    good = [Reply("1", "stop")]
+    replies = {0: [Reply("one", "stop"), *good], 1: list(good)}
+    bench = Bench(replies, schema=schema)
+    await bench.run(0, 1)
+    assert bench.events == [("send", 0), ("send", 0), ("write", 0), ("send", 1), ("write", 1)]
+    assert (bench.outcomes[0].turns, bench.outcomes[0].first_try_valid) == (2, False)
+
+
+@on_jumping_clock
+async def test_equal_rows_wait_for_one_request_and_copy_its_answer():
+    bench = Bench(limit=4)
+    await bench.run(7, 7, 7, 8)
+    assert bench.events[:2] == [("send", 7), ("send", 8)]
+    assert sorted(outcome.row for outcome in bench.outcomes) == [0, 1, 2, 3]
+    assert {outcome.row: outcome.copied_from for outcome in bench.outcomes}[2] == "0"
+
+
+@on_jumping_clock
+async def test_an_outcome_that_cannot_be_written_stops_the_run():
+    bench = Bench()
+    bench.full = True
+    running = asyncio.ensure_future(bench.run(0, 1))
+    assert isinstance(await bench.fleet.stopped, WriteError)
+    running.cancel()
+    await bench.fleet.drain(0.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 10.0])
+@on_jumping_clock
+async def test_a_drain_writes_what_comes_in_time_and_leaves_the_rest_unfinished(seconds):
+    bench = Bench(limit=2)
+    bench.backend.gates[1] = asyncio.Event()
+    running = asyncio.ensure_future(bench.run(0, 1, 2, 3))
+    await asyncio.sleep(0.5)
+    running.cancel()
+    late = await bench.fleet.drain(seconds)
+    assert [outcome.row for outcome in bench.outcomes] == ([0] if seconds else [])
+    assert late == (1 if seconds else 2)
+    assert {event for event in bench.events if event[0] == "send"} == {("send", 0), ("send", 1)}
+    rest = asyncio.all_tasks() - {asyncio.current_task(), running}
+    assert not rest
