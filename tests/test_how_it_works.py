@@ -1,4 +1,4 @@
-"""The sections "How ... works" of the packages name functions that exist, and are short."""
+"""The sections "How ..." of the packages name functions that exist, and are short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import bagent
 
 PACKAGE = Path(bagent.__file__).parent
 MAX_LINES = 25
-SECTIONS = re.compile(r"^(How [^\n]+ works)\n-+\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+SECTIONS = re.compile(r"^(How [^\n]+)\n-+\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 
 
@@ -40,7 +40,15 @@ def names_in(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("title", ["How a retry works", "How a hostfile reload works"])
+TITLES = [
+    "How a retry works",
+    "How a hostfile reload works",
+    "How a row runs",
+    "How an agent runs",
+]
+
+
+@pytest.mark.parametrize("title", TITLES)
 def test_the_section_is_there(title: str) -> None:
     assert title in [each for _, each, _ in sections()]
 

@@ -15,4 +15,23 @@ stop_rules      reasons to stop early
 map, expand, embed, loop, join            kinds of stages
 reduce, reduction_tree                    reductions
 sql, query, sql_recipes, uncertainty      queries and measures
+
+How a row runs
+--------------
+`row_runner.py:RowRunner.run` takes the next row once the fleet has room for its call.
+`row_runner.py:RowRunner._begin` opens a conversation; `agents/conversation.py:Conversation.open`
+renders the prompt and returns the first call. An equal request answers the row if there is one
+(`dedupe.py:RequestDedupe.finished_answer`, `dedupe.py:RequestDedupe.follow`).
+`agents/converse.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, which returns a
+future, and `row_runner.py:RowRunner._run_row` awaits the outcome in a task of its own.
+`fleet/fleet.py:Fleet._pump` gives the call to an endpoint with room
+(`fleet/scheduler.py:BatchScheduler.next`), `fleet/fleet.py:Fleet._start` starts a request and
+`fleet/fleet.py:Fleet._send` sends it (`backends/openai/backend.py:OpenAIBackend.send`).
+`fleet/results.py:ResultHandler.handle` has `agents/conversation.py:Conversation.evaluate` look at
+the reply: a passing failure is retried like one of the server's. Otherwise
+`fleet/fleet.py:Fleet._apply` sets the future of the call. In the next turn of the event loop
+`agents/conversation.py:Conversation.handle` returns another call, which goes before new rows, or
+the outcome; `row_runner.py:RowRunner._finish` writes it (`store/journal/journal.py:Journal.write`),
+passes it to the next stage and copies it to equal rows. Only then is the slot given away.
+When the fleet closes, the futures of calls that are not in flight are cancelled, and so the rows.
 """
