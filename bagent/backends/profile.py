@@ -103,6 +103,8 @@ class EndpointProfile(msgspec.Struct):
     """The first model that a probe found."""
     tokenizes: bool = True
     """``/tokenize`` reports counts, as far as is known."""
+    sends_limits: bool = False
+    """It sent rate limits with a 429, though it is an engine of the user's own."""
     lists: Route = msgspec.field(default_factory=Route)
     batch: Route = msgspec.field(default_factory=Route)
     shapes: dict[tuple[str | None, Shape], LearnedRoute] = msgspec.field(default_factory=dict)

@@ -81,7 +81,6 @@ class ContextRouter:
         self._models: Counter[str] = Counter()
         self._shortest: int | None = None
         self._turn = itertools.count()
-        self._paused_until: dict[str, float] = {}
         self._gate = asyncio.Semaphore(MAX_COUNTING)
 
     # --- endpoints ------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ class ContextRouter:
                 self._update_ratio(len(request.payload), count)
                 return count, True
             if clock() - began > SLOW_SECONDS:
-                self._paused_until[state.name] = clock() + PAUSE_SECONDS
+                state.counts_after = clock() + PAUSE_SECONDS
         return None
 
     def _counters(self) -> Iterator[EndpointState]:
@@ -177,7 +176,7 @@ class ContextRouter:
             states = list(self._by_context[context])
             first = next(self._turn) % len(states)
             for state in (*states[first:], *states[:first]):
-                paused = self._paused_until.get(state.name, 0.0) > now
+                paused = state.counts_after > now
                 if state.endpoint.own and state.up and not state.leaving and not paused:
                     yield state
 

@@ -125,6 +125,7 @@ class EndpointState:
         self.cold = True  # its prefix cache holds nothing of the run
         self.warming: Call | None = None  # fills the prefix cache while others wait
         self.context: int | None = None  # context length in tokens, if known
+        self.counts_after = float("-inf")  # when it may be asked for token counts again
         self.strict_context = False  # refuses a prompt that with all of max_tokens exceeds it
         self.feedback: LoadFeedback | None = None  # adapts the limit of an own engine
 

@@ -51,7 +51,7 @@ class AnthropicBackend(SingleRequestBackend):
     ) -> None:
         super().__init__(enforce, clock, notice)
         self._transport = transport
-        self._http = HttpExchange(transport, clock)
+        self._http = HttpExchange(transport, self._profiles, clock)
         self._chats = ChatRequests("Anthropic's API", IGNORED_SAMPLING, notice)
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
 

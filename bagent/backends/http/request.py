@@ -26,6 +26,7 @@ from bagent.backends.http.connection import PlainResponse, limit_body
 from bagent.backends.http.errors import PayloadError
 from bagent.backends.http.rate_limit_headers import read_rate_limits
 from bagent.backends.openai.errors import failure_from_status
+from bagent.backends.profile import EndpointProfiles
 from bagent.types import Failure, Reply
 
 if TYPE_CHECKING:
@@ -96,10 +97,12 @@ class HttpRequest(msgspec.Struct):
 class HttpExchange:
     """Sends calls over one transport; ``clock`` is Unix seconds."""
 
-    def __init__(self, transport: Transport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: Transport, profiles: EndpointProfiles, clock: Callable[[], float]
+    ) -> None:
         self._transport = transport
+        self._profile = profiles.of
         self._clock = clock
-        self._limited_engines: set[str] = set()
 
     async def send(
         self,
@@ -233,14 +236,14 @@ class HttpExchange:
         headers = response.headers
         name = headers.get("request-id") or headers.get("X-Request-Id")
         exchange.request_id = endpoint.without_secrets(name) if name else None
-        if endpoint.own and response.status != 429 and endpoint.name not in self._limited_engines:
+        if endpoint.own and response.status != 429 and not self._profile(endpoint).sends_limits:
             return
         limits = read_rate_limits(headers, time.time())  # resets may be dates
         if limits is None:
             return
         exchange.limits = msgspec.structs.replace(limits, at=self._clock())
         if endpoint.own:
-            self._limited_engines.add(endpoint.name)
+            self._profile(endpoint).sends_limits = True
 
 
 async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:

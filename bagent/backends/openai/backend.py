@@ -54,9 +54,9 @@ class OpenAIBackend:
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport
-        self._http = HttpExchange(transport, clock)
         self._clock = clock
         self._profiles = EndpointProfiles()
+        self._http = HttpExchange(transport, self._profiles, clock)
         self._forms = EndpointForms(self._profiles, enforce, notice)
         self._features = OptionalFeatures(self._profiles)
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
