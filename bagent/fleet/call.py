@@ -88,7 +88,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """One HTTP request in flight."""
 
     state: EndpointState
-    calls: list[Call]
+    calls: Sequence[Call]
     started: float
     tokens: TokenUse = NO_TOKENS  # reserved of the account's limit
     reservation: RequestReservation = NOTHING  # the account's totals at its start

@@ -35,6 +35,8 @@ DEFAULT_RETRY_AFTER_MAX = 120.0
 class EndpointStatus(IntEnum):
     """State of an endpoint, by severity, in the terms of a circuit breaker."""
 
+    __hash__ = int.__hash__  # that of an enum's name takes longer
+
     UP = 0
     HALF_OPEN = 1
     """One call at a time until one is answered well."""
@@ -97,6 +99,7 @@ class EndpointState:
     Args:
         account: counts its rate limits; None for an account of its own.
         weight: its share relative to others.
+        feedback: adapts the limit of an own engine to its load.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class EndpointState:
         account: Account | None = None,
         *,
         weight: float = 1.0,
+        feedback: LoadFeedback | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.name = endpoint.name
@@ -117,6 +121,7 @@ class EndpointState:
         self.turns = 0.0  # rows sent so far, by weight
 
         self.status = EndpointStatus.UP  # the most severe of its conditions
+        self._serves = True  # its status allows calls
         self._conditions = {EndpointStatus.UP}
         self.fault: Failure | None = None  # why it is down, or its circuit open
 
@@ -127,7 +132,7 @@ class EndpointState:
         self.context: int | None = None  # context length in tokens, if known
         self.counts_after = float("-inf")  # when it may be asked for token counts again
         self.strict_context = False  # refuses a prompt that with all of max_tokens exceeds it
-        self.feedback: LoadFeedback | None = None  # adapts the limit of an own engine
+        self.feedback = feedback
 
         self.down_since: float | None = None
         self.last_answer = float("-inf")
@@ -147,11 +152,15 @@ class EndpointState:
         if condition in _CIRCUIT:
             self._conditions -= _CIRCUIT
         self._conditions.add(condition)
-        self.status = max(self._conditions)
+        self._update_status()
 
     def _clear(self, conditions: frozenset[EndpointStatus]) -> None:
         self._conditions -= conditions
+        self._update_status()
+
+    def _update_status(self) -> None:
         self.status = max(self._conditions)
+        self._serves = self.status <= EndpointStatus.HALF_OPEN
 
     @property
     def health(self) -> str:
@@ -192,16 +201,14 @@ class EndpointState:
     @property
     def usable(self) -> bool:
         """Whether calls may be sent to it now."""
-        return self.status <= EndpointStatus.HALF_OPEN and not (
-            self.detecting_batching or self.exclusive
-        )
+        return self._serves and not (self.detecting_batching or self.exclusive)
 
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
         if not self.usable or self.warming is not None:
             return 0
-        limit = 1 if self.status is EndpointStatus.HALF_OPEN else self.limit.value
+        limit = 1 if self.status else self.limit.value  # half open
         return max(0, limit - self.in_flight)
 
     @property
@@ -231,7 +238,7 @@ class EndpointState:
         if late:
             return
         self.last_answer = now
-        if self.status >= EndpointStatus.PROBING:
+        if self.status and self.status >= EndpointStatus.PROBING:
             self._clear(_REACHABILITY)
         if self.down_since is not None and not self.circuit_open:
             self.fault = None
@@ -242,7 +249,7 @@ class EndpointState:
         """Record that a call sent at ``sent`` was answered well."""
         self.last_served = now
         self._works(sent)
-        if self.is_half_open:
+        if self.status and self.is_half_open:
             self._clear(_CIRCUIT)
         self._check_cool_down = FIRST_COOL_DOWN
 

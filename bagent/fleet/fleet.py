@@ -351,11 +351,12 @@ class Fleet:
         """Do what results, probes and checks ask for."""
         closed, waiting = self._state.closed, self._waiting
         for action in actions:
+            if type(action) is Complete:  # the common case, faster than a pattern
+                self._end(action.call, action.reply, action.delivery)
+                if action.call.in_flight:
+                    self._cancel_copies(action.call)
+                continue
             match action:
-                case Complete(call, reply, delivery):
-                    self._end(call, reply, delivery)
-                    if call.in_flight:
-                        self._cancel_copies(call)
                 case Fail(call, failure, delivery):
                     self._end(call, failure, delivery)
                 case Retry(call, at) if not closed:
@@ -418,13 +419,15 @@ class Fleet:
 
     def _start_batch(self, batch: Batch, now: float) -> bool:
         """Start the request of a batch; return whether there was one."""
-        self._lingering = batch.lingering or self._lingering
-        self._scheduler.begin(batch)
+        if batch.lingering is not None:
+            self._lingering = batch.lingering
+        if batch.warms or batch.single or batch.undetected:
+            self._scheduler.begin(batch)
         if batch.calls:
             self._start(batch.state, batch.calls, now)
         return bool(batch.calls)
 
-    def _start(self, state: EndpointState, calls: list[Call], now: float) -> None:
+    def _start(self, state: EndpointState, calls: Sequence[Call], now: float) -> None:
         urgent = urgent_calls(calls, now)
         if urgent:
             self._start(state, urgent, now)
@@ -532,7 +535,8 @@ class Fleet:
                 self._scheduler.warmer.end(state)
         with self._result_context() if len(calls) > 1 else nullcontext():
             self._apply(self._results.handle(request, exchange))
-            self._apply(self._rules.after_success(state))
+            if self._waiting.suspended:
+                self._apply(self._rules.after_success(state))
             if exchange.status is not None:
                 state.on_answer(fleet.clock(), request.started)
             if fleet.closed:

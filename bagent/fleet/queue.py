@@ -268,7 +268,7 @@ class CallQueues:
         self._sleeping: list[tuple[float, int, Call]] = []
         self._awaiting_probe: dict[str, list[SuspendedCall]] = {}
         self._awaiting_check: dict[str, list[SuspendedCall]] = {}
-        self._suspended = 0
+        self.suspended = 0  # calls that await a probe or check
         self.counting: set[Call] = set()  # their tokens are being counted
 
     @property
@@ -279,7 +279,7 @@ class CallQueues:
     @property
     def asleep(self) -> int:
         """How many calls wait for a retry, a probe, a check, a token count, or the run's end."""
-        return len(self._sleeping) + self._suspended + len(self._last) + len(self.counting)
+        return len(self._sleeping) + self.suspended + len(self._last) + len(self.counting)
 
     @property
     def has_urgent(self) -> bool:
@@ -370,12 +370,12 @@ class CallQueues:
         """Suspend a call until a probe, or a success or check, has shown how ``endpoint`` is."""
         waiting = self._awaiting_probe if suspended.until_probe else self._awaiting_check
         waiting.setdefault(endpoint, []).append(suspended)
-        self._suspended += 1
+        self.suspended += 1
 
     def on_probe(self, endpoint: str) -> list[SuspendedCall]:
         """Remove and return the calls that await a probe of ``endpoint``."""
         calls = self._awaiting_probe.pop(endpoint, [])
-        self._suspended -= len(calls)
+        self.suspended -= len(calls)
         return calls
 
     def awaiting_check(self, endpoint: str) -> Call | None:
@@ -394,7 +394,7 @@ class CallQueues:
         removed = [entry for entry in waiting if matches(entry)]
         if len(removed) < len(waiting):
             self._awaiting_check[endpoint] = [entry for entry in waiting if not matches(entry)]
-        self._suspended -= len(removed)
+        self.suspended -= len(removed)
         return removed
 
     def take_pinned(self, matches: Callable[[str], bool]) -> list[Call]:

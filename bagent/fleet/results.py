@@ -54,30 +54,33 @@ class ResultHandler:
         for call, result in zip(calls, exchange.results, strict=True):
             call.in_flight -= 1
             delivery = Delivery(state.name, group, exchange.sent, exchange.done, call.waited_ms)
-            if isinstance(result, Reply) and not call.ended:
-                served += 1
-                actions += self._handle_reply(request, call, result, exchange, delivery)
-                continue
-            failure = None if isinstance(result, Reply) or call.ended else result
+            failure: Failure | None = None
+            if not call.ended:
+                if isinstance(result, Failure):
+                    failure = result
+                else:
+                    served += 1
+                    self._count_reply(request, call, result, exchange)
+                    failure = call.evaluate(call, result, delivery)
+                    if failure is None:
+                        state.on_success(self._fleet.last_served, request.started)
+                        state.sample = call.request
+                        actions.append(Complete(call, result, delivery))
             self._on_attempt(attempt_record(call, result, failure, exchange, delivery))
             if failure is not None and not split:
                 actions += self._handle_failure(request, call, failure, exchange, delivery)
         if split:
             actions += self._rules.split(calls)
         if served:
-            now = self._fleet.clock()
+            now = self._fleet.last_served
             self._fleet.tail.add(state.name, now, now - request.started, served)
             state.limit.on_success(served, state.in_flight + len(calls))
         return actions
 
-    def _handle_reply(
-        self,
-        request: InFlightRequest,
-        call: Call,
-        reply: Reply,
-        exchange: Exchange,
-        delivery: Delivery,
-    ) -> list[Action]:
+    def _count_reply(
+        self, request: InFlightRequest, call: Call, reply: Reply, exchange: Exchange
+    ) -> None:
+        """Record a reply for the account, the scheduler and the load feedback."""
         fleet, state = self._fleet, request.state
         now = fleet.clock()
         latency = now - request.started
@@ -98,13 +101,6 @@ class ResultHandler:
             ttft = None if first is None else first - exchange.sent
             state.feedback.add_latency(request.started, latency, ttft)
         call.throttled_at = None
-        failure = call.evaluate(call, reply, delivery)
-        self._on_attempt(attempt_record(call, reply, failure, exchange, delivery))
-        if failure is not None:
-            return self._handle_failure(request, call, failure, exchange, delivery)
-        state.on_success(now, request.started)
-        state.sample = call.request
-        return [Complete(call, reply, delivery)]
 
     def _handle_failure(
         self,

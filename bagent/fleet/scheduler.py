@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Batch(msgspec.Struct):
     """The calls of an endpoint's next request, or why it gets none now."""
 
     state: EndpointState
-    calls: list[Call] = msgspec.field(default_factory=list)
+    calls: Sequence[Call] = ()
     warms: bool = False
     """It goes ahead alone, to fill the endpoint's prefix cache."""
     single: bool = False
@@ -76,7 +76,7 @@ class Batch(msgspec.Struct):
     lingering: Lingering | None = None
     cached_at: EndpointState | None = None
     """Another endpoint, to which a call is left that has its prefix cached."""
-    undetected: list[EndpointState] = msgspec.field(default_factory=list)
+    undetected: tuple[EndpointState, ...] = ()
     """Endpoints of which the backend must first detect how they accept batches."""
 
 
@@ -266,7 +266,7 @@ class BatchScheduler:
             max_size = self._backend.group_limit(state.endpoint, call.request)
             batch.single = max_size == 1
             if max_size is None:
-                batch.undetected = [state]
+                batch.undetected = (state,)
                 return 0
             if max_size == 1:
                 return 1

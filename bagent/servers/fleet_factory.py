@@ -95,10 +95,8 @@ class EndpointStateFactory:
             )
             self._accounts[name] = account
         limit, adapts = self._limit(endpoint)
-        state = EndpointState(endpoint, limit, account, weight=endpoint.weight)
-        if adapts and endpoint.own:
-            state.feedback = LoadFeedback()
-        return state
+        feedback = LoadFeedback() if adapts and endpoint.own else None
+        return EndpointState(endpoint, limit, account, weight=endpoint.weight, feedback=feedback)
 
     def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
         """Return the limit of an endpoint, and whether it adapts."""
