@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,24 @@ def test_modules_classes_functions_and_methods_that_are_public_have_a_docstring(
     assert len(FILES) > 100
     found = {str(path.relative_to(PACKAGE)): silent(path.read_text("utf-8")) for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_docstring_of_a_package_names_its_modules() -> None:
+    """Commands have a file each by their names, and README names the packages."""
+    missing = {
+        str(folder.relative_to(PACKAGE)): names
+        for folder in {path.parent for path in FILES} - {PACKAGE, PACKAGE / "cli" / "commands"}
+        if (names := unnamed(folder))
+    }
+    assert missing == {}
+
+
+def unnamed(folder: Path) -> list[str]:
+    """The modules and packages in a folder that its docstring does not name."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+    inner = [path.parent.name for path in folder.glob("*/__init__.py")]
+    modules = [path.stem for path in folder.glob("[a-z]*.py")]
+    return [name for name in sorted(modules + inner) if not re.search(rf"\b{name}\b", text)]
 
 
 def test_what_is_silent_is_found_by_name_and_private_names_may_be() -> None:

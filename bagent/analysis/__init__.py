@@ -1,1 +1,5 @@
-"""Comparison of runs, and accuracy against a gold file."""
+"""Comparison of runs, and accuracy against a gold file.
+
+compare   two runs row by row
+accuracy  a run against expected answers
+"""

@@ -2,4 +2,14 @@
 
 A batch is written to disk and its id is recorded before anything can be lost. Batches at the
 provider survive the end of this process.
+
+service                     the interface of a provider's batch service
+openai, anthropic, bedrock  the services
+runner                      a stage through batches: fill, send, poll, read, repeat
+scheduler                   the next step, as a pure state machine
+builder, files              batches being filled, and their files
+record                      the ledger of batches
+results                     answers out of finished batches
+conversation_host           conversations whose calls go into batches
+http                        the HTTP client
 """

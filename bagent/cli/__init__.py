@@ -1,1 +1,10 @@
-"""What did the user type? One file for each command."""
+"""The command line.
+
+app             the ``bagent`` command, which finds the subcommand
+process         standard files, signals, unhandled errors
+options         options that commands share
+commands        the commands, one file each
+render          what they print
+results_export  results as CSV, Parquet or a table
+job_from_rows   a job file for the rows of a file
+"""

@@ -1,1 +1,5 @@
-"""Anthropic's Messages API."""
+"""Anthropic's Messages API.
+
+backend  sending and errors
+wire     request bodies and replies
+"""

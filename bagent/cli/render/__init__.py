@@ -1,1 +1,9 @@
-"""What commands print: tables, endpoints, load tests, the job in a report, the reference."""
+"""What commands print.
+
+tables      rows as tables, CSV or JSON lines
+csv         rows as CSV
+hosts       checked endpoints
+bench       a load test
+report_job  the job on the page of a run
+reference   the reference of options, keys, tables and codes
+"""

@@ -1,1 +1,8 @@
-"""Prompt templates: the sandbox, its limits, and the prompt of a row."""
+"""Prompt templates.
+
+environment  the sandbox
+limits       its limits of time and memory
+template     one template, checked at load and rendered for each row
+variables    the fields that a template uses
+prompt       the messages of a row
+"""
