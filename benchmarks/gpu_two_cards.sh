@@ -4,6 +4,7 @@
 # Usage: bash benchmarks/gpu_two_cards.sh SERVE.sh    (results under $OUT)
 set -u
 began=$SECONDS
+# shellcheck source=/dev/null
 . "$1"
 model=qwen2.5-7b-dummy kv=16G
 start_first() { CUDA_VISIBLE_DEVICES=0 vllm_start 8000 --gpu-memory-utilization 0.2 --kv-cache-memory-bytes $kv; }

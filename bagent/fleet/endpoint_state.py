@@ -14,6 +14,9 @@ from bagent.types import Failure
 
 FIRST_COOL_DOWN = 1.0
 MAX_COOL_DOWN = 30.0
+MAX_OWN_COOL_DOWN = 5.0
+"""The same between the probes of an own engine that does not answer: it may be started again at any
+time, and a refused connection costs nothing."""
 
 REFUSAL_THRESHOLD = 3
 """Consecutive refusals (401, 403, 404) after which a server is taken to be misconfigured."""
@@ -337,5 +340,6 @@ class EndpointState:
         self._set(EndpointStatus.DOWN)
         self.cold = True
         seconds = self._probe_cool_down
-        self._probe_cool_down = min(MAX_COOL_DOWN, seconds * 2)
+        longest = MAX_OWN_COOL_DOWN if self.endpoint.own else MAX_COOL_DOWN
+        self._probe_cool_down = min(longest, seconds * 2)
         return seconds

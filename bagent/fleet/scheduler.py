@@ -45,6 +45,11 @@ CAPACITY_SECONDS = 0.1
 """How often the capacity of the usable endpoints is summed up."""
 
 
+FAR_FROM_END = 8
+"""With more than so many times the rows that all endpoints may have in flight, the end is far: then
+each takes what it can."""
+
+
 class Lingering(msgspec.Struct, frozen=True):
     """An incomplete batch that waits for more calls."""
 
@@ -182,12 +187,15 @@ class BatchScheduler:
 
     def _batch_for(self, state: EndpointState, now: float) -> Batch:
         fleet, batch = self._fleet, Batch(state)
-        if self._is_too_late(state, now):
+        most = self._rows_before_end(state, now)
+        if most < 1:
             return batch
         if self._waits_for_detection(state, now):
             batch.lingering = Lingering(self._start_at or now)
             return batch
         size = _single if fleet.config.group.single else self._size_rule(batch, now)
+        if most < state.room:
+            size = _at_most(size, int(most))
         if fleet.contexts:
             size = _fitting(size, state)
         if state.cold and fleet.config.prefix.warms(own=state.endpoint.own):
@@ -202,19 +210,26 @@ class BatchScheduler:
         batch.warms = batch.warms and bool(batch.calls)
         return batch
 
-    def _is_too_late(self, state: EndpointState, now: float) -> bool:
-        """Return whether a request to ``state`` now would delay the end of the run."""
+    def _rows_before_end(self, state: EndpointState, now: float) -> float:
+        """Return how many rows ``state`` can take now without delaying the end of the run."""
         fleet = self._fleet
-        remaining = fleet.waiting.ready
+        ready = fleet.waiting.ready
         if fleet.expecting:
             if fleet.remaining is None:
-                return False
-            remaining = max(remaining, fleet.remaining - fleet.in_flight)
-        return (
-            fleet.in_flight > 0
-            and fleet.tail.is_too_slow(state.name, now, remaining)
-            and not fleet.waiting.is_pinned(state.name)
-        )
+                return math.inf
+            ready = max(ready, fleet.remaining - fleet.in_flight)
+        several = len(fleet.endpoints.states) > 1
+        if not (several and fleet.in_flight) or fleet.waiting.is_pinned(state.name):
+            return math.inf
+        if fleet.tail.is_too_slow(state.name, now, ready):
+            return 0
+        remaining = ready + fleet.in_flight
+        if remaining > FAR_FROM_END * fleet.endpoints.limit:
+            return math.inf
+        if state.cold:
+            fleet.tail.forget(state.name)
+        in_use = (other for other in fleet.endpoints.states if other.usable)
+        return fleet.tail.most_rows(state, now, in_use, remaining) - state.in_flight
 
     def _waits_for_detection(self, state: EndpointState, now: float) -> bool:
         """Return whether others are about to be ready too.
@@ -326,6 +341,11 @@ class BatchScheduler:
             self._on_change()
 
         self._tasks.spawn_probe(detect())
+
+
+def _at_most(size: BatchSize, rows: int) -> BatchSize:
+    """Return ``size``, but at most ``rows``."""
+    return lambda call: min(rows, size(call))
 
 
 def _fitting(size: BatchSize, state: EndpointState) -> BatchSize:

@@ -26,12 +26,15 @@ POLLS_PER_SECOND = 100.0
 
 POLLS_AT_ONCE = 32
 
-FAST_SECONDS = 4.0
+FAST_SECONDS = 12.0
+FAST_BATCH_SECONDS = 4.0
 FAST_POLL_SECONDS = 0.25
 FAST_FLEET = 64
-"""In its first 4 s a fleet of up to 64 engines is polled every 0.25 s, since short runs end before
-limits that double every few seconds have grown. Limits are only raised then: a queue may be the
-first burst."""
+"""In its first 12 s a fleet of up to 64 engines is polled every 0.25 s, since short runs end before
+limits that double every few seconds have grown. Limits are only raised then, since a queue may be
+the first burst, and only where most rows in flight run: the front end of a vLLM server may need
+seconds for them, in which the engine reports no queue. Of a batch fewer rows run, as answered ones
+wait for its last, so with batches the limits are raised anyway in the first 4 s."""
 READ_SECONDS = 5.0
 
 ROUND_SECONDS = 0.25
@@ -72,14 +75,15 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
 
     while True:
         busy = [state for state in fleet.states if state.feedback is not None and state.in_flight]
-        fast = loop.time() - began < FAST_SECONDS and len(busy) <= FAST_FLEET
+        age = loop.time() - began
+        fast = age < FAST_SECONDS and len(busy) <= FAST_FLEET
         polls = {loop.create_task(poll(state)) for state in busy}
         # Engines that begin together must grow together, or the first to grow takes rows whose
         # prefixes the others have cached but have no room for yet.
         try:
             while polls:
                 done, polls = await asyncio.wait(polls, timeout=ROUND_SECONDS)
-                _apply(fleet, done, loop.time(), fast=fast)
+                _apply(fleet, done, loop.time(), age if fast else None)
         finally:
             for task in polls:
                 task.cancel()
@@ -88,12 +92,21 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
 
 
 def _apply(
-    fleet: Fleet, polls: Iterable[asyncio.Task[LoadSample | None]], now: float, *, fast: bool
+    fleet: Fleet, polls: Iterable[asyncio.Task[LoadSample | None]], now: float, age: float | None
 ) -> None:
-    """Adapt all limits, then update the fleet."""
+    """Adapt all limits, then update the fleet.
+
+    Args:
+        age: seconds since the start of a run that is polled fast, else None.
+    """
     samples = [sample for poll in polls if (sample := poll.result()) is not None]
     for state, _, verdict in samples:
-        if not fast or verdict.action == "grow":
+        if age is not None and verdict.action == "grow":
+            batches = state.largest_batch > 0
+            grows = age < FAST_BATCH_SECONDS if batches else verdict.admitted
+        else:
+            grows = False
+        if age is None or grows:
             apply_verdict(state.limit, verdict, now)
     for state, load, verdict in samples:
         if load is not None or verdict.action != "grow":

@@ -37,10 +37,13 @@ def test_there_is_no_room_while_down_or_in_doubt():
     assert (state.room, state.up, state.down_since) == (4, True, None)
 
 
-def test_probes_of_a_dead_endpoint_become_rarer():
-    state = a_state()
-    waits = [state.on_down(float(step), GONE) for step in range(8)]
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+@pytest.mark.parametrize(
+    ("own", "seconds"), [(False, [1, 2, 4, 8, 16, 30, 30]), (True, [1, 2, 4, 5, 5, 5, 5])]
+)
+def test_probes_of_a_dead_endpoint_become_rarer(own, seconds):
+    state = a_state(own=own)
+    waits = [state.on_down(float(step), GONE) for step in range(7)]
+    assert waits == seconds
     assert state.down_since == 0.0
     state.on_answer(9.0)
     assert state.on_down(10.0, GONE) == 1.0

@@ -68,6 +68,12 @@ def test_a_look_at_the_engine_lets_the_limit_grow_or_holds_or_cuts_it(
     assert actions(judge(LoadFeedback(), *looks)) == expected
 
 
+@pytest.mark.parametrize(("running", "admitted"), [(100, True), (80, True), (10, False)])
+def test_an_engine_reports_whether_it_runs_what_it_was_sent(running: int, admitted: bool) -> None:
+    verdict = LoadFeedback().judge(0.0, look(running, 0), in_flight=100)
+    assert (verdict.action, verdict.admitted) == ("grow", admitted)
+
+
 def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
     first, second = judge(LoadFeedback(), look(70, 30), look(70, 30))
     assert (first.action, second.action) == ("hold", "cut")

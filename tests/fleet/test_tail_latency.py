@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
+from bagent.backends.endpoint import Endpoint
+from bagent.fleet.call import InFlightRequest
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.tail_latency import WINDOW, TailRule
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import Answer, always, setup
@@ -41,6 +46,49 @@ def test_where_the_others_stand_still_the_slow_one_is_needed_again():
     ending, now = seen()
     assert ending.is_too_slow("slow", now, remaining=100)
     assert not ending.is_too_slow("slow", now + 1000, remaining=100)
+
+
+def most_rows(rates, remaining, latency=10.0, in_flight=100):
+    """Return how many rows each endpoint may have, after 10 s at these rows per second."""
+    rule, states = TailRule(), []
+    for name, rate in rates.items():
+        state = EndpointState(Endpoint(name, "http://h/v1", own=True), InFlightLimit(1000, 1000))
+        state.in_flight = in_flight
+        states.append(state)
+        for row in range(rate * 10):
+            rule.add(name, 1000.0 + max(latency, row / rate), latency)
+    return [rule.most_rows(state, 1010.0, states, remaining) for state in states]
+
+
+def test_a_slow_endpoint_may_have_part_of_its_share_of_the_last_rows():
+    fast, slow = most_rows({"fast": 30, "slow": 10}, remaining=400)
+    assert fast == math.inf
+    assert slow == 0.6 * 400 * 10 / 40
+
+
+def test_equal_endpoints_may_have_any_number_of_rows():
+    assert most_rows({"a": 30, "b": 27}, remaining=400) == [math.inf, math.inf]
+
+
+def test_an_endpoint_that_answers_long_before_the_end_may_have_any_number_of_rows():
+    assert most_rows({"fast": 30, "slow": 10}, remaining=4000)[1] == math.inf
+
+
+def test_nothing_is_limited_before_rows_were_answered():
+    assert most_rows({"a": 1, "b": 1}, remaining=40) == [math.inf, math.inf]
+
+
+def test_an_endpoint_that_has_answered_nothing_yet_is_slow():
+    rule, states = TailRule(), []
+    for name in ("fast", "slow"):
+        state = EndpointState(Endpoint(name, "http://h/v1", own=True), InFlightLimit(1000, 1000))
+        states.append(state)
+    slow = states[1]
+    slow.in_flight = 40
+    slow.requests[InFlightRequest(slow, [], 1000.0)] = None
+    for row in range(100):
+        rule.add("fast", 1000.0 + row / 10, 1.0)
+    assert rule.most_rows(slow, 1010.0, states, remaining=120) < 40
 
 
 def run_of(count):

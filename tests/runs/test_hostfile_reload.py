@@ -21,18 +21,19 @@ from support.scripted_fleet import always, setup
 class ReportingEngines:
     """Engines in which nothing waits; each tells so after its own seconds."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, running=8):
         self.seconds = seconds
+        self.running = running
 
     def due(self, endpoint):
         return True
 
     async def read(self, endpoint, limit, model):
         await asyncio.sleep(self.seconds[endpoint.name])
-        return EngineLoad(at=0.0, waiting=0, running=8)
+        return EngineLoad(at=0.0, waiting=0, running=self.running)
 
 
-def grown(seconds, until):
+def grown(seconds, until, running=8):
     """The limits of the engines at last, and what was sent when these grew from 8 rows to 16."""
 
     async def main():
@@ -41,7 +42,8 @@ def grown(seconds, until):
             state.feedback = LoadFeedback()
         for row in range(60):
             s.request(s.call(row))
-        watching = asyncio.ensure_future(watch_loads(s.fleet, ReportingEngines(seconds), None))
+        engines = ReportingEngines(seconds, running)
+        watching = asyncio.ensure_future(watch_loads(s.fleet, engines, None))
         await asyncio.sleep(until)
         watching.cancel()
         with suppress(asyncio.CancelledError):
@@ -58,6 +60,11 @@ def test_engines_that_begin_together_grow_before_either_takes_more():
     assert limits == [16, 16]
     assert Counter(name for _, name, _ in sent) == {"e0": 8, "e1": 8}
     assert len({at for at, _, _ in sent}) == 1
+
+
+def test_rows_in_a_servers_front_end_are_no_reason_to_send_it_more():
+    assert grown({"e0": 0.0}, 11.0, running=2)[0] == [8]
+    assert grown({"e0": 0.0}, 11.0, running=8)[0] > [8]
 
 
 def test_an_engine_that_tells_late_keeps_nobody_from_growing():

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.fleet.limits.concurrency import QUEUE_CUT, InFlightLimit
+from bagent.fleet.limits.concurrency import QUEUE_CUT, USED_SHARE, InFlightLimit
 
 POLL_SECONDS = 2.0
 """Time between polls: slow start doubles about once, and a scrape costs an engine about 1 ms."""
@@ -76,6 +76,7 @@ class LoadVerdict(msgspec.Struct, frozen=True):
     keep: float = QUEUE_CUT  # share of the limit that a cut leaves
     least: float = MIN_ROWS  # rows below which it does not cut
     reported: bool = False  # the engine itself reported an empty queue
+    admitted: bool = True  # and most rows in flight as running
     in_flight: int = 0  # own rows in flight at this poll
 
 
@@ -137,7 +138,8 @@ class LoadFeedback:
         if not waiting:
             self._queued_polls = 0
             self._aims.clear()
-            return LoadVerdict("grow", reported=True, in_flight=in_flight)
+            admitted = running >= USED_SHARE * in_flight
+            return LoadVerdict("grow", reported=True, in_flight=in_flight, admitted=admitted)
         total = running + waiting
         # One address may stand for several engines, of which each poll meets another. So the aim
         # is not ``running`` but its share of our own rows.
