@@ -1,13 +1,13 @@
-"""HTTP client for batches: small JSON calls, and streamed uploads and downloads."""
+"""HTTP client for batches without an SDK: small JSON calls, streamed uploads and downloads."""
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -64,23 +64,6 @@ class BatchHttpClient:
         headers = {**_JSON, "Content-Length": str(size)}
         return await self._json("POST", path, lambda: (pieces(), headers))
 
-    async def upload(self, path: str, fields: Mapping[str, str], file: Path) -> Json | Failure:
-        """POST a multipart form with ``fields`` and a streamed file."""
-
-        def form() -> tuple[Any, dict[str, str]]:
-            import aiohttp
-
-            data = aiohttp.FormData()
-            for name, value in fields.items():
-                data.add_field(name, value)
-            kind = "application/jsonl"
-            data.add_field(
-                "file", file.open("rb"), filename=f"{file.stem}.jsonl", content_type=kind
-            )
-            return data, {}
-
-        return await self._json("POST", path, form)
-
     async def fetch(self, path: str, into: Path) -> Failure | None:
         """Append the response of GET to the file ``into``, ending it with a line break.
 
@@ -100,7 +83,7 @@ class BatchHttpClient:
                     handle.flush()
                     os.fsync(handle.fileno())
             except OSError as error:
-                if error.filename or error.errno in _DISK:
+                if error.filename or error.errno in DISK_ERRORS:
                     raise write_error(into, error) from error
                 raise
 
@@ -198,11 +181,19 @@ class BatchHttpClient:
 
 
 _JSON = {"Content-Type": "application/json"}
-_DISK = (28, 30, 122, 5)
-"""Disk errors: no space, read-only, over quota, I/O error."""
+DISK_ERRORS = (28, 30, 122, 5)
+"""Errors of a disk: no space, read-only, over quota, I/O error."""
 
 
-async def fetch_all(web: BatchHttpClient, paths: list[str], into: Path) -> Failure | None:
+class FileDownloader(Protocol):
+    """A client that can download."""
+
+    async def fetch(self, path: str, into: Path) -> Failure | None:
+        """Append the content at ``path`` to the file ``into``."""
+        ...
+
+
+async def fetch_all(web: FileDownloader, paths: list[str], into: Path) -> Failure | None:
     """Fetch several files into one, which appears only when it is complete.
 
     Raises:

@@ -24,8 +24,9 @@ from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import fetch_all
+from bagent.batches.openai_client import OpenAIClient
 from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
-from bagent.batches.service import Answer, HttpBatches, created_id, not_a_batch
+from bagent.batches.service import Answer, LearnedForms, created_id, not_a_batch
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
 
@@ -40,7 +41,7 @@ _NEW_LIMIT = re.compile(r"(^|/)(o\d|gpt-[5-9])")
 """Models that accept only ``max_completion_tokens``."""
 
 
-class OpenAIBatches(HttpBatches):
+class OpenAIBatches(LearnedForms):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -58,7 +59,8 @@ class OpenAIBatches(HttpBatches):
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
-        super().__init__(endpoint, keys, LIMITS, enforce, notice)
+        super().__init__(endpoint, LIMITS, enforce, notice)
+        self._client = OpenAIClient(endpoint, keys)
         self._own = own
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
 
@@ -100,10 +102,10 @@ class OpenAIBatches(HttpBatches):
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
         """Search the batches created since for the label or the same file."""
-        after = ""
+        after: str | None = None
         oldest = (record.sent_at or 0.0) - CLOCK_SKEW
         while True:
-            page = await self._web.get(f"/batches?limit={LIST_SIZE}{after}")
+            page = await self._client.list(LIST_SIZE, after)
             if isinstance(page, Failure):
                 return page
             entries = _entries(page)
@@ -113,31 +115,34 @@ class OpenAIBatches(HttpBatches):
             created = [float(entry.get("created_at") or 0.0) for entry in entries]
             if not entries or not page.get("has_more") or min(created) < oldest:
                 return None
-            after = f"&after={entries[-1].get('id')}"
+            after = str(entries[-1].get("id"))
 
     async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """POST ``/files``."""
-        made = await self._web.upload("/files", {"purpose": "batch"}, requests)
-        return created_id(made, "a file")
+        """Upload the file with purpose ``batch``."""
+        return created_id(await self._client.upload(requests), "a file")
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """POST ``/batches``."""
+        """Create a batch from the uploaded file."""
         body = {
             "input_file_id": record.file_id,
             "endpoint": record.route,
             "completion_window": WINDOW,
             "metadata": {"bagent": record.label},
         }
-        return created_id(await self._web.post("/batches", body), "a batch")
+        return created_id(await self._client.create(body), "a batch")
 
     async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
-        """GET ``/batches/ID``."""
-        batch = await self._web.get(f"/batches/{record.batch_id}")
+        """Retrieve the batch."""
+        batch = await self._client.retrieve(record.batch_id or "")
         return batch if isinstance(batch, Failure) else read_batch(batch)
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
-        """GET the files of answers and of errors, of which either may be missing."""
-        return await fetch_all(self._web, [f"/files/{x}/content" for x in record.outputs], into)
+        """Download the files of answers and of errors, of which either may be missing."""
+        return await fetch_all(self._client, list(record.outputs), into)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
         """Parse one line of either file."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
+import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.batches.http import BatchHttpClient, fetch_all
+from bagent.batches.openai_client import OpenAIClient
 from bagent.types import Failure
 from support.batch_runs import served
 
@@ -83,3 +86,71 @@ def test_several_files_become_one_which_is_there_only_once_it_is_whole(tmp_path:
     assert not there
     assert whole is None
     assert into.read_text() == "line of a\nline of b\n"
+
+
+class Uploads:
+    """Takes files with the key ``new-key-77``; remembers the headers of each request."""
+
+    def __init__(self) -> None:
+        self.headers: list[dict[str, str]] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/files", self._post)
+        return app
+
+    async def _post(self, request: web.Request) -> web.Response:
+        self.headers.append(dict(request.headers))
+        form = await request.post()
+        content = form["file"].file.read()  # type: ignore[union-attr]
+        key = request.headers.get("Authorization")
+        if key != "Bearer new-key-77":
+            return web.json_response({"error": {"message": f"no {key}"}}, status=401)
+        return web.json_response({"id": "file-1", "bytes": len(content)})
+
+
+def test_the_sdk_renews_a_key_and_takes_nothing_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.setenv(name, "http://from-the-environment")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    file = tmp_path / "in.jsonl"
+    file.write_text("{}\n")
+
+    async def main() -> tuple[object, object, list[dict[str, str]]]:
+        server = Uploads()
+        async with served(server) as url:
+            endpoint = Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer old-key-11"})
+            with_source = OpenAIClient(endpoint, KeySource("old-key-11", lambda: "new-key-77"))
+            without = OpenAIClient(endpoint)
+            keyless = OpenAIClient(msgspec.structs.replace(endpoint, headers={}))
+            try:
+                results = await with_source.upload(file), await without.upload(file)
+                await keyless.upload(file)
+                return *results, server.headers
+            finally:
+                for client in (with_source, without, keyless):
+                    await client.close()
+
+    uploaded, refused, headers = asyncio.run(main())
+    assert uploaded == {"id": "file-1", "bytes": 3}
+    keys = [sent.get("Authorization") for sent in headers]
+    assert keys == ["Bearer old-key-11", "Bearer new-key-77", "Bearer old-key-11", None]
+    assert isinstance(refused, Failure)
+    assert refused.kind == "auth"
+    assert "old-key-11" not in refused.message
+    assert "from-the-environment" not in str(headers)
+
+
+def test_a_server_that_is_not_there_is_a_passing_failure_of_the_sdk(tmp_path: Path) -> None:
+    async def main() -> object:
+        client = OpenAIClient(Endpoint("p", "http://127.0.0.1:9/v1"))
+        try:
+            return await client.retrieve("batch-1")
+        finally:
+            await client.close()
+
+    failure = asyncio.run(main())
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.status) == ("connect", True, None)
