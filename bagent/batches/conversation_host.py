@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,11 +48,19 @@ class RowTools:
     """Unix seconds."""
 
 
+class BatchLine(NamedTuple):
+    """Where a call waits."""
+
+    label: str
+    """The batch."""
+    number: int
+    """The line of its file."""
+
+
 class BatchRows:
     """Puts the calls of conversations into batches, and writes outcomes.
 
-    ``placed`` is the batch and line of the last call, ``ended`` the last outcome with its offset in
-    the journal; :meth:`forget` clears both. ``advice`` receives a reason to stop.
+    ``advice`` receives a reason to stop.
     """
 
     def __init__(self, tools: RowTools, builder: BatchBuilder) -> None:
@@ -59,13 +68,7 @@ class BatchRows:
         self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
         self._tools = tools
         self._builder = builder
-        self.placed: tuple[str, int] | None = None
-        self.ended: tuple[Outcome, int] | None = None
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-
-    def forget(self) -> None:
-        """Clear the results of the last row."""
-        self.placed = self.ended = None
 
     def begin(self, row: Row, answer: int) -> None:
         """Start a row, unless an equal request has an answer or is in a batch."""
@@ -84,17 +87,21 @@ class BatchRows:
             return
         self.send(conversation, call, again=False)
 
-    def send(self, conversation: Conversation, call: Call, *, again: bool = True) -> None:
+    def send(
+        self, conversation: Conversation, call: Call, *, again: bool = True
+    ) -> Outcome | BatchLine:
         """Put a call into a batch; a call that the service cannot express fails its row."""
         item = BatchItem(conversation.row, conversation.answer, conversation.to_state(call))
         try:
-            self.placed = self._builder.put(call.request, item, self._cost_of(call), again=again)
+            line = BatchLine(
+                *self._builder.put(call.request, item, self._cost_of(call), again=again)
+            )
         except ValueError as error:
             failure = Failure("rejected", f"not sent: {error}")
-            self.take(conversation, conversation.handle(call, CallResult(failure, None)))
-            return
+            return self.take(conversation, conversation.handle(call, CallResult(failure, None)))
         if self._tools.dedupe and call.turn == 1:
-            self._builder.remember(conversation.request_hash, *self.placed)
+            self._builder.remember(conversation.request_hash, *line)
+        return line
 
     def _cost_of(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
@@ -147,15 +154,14 @@ class BatchRows:
         """Return Unix seconds."""
         return self._tools.clock()
 
-    def take(self, conversation: Conversation, step: Step) -> None:
-        """Put a further call into a batch, or write the outcome."""
+    def take(self, conversation: Conversation, step: Step) -> Outcome | BatchLine:
+        """Put a further call into a batch, or write the outcome; return which it was."""
         if isinstance(step, Outcome):
-            self.finish(conversation, step)
-        else:
-            self.send(conversation, step)
+            return self.finish(conversation, step)
+        return self.send(conversation, step)
 
-    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Write an outcome."""
+    def finish(self, conversation: Conversation, outcome: Outcome) -> Outcome:
+        """Write an outcome, and return it."""
         tools = self._tools
         if outcome.finished_at is None:
             outcome.finished_at = round(self.now(), 4)
@@ -165,7 +171,7 @@ class BatchRows:
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
         tools.sharing.finished(conversation, outcome, location)
-        self.ended = outcome, location
+        return outcome
 
     def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:
         """Copy the answer to equal rows; after a passing failure they are sent themselves."""

@@ -10,7 +10,7 @@ import msgspec
 from bagent.agents.conversation import Conversation
 from bagent.backends.base import Exchange
 from bagent.batches.builder import BatchBuilder
-from bagent.batches.conversation_host import BatchRows
+from bagent.batches.conversation_host import BatchLine, BatchRows
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, request_number
@@ -128,17 +128,14 @@ class ResultReader:
     def _take(self, reader: BatchFileReader, number: int, result: Reply | Failure | None) -> None:
         item, rows = reader.item(number), self._rows
         copies = list(reader.copies(number))
-        rows.forget()
-        if not self._is_taken(item):
-            self._evaluate(item, result)
+        step = None if self._is_taken(item) else self._evaluate(item, result)
         copies = [copy for copy in copies if not self._is_taken(copy)]
-        if rows.ended is not None:
-            rows.copy_to(copies, rows.ended[0])
-        elif rows.placed is not None:
-            label, line_number = rows.placed
+        if isinstance(step, Outcome):
+            rows.copy_to(copies, step)
+        elif step is not None:
             for copy in copies:
-                copy.of = line_number
-                self._builder.copy(label, copy)
+                copy.of = step.number
+                self._builder.copy(step.label, copy)
         else:
             for copy in copies:
                 rows.begin(copy.row, copy.answer)
@@ -148,16 +145,15 @@ class ResultReader:
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
         return self._rules.is_done(unit) or self._builder.has_later(self._record, unit)
 
-    def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> None:
+    def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> Outcome | BatchLine:
+        """Return the row's outcome, or where its next call waits."""
         rows = self._rows
         conversation = Conversation(rows.plan, item.row, item.answer)
         call = conversation.from_state(item.state)
         if isinstance(call, Outcome):
-            rows.finish(conversation, call)
-            return
+            return rows.finish(conversation, call)
         if result is None:
-            rows.send(conversation, call)
-            return
+            return rows.send(conversation, call)
         call.attempts += 1
         failure: Failure | None
         if isinstance(result, Reply):
@@ -168,27 +164,24 @@ class ResultReader:
             self._exchange.status, self._exchange.request_id = result.status, None
         self._on_attempt(attempt_record(call, result, failure, self._exchange, self._delivery))
         if failure is not None:
-            self._failed(conversation, call, failure)
-        elif isinstance(result, Reply):
-            end = CallResult(result, self._delivery)
-            rows.take(conversation, conversation.handle(call, end))
+            return self._failed(conversation, call, failure)
+        end = CallResult(result, self._delivery)
+        return rows.take(conversation, conversation.handle(call, end))
 
-    def _failed(self, conversation: Conversation, call: Call, failure: Failure) -> None:
+    def _failed(
+        self, conversation: Conversation, call: Call, failure: Failure
+    ) -> Outcome | BatchLine:
         rows = self._rows
         if self._service.learn(call.request, failure, self._record.form):
-            rows.send(conversation, call)
-        elif failure.kind in ("auth", "budget"):
+            return rows.send(conversation, call)
+        if failure.kind in ("auth", "budget"):
             self.refusal = failure
-            rows.send(conversation, call)
-        elif not failure.passing:
-            end = CallResult(failure, self._delivery)
-            rows.take(conversation, conversation.handle(call, end))
-        else:
+            return rows.send(conversation, call)
+        if failure.passing:
             call.counted_attempts += 1
             if call.counted_attempts <= self._rules.retries:
-                rows.send(conversation, call)
-                return
+                return rows.send(conversation, call)
             message = f"{failure.message} ({call.counted_attempts} tries)"
             failure = msgspec.structs.replace(failure, message=message)
-            end = CallResult(failure, self._delivery)
-            rows.take(conversation, conversation.handle(call, end))
+        end = CallResult(failure, self._delivery)
+        return rows.take(conversation, conversation.handle(call, end))
