@@ -234,12 +234,21 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
         result_columns |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
     if request.names:
         fields = {} if request.only_results else _input_fields(connection)
+        by_source = [("input", fields), ("answer", answers), ("result", result_columns)]
         available = {**fields, **answers, **result_columns}
-        hint = ", ".join([*available, *(f"input.{name}" for name in fields if name in RESULTS)])
-        available = {f"input.{name}": sql for name, sql in fields.items()} | available
+        prefixed = {
+            f"{source}.{n}": sql for source, part in by_source[:2] for n, sql in part.items()
+        }
+        hidden = {n: [s for s, part in by_source if n in part] for n in available}
+        more = [f"{s}.{n}" for n, sources in hidden.items() for s in sources[:-1]]
         for name in request.names:
-            if name not in available:
+            if name not in available | prefixed:
+                hint = ", ".join([*available, *more])
                 raise UsageError(f"--columns {name}: no such column", hint=hint)
+            if name != "id" and len(sources := hidden.get(name, [])) > 1:
+                others = " and ".join(f"{source}.{name}" for source in sources[:-1])
+                say(f"--columns {name} is that of the {sources[-1]}, not {others}")
+        available = prefixed | available
         chosen = {name: available[name] for name in request.names}
     else:
         chosen = _default_columns(request, result_columns, answers, connection)

@@ -161,6 +161,18 @@ def odd(job_dir: Path) -> Path:
     return job_dir / "odd.csv"
 
 
+def test_fields_of_the_answer_that_a_column_hides_are_named_with_answer(bagent, job_dir):
+    output = msgspec.Raw(b'{"text":"note","more":1}')
+    kinds = [("text", "VARCHAR"), ("more", "BIGINT")]
+    make_run(job_dir / "runs" / "job", [stored(0, output=output)], answer_columns=kinds)
+    options = ["results", "job", "--format", "csv", "--columns"]
+    shown = bagent([*options, "answer.text,more"])
+    assert shown.out.splitlines() == ["answer.text,more", "note,1"]
+    shown = bagent([*options, "text,more"])
+    assert shown.out.splitlines() == ["text,more", "text 0,1"]
+    assert "--columns text is that of the result, not answer.text" in shown.err
+
+
 def test_fields_of_the_input_that_a_column_hides_are_named_with_input(bagent, fs, job_dir):
     write_job(job_dir, fs.url, [{"id": "a", "text": "first", "more": "m"}])
     assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
@@ -169,6 +181,8 @@ def test_fields_of_the_input_that_a_column_hides_are_named_with_input(bagent, fs
     assert (header, row) == ("id,input.text,more", "a,first,m")
     (row,) = csv.DictReader(io.StringIO(bagent([*options, "--with-input"]).out))
     assert (row["input.text"], row["more"]) == ("first", "m")
+    shown = bagent([*options, "--columns", "id,text,more"])
+    assert "--columns text is that of the result, not input.text" in shown.err
     refused = bagent(["results", "--with-input", "--format", "table"])
     assert (refused.code, refused.err.count("\n")) == (2, 1)
 
