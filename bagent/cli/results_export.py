@@ -247,7 +247,7 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
                 raise UsageError(f"--columns {name}: no such column", hint=hint)
             if name != "id" and len(sources := hidden.get(name, [])) > 1:
                 others = " and ".join(f"{source}.{name}" for source in sources[:-1])
-                say(f"--columns {name} is that of the {sources[-1]}, not {others}")
+                log(f"--columns {name} is that of the {sources[-1]}, not {others}")
         available = prefixed | available
         chosen = {name: available[name] for name in request.names}
     else:

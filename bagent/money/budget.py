@@ -26,17 +26,25 @@ class BudgetLedger:
     def __init__(self, budget: float, exhausted: Callable[[str], None]) -> None:
         self._budget = budget
         self._exhausted: Callable[[str], None] | None = exhausted
-        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[float, Callable[[], None], int]] = deque()
         self._calls = 0
+        self.unsent = 0
+        """Calls that wait, or were cancelled while they waited."""
         self.spent = 0.0
         self.reserved = 0.0
 
-    def reserve(self, most: float, begin: Callable[[], None]) -> None:
+    @property
+    def waiting_rows(self) -> int:
+        """The rows of the calls that wait."""
+        return sum(rows for _, _, rows in self._waiting)
+
+    def reserve(self, most: float, begin: Callable[[], None], rows: int = 1) -> None:
         """Call ``begin`` once a call of at most ``most`` dollars fits, in the order of requests.
 
-        It is never called once the budget is exhausted.
+        It is never called once the budget is exhausted. ``rows`` is how many the call carries.
         """
-        self._waiting.append((most, begin))
+        self._waiting.append((most, begin, rows))
+        self.unsent += 1
         self._admit()
 
     def cancel(self, begin: Callable[[], None]) -> None:
@@ -53,10 +61,11 @@ class BudgetLedger:
 
     def _admit(self) -> None:
         while self._waiting:
-            most, begin = self._waiting[0]
+            most, begin, _ = self._waiting[0]
             if self.spent + self.reserved + most > self._budget:
                 break
             self._waiting.popleft()
+            self.unsent -= 1
             self._calls += 1
             self.reserved += most
             begin()
@@ -93,7 +102,7 @@ class BudgetedBackend(BackendWrapper):
     ) -> Exchange:
         """Send once the budget admits the call; wait for cancellation if it never does."""
         most = sum(self._at_most(request) for request in group)
-        await self._reserve(most)
+        await self._reserve(most, len(group))
         actual = most  # also if the call is cancelled in flight
         try:
             exchange = await self._inner.send(endpoint, group, timeouts)
@@ -105,10 +114,10 @@ class BudgetedBackend(BackendWrapper):
         finally:
             self.spending.settle(most, actual)
 
-    async def _reserve(self, most: float) -> None:
+    async def _reserve(self, most: float, rows: int) -> None:
         begun = asyncio.Event()
         begin = begun.set
-        self.spending.reserve(most, begin)
+        self.spending.reserve(most, begin, rows)
         try:
             await begun.wait()
         except asyncio.CancelledError:

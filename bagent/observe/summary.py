@@ -119,7 +119,9 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         yield "next", shlex.join(command)
         return
     if not again:
-        yield "advice", "the same command sends none of these rows again; this one does"
+        unless = " unless their input is mended" if "bad_input" in lasting else ""
+        what = f"sends {kinds(sendable)}" if "bad_input" in lasting else "does"
+        yield "advice", f"the same command sends none of these rows again{unless}; this one {what}"
         yield "next", shlex.join(_retry(command, sendable, advice))
         return
     if sendable:

@@ -84,6 +84,7 @@ class RunSession:
         self._lines = lines
         self._counters = RunCounters(time.monotonic)
         self._switch = StopSwitch(stop_requests)
+        self._budgets = BudgetGuard(self._switch.budget_exhausted)
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport()
         self._reader = LoadReader(self._transport)
@@ -127,7 +128,7 @@ class RunSession:
             self._switch.requested,
             self._progress.note,
             self._notice,
-            BudgetGuard(self._switch.budget_exhausted),
+            self._budgets,
         )
         try:
             plan = await self._make_plan(resolver)
@@ -377,7 +378,6 @@ class RunSession:
             codes: the totals by outcome code, once they were counted from the journal.
             complete: all rows have ended.
         """
-        fleet = self._fleet.stats() if self._fleet else NO_FLEET
         rows, feeder = self._rows, self._feeder
         position, size = rows.progress() if feeder is not None else (0, None)
         passed = rows.passed
@@ -390,11 +390,23 @@ class RunSession:
             # Stages read finished rows again, so their count is of no use.
             expected=feeder.requested if feeder and not self._context.stages else 0,
             finished=self._finished_rows,
-            most=rows.most if rows is not None else None,
+            most=rows.most,
         )
         if feeder is None and self._small_input_answers is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._small_input_answers)
-        return self._counters.snapshot(fleet, feed, self._run_totals(codes, complete))
+        return self._counters.snapshot(self._fleet_stats(), feed, self._run_totals(codes, complete))
+
+    def _fleet_stats(self) -> FleetStats:
+        """Return the state of the fleet; calls that wait for the budget are not sent."""
+        if self._fleet is None:
+            return NO_FLEET
+        stats, waiting = self._fleet.stats(), self._budgets.waiting_rows
+        return msgspec.structs.replace(
+            stats,
+            in_flight=stats.in_flight - waiting,
+            ready=stats.ready + waiting,
+            requests=stats.requests - self._budgets.unsent,
+        )
 
     @cached_property
     def _finished_rows(self) -> int | None:

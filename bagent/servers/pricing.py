@@ -77,6 +77,16 @@ class BudgetGuard:
         self._on_exhausted = on_exhausted
         self._ledgers: dict[float, BudgetLedger] = {}
 
+    @property
+    def unsent(self) -> int:
+        """Calls that the fleet counts as requests, and that their budget never let begin."""
+        return sum(ledger.unsent for ledger in self._ledgers.values())
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that the fleet counts as in flight, and that wait for their budget."""
+        return sum(ledger.waiting_rows for ledger in self._ledgers.values())
+
     def wrap(self, backend: Backend, job: Job, kind: BackendKind) -> Backend:
         """Wrap ``backend`` so that it counts GPU time and respects the job's budget, if any.
 

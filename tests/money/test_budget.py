@@ -53,6 +53,20 @@ def test_who_no_longer_waits_lets_the_next_one_in() -> None:
     assert begun == ["first", "small"]
 
 
+def test_what_waits_for_the_budget_is_not_sent() -> None:
+    spending = BudgetLedger(1.0, lambda _: None)
+
+    def waiting() -> None:
+        raise AssertionError("it does not fit")
+
+    spending.reserve(0.6, lambda: None, 2)
+    assert (spending.unsent, spending.waiting_rows) == (0, 0)
+    spending.reserve(0.6, waiting, 3)
+    assert (spending.unsent, spending.waiting_rows) == (1, 3)
+    spending.cancel(waiting)
+    assert (spending.unsent, spending.waiting_rows) == (1, 0), "it was never sent"
+
+
 def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
     random = Random(7)
     spending = BudgetLedger(5.0, lambda _: None)

@@ -199,6 +199,15 @@ def test_the_next_command_changes_what_the_cause_names(tally, make, kind, option
     assert lines[-1] == f"next        bagent run job.yaml{options}"
 
 
+def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make) -> None:
+    for row, kind in enumerate(("bad_input", "truncated", "truncated")):
+        tally.outcome(make.outcome(row, "failed", error_kind=kind, error="why"))
+    *_, advice, command = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run"]))
+    assert "none of these rows again unless their input is mended; this one sends" in advice
+    assert advice.endswith("sends truncated 2")
+    assert command.endswith("--retry truncated")
+
+
 @pytest.mark.parametrize(
     ("feed", "earlier", "warning"),
     [
