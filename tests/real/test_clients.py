@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 Bagent = Callable[..., Completed]
 MODEL = "simulated-8b"
 
-CLIENTS = {
-    "openai": """
+OPENAI = """
 import openai
+assert openai.__version__.startswith(MAJOR)
 client = openai.OpenAI()
 chat = client.chat.completions.create(
     model=MODEL, messages=[{"role": "user", "content": "hi"}])
@@ -32,7 +32,11 @@ with client.responses.stream(model=MODEL, input="hi") as stream:
     assert stream.get_final_response().output_text == response.output_text != ""
 assert client.embeddings.create(model=MODEL, input=["a"]).data[0].embedding
 assert client.models.list().data[0].max_model_len == 8192
-""",
+"""
+
+CLIENTS = {
+    "openai-3": "MAJOR = '3.'" + OPENAI,
+    "openai-2": "MAJOR = '2.'\nimport sys\nsys.path.insert(0, OLDER + '/openai')" + OPENAI,
     "anthropic": """
 import anthropic
 client = anthropic.Anthropic(base_url=BASE.removesuffix("/v1"))
@@ -91,12 +95,41 @@ import datasets
 assert len(datasets.Dataset.from_parquet(PARQUET, cache_dir=CACHE)) == 5
 assert len(datasets.Dataset.from_json(JSONL, cache_dir=CACHE)) == 5
 """,
+    "openpyxl": """
+import csv, openpyxl
+book = openpyxl.Workbook()
+for row in csv.reader(open(EXCEL, encoding="utf-8-sig", newline="")):
+    book.active.append(row)
+book.save("out.xlsx")
+rows = list(openpyxl.load_workbook("out.xlsx").active.iter_rows())
+assert [cell.value for cell in rows[0]] == ["id", "q"]
+assert [row[1].value for row in rows[1:]] == [f"'={n}\\n\u00fc," for n in range(5)]
+assert {cell.data_type for row in rows for cell in row} == {"s"}
+""",
+    "duckdb-cli": """
+import pathlib, subprocess, sys
+shell = pathlib.Path(sys.executable).with_name("duckdb")
+sql = "select count(*), count(distinct input->>'q'), min(typeof(output)) from results"
+out = subprocess.run([shell, "-readonly", "-csv", DATABASE, sql], check=True, capture_output=True)
+assert out.stdout.split()[-1].startswith(b"5,5"), out.stdout
+""",
+    "duckdb-1.1": """
+import sys
+sys.path.insert(0, OLDER + "/duckdb")
+import duckdb
+assert duckdb.__version__ == "1.1.3"
+connection = duckdb.connect(DATABASE, read_only=True)
+for table in ("results", "answers", "attempts", "endpoints"):
+    connection.sql(f"select * from {table}").fetchall()
+assert len(connection.sql("select * from results").fetchall()) == 5
+""",
 }
 
 
 def run_in_venv(code: str, folder: Path, names: dict[str, str], **env: str) -> None:
     """Run Python code among the clients, with these names set to texts."""
     script = folder / "client.py"
+    names = {**names, "OLDER": str(venv("clients") / "older")}
     head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     script.write_text(head + code)
     done = subprocess.run(
@@ -137,12 +170,16 @@ def test_clients_work_through_the_proxy(client: str, proxied: str, tmp_path: Pat
 def test_libraries_read_the_results(
     reader: str, job_dir: Path, tmp_path: Path, bagent: Bagent
 ) -> None:
-    write_rows(job_dir / "rows.jsonl", [{"id": f"r{n}", "q": f"{n}\n\u00fc,"} for n in range(5)])
+    write_rows(job_dir / "rows.jsonl", [{"id": f"r{n}", "q": f"={n}\n\u00fc,"} for n in range(5)])
     (job_dir / "job.yaml").write_text("backend: sim\ninput: rows.jsonl\nprompt: 'Say {{ q }}'\n")
     assert bagent(["run", "job.yaml"]).code == 0
     for form in ("csv", "jsonl"):
         assert bagent(["results", "job", "--format", form, "-o", f"out.{form}"]).code == 0
+    excel = ["--format", "csv", "--excel", "--columns", "id,q"]
+    assert bagent(["results", "job", *excel, "-o", "excel.csv"]).code == 0
     names = {
+        "DATABASE": str(job_dir / "runs/job/run.duckdb"),
+        "EXCEL": str(job_dir / "excel.csv"),
         "PARQUET": str(job_dir / "runs/job/results.parquet"),
         "CSV": str(job_dir / "out.csv"),
         "JSONL": str(job_dir / "out.jsonl"),

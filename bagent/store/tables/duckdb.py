@@ -24,7 +24,8 @@ _NOT_TRIED = "dictionary,chimp,patas"
 """Compressions that are slow to try and gain nothing over ``fsst`` and ``alp``."""
 
 _STORAGE = "v1.0.0"
-"""The oldest DuckDB that can read the file."""
+"""The format of the file. DuckDB 1.1 and later read it; 1.0 reads all but lists that are empty or
+null in every row."""
 
 
 class TableOutputs:
