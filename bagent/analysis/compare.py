@@ -242,7 +242,7 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
 def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
     """Return the ok rows, latency percentiles, tokens and cost of one run."""
     quantiles = ", ".join(
-        f"round(quantile_cont({column}, {share}), 1) as {column.removesuffix('_ms')}_p{p}_{name}"
+        f"round(quantile_disc({column}, {share}), 1) as {column.removesuffix('_ms')}_p{p}_{name}"
         for column in NUMBERS
         for share, p in ((0.5, 50), (0.99, 99))
     )

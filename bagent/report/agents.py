@@ -33,7 +33,7 @@ def agents(db: ReportDb, calls: list[dict[str, Any]]) -> Html:
     turns = db.rows(
         """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
                   avg(completion_tokens) as answer_tokens,
-                  quantile_cont(latency_ms, 0.5) as whole_p50_ms
+                  quantile_disc(latency_ms, 0.5) as whole_p50_ms
            from results where turns > 0 and stage in (select stage from tool_calls
                 union select stage from results where turns > 1)
            group by stage, turns order by stage, turns limit 60"""
@@ -59,8 +59,8 @@ def tool_rows(db: ReportDb) -> list[dict[str, Any]]:
     return db.rows(
         """select name, count(*) as calls, count(distinct (row, stage, id, answer)) as "rows",
                   count(*) filter (shared) as shared, count(*) filter (cached) as cached,
-                  count(error) as failed, quantile_cont(latency_ms, 0.5) as p50_ms,
-                  quantile_cont(latency_ms, 0.99) as p99_ms,
+                  count(error) as failed, quantile_disc(latency_ms, 0.5) as p50_ms,
+                  quantile_disc(latency_ms, 0.99) as p99_ms,
                   left(mode(error), 200) as commonest_error
            from tool_calls group by name order by calls desc limit 40"""
     )

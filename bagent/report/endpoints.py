@@ -28,9 +28,9 @@ def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
                   count(*) filter (error_kind is not null) as failed,
                   100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
                   mode(error_kind) as most_error,
-                  quantile_cont((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
-                  quantile_cont((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
-                  quantile_cont((first_token - sent) * 1000, 0.5) as first_token_ms,
+                  quantile_disc((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
+                  quantile_disc((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
+                  quantile_disc((first_token - sent) * 1000, 0.5) as first_token_ms,
                   sum(completion_tokens)::bigint as tokens,
                   sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
            from attempts group by endpoint order by p50_ms desc nulls first, endpoint"""
@@ -44,7 +44,7 @@ def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
 def _slower(db: ReportDb) -> dict[str, float]:
     stages: dict[str, list[dict[str, Any]]] = {}
     for row in db.rows(
-        f"""select stage, endpoint, count(*) as n, quantile_cont(done - sent, 0.5) as p50
+        f"""select stage, endpoint, count(*) as n, quantile_disc(done - sent, 0.5) as p50
             from attempts where error_kind is null and done is not null
             group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
     ):

@@ -70,7 +70,7 @@ class ReportDb:
 def quantiles(column: str) -> str:
     """Return SQL for ``mean``, ``p50``, ``p90``, ``p99`` and ``max`` of a column."""
     shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-    parts = [f"quantile_cont({column}, {share}) as {name}" for name, share in shares]
+    parts = [f"quantile_disc({column}, {share}) as {name}" for name, share in shares]
     return ", ".join([f"avg({column}) as mean", *parts, f"max({column}) as max"])
 
 

@@ -24,7 +24,7 @@ def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list
                    count(*) filter (copied_from is not null) as copied,
                    mode(error_kind) as most_error,
                    case when max(turns) > 1 then avg(turns) filter (turns > 0) end as turns,
-                   quantile_cont(latency_ms, 0.5) filter ({ANSWERED}) as p50_ms,
+                   quantile_disc(latency_ms, 0.5) filter ({ANSWERED}) as p50_ms,
                    avg(prompt_tokens) as prompt_tokens, avg(completion_tokens) as answer_tokens,
                    sum(cost_usd) as cost_usd, min(coalesce(started_at, finished_at)) as began,
                    max(finished_at) as ended

@@ -138,7 +138,7 @@ def test_the_views_answer_common_questions(bagent, job_dir):
     assert error["pattern"] == "HTTP #: queue of #"
     assert error["first_id"] == "r2"
     (latency,) = view("latency")
-    assert (latency["answers"], latency["latency_p50"], latency["latency_max"]) == (2, 200.0, 300.0)
+    assert (latency["answers"], latency["latency_p50"], latency["latency_max"]) == (2, 100.0, 300.0)
     first, second = view("by_endpoint")
     assert (first["endpoint"], first["tries"], first["failed"]) == ("b", 1, 0)
     assert (second["tries"], second["failed"], second["most_error"]) == (2, 1, "timeout")

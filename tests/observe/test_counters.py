@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import duckdb
 import msgspec
 import pytest
 
 from bagent.observe import status_text
 from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.formatting import rate
-from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
+from bagent.observe.snapshot import LogHistogram, Snapshot, StageCount, TokenCount
+from bagent.store.tables.views import VIEWS
 
 
 def test_a_fresh_tally_knows_nothing_and_says_so(tally: RunCounters, make: Any) -> None:
@@ -232,3 +235,15 @@ def test_a_snapshot_goes_through_json_unchanged(tally: RunCounters, make: Any, c
     tally.outcome(make.outcome(1, "failed", id="\udc00", error_kind="auth", error="\ud800 \x1b"))
     s = make.snapshot(tally)
     assert msgspec.json.decode(msgspec.json.encode(s), type=Snapshot) == s
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 88])
+def test_percentiles_of_the_summary_are_those_of_the_views(make: Any, count: int) -> None:
+    values = [float(1 + 7919 * n % 997) for n in range(count)]
+    histogram = LogHistogram()
+    histogram.add(values)
+    [columns] = re.findall(r"quantile_(\w+)\(latency_ms", VIEWS["latency"])[:1]
+    for share in (0.5, 0.9, 0.99):
+        sql = f"select quantile_{columns}(x::double, {share}) from (select unnest({values}) as x)"
+        [[exact]] = duckdb.sql(sql).fetchall()
+        assert histogram.quantile(share) == pytest.approx(exact, rel=0.011)

@@ -34,7 +34,7 @@ def same_unit(first: str, second: str) -> str:
 def _spread(column: str, prefix: str) -> str:
     """Return SQL for the median, 90th, 99th percentile and maximum of a column."""
     quantiles = ", ".join(
-        f"round(quantile_cont({column}, {share}), 1) AS {prefix}_p{percent}"
+        f"round(quantile_disc({column}, {share}), 1) AS {prefix}_p{percent}"
         for share, percent in ((0.5, 50), (0.9, 90), (0.99, 99))
     )
     return f"{quantiles}, round(max({column}), 1) AS {prefix}_max"
@@ -60,7 +60,7 @@ VIEWS: dict[str, str] = {
                count(*) FILTER (error_kind IS NOT NULL) AS failed,
                count(*) FILTER (status_code = 429 OR error_kind = 'rate_limited') AS throttled,
                mode(error_kind) AS most_error, {_spread("(done - sent) * 1000", "ms")},
-               round(quantile_cont((first_token - sent) * 1000, 0.5), 1) AS first_token_p50,
+               round(quantile_disc((first_token - sent) * 1000, 0.5), 1) AS first_token_p50,
                sum(prompt_tokens)::BIGINT AS prompt_tokens,
                sum(completion_tokens)::BIGINT AS completion_tokens,
                round(sum(completion_tokens) / nullif(max(done) - min(sent), 0), 1)
