@@ -369,6 +369,8 @@ class RunCounters:
             cut_at=self._cut_at,
             changes=run.changes,
             dropped=run.dropped,
+            unit=run.unit,
+            several_stages=run.several_stages,
         )
 
     def _this_start(self) -> StartCounts:

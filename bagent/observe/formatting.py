@@ -98,7 +98,12 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def totals_text(
-    totals: Totals, *, total: int | None, exact: bool = True, remaining: int | None = None
+    totals: Totals,
+    *,
+    total: int | None,
+    exact: bool = True,
+    remaining: int | None = None,
+    unit: str = "row",
 ) -> str:
     """Return the totals of a run: ``200 rows: 168 ok, 20 failed, 12 remaining``.
 
@@ -107,6 +112,7 @@ def totals_text(
         total: how many rows there are; None where unknown.
         exact: whether ``total`` and ``remaining`` are exact.
         remaining: how many rows have no result yet.
+        unit: what is counted: ``row``, or ``answer`` where a row has several.
     """
     about = "at least " if total is None else "" if exact else "about "
     parts = [f"{totals.ok:,} ok"]
@@ -115,7 +121,7 @@ def totals_text(
     parts.append(f"{totals.failed:,} failed")
     if remaining:
         parts.append(f"{about}{remaining:,} remaining")
-    rows = counted(totals.rows if total is None else total, "row")
+    rows = counted(totals.rows if total is None else total, unit)
     return f"{about}{rows}: {', '.join(parts)}"
 
 

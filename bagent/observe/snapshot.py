@@ -189,7 +189,7 @@ class RunTotals(msgspec.Struct, frozen=True):
 
     ``repeats`` rows have a failure of an earlier start and will be sent again. ``changes`` is the
     part of this start, by outcome code. ``staged``: the job has several stages, so the rows of the
-    last one are unknown. ``dropped``: as in :class:`Snapshot`.
+    last one are unknown. ``dropped``, ``unit`` and ``several_stages``: as in :class:`Snapshot`.
     """
 
     totals: Totals
@@ -197,6 +197,8 @@ class RunTotals(msgspec.Struct, frozen=True):
     changes: dict[int, int] = {}
     staged: bool = False
     dropped: dict[str, int] = {}
+    unit: str = "row"
+    several_stages: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -221,7 +223,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     start adds to the totals, by outcome code. ``causes`` are the kinds of failure of all stages,
     known at the end of a job that has several. ``dropped`` are failed rows that a stage left out
     (``on_failure: drop``), by that stage. ``tools`` are the calls of each tool of the job, also of
-    tools that were never called, over the whole run; known at its end.
+    tools that were never called, over the whole run; known at its end. ``unit`` is what the totals
+    count: ``row``, or ``answer`` where a row has several. With ``several_stages`` speeds and
+    ``to_do`` count the results of all of them.
     """
 
     elapsed_s: float
@@ -264,6 +268,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     tools: dict[str, ToolCount] = {}
     changes: dict[int, int] = {}
     causes: dict[str, int] = {}
+    unit: str = "row"
+    several_stages: bool = False
 
     def with_totals(self, totals: Totals) -> Snapshot:
         """Return this state with the totals of the whole run as the journal has them."""
@@ -293,10 +299,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         return current_rates(self.recent, self.overall)
 
     @property
-    def unit(self) -> str:
-        """What speeds and estimates count: rows, or the results of all stages."""
-        several = len(self.by_stage) > 1 or (self.total is None and self.to_do is not None)
-        return "result" if several else "row"
+    def speed_unit(self) -> str:
+        """What speeds and ``to_do`` count."""
+        return "result" if self.several_stages else self.unit
 
     @property
     def first_try_share(self) -> float | None:

@@ -27,12 +27,14 @@ def position(s: Snapshot) -> str:
     A job with several stages counts the ``results`` of all of them.
     """
     if s.to_do is None or s.fraction is None:
-        return counted(max(s.totals.rows, s.this_start.done), "row")
+        return counted(max(s.totals.rows, s.this_start.done), s.unit)
     if s.total is None:
         finished = s.skipped + s.this_start.done
-        return f"{finished:,} of ~{counted(finished + s.to_do, s.unit)} ({percent(s.fraction)})"
+        return (
+            f"{finished:,} of ~{counted(finished + s.to_do, s.speed_unit)} ({percent(s.fraction)})"
+        )
     about = "" if s.total_is_exact else "~"
-    return f"{s.total - s.to_do:,} of {about}{counted(s.total, 'row')} ({percent(s.fraction)})"
+    return f"{s.total - s.to_do:,} of {about}{counted(s.total, s.unit)} ({percent(s.fraction)})"
 
 
 def arrival(s: Snapshot) -> str:
@@ -91,7 +93,7 @@ def work(s: Snapshot) -> list[Phrase]:
 def speed(s: Snapshot) -> list[Phrase]:
     """How fast it goes, and what it costs where prices are known."""
     rates = s.rates
-    phrases = [Phrase(f"{rate(rates.rows_per_s)} {s.unit}s/s")]
+    phrases = [Phrase(f"{rate(rates.rows_per_s)} {s.speed_unit}s/s")]
     if rates.completion_tokens_per_s is not None:
         phrases.append(Phrase(f"{rate(rates.completion_tokens_per_s)} tok/s"))
     if s.cost_usd is not None:

@@ -339,6 +339,7 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
         total=s.totals.rows if ended else s.total,
         exact=ended or s.total_is_exact,
         remaining=None if ended else s.remaining,
+        unit=s.unit,
     )
     start = [f"{s.this_start.sent:,} sent"] if s.resumed else []
     if s.this_start.copied:
@@ -349,8 +350,9 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
 
 
 def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
-    of_all = " of all stages" if s.unit == "result" else ""
-    yield "time", f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} {s.unit}s/s{of_all}"
+    of_all = " of all stages" if s.several_stages else ""
+    speed = f"{rate(s.overall.rows_per_s)} {s.speed_unit}s/s{of_all}"
+    yield "time", f"{duration(s.elapsed_s)}, {speed}"
     if s.latency.count:
         text = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
         if s.ttft.count:

@@ -428,10 +428,15 @@ class RunSession:
         live = self._store.live_totals
         if not self._context.stages:
             totals = Totals.of(live.codes if codes is None else codes)
-            return RunTotals(totals, live.repeats_pending, dict(live.changes))
+            unit = "answer" if self._context.job.answers > 1 else "row"
+            return RunTotals(totals, live.repeats_pending, dict(live.changes), unit=unit)
         if codes is None:
             codes = self._plan.codes() if self._plan is not None else Counter()
         dropped = self._plan.dropped() if self._plan is not None else {}
         return RunTotals(
-            Totals.of(codes), changes=dict(codes), staged=not complete, dropped=dropped
+            Totals.of(codes),
+            changes=dict(codes),
+            staged=not complete,
+            dropped=dropped,
+            several_stages=len(self._context.stages) > 1,
         )

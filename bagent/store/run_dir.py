@@ -182,6 +182,12 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
         return max(ended) if len(ended) == max(count, 1) else None
 
     @property
+    def unit(self) -> str:
+        """What its totals count: ``row``, or ``answer`` where a row has several."""
+        several = len(self.stages) < 2 and self.job.get("answers", 1) != 1
+        return "answer" if several else "row"
+
+    @property
     def parts(self) -> list[str]:
         """The parts that it was last started in."""
         if not self.starts:

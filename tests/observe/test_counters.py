@@ -10,8 +10,9 @@ import pytest
 from bagent.observe import status_text
 from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.formatting import rate
-from bagent.observe.snapshot import LogHistogram, Snapshot, StageCount, TokenCount
+from bagent.observe.snapshot import LogHistogram, RunTotals, Snapshot, StageCount, TokenCount
 from bagent.store.tables.views import VIEWS
+from bagent.store.totals import Totals
 
 
 def test_a_fresh_tally_knows_nothing_and_says_so(tally: RunCounters, make: Any) -> None:
@@ -173,10 +174,10 @@ def test_speeds_of_several_stages_count_results_and_not_rows(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:
     clock.now += 10
-    for stage in ("first", "second"):
-        for row in range(10):
-            tally.outcome(make.outcome(row, stage=stage))
-    s = make.snapshot(tally)
+    for row in range(20):
+        tally.outcome(make.outcome(row))
+    run = RunTotals(Totals(ok=10), several_stages=True)
+    s = tally.snapshot(make.fleet(), make.feed(), run)
     assert status_text.speed(s)[0].text == "2.00 results/s"
 
 

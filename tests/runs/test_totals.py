@@ -8,6 +8,7 @@ import pytest
 
 from support.jobs import rows, run_json, write_job, write_rows
 from support.replies import echo, error_body, raw, status
+from support.stage_jobs import NO_TABLES, RUN
 
 REFUSED = [status(400, error_body(400, "no"))]
 BROKEN = [raw("<h1>gateway</h1>")]
@@ -90,3 +91,21 @@ def test_an_edited_row_counts_once(fs, job_dir, bagent):
     done = bagent(["run", "job.yaml", "--progress", "json"])
     end = next(event for event in events(done) if event["event"] == "end")
     assert (done.code, end["total"], end["ok"], end["failed"]) == (0, 4, 4, 0)
+
+
+def test_several_answers_of_a_row_are_counted_as_answers(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 4, answers=3, results=NO_TABLES)
+    done = bagent(RUN)
+    assert "rows        12 answers: 12 ok, 0 failed" in done.err
+    assert "answers/s" in done.err
+    assert "12 answers: 12 ok, 0 failed" in bagent(["status", "job"]).out
+
+
+def test_the_speed_of_a_job_with_several_stages_is_not_that_of_its_rows(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    keys = {"answers": 3, "topology": "self_consistency", "results": NO_TABLES}
+    write_job(job_dir, fs.url, 4, **keys)
+    done = bagent(RUN)
+    assert "rows        4 rows: 4 ok, 0 failed" in done.err
+    assert "results/s of all stages" in done.err

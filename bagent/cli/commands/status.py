@@ -69,7 +69,7 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
 
     pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
     for name, value in state.items():
-        if value in (None, {}, []) or name in ("batches", "tools"):
+        if value in (None, {}, []) or name in ("batches", "tools", "unit"):
             continue
         if name == "changes":
             pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
@@ -156,7 +156,7 @@ def state_line(state: dict[str, Any]) -> str:
     if state["eta_s"] is not None:
         parts.append(f"ETA {duration(state['eta_s'])}")
     if state["rows_per_s"] is not None:
-        parts.append(f"{rate(state['rows_per_s'])} rows/s")
+        parts.append(f"{rate(state['rows_per_s'])} {state['unit']}s/s")
     if state["completion_tokens"] is not None:
         parts.append(f"{state['completion_tokens']:,} tokens")
     if state["cost_usd"] is not None:
@@ -212,6 +212,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "by_kind": totals.by_kind,
         "dropped": _dropped(info),
         "changes": _changes(info),
+        "unit": info.unit if info else "row",
         "rows_per_s": None if speed is None else round(speed, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
@@ -285,6 +286,7 @@ def _rows_text(state: Mapping[str, Any]) -> str:
         total=state["total"],
         exact=state["total_is_exact"],
         remaining=state["remaining"],
+        unit=state["unit"],
     )
 
 

@@ -82,6 +82,8 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
         changes=dict(changes),
         cut_at=_range(s.cut_at for s in states),
         dropped=_sums(s.dropped for s in states),
+        unit=states[0].unit,
+        several_stages=states[0].several_stages,
     )
 
 
