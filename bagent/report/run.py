@@ -118,9 +118,8 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     facts = list(about.facts)
     if sums["began"] is not None:
         facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
-    unit = "results" if sums["stages"] > 1 else "rows"
     for job, count in earlier:
-        value = f"{_when(job.until)}, {count:,} of {sums['rows']:,} {unit} ended before it"
+        value = f"{_when(job.until)}, {count:,} of {sums['rows']:,} {sums['unit']} ended before it"
         facts.append((f"{job.changed} changed", value))
     return _page(ReportInfo(about.name, facts), parts)
 
@@ -199,7 +198,7 @@ SHORT = 20.0
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
            count(*) filter (error_kind is not null) as failed,
-           count(distinct stage) as stages,
+           count(distinct stage) as stages, max(answer) > 0 as several_answers,
            count(*) filter (copied_from is not null) as copied,
            count(*) filter ({ANSWERED}) as answered,
            min(started_at) as began, max(finished_at) as ended,
@@ -211,8 +210,10 @@ TOTALS = f"""
 
 
 def totals(db: ReportDb) -> dict[str, Any]:
-    """Return counts and sums over all rows."""
+    """Return counts and sums over all rows; ``unit`` is what ``rows`` counts."""
     sums = db.row(TOTALS)
+    several = "answers" if sums["several_answers"] else "rows"
+    sums["unit"] = "results" if sums["stages"] > 1 else several
     sums["ended"] = sums["ended"] or sums["began"]
     began = sums["began"] if sums["began"] is not None else sums["ended"]
     sums["began"] = began
@@ -225,15 +226,14 @@ def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
     rows, seconds = sums["rows"], sums["seconds"]
     accepted = rows - sums["ok"] - sums["failed"]
     numbers = [
-        ("results of all stages" if sums["stages"] > 1 else "rows", f"{rows:,}"),
+        (sums["unit"] + " of all stages" * (sums["stages"] > 1), f"{rows:,}"),
         ("ok", _share(sums["ok"], rows)),
         *([("truncated (accepted)", _share(accepted, rows))] if accepted else []),
         ("failed", _share(sums["failed"], rows)),
         ("from first to last", duration(seconds)),
     ]
     if seconds > 0:
-        unit = "results" if sums["stages"] > 1 else "rows"
-        numbers.append((f"{unit} a second", number(rows / seconds)))
+        numbers.append((f"{sums['unit']} a second", number(rows / seconds)))
         if sums["completion_tokens"]:
             numbers.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
     for name, label in (("prompt_tokens", "prompt tokens"), ("completion_tokens", "answer tokens")):
@@ -281,8 +281,7 @@ def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
 
     ticks = _clock_ticks(sums["began"], sums["seconds"])
     rows = [("ok", "good", values("ok")), ("failed", "bad", values("bad"))]
-    unit = "results" if sums["stages"] > 1 else "rows"
-    parts = [stacked(f"{unit} a second", rows, ticks)]
+    parts = [stacked(f"{sums['unit']} a second", rows, ticks)]
     if sums["completion_tokens"]:
         parts.append(
             stacked("answer tokens a second", [("tokens", "accent", values("tokens"))], ticks)

@@ -23,6 +23,13 @@ def test_a_run_without_rows_gives_a_page_that_says_so(run):
     assert "No row has ended yet" in run.page().sections[""]
 
 
+def test_several_answers_of_a_row_are_counted_by_that_name(run):
+    for row in range(4):
+        for answer in range(3):
+            run.result(row, answer=answer)
+    assert "12\nanswers\n" in run.page().sections[""]
+
+
 def test_accepted_truncated_answers_are_no_failures(run):
     for row in range(10):
         run.result(row, status="truncated" if row < 4 else "ok", error_kind=None)

@@ -44,7 +44,6 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
     skipped = sum(s.skipped for s in states)
     finished = skipped + start.done if total is None else total - (to_do or 0)
     groups, others = _errors(states)
-    costs = [s.cost_usd for s in states if s.cost_usd is not None]
     return Snapshot(
         elapsed_s=max(s.elapsed_s for s in states),
         quiet_s=min(s.quiet_s for s in states),
@@ -62,7 +61,7 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
         this_start=start,
         skipped=skipped,
         tokens=_tokens([s.tokens for s in states]),
-        cost_usd=sum(costs) if costs else None,
+        cost_usd=_sum_known(s.cost_usd for s in states),
         cost_unknown=sum(s.cost_unknown for s in states),
         first_try_valid=sum(s.first_try_valid for s in states),
         first_try_total=sum(s.first_try_total for s in states),
