@@ -28,27 +28,46 @@ from bagent.text.terminal import guarded_streams
 if TYPE_CHECKING:
     from bagent.runs.context import RunOptions
 
-COMMANDS: dict[str, str] = {
-    "run": "Run a job: rows in, validated rows out; the same command resumes.",
-    "check": "Look at a job without generating: prompts, tokens, cost.",
-    "status": "How far a run is; without RUN, the list of runs.",
-    "results": "The rows of a run as jsonl, csv, parquet or a table.",
-    "query": "Ask a run by SQL, while it is running or after it.",
-    "compare": "Two runs row by row, or a run against known answers.",
-    "report": "One HTML page about a run.",
-    "hosts": "Which endpoints of a hostfile are ready, and what they are.",
-    "proxy": "One OpenAI-compatible local address in front of a fleet.",
-    "submit": "The batch script of a job for SLURM or PBS, and its sending.",
-    "bench": "Load test of a whole fleet: what it can do, who is slow.",
-    "sim": "Serve simulated endpoints to try things without a GPU.",
-    "init": "Write a job to start from, also for your own file.",
-    "guide": "Print a guide: job files, outputs, fleets, Python and more.",
-    "prices": "What hosted models cost, each with its source and date.",
-    "schema": "The JSON Schema of job files, for editors.",
+GROUPS: dict[str, dict[str, str]] = {
+    "Run a job": {
+        "init": "Write a job to start from, also for your own file.",
+        "check": "Show prompts, tokens and cost without generating.",
+        "run": "Run a job, or resume it: rows in, validated rows out.",
+        "submit": "Make or submit the batch script of a job for SLURM or PBS.",
+    },
+    "Look at a run": {
+        "status": "Show how far a run is; without RUN, list the runs.",
+        "results": "Print rows as jsonl, csv, parquet or a table.",
+        "query": "Ask a run with DuckDB SQL.",
+        "report": "Write one HTML page about a run.",
+        "compare": "Compare two runs, or a run with known answers.",
+    },
+    "Servers": {
+        "hosts": "Show which endpoints of a hostfile are ready.",
+        "bench": "Load-test a fleet, endpoint by endpoint.",
+        "proxy": "Serve one OpenAI-compatible address for a fleet.",
+        "sim": "Serve simulated endpoints, to try things without a GPU.",
+        "prices": "List known prices of hosted models.",
+    },
+    "Read": {
+        "guide": "Print a guide: job files, outputs, fleets, Python and more.",
+        "schema": "Print the JSON Schema of job files, for editors.",
+    },
 }
-"""Subcommands with a line of help, in the order in which people need them.
+"""Groups of subcommands, each with a line of help."""
+
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+"""Subcommands with a line of help.
 
 Each is a function of the same name in a module of the same name in ``commands``.
+"""
+
+START = """\
+bagent sends rows to LLMs and writes validated rows. To begin:
+
+  bagent init first            write a small job into the folder first
+  bagent run first/job.yaml    run it on a simulated server
+  bagent guide                 list the guides; bagent -h lists all commands
 """
 
 
@@ -67,6 +86,12 @@ class LazyGroup(TyperGroup):
         line = COMMANDS.get(cmd_name)
         return TyperCommand(cmd_name, help=line, rich_markup_mode=None) if line else None
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in their groups."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the real command; the parent refuses an unknown name."""
         name, stand_in, remaining = super().resolve_command(ctx, args)
@@ -76,10 +101,12 @@ class LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """Import the command ``name`` of :data:`COMMANDS`, with its options."""
     function: Callable[..., Any] = getattr(import_module(f"bagent.cli.commands.{name}"), name)
+    from bagent.cli.help import Command
+
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": HELP}
     )
-    app.command(name)(function)
+    app.command(name, cls=Command)(function)
     return typer.main.get_command(app)
 
 
@@ -90,6 +117,7 @@ def parse_run_options(args: Sequence[str]) -> RunOptions:
         UsageError: an option is wrong, or asks for more processes.
     """
     from bagent.cli.commands.run import make_options
+    from bagent.cli.options import find_job
 
     try:
         parameters = load_command("run").make_context("bagent run", list(args)).params
@@ -97,14 +125,17 @@ def parse_run_options(args: Sequence[str]) -> RunOptions:
         raise UsageError(error.format_message(), hint="try: bagent run --help") from None
     if parameters.pop("workers") > 1 or parameters.pop("executor") != "local":
         raise UsageError("--workers, --executor: only the command bagent run divides the rows")
-    parameters["job"] = Path(parameters["job"])
+    parameters["job"] = find_job(Path(parameters["job"]) if parameters["job"] else None)
     return make_options(parameters, ["bagent", "run", *args])
 
 
-PROTECTED = (["run"], ["check"], ["proxy"])
+PROTECTED = ("run", "check", "proxy")
 """Commands with keys that other processes of the user need not see."""
 
 HELP = ["-h", "--help"]
+COMPLETE = "_BAGENT_COMPLETE"
+"""Variable by which a shell asks for completions."""
+
 END_SECONDS = 10.0
 """How long the end of the process may take once a run has ended and all is written."""
 
@@ -112,7 +143,7 @@ END_SECONDS = 10.0
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     cls=LazyGroup,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": HELP},
@@ -130,8 +161,9 @@ def bagent(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Batches of LLM calls: rows in, validated rows out, nothing lost or paid twice.
+    """Send rows to LLMs and write validated rows; nothing is lost or paid twice.
 
     Example: bagent run job.yaml
     """
@@ -139,9 +171,13 @@ def bagent(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    args = list(sys.argv[1:] if argv is None else argv)
     with guarded_streams():
-        code = _invoke(args)
+        if args or COMPLETE in os.environ:
+            code = _invoke(args)
+        else:
+            sys.stdout.write(START)
+            code = 0
         process.flush_streams()
         return code
 
@@ -163,8 +199,7 @@ def _invoke(args: list[str]) -> int:
     except BrokenPipeError:
         return _closed_pipe()
     except SystemExit as end:
-        # Typer answers a closed pipe by leaving with 1; it leaves in no other way here.
-        return _closed_pipe() if end.code == 1 else EXIT_NEEDS_PERSON
+        return _exit_of_typer(end)
     except BagentError as error:
         if "--debug" in args:
             raise
@@ -192,6 +227,13 @@ def _has_folder() -> bool:
     return True
 
 
+def _exit_of_typer(end: SystemExit) -> int:
+    """Return the exit code where Typer ended: after completions, or with 1 at a closed pipe."""
+    if COMPLETE in os.environ:
+        return 0
+    return _closed_pipe() if end.code == 1 else EXIT_NEEDS_PERSON
+
+
 def _closed_pipe() -> int:
     """End quietly: the reader of stdout has seen enough."""
     process.silence(1)
@@ -206,10 +248,11 @@ def run_and_exit() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if "--debug" not in sys.argv:
         sys.excepthook = process.exit_on_fault
-    is_run = sys.argv[1:2] == ["run"]
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    is_run = command == "run"
     if is_run:
         process.exit_at_signals()
-    if sys.argv[1:2] in PROTECTED:
+    if command in PROTECTED:
         from bagent.process_privacy import hide_from_children
 
         hide_from_children()

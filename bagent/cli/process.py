@@ -7,15 +7,10 @@ import re
 import signal
 import sys
 import threading
-import traceback
-from pathlib import Path
 from typing import Any
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
 from bagent.text.terminal import escape_controls
-
-WITH_DEBUG = ("run", "check", "bench", "hosts", "submit")
-"""Commands that have ``--debug``."""
 
 
 def log(message: str) -> None:
@@ -76,16 +71,11 @@ def report_fault(error: BaseException) -> int:
     if isinstance(error, MemoryError):
         message = "memory is used up (allow more, or lower limits.concurrency)"
     else:
-        message = f"a fault in bagent: {type(error).__name__}: {error} ({_location(error)})"
+        message = (
+            f"bagent has a bug: {type(error).__name__}: {error} (the same command with --debug"
+            " shows where; please report it)"
+        )
     return print_error(message, EXIT_NEEDS_PERSON)
-
-
-def _location(error: BaseException) -> str:
-    """Where a fault happened: the option that shows it, else its line."""
-    if sys.argv[1:2] and sys.argv[1] in WITH_DEBUG:
-        return "--debug shows where"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "report it"
 
 
 def exit_on_fault(kind: type[BaseException], error: BaseException, trace: Any) -> None:

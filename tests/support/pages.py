@@ -64,7 +64,7 @@ class Shell:
         match words:
             case ["bagent", *arguments]:
                 done = run_bagent(arguments, self.folder, env={"COLUMNS": "80", **environment})
-                assert "a fault in bagent" not in done.err, done.err
+                assert "bagent has a bug" not in done.err, done.err
                 return done.out + done.err
             case ["cat", name]:
                 return (self.folder / name).read_text(encoding="utf-8")

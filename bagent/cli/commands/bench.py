@@ -66,15 +66,14 @@ def bench(
     fail_if: bench_opt.FailIf = None,
     debug: opt.Debug = False,
 ) -> int:
-    """Load test of a whole fleet, endpoint by endpoint: what it can do, and which one is bad.
+    """Load-test a fleet, endpoint by endpoint.
 
-    Every ready endpoint of the hostfile gets load at the same time; each gets a verdict: ok, slow,
-    failing or dead. DIR holds summary.json, report.html, CSV, Parquet, DuckDB and the raw rows.
+    Every ready endpoint gets load at the same time, and a verdict: ok, slow, failing or dead. DIR
+    holds summary.json, report.html, CSV, Parquet, DuckDB and the raw rows. --backend and --model
+    test one server, also a hosted one, which costs money.
 
     Exit codes: 0 measured; 1 a --fail-if holds, or no request ended well; 2 an option or a file
     is wrong; 3 the client was the limit; 75 stopped early, the report holds what there is.
-
-    With --backend NAME and --model it is that one server, also a hosted one: that costs money.
 
     Example: bagent bench --hostfile nodes.txt --preset quick --write-hostfile good.hosts
 

@@ -15,115 +15,295 @@ from bagent.errors import UsageError
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
 
+LOAD = "Load"
+REQUESTS = "Requests"
+CONVERSATIONS = "Conversations"
+RESULTS = "Results"
+
 Preset = Annotated[
     Literal["quick", "saturation", "prefix", "agents"] | None,
     typer.Option(
         "--preset",
-        help="quick: 1 minute; saturation: 5; prefix: shared beginnings; agents: two turns with a"
-        " slow tool between.",
+        help="Use ready settings: quick (1 minute), saturation (5), prefix (shared "
+        "beginnings), agents (two turns with a slow tool between).",
+        rich_help_panel=LOAD,
     ),
 ]
 Concurrency = Annotated[
-    Text, typer.Option("--concurrency", metavar="N,..", help="Calls in flight per endpoint.")
+    Text,
+    typer.Option(
+        "--concurrency",
+        metavar="N,...",
+        help="Keep this many calls in flight at each endpoint.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Rate = Annotated[
     Text,
     typer.Option(
-        "--rate", metavar="R,..", help="Requests a second over the fleet; 2..20 is a ramp."
+        "--rate",
+        metavar="R,...",
+        help="Send this many requests a second to the whole fleet; 2..20 is a ramp.",
+        rich_help_panel=LOAD,
     ),
 ]
 Sweep = Annotated[
-    bool, typer.Option("--sweep", help="Find the saturation, measure at rates below it.")
+    bool,
+    typer.Option(
+        "--sweep", help="Find the saturation, then measure at rates below it.", rich_help_panel=LOAD
+    ),
 ]
 Replay = Annotated[
     Path | None,
-    typer.Option("--replay", metavar="RUN|FILE", help="Times and lengths as recorded there."),
+    typer.Option(
+        "--replay",
+        metavar="RUN|FILE",
+        help="Send requests at the times and with the lengths recorded there.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Speed = Annotated[
-    Text, typer.Option("--speed", metavar="S,..", help="Replay S times as fast as recorded.")
+    Text,
+    typer.Option(
+        "--speed",
+        metavar="S,...",
+        help="With --replay: send this many times as fast as recorded.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Turns = Annotated[
     int | None,
-    typer.Option("--turns", min=1, metavar="N", help="Of a conversation; each holds those before."),
+    typer.Option(
+        "--turns",
+        min=1,
+        metavar="N",
+        help="Make each request a conversation of N turns; each holds those before.",
+        rich_help_panel=CONVERSATIONS,
+    ),
 ]
 Think = Annotated[
-    Text, typer.Option("--think", metavar="T", help="From an answer to the next turn; 1s.")
+    Text,
+    typer.Option(
+        "--think",
+        metavar="DURATION",
+        help="Wait this long between an answer and the next turn; the default is 1s.",
+        rich_help_panel=CONVERSATIONS,
+    ),
 ]
 TurnTokens = Annotated[
     int | None,
-    typer.Option("--turn-tokens", min=1, metavar="N", help="New in each later turn; 128."),
+    typer.Option(
+        "--turn-tokens",
+        min=1,
+        metavar="N",
+        help="Add N tokens in each later turn; the default is 128.",
+        rich_help_panel=CONVERSATIONS,
+    ),
 ]
 Arrival = Annotated[
     Literal["constant", "poisson", "gamma"] | None,
-    typer.Option("--arrival", help="How requests of a --rate come; the default is poisson."),
+    typer.Option(
+        "--arrival",
+        help="Choose how requests of --rate arrive; the default is poisson.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Burstiness = Annotated[
-    float | None, typer.Option("--burstiness", help="Shape of gamma; below 1 it bursts.")
+    float | None,
+    typer.Option(
+        "--burstiness",
+        metavar="X",
+        help="With --arrival gamma: shape of the distribution; below 1 it comes in bursts.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Requests = Annotated[
-    int | None, typer.Option("--requests", min=1, metavar="N", help="Requests of each load.")
+    int | None,
+    typer.Option(
+        "--requests", min=1, metavar="N", help="Send N requests in each load.", rich_help_panel=LOAD
+    ),
 ]
 Seconds = Annotated[
-    Text, typer.Option("--duration", metavar="T", help="Of each load, such as 30s.")
+    Text,
+    typer.Option(
+        "--duration",
+        metavar="DURATION",
+        help="Send each load for this long, such as 30s.",
+        rich_help_panel=LOAD,
+    ),
 ]
 InputTokens = Annotated[
-    int | None, typer.Option("--input-tokens", min=1, metavar="N", help="Of each prompt.")
+    int | None,
+    typer.Option(
+        "--input-tokens",
+        min=1,
+        metavar="N",
+        help="Make each prompt N tokens long.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 OutputTokens = Annotated[
-    int | None, typer.Option("--output-tokens", min=1, metavar="N", help="Of each answer.")
+    int | None,
+    typer.Option(
+        "--output-tokens",
+        min=1,
+        metavar="N",
+        help="Ask for N tokens in each answer.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 PrefixTokens = Annotated[
-    int | None, typer.Option("--prefix-tokens", min=0, metavar="N", help="Shared of them.")
+    int | None,
+    typer.Option(
+        "--prefix-tokens",
+        min=0,
+        metavar="N",
+        help="Let prompts of a group share their first N tokens.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 Groups = Annotated[
-    int | None, typer.Option("--groups", min=1, metavar="N", help="Shared prefixes there are.")
+    int | None,
+    typer.Option(
+        "--groups",
+        min=1,
+        metavar="N",
+        help="Use N different shared beginnings.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 Skew = Annotated[
-    float | None, typer.Option("--skew", min=0, help="Zipf exponent: how uneven groups are.")
+    float | None,
+    typer.Option(
+        "--skew",
+        min=0,
+        metavar="X",
+        help="Make groups uneven by this Zipf exponent; 0 is even.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 Ways = Annotated[
-    Text, typer.Option("--as", metavar="WAY,..", help="chat, completions, list, chat-batch.")
+    Text,
+    typer.Option(
+        "--as",
+        metavar="WAY,...",
+        help="Send requests in these ways: chat, completions, list, chat-batch.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 ListSize = Annotated[
-    int | None, typer.Option("--list-size", min=1, metavar="N", help="Calls in one request.")
+    int | None,
+    typer.Option(
+        "--list-size",
+        min=1,
+        metavar="N",
+        help="With --as list or chat-batch: put N calls into one request.",
+        rich_help_panel=REQUESTS,
+    ),
 ]
 Routing = Annotated[
     Text,
     typer.Option(
-        "--routing", help="balanced (spread), least-inflight, affinity, as-run, isolated."
+        "--routing",
+        metavar="NAME,...",
+        help="Choose endpoints in these ways: balanced (or spread), least-inflight, affinity, "
+        "as-run, isolated.",
+        rich_help_panel=REQUESTS,
     ),
 ]
 Job = Annotated[
-    Path | None, typer.Option("--job", metavar="JOB.yaml", help="Send this job's rows.")
+    Path | None,
+    typer.Option(
+        "--job", metavar="JOB.yaml", help="Send the rows of this job.", rich_help_panel=REQUESTS
+    ),
 ]
 Warmup = Annotated[
     int | None,
-    typer.Option("--warmup", min=0, max=1000, metavar="N", help="Requests per endpoint."),
+    typer.Option(
+        "--warmup",
+        min=0,
+        max=1000,
+        metavar="N",
+        help="Send N requests to each endpoint first; they do not count.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Repeats = Annotated[
-    int | None, typer.Option("--repeats", min=1, metavar="N", help="Of all loads, alternated.")
+    int | None,
+    typer.Option(
+        "--repeats",
+        min=1,
+        metavar="N",
+        help="Measure all loads N times, in turns.",
+        rich_help_panel=LOAD,
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of arrivals and groups.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", metavar="N", help="Use this seed for arrivals and groups.", rich_help_panel=LOAD
+    ),
+]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, metavar="N", help="Processes that send.")
+    int | None,
+    typer.Option(
+        "--workers", min=1, metavar="N", help="Send from N processes.", rich_help_panel=LOAD
+    ),
 ]
-Slo = Annotated[Text, typer.Option("--slo", help="Goodput's limits: ttft=2s,tpot=100ms,e2e=30s.")]
+Slo = Annotated[
+    Text,
+    typer.Option(
+        "--slo",
+        metavar="LIMITS",
+        help="Count as goodput what meets these limits: ttft=2s,tpot=100ms,e2e=30s.",
+        rich_help_panel=RESULTS,
+    ),
+]
 Timeout = Annotated[
-    Text, typer.Option("--timeout", metavar="T", help="Of a request; the default is 5m.")
+    Text,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Give up a request after this time; the default is 5m.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where results go.")
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Write the results into this folder.",
+        rich_help_panel=RESULTS,
+    ),
 ]
 WriteHostfile = Annotated[
     Path | None,
-    typer.Option("--write-hostfile", metavar="FILE", help="Write the endpoints that are ok."),
+    typer.Option(
+        "--write-hostfile",
+        metavar="FILE",
+        help="Write the endpoints that are ok as a hostfile.",
+        rich_help_panel=RESULTS,
+    ),
 ]
 Compare = Annotated[
-    Path | None, typer.Option("--compare", metavar="SUMMARY", help="An older summary.json.")
+    Path | None,
+    typer.Option(
+        "--compare",
+        metavar="FILE",
+        help="Compare with this older summary.json.",
+        rich_help_panel=RESULTS,
+    ),
 ]
 FailIf = Annotated[
     list[str] | None,
-    typer.Option("--fail-if", metavar="EXPR", help="Exit 1 if so: 'ttft_p99_ms>2000'."),
+    typer.Option(
+        "--fail-if",
+        metavar="EXPR",
+        help="Exit with 1 if this holds, such as 'ttft_p99_ms>2000'. Repeatable.",
+        rich_help_panel=RESULTS,
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    job: opt.JobFile,
+    job: opt.JobFile = None,
     inputs: opt.Inputs = None,
     hostfile: opt.Hostfile = None,
     backend: opt.Backend = None,
@@ -30,14 +30,14 @@ def check(
     as_json: opt.AsJson = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Look at a job without generating: prompts, tokens, cost, and what a prefix cache reuses.
+    """Show prompts, tokens and cost without generating.
 
-    It executes nothing that the job brings, sends no key and no header of it, and lists what a run
-    would execute and which variables it would send to whom. With --open it imports and starts the
-    job's tools, shows their definitions and sends its keys.
+    Nothing that the job brings is executed, and no key is sent. What a run would execute, and
+    which variables it would send to which hosts, is listed. --open imports and starts the job's
+    tools, shows their definitions and sends the keys.
 
-    Exit codes: 0 the job is right, also with warnings; 2 something written is wrong; 75 no
-    endpoint answers; 76 every endpoint refuses the key (--open).
+    Exit codes: 0 the job is right; 2 the job, the input or an option is wrong; 75 no endpoint
+    answers; 76 every endpoint refuses the key (--open).
 
     Example: bagent check job.yaml --rows 500 --price 0.15,0.60
     """
@@ -48,7 +48,7 @@ def check(
     job_keys = {"hostfile": hostfile, "backend": backend, "model": model}
     overrides = {key: value for key, value in job_keys.items() if value is not None}
     options = RunOptions(
-        job=job,
+        job=opt.find_job(job),
         inputs=tuple(inputs or ()),
         sets=tuple(sets or ()),
         overrides=overrides,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagent.analysis.accuracy import PairScore
+from bagent.cli import completion
+from bagent.cli import options as opt
 from bagent.cli.process import log
 from bagent.cli.render.tables import write_rows
 from bagent.duck import Access, Setting, connect
@@ -30,56 +32,98 @@ SETTINGS: dict[str, Setting] = {
 GoldFields = Annotated[
     list[str] | None,
     typer.Option(
-        "--gold-field", metavar="NAME", help="The column of the file for --on; one for each."
+        "--gold-field",
+        metavar="NAME",
+        help="The column of the file that --on is compared with; one for each --on.",
     ),
 ]
 Stage = Annotated[
     str | None,
     typer.Option(
-        "--stage", help="Only this stage; against known answers the last one is the default."
+        "--stage",
+        metavar="NAME",
+        help="Compare only this stage; with known answers the default is the last one.",
     ),
 ]
 KnownAnswers = Annotated[
     str | None,
-    typer.Argument(metavar="[GOLD]", help="Known answers that both runs are held against."),
+    typer.Argument(
+        metavar="[GOLD]", help="A file of known answers that both runs are compared with."
+    ),
+]
+
+
+FirstRun = Annotated[
+    str, typer.Argument(metavar="A", help="A run.", autocompletion=completion.run_names)
+]
+SecondRun = Annotated[
+    str,
+    typer.Argument(metavar="B", help="A run, or a file of known answers (jsonl, csv, parquet)."),
+]
+AnswerFields = Annotated[
+    list[str] | None,
+    typer.Option("--on", metavar="FIELD", help="Compare this field of the answer. Repeatable."),
+]
+SameSql = Annotated[
+    str | None,
+    typer.Option(
+        "--sql",
+        metavar="SQL",
+        help="Call rows a and b the same if this holds: a.text = b.text.",
+    ),
+]
+FailIf = Annotated[
+    str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit with 1 if this is true.")
+]
+IdField = Annotated[
+    str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
+]
+ShownRows = Annotated[
+    int,
+    typer.Option(
+        "--rows",
+        min=0,
+        metavar="N",
+        help="Show this many rows that differ.",
+        rich_help_panel=opt.OUTPUT,
+    ),
+]
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="table|json",
+        help="Print in this form.",
+        rich_help_panel=opt.OUTPUT,
+    ),
 ]
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A run.")],
-    second: Annotated[
-        str, typer.Argument(metavar="B", help="A run, or a jsonl, csv or parquet file.")
-    ],
+    first: FirstRun,
+    second: SecondRun,
     gold_file: KnownAnswers = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option("--on", metavar="FIELD", help="A field of the answer; may be repeated."),
-    ] = None,
-    sql: Annotated[
-        str | None,
-        typer.Option("--sql", metavar="SQL", help="A condition over the rows a and b of two runs."),
-    ] = None,
-    fail_if: Annotated[
-        str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit 1 where this is true.")
-    ] = None,
+    on: AnswerFields = None,
+    sql: SameSql = None,
+    fail_if: FailIf = None,
     gold_fields: GoldFields = None,
-    name_field: Annotated[
-        str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
-    ] = "id",
+    name_field: IdField = "id",
     stage: Stage = None,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Differing rows to show.")] = 10,
-    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    rows: ShownRows = 10,
+    form: Form = "table",
+    as_json: opt.AsJson = False,
 ) -> int:
-    """Two runs row by row: may they be called the same output? Or runs against known answers.
+    """Compare two runs, or a run with known answers, row by row.
 
-    Accuracies have their 95 % intervals (Wilson). With two runs and a file, the difference has one
-    too, and McNemar's test says how likely it is by chance.
+    Accuracies have 95 % intervals (Wilson). With two runs and a file, so has their difference,
+    and McNemar's test says how likely it is by chance.
 
     --fail-if takes SQL over the numbers that --format json shows, such as
     "same_text < joined" or "accuracy < 0.9".
 
     Example: bagent compare review gold.jsonl --on label --fail-if "accuracy < 0.9"
     """
+    form = "json" if as_json else form
     if form not in ("table", "json"):
         raise UsageError(f"--format {form}: no such format", hint="table, json")
     file = _known_answers(second, gold_file)

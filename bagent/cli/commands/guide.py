@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import bagent
+from bagent.cli import completion
 from bagent.errors import UsageError
 
 FOLDER = Path(bagent.__file__).parent / "guides"
@@ -18,7 +19,13 @@ WIDEST = 100
 """Columns of a guide on a terminal; longer lines are hard to read."""
 
 Topic = Annotated[
-    str | None, typer.Argument(metavar="[TOPIC]", help="The guide to print.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="[TOPIC]",
+        help="The guide to print.",
+        autocompletion=completion.topics,
+        show_default=False,
+    ),
 ]
 
 
@@ -28,7 +35,7 @@ def guide(
         bool, typer.Option("--json", help="Print the list of topics as JSON, one a line.")
     ] = False,
 ) -> None:
-    """Print a guide; without TOPIC, list the topics.
+    """Print a guide; without TOPIC, list the guides.
 
     The topic "reference" lists every option, job key, column, status and exit code.
 

@@ -29,30 +29,44 @@ _STDIN = "-"
 HostsFile = Annotated[
     str | None,
     typer.Argument(
-        metavar="[HOSTS]", help="A hostfile or PBS node file; - is stdin; or BAGENT_HOSTFILE."
+        metavar="[HOSTS]",
+        help="A hostfile or PBS node file; - is standard input. The default is BAGENT_HOSTFILE.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Ask again until enough endpoints are ready.")]
 Timeout = Annotated[
-    str, typer.Option("--timeout", metavar="DURATION", help="End after this time in any case.")
+    str, typer.Option("--timeout", metavar="DURATION", help="Stop after this time in any case.")
 ]
 MinFraction = Annotated[
     float | None,
-    typer.Option("--min-fraction", metavar="F", help="Enough: this share, from 0 to 1."),
+    typer.Option(
+        "--min-fraction", metavar="F", help="Call it enough when this share is ready, from 0 to 1."
+    ),
 ]
 MinHosts = Annotated[
-    int | None, typer.Option("--min-hosts", metavar="N", help="Enough: so many endpoints.")
+    int | None, typer.Option("--min-hosts", metavar="N", help="Call it enough when N are ready.")
 ]
 Served = Annotated[
-    str | None, typer.Option("--model", help="Only endpoints that serve it are ready.")
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help="Call an endpoint ready only if it serves this model."
+    ),
 ]
 Write = Annotated[
-    Path | None, typer.Option("--write", metavar="FILE", help="Write the ready ones, with tags.")
+    Path | None,
+    typer.Option(
+        "--write",
+        metavar="FILE",
+        help="Write the ready endpoints, with their tags.",
+        rich_help_panel=opt.OUTPUT,
+    ),
 ]
 Form = Annotated[
-    Literal["table", "json"], typer.Option("--format", help="json: one object a line.")
+    Literal["table", "json"],
+    typer.Option(
+        "--format", help="Print a table, or one JSON object a line.", rich_help_panel=opt.OUTPUT
+    ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.")]
 
 
 def hosts(
@@ -65,23 +79,23 @@ def hosts(
     model: Served = None,
     write: Write = None,
     form: Form = "table",
-    debug: Debug = False,
+    as_json: opt.AsJson = False,
+    debug: opt.Debug = False,
 ) -> int:
-    """Table of endpoints: ready or why not, engine, model, context, capabilities, load.
+    """Show which endpoints of a hostfile are ready, and what they are.
 
-    All are asked in parallel, and each ready one has answered a real request of one token. Enough
-    is all of them, unless --min-fraction or --min-hosts say less (both: both must hold).
+    Each ready endpoint has answered a real request of one token. Enough are all of them, unless
+    --min-fraction or --min-hosts say less. --backend looks at one server, also a hosted one, which
+    costs the price of one token.
 
-    Exit codes: 0 enough are ready; 1 they are not; 75 they are not and --wait was given; 2 the
-    hostfile or an option is wrong.
-
-    With --backend NAME (and --model) it is that one server, also a hosted one, which costs the
-    price of one token.
+    Exit codes: 0 enough are ready; 1 not enough; 75 not enough after --wait; 2 the hostfile or an
+    option is wrong.
 
     Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
     """
     from bagent.cli.render.hosts import log_end, print_results
 
+    form = "json" if as_json else form
     if backend is not None:
         if hosts is not None or write is not None:
             raise UsageError("--backend is one server, without a hostfile to read or to write")

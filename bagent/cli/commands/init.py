@@ -107,11 +107,14 @@ Source = Annotated[
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The folder to write to; made if missing.")
+        Path,
+        typer.Argument(metavar="[DIR]", help="The folder to write to; the default is this one."),
     ] = Path(),
     source: Source = None,
 ) -> None:
-    """Write a job to start from: job.yaml, prompt.md, schema.json and rows.jsonl.
+    """Write a job to start from, also for your own file.
+
+    Without --from it writes job.yaml, prompt.md, schema.json and rows.jsonl.
 
     With --from FILE it writes a job.yaml for the rows of that file: the id, a prompt with the
     longest text column, and a schema. Existing files are never overwritten.

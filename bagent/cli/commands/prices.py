@@ -14,15 +14,15 @@ COLUMNS = (
 
 def prices(
     match: Annotated[
-        str | None, typer.Argument(help="Only models with this in their name.")
+        str | None, typer.Argument(metavar="[TEXT]", help="Only models with this in their name.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, one entry a line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one model a line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Print the known prices in dollars per million tokens, each with its source and date.
+    """List known prices of hosted models, in dollars per million tokens.
 
-    A model that is not listed costs an unknown sum, not none: cost_usd is then null. Give your own
-    prices in the job: prices: {input: 0.15, output: 0.60}.
+    Each has its source and date. The cost of other models is unknown, and cost_usd is null. Set
+    your own prices in the job: prices: {input: 0.15, output: 0.60}.
 
     Example: bagent prices opus
     """

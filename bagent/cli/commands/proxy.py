@@ -124,11 +124,20 @@ def _notice(text: str) -> None:
 
 
 Host = Annotated[
-    str | None, typer.Option("--host", help="Address to listen on; default: 127.0.0.1.")
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Listen on this address; the default is 127.0.0.1."
+    ),
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", min=0, max=65535, help="Port; default: 8080, 0 takes a free one."),
+    typer.Option(
+        "--port",
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Listen on this port; the default is 8080, 0 takes a free one.",
+    ),
 ]
 Unix = Annotated[
     Path | None,
@@ -141,39 +150,55 @@ TokenEnv = Annotated[
     typer.Option(
         "--token-env",
         metavar="NAME",
-        help="Variable with the token that clients send as their API key; default: a random one"
-        " where the endpoints need a key.",
+        help="Take the token that clients send as their API key from this variable; the default is"
+        " a random one where the endpoints need a key.",
     ),
 ]
 
 
+Hostfile = Annotated[
+    Path | None,
+    typer.Option("--hostfile", metavar="HOSTS", help="Use the endpoints in this file, one a line."),
+]
+PerEndpoint = Annotated[
+    int,
+    typer.Option(
+        "--per-endpoint",
+        min=1,
+        metavar="N",
+        help="Keep at most N requests in flight per endpoint.",
+    ),
+]
+StripPreamble = Annotated[
+    bool,
+    typer.Option(
+        "--strip-preamble", help="Drop session lines (x-anthropic-..., x-amz-...) from prompts."
+    ),
+]
+OutputFolder = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="DIR", help="Write the run directory here."),
+]
+
+
 def proxy(
-    hostfile: Annotated[
-        Path | None, typer.Option("--hostfile", metavar="HOSTS", help="The endpoints.")
-    ] = None,
+    hostfile: Hostfile = None,
     backend: opt.Backend = None,
     host: Host = None,
     port: Port = None,
     unix: Unix = None,
     token_env: TokenEnv = None,
-    per_endpoint: Annotated[
-        int, typer.Option("--per-endpoint", min=1, help="Requests in flight per endpoint.")
-    ] = 256,
-    strip_preamble: Annotated[
-        bool,
-        typer.Option("--strip-preamble", help="Drop session lines (x-anthropic-..., x-amz-...)."),
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="The run directory.")
-    ] = None,
+    per_endpoint: PerEndpoint = 256,
+    strip_preamble: StripPreamble = False,
+    output: OutputFolder = None,
 ) -> int:
-    """One OpenAI-compatible local address in front of a fleet, balanced and metered.
+    """Serve one OpenAI-compatible address for a fleet, balanced and metered.
 
-    With --backend NAME it is in front of that one server, also a hosted one, whose key clients
-    need not know; requests keep the form that the server takes. Bedrock takes chats in OpenAI's.
+    --backend NAME serves one server, also a hosted one, whose key the clients need not know.
+    Requests keep the form that the server takes; Bedrock takes OpenAI's chats.
 
     If the servers need a key, clients need a token as their API key: that of --token-env, or a
-    random one, which is written to the file "token" of the run directory (mode 0600).
+    random one in the file "token" of the run directory.
 
     Example: bagent proxy --hostfile hosts.txt --port 8080
 

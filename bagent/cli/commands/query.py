@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagent.cli import options as opt
 from bagent.cli.process import log
 from bagent.errors import UsageError
 from bagent.store.tables.schema import TABLES
@@ -19,16 +20,25 @@ if TYPE_CHECKING:
 
 
 def query(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    run: opt.RunName = None,
+    sql: Annotated[
+        str | None, typer.Argument(metavar='["SQL"]', help="What to ask; without it a shell.")
     ] = None,
-    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="What to ask.")] = None,
-    form: Annotated[str, typer.Option("--format", help="table, csv or jsonl.")] = "table",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="table|csv|jsonl",
+            help="Print in this form.",
+            rich_help_panel=opt.OUTPUT,
+        ),
+    ] = "table",
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Ask a run by SQL (DuckDB), while it is running or after it; without SQL, a small shell.
+    """Ask a run with DuckDB SQL, while it goes on or after it.
 
-    Tables: results, answers, attempts, tool_calls, endpoints. Views over them: errors (alike but
-    for numbers), latency (by stage), by_endpoint, turns. RUN may be left out: the latest.
+    Tables: results, answers, attempts, tool_calls, endpoints. Views: errors (grouped), latency
+    (by stage), by_endpoint, turns. bagent guide reference explains every column.
 
     Example: bagent query review "select status, count(*), avg(ttft_ms) from results group by 1"
     """
@@ -36,6 +46,7 @@ def query(
     from bagent.duck import Access
     from bagent.store.query import one_statement, open_tables, plain_rows
 
+    form = "jsonl" if as_json else form
     run_dir, text = _run_and_sql(run, sql)
     statement = None if text is None else one_statement(text)
     # The SQL is the user's own, so it may read files.

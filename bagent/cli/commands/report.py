@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagent.cli import options as opt
 from bagent.cli.process import log
 from bagent.duck import Setting
 from bagent.errors import WriteError
@@ -26,14 +28,22 @@ SETTINGS: dict[str, Setting] = {
 
 
 def report(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
-    ] = None,
+    run: opt.RunName = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file; RUN/report.html unless given.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write here instead of RUN/report.html.",
+            rich_help_panel=opt.OUTPUT,
+        ),
     ] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """One HTML page about a run, without need of any network: what failed, was slow, and cost.
+    """Write one HTML page about a run: what failed, was slow, and cost.
+
+    The page needs no network.
 
     Example: bagent report review
     """
@@ -57,6 +67,9 @@ def report(
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
+    if as_json:
+        typer.echo(json.dumps({"path": str(target), "bytes": len(page.encode())}))
+        return
     log(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
 
 

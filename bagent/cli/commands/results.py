@@ -11,6 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from bagent.cli import completion
 from bagent.cli.process import log
 from bagent.cli.results_export import ResultsRequest, stages_of_shards, write_by_tables
 from bagent.errors import UsageError, WriteError
@@ -22,43 +23,67 @@ FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
 
 Runs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUN]...", help="Directories, or names under runs."),
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Run directories, or names under runs; the default is the latest run.",
+        autocompletion=completion.run_names,
+    ),
 ]
-Form = Annotated[str, typer.Option("--format", help=", ".join(FORMATS))]
+Form = Annotated[
+    str,
+    typer.Option("--format", metavar="|".join(FORMATS), help="Print rows in this form."),
+]
 Statuses = Annotated[
-    list[str] | None, typer.Option("--status", help="Only these; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--status", metavar="STATUS", help="Print only rows with this status. Repeatable."
+    ),
 ]
 Stages = Annotated[
-    list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")
+    list[str] | None,
+    typer.Option("--stage", metavar="NAME", help="Print only results of this stage. Repeatable."),
 ]
 Where = Annotated[
-    str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
+    str | None,
+    typer.Option("--where", metavar="SQL", help="Print only rows for which this condition holds."),
 ]
 ColumnNames = Annotated[
     str | None,
     typer.Option(
         "--columns",
         metavar="NAME,...",
-        help="Columns of results, fields of the answers or of the input, by commas.",
+        help="Print these: columns of results, fields of the answers or of the input.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=0, metavar="N", help="Print only the first N.")
+]
 Ordered = Annotated[
     bool,
-    typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
+    typer.Option(
+        "--ordered/--as-finished", help="Print in the order of the input, or as rows were finished."
+    ),
 ]
-WithInput = Annotated[bool, typer.Option("--with-input", help="jsonl or csv with the input.")]
+WithInput = Annotated[
+    bool,
+    typer.Option("--with-input", help="With jsonl or csv: print the input beside each result."),
+]
 AllColumns = Annotated[
-    bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
+    bool, typer.Option("--all-columns", help="With csv: print every column, the answers first.")
 ]
 Excel = Annotated[
-    bool, typer.Option("--excel", help="csv that Excel reads: UTF-8 mark, no formulas.")
+    bool,
+    typer.Option(
+        "--excel", help="With csv: write what Excel reads, with a UTF-8 mark and no formulas."
+    ),
 ]
 Redact = Annotated[
     list[str] | None,
-    typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
+    typer.Option("--redact", metavar="FIELD", help="Print *** in place of this field. Repeatable."),
 ]
-OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")]
+OutputFile = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")
+]
 
 
 def results(
@@ -76,11 +101,11 @@ def results(
     redact: Redact = None,
     output: OutputFile = None,
 ) -> None:
-    """The current result of every row in input order, from the journal, also while a run works.
+    """Print rows as jsonl, csv, parquet or a table.
 
-    Several runs come as one: the parts of one input are brought together in its order, others
-    follow each other. --redact NAME hides that property of input and output, and the texts that
-    may repeat it.
+    These are the current results of all rows in the order of the input, also while the run goes
+    on. Several runs come as one: parts of one input are merged in its order, others follow each
+    other. --redact also hides texts that may repeat the field.
 
     Example: bagent results review --status ok --columns id,output | head
     """

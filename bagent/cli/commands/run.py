@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    job: opt.JobFile,
+    job: opt.JobFile = None,
     inputs: opt.Inputs = None,
     output: opt.Output = None,
     name: opt.Name = None,
@@ -46,14 +46,19 @@ def run(
     metrics_port: opt.MetricsPort = None,
     debug: opt.Debug = False,
 ) -> int:
-    """Run a job: rows in, validated rows out. The same command again resumes where it stopped.
+    """Run a job, or resume it: rows in, validated rows out.
 
-    Exit codes: 0 all rows ok; 1 some failed; 2 something written is wrong, nothing was sent;
-    74 results cannot be written; 75 stopped early, the same command resumes; 76 a person must
-    act first; 130 interrupted twice.
+    The same command again resumes where it stopped. Finished rows are not sent again.
+
+    Exit codes: 0 every row ok; 1 some rows failed; 2 the job, the input or an option is wrong,
+    nothing was sent; 74 results cannot be written; 75 stopped early, the same command resumes;
+    76 stopped early, act first (quota, key, budget); 130 second Ctrl-C.
 
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100
+
+    More: bagent guide jobs, bagent guide resume
     """
+    job = opt.find_job(job)
     options = dict(locals())
     del options["workers"], options["executor"]
     _choice("--executor", executor, "executor", EXECUTORS)

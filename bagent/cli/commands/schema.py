@@ -15,17 +15,19 @@ from bagent.errors import UsageError
 def schema(
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write to this file instead of standard output."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write to this file instead of standard output."
+        ),
     ] = None,
     reference: Annotated[
         bool,
         typer.Option("--reference", help="Print every option, key, column and code as Markdown."),
     ] = False,
 ) -> None:
-    """Print the JSON Schema of job files, for editors and other tools.
+    """Print the JSON Schema of job files, for editors.
 
-    An editor that speaks YAML then completes keys, shows what they mean and marks mistakes. It
-    finds the schema by a first line in the job file: # yaml-language-server: $schema=PATH
+    An editor with a YAML language server then completes keys, explains them and marks mistakes.
+    Put this line first in the job file: # yaml-language-server: $schema=PATH
 
     Example: bagent schema -o job.schema.json
     """

@@ -21,15 +21,16 @@ from bagent.sim.config import SimOption
 DEFAULT_PORT = 8000
 """Port of the first endpoint: the default of hostfiles."""
 
+METAVARS = {int: "N", float: "X", str: "TEXT"}
 _EVERYWHERE = ("", str(IPv4Address(0)), str(IPv6Address(0)))
 
 
 def sim(**options: Any) -> None:
-    """Serve simulated OpenAI-compatible endpoints: try a job, size a fleet, test without a GPU.
+    """Serve simulated endpoints, to try things without a GPU.
 
-    The addresses are printed on stdout once all of them answer. Ctrl-C or SIGTERM ends the
-    command with exit code 0. Nothing here is a language model: answers are seeded, valid for the
-    request's schema, and their model name says that they are simulated.
+    The addresses are printed once all of them answer. Ctrl-C or SIGTERM ends the command with exit
+    code 0. Answers are made up: they follow a seed, fit the schema of the request, and their model
+    name says that they are simulated.
 
     Example: bagent sim --replicas 4 --decode 60 --write-hostfile sim.hosts
     """
@@ -45,14 +46,22 @@ def _parameter(option: SimOption) -> inspect.Parameter:
     default = DEFAULT_PORT if option.name == "port" else option.default
     if text and default is not None:
         default = f"{default:g}"
-    more: dict[str, Any] = {"metavar": option.kind.upper()} if text else {}
+    metavar = option.kind.upper() if text else METAVARS.get(kind)
     flag = "--" + option.name.replace("_", "-")
     flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind | None, typer.Option(flags, help=option.help, **more)],
+        annotation=Annotated[
+            kind | None,
+            typer.Option(
+                flags,
+                metavar=metavar,
+                help=option.help,
+                rich_help_panel=option.group.capitalize() or None,
+            ),
+        ],
     )
 
 
@@ -63,7 +72,9 @@ def _signature() -> inspect.Signature:
         default=None,
         annotation=Annotated[
             Path | None,
-            typer.Option("--write-hostfile", help="Write the addresses as a hostfile."),
+            typer.Option(
+                "--write-hostfile", metavar="FILE", help="Write the addresses as a hostfile."
+            ),
         ],
     )
     return inspect.Signature([hostfile, *map(_parameter, OPTIONS.values())])

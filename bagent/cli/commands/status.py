@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import asdict
 
+from bagent.cli import options as opt
 from bagent.errors import EXIT_STOPPED, UsageError
 
 if TYPE_CHECKING:
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
 
 
 def status(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    run: opt.RunName = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each run.")
+    ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="A line now and then until the run ends.")
+        bool, typer.Option("--follow", help="Print a line whenever the state changes.")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, metavar="SECONDS", help="With --follow: read this often."
+        ),
     ] = 2.0,
 ) -> None:
-    """How far a run is: counts, speed, who works on it. Without RUN, the runs under ./runs.
+    """Show how far a run is; without RUN, list the runs under ./runs.
 
-    --follow reads the run directory only, so that it may be of another process or host.
+    Only the run directory is read, so the run may belong to another process or host.
 
     Example: bagent status review --follow
     """

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bagent.batch_env import SchedulerName
+from bagent.cli import completion
 from bagent.cli import options as opt
 from bagent.hpc.schedulers import SCHEDULERS
 
 if TYPE_CHECKING:
     from bagent.hpc.plan import BatchPlan
 
+CLUSTER = "Cluster"
 RunOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- OPTIONS]", help="Options for bagent run, after --."),
+    typer.Argument(metavar="[-- OPTIONS]", help="Options of bagent run, after two dashes."),
 ]
 SchedulerOption = Annotated[
     SchedulerName | None,
     typer.Option(
         "--scheduler",
-        help=f"{' or '.join(SCHEDULERS)}; else cluster.scheduler or the site's.",
+        help="Write for this scheduler; the default is that of the job or of the site.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 SiteName = Annotated[
@@ -32,18 +35,31 @@ SiteName = Annotated[
     typer.Option(
         "--site",
         metavar="NAME",
-        help="aurora, polaris, perlmutter, frontier, generic, or a .yaml of your own.",
+        help="Use the habits of this site: aurora, polaris, perlmutter, frontier, generic, or a"
+        " .yaml file of your own.",
+        autocompletion=completion.sites,
+        rich_help_panel=CLUSTER,
     ),
 ]
 Account = Annotated[
-    str | None, typer.Option("-A", "--account", help="The account or project that pays.")
+    str | None,
+    typer.Option(
+        "-A",
+        "--account",
+        metavar="NAME",
+        help="Charge this account or project.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 _PROGRAMS = " or ".join(scheduler.submit_command[0] for scheduler in SCHEDULERS.values())
-Go = Annotated[bool, typer.Option("--go", help=f"Submit it by {_PROGRAMS}.")]
+Go = Annotated[
+    bool,
+    typer.Option("--go", help=f"Submit the script with {_PROGRAMS}.", rich_help_panel=CLUSTER),
+]
 
 
 def submit(
-    job: opt.JobFile,
+    job: opt.JobFile = None,
     run_options: RunOptions = None,
     scheduler: SchedulerOption = None,
     site: SiteName = None,
@@ -52,14 +68,15 @@ def submit(
     sets: opt.Sets = None,
     debug: opt.Debug = False,
 ) -> int:
-    """Make the batch script of a job: engines on every node, their hostfile, the run, and again.
+    """Make or submit the batch script of a job for SLURM or PBS.
 
-    The script is printed on stdout, with --go once it is submitted. It starts engines on all
-    nodes, waits until enough of them answer, runs the job, and goes on by itself where the time
-    was too short (exit code 75), a limited number of times. Its exit code is that of bagent run.
+    The script starts engines on every node, waits until enough of them answer, runs the job, and
+    submits itself again when the time was too short (exit code 75), a limited number of times.
+    Its exit code is that of bagent run. It is printed; --go also submits it.
 
     Example: bagent submit job.yaml --scheduler slurm --set cluster.nodes=4 > job.sh
     """
+    job = opt.find_job(job)
     from bagent.hpc.plan import ResourceRequest, make_plan
     from bagent.hpc.script import batch_script
     from bagent.hpc.site import GENERIC, load_site

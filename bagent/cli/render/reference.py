@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bagent.cli.app import COMMANDS, load_command
+from bagent.cli.help import help_record
 from bagent.errors import EXIT_CODES
 from bagent.job.spec.json_schema import job_schema
 from bagent.store.tables.schema import COLUMN_DESCRIPTIONS, ERROR_KINDS, STATUSES
@@ -16,10 +16,6 @@ HEAD = """# Reference
 Every option, key of a job file, column, status and exit code. Made by `bagent schema --reference`
 from the definitions that the program itself uses; not edited by hand.
 """
-
-
-_PLACEHOLDER = re.compile(r"<(?:list\[)?(\w+)\]?(?: range)?>")
-_PLACEHOLDERS = {"str": "TEXT", "int": "N", "float": "X"}
 
 
 def reference_text() -> str:
@@ -61,12 +57,8 @@ def _command(name: str) -> Iterator[str]:
     yield " ".join((command.help or "").split("\n\n")[0].split())
     yield ""
     context = command.make_context(name, [], resilient_parsing=True)
-    records = [param.get_help_record(context) for param in command.params if not param.hidden]
-    options = {
-        _PLACEHOLDER.sub(lambda match: _PLACEHOLDERS.get(match[1], match[1].upper()), usage): text
-        for usage, text in filter(None, records)
-        if "--help" not in usage
-    }
+    records = [help_record(param, context) for param in command.params if not param.hidden]
+    options = {usage: text for usage, text in filter(None, records) if "--help" not in usage}
     yield from _table(("option", ""), options)
     yield ""
 

@@ -1,0 +1,105 @@
+"""Help that can be read alone: groups, plain placeholders, completion, the first commands."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from bagent.cli import completion
+from bagent.cli.app import COMMANDS, GROUPS, load_command
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    commands = {name: load_command(name) for name in COMMANDS}
+    return {
+        name: command.get_help(command.make_context(name, [], resilient_parsing=True))
+        for name, command in commands.items()
+    }
+
+
+def test_bagent_alone_shows_three_commands_to_begin_with(bagent):
+    done = bagent([])
+    assert (done.code, done.err) == (0, "")
+    assert re.findall(r"^  bagent (\w+)", done.out, re.M) == ["init", "run", "guide"]
+
+
+def test_help_lists_every_command_in_a_group_with_one_line(bagent):
+    text = bagent(["-h"]).out
+    for title, commands in GROUPS.items():
+        assert f"{title}:\n" in text
+        for name, line in commands.items():
+            assert re.search(rf"^  {name} +{re.escape(line)}$", text, re.M)
+
+
+def test_the_line_of_a_command_is_the_first_sentence_of_its_help(helps):
+    for name, line in COMMANDS.items():
+        first = " ".join(helps[name].split("\n\n")[1].split())
+        assert first.startswith(line.split(":")[0].rstrip(".")), name
+
+
+def test_placeholders_are_words_and_choices_are_choices(helps):
+    for name, text in helps.items():
+        assert not re.search(r"<\w|list\[|x[<>]=", text), name
+    assert "--progress auto|rich|plain|json|none" in helps["run"]
+    assert "--format jsonl|csv|parquet|table|openai-batch" in helps["results"]
+
+
+def test_every_help_of_an_option_is_a_sentence(helps):
+    for name in COMMANDS:
+        for param in load_command(name).params:
+            text = param.help or ""
+            assert text[:1].isupper() and text.endswith((".", ")")), (name, param.opts, text)
+
+
+def test_every_command_has_debug_and_an_example(helps):
+    for name, text in helps.items():
+        assert "--debug" in text, name
+        assert name in ("hosts", "sim") or "Example: bagent" in text, name
+
+
+def test_debug_before_or_behind_a_command_shows_the_traceback(job_dir, bagent):
+    plain = bagent(["status", "nothing"])
+    assert plain.err.startswith("bagent: error: nothing: no such run")
+    for arguments in (["--debug", "status", "nothing"], ["status", "nothing", "--debug"]):
+        assert "UsageError" in bagent(arguments).err
+
+
+def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
+    assert "name a job file, or make one: bagent init" in bagent(["run"]).err
+    bagent(["init"])
+    assert bagent(["run", "--limit", "1"]).code == 0
+    assert bagent(["check", "--prompts", "0"]).code == 0
+
+
+def test_shells_complete_jobs_runs_sites_and_guides(job_dir, bagent, monkeypatch):
+    monkeypatch.chdir(job_dir)
+    assert completion.run_names("") == []
+    bagent(["init"])
+    bagent(["run", "job.yaml", "--limit", "1"])
+    assert completion.run_names("ge") == ["genes"]
+    assert completion.job_files("jo") == ["job.yaml"]
+    assert completion.job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
+    assert completion.job_files("missing/") == []
+    assert completion.sites("au") == ["aurora"]
+    assert completion.topics("res") == ["resume"]
+
+
+def test_a_shell_that_asks_for_completions_gets_them(bagent):
+    words = {"_BAGENT_COMPLETE": "complete_bash", "COMP_WORDS": "bagent qu", "COMP_CWORD": "1"}
+    done = bagent([], env=words)
+    assert (done.code, done.out.split()) == (0, ["query"])
+
+
+@pytest.mark.parametrize("command", ["query", "compare", "report"])
+def test_json_is_for_programs(job_dir, bagent, command):
+    bagent(["init"])
+    bagent(["run", "job.yaml"])
+    arguments = {
+        "query": ["genes", "select count(*) as n from results"],
+        "compare": ["genes", "genes"],
+        "report": ["genes"],
+    }[command]
+    assert json.loads(bagent([command, *arguments, "--json"]).out)
