@@ -14,7 +14,7 @@ CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_costs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real test-real-core real-parts lint bench lock clean
+.PHONY: help setup demo test test-real test-real-core real-parts lint bench dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | column -t -s '|'
@@ -67,6 +67,10 @@ lint: setup ## ruff, mypy and bandit
 
 bench: setup ## the client's own cost per row, and how it grows with endpoints
 	$(BIN)/python benchmarks/client_cost.py $(ARGS)
+
+dist: setup ## wheel and source archive of bagent-batch, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
 
 # What this machine's pip is told in files and variables stays out of the lock.
 lock: ## write requirements.lock anew from pyproject.toml
