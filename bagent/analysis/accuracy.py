@@ -224,11 +224,14 @@ def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
     here = [row[0] for row in _rows(connection, "select distinct stage from a order by 1")]
     if stage is None and len(here) > 1:
         raise UsageError(
-            f"the run has the stages {', '.join(here[:12])}: known answers are held against one",
-            hint="--stage NAME",
+            f"the run has the stages {', '.join(here[:12])}: compare one of them",
+            hint="choose it with --stage NAME",
         )
     if stage is not None and not here:
-        raise UsageError(f"--stage {stage}: the run has no rows of such a stage")
+        raise UsageError(
+            f"--stage {stage}: the run has no rows of such a stage",
+            hint="bagent status RUN lists the stages",
+        )
 
 
 def _numbered(connection: DuckDBPyConnection, columns: list[str]) -> bool:
@@ -244,7 +247,9 @@ def _numbered(connection: DuckDBPyConnection, columns: list[str]) -> bool:
 def _check_ids(connection: DuckDBPyConnection, gold: GoldFile, keys: str) -> None:
     twice = _rows(connection, f"select name from b group by {keys} having count(*) > 1 limit 1")
     if twice:
-        raise UsageError(f"{gold.path} has the id {twice[0][0]} twice", hint="one line for each id")
+        raise UsageError(
+            f"{gold.path} has the id {twice[0][0]} twice", hint="keep one line for each id"
+        )
 
 
 def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> FieldScore:

@@ -166,9 +166,9 @@ class BatchSubmitter:
             self._heard_now()
         elif now - self._heard > MAX_SILENCE:
             raise StoppedEarly(
-                f"no word of {self._service.name} for {MAX_SILENCE / 60:.0f} minutes: "
+                f"no answer from {self._service.name} for {MAX_SILENCE / 60:.0f} minutes: "
                 f"{failure.message}",
-                hint="what is with the provider stays there; the same command resumes",
+                hint="batches stay with the provider; the same command resumes",
             )
         wait = self._scheduler.failed(record, now, failure.retry_after)
         self._tools.note(f"batch {record.number}: {failure.message}; again in {wait:.0f} s")

@@ -431,7 +431,10 @@ def _fitting_context(
     fitting = [row for row in trace if row.input_tokens + row.output_tokens <= context]
     if len(fitting) < len(trace):
         if not fitting:
-            raise UsageError(f"--replay: no recorded request fits {context:,} tokens of context")
+            raise UsageError(
+                f"--replay: no recorded request fits {context:,} tokens of context",
+                hint="use a model with a longer context, or another recording",
+            )
         counts = f"{len(trace) - len(fitting)} of {len(trace)} recorded requests"
         notify(f"{counts} are left out: they do not fit {context} tokens of context")
     return fitting
@@ -474,7 +477,9 @@ class LoadTestStop:
         if not work.done():
             work.cancel()
             await asyncio.wait([work])
-            raise StoppedEarly("stopped by a signal before any load was sent")
+            raise StoppedEarly(
+                "stopped by a signal before any load was sent", hint="give the same command again"
+            )
         health: list[HealthResult] = work.result()
         return health
 

@@ -112,7 +112,7 @@ def read_rule(text: str) -> Rule:
     if rule.relative and match[4][0] not in "+-":
         share = f"{number / 100:g}"
         raise UsageError(
-            f"--fail-if {text}: of what?",
+            f"--fail-if {text}: what is it a share or a change of?",
             hint=f"a share is {share}, a change since --compare OLD +{number:g}% or -{number:g}%",
         )
     if rule.name in FLEET and rule.load is not None:
@@ -139,7 +139,8 @@ def check_rules(rules: Sequence[Rule], loads: Sequence[str], *, compared: bool) 
     for rule in rules:
         if rule.relative and not compared:
             raise UsageError(
-                f"--fail-if {rule.text}: compared with what?", hint="give --compare OLD"
+                f"--fail-if {rule.text}: there is nothing to compare with",
+                hint="give --compare OLD",
             )
         if rule.load is not None and loads and rule.load not in loads:
             hint = did_you_mean(rule.load, loads) or ", ".join(loads[:_MAX_LOADS])
@@ -167,7 +168,7 @@ def check_rules_known(rules: Sequence[Rule], plan: BenchPlan) -> None:
         for percentile, minimum in MIN_REQUESTS.items():
             if f"_{percentile}_" in rule.name and requests is not None and requests < minimum:
                 raise UsageError(
-                    f"--fail-if {rule.text}: not told of fewer than {minimum:,} requests",
+                    f"--fail-if {rule.text}: is not measured with fewer than {minimum:,} requests",
                     hint=f"--requests {minimum}, or a p95",
                 )
 
@@ -185,7 +186,11 @@ def read_summary(path: Path) -> dict[str, Any]:
         message = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--compare: cannot be read: {message}", at=Position(file)) from None
     if not isinstance(summary, dict) or "loads" not in summary or "schema_version" not in summary:
-        raise UsageError("--compare: no summary of a load test", at=Position(file))
+        raise UsageError(
+            "--compare: no summary of a load test",
+            at=Position(file),
+            hint="name the summary.json in the folder of an earlier bench",
+        )
     if summary["schema_version"] != SCHEMA_VERSION:
         message = f"--compare: version {summary['schema_version']!r}, not {SCHEMA_VERSION}"
         raise UsageError(message, hint="bench with the same bagent", at=Position(file))

@@ -152,7 +152,10 @@ class ProcessWorkers:
             if progress.done:
                 return progress.share
         if await process.wait() == EXIT_CANNOT_WRITE:
-            raise WriteError(f"worker {number + 1} could not write its rows: see above")
+            raise WriteError(
+                f"worker {number + 1} could not write its rows: see above",
+                hint="make room, or name another folder with -o DIR",
+            )
         raise NeedsPerson(
             f"worker {number + 1} of {len(self._processes)} ended in the middle of a stage",
             hint="its messages are above; rows written so far are kept",

@@ -124,7 +124,10 @@ def parse_run_options(args: Sequence[str]) -> RunOptions:
     except _USAGE_ERROR as error:
         raise UsageError(error.format_message(), hint="try: bagent run --help") from None
     if parameters.pop("workers") > 1 or parameters.pop("executor") != "local":
-        raise UsageError("--workers, --executor: only the command bagent run divides the rows")
+        raise UsageError(
+            "--workers, --executor: only the command bagent run divides the rows",
+            hint="leave them out",
+        )
     parameters["job"] = find_job(Path(parameters["job"]) if parameters["job"] else None)
     return make_options(parameters, ["bagent", "run", *args])
 

@@ -83,10 +83,14 @@ def hosts_in(content: bytes, path: Path | str) -> list[HostEntry]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise HostfileError("not UTF-8 text", at=Position(path)) from None
+        raise HostfileError(
+            "not UTF-8 text", at=Position(path), hint="save the file as UTF-8"
+        ) from None
     hosts = parse_hostfile(text, path)
     if not hosts:
-        raise HostfileError("no endpoint in it", hint="one host:port a line", at=Position(path))
+        raise HostfileError(
+            "no endpoint in it", hint="write host:port, one a line", at=Position(path)
+        )
     return hosts
 
 
@@ -112,7 +116,11 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
                 )
             hosts.setdefault(address, host)
             if len(hosts) > MOST_EXPANDED:
-                raise HostfileError(f"more than {MOST_EXPANDED} endpoints", at=at)
+                raise HostfileError(
+                    f"more than {MOST_EXPANDED} endpoints",
+                    at=at,
+                    hint="write fewer or shorter ranges",
+                )
     return list(hosts.values())
 
 
@@ -124,23 +132,27 @@ def _line(fields: list[str], number: int, at: Position) -> Iterator[HostEntry]:
     elif tag_fields and "=" not in tag_fields[0]:
         raise HostfileError(
             f"{tag_fields[0]!r} is neither a port nor a key=value tag",
-            hint="host port key=value",
+            hint="write host port key=value",
             at=at,
         )
     tags = _tags(tag_fields, at)
     url = _URL.fullmatch(address)
     if url is not None:
         if port is not None:
-            raise HostfileError("a URL names its port itself", hint="http://host:port", at=at)
+            raise HostfileError("a URL names its port itself", hint="write http://HOST:PORT", at=at)
         yield from _from_url(url, tags, number, at)
         return
     if "=" in address or "://" in address:
-        raise HostfileError(f"{address!r} is no host", hint="host:port key=value", at=at)
+        raise HostfileError(f"{address!r} is no host", hint="write host:port key=value", at=at)
     if "/" in address:
-        raise HostfileError(f"{address!r} is no host", hint="http:// goes before a path", at=at)
+        raise HostfileError(
+            f"{address!r} is no host",
+            hint="write http://HOST:PORT/PATH for an address with a path",
+            at=at,
+        )
     host, inner_port = _split_port(address, at)
     if port is not None and inner_port is not None:
-        raise HostfileError(f"two ports: {inner_port} and {port}", at=at)
+        raise HostfileError(f"two ports: {inner_port} and {port}", at=at, hint="write one of them")
     ports = list(_ports(port or inner_port, at))
     if ports[0] < FIRST_FREE_PORT:
         raise HostfileError(
@@ -160,12 +172,14 @@ def _tags(fields: list[str], at: Position) -> dict[str, str]:
     for field in fields:
         match = _TAG.fullmatch(field)
         if match is None:
-            raise HostfileError(f"{field!r} is no key=value tag", at=at)
+            raise HostfileError(
+                f"{field!r} is no key=value tag", at=at, hint="write key=value, such as weight=2"
+            )
         key, value = match.groups()
         if key in _IGNORED_TAGS:
             continue
         if key in tags:
-            raise HostfileError(f"the tag {key} stands twice", at=at)
+            raise HostfileError(f"the tag {key} stands twice", at=at, hint="write it once")
         kind = _NUMBER_TAGS.get(key)
         if kind is not None:
             try:
@@ -173,12 +187,22 @@ def _tags(fields: list[str], at: Position) -> dict[str, str]:
             except ValueError:
                 good = False
             if not good:
-                raise HostfileError(f"{key}={value}: not a number above 0", at=at)
+                raise HostfileError(
+                    f"{key}={value}: not a number above 0",
+                    at=at,
+                    hint=f"write a number above 0, such as {key}=2",
+                )
             low, high = _NUMBERS
             if key != "max_concurrency" and not low <= float(value) <= high:
-                raise HostfileError(f"{key}={value}: not between {low:g} and {high:g}", at=at)
+                raise HostfileError(
+                    f"{key}={value}: not between {low:g} and {high:g}",
+                    at=at,
+                    hint="write a number in that range",
+                )
         elif key in _NAMING_TAGS and not value:
-            raise HostfileError(f"{key}= names nothing", at=at)
+            raise HostfileError(
+                f"{key}= names nothing", at=at, hint=f"write {key}=NAME, or leave the tag out"
+            )
         tags[key] = value
     return tags
 
@@ -190,14 +214,18 @@ def _from_url(
     if "@" in authority:
         raise HostfileError(
             f"a login in the address of {authority.rpartition('@')[2]}",
-            hint="api_key_env=NAME names a key",
+            hint="put the key into a variable and write api_key_env=NAME",
             at=at,
         )
     host, port = _split_port(authority.lower(), at)
     if not host:
-        raise HostfileError(f"{url[0]} names no host", at=at)
+        raise HostfileError(f"{url[0]} names no host", at=at, hint="write http://HOST:PORT")
     if suffix:
-        raise HostfileError(f"the address of {host} goes on after its path", at=at)
+        raise HostfileError(
+            f"the address of {host} has more after its path",
+            at=at,
+            hint="end it after the path; keys go into api_key_env=NAME",
+        )
     base = base.rstrip("/")
     base_name = base if base not in ("", "/v1") else ""
     ports = [""] if port is None else [f":{each}" for each in _ports(port, at)]
@@ -226,7 +254,9 @@ def _split_port(address: str, at: Position) -> tuple[str, str | None]:
         inner, _, tail = address[1:].partition("]")
         if _is_v6(inner):
             if tail and not tail.startswith(":"):
-                raise HostfileError(f"{address!r} is no host", at=at)
+                raise HostfileError(
+                    f"{address!r} is no host", at=at, hint="write host:port, such as node01:8000"
+                )
             return f"[{inner}]", tail[1:] or None
     if _is_v6(address):
         return f"[{address}]", None
@@ -248,13 +278,23 @@ def _ports(text: str | None, at: Position) -> Iterator[int]:
         return
     first, dash, last = text.partition("-")
     if not _WHOLE.fullmatch(first) or (dash and not _WHOLE.fullmatch(last)):
-        raise HostfileError(f"port {text or '(empty)'} is no number", at=at)
+        raise HostfileError(
+            f"port {text or '(empty)'} is no number",
+            at=at,
+            hint="write host:port, such as node01:8000",
+        )
     low, high = int(first), int(last) if dash else int(first)
     for port in (low, high):
         if not 1 <= port <= 65535:
-            raise HostfileError(f"port {port} is not between 1 and 65535", at=at)
+            raise HostfileError(
+                f"port {port} is not between 1 and 65535",
+                at=at,
+                hint="write host:port, such as node01:8000",
+            )
     if high < low:
-        raise HostfileError(f"port range {text} runs backwards", at=at)
+        raise HostfileError(
+            f"port range {text} runs backwards", at=at, hint="write the lower port first"
+        )
     yield from range(low, high + 1)
 
 
@@ -278,14 +318,20 @@ def _numbers(text: str, at: Position) -> Iterator[str]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not _WHOLE.fullmatch(first) or (dash and not _WHOLE.fullmatch(last)):
-            raise HostfileError(f"[{text}] is no range", hint="node[001-004]", at=at)
+            raise HostfileError(
+                f"[{text}] is no range", hint="write a range such as node[001-004]", at=at
+            )
         if not dash:
             yield first
             continue
         if int(last) < int(first):
-            raise HostfileError(f"the range [{part}] runs backwards", at=at)
+            raise HostfileError(
+                f"the range [{part}] runs backwards", at=at, hint="write the lower number first"
+            )
         if int(last) - int(first) >= MOST_EXPANDED:
-            raise HostfileError(f"the range [{part}] is too long", at=at)
+            raise HostfileError(
+                f"the range [{part}] is too long", at=at, hint="write several shorter ranges"
+            )
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
 
@@ -294,7 +340,9 @@ def _check_host(name: str, at: Position) -> str:
     if name.startswith("[") and name.endswith("]") and _is_v6(name[1:-1]):
         return name
     if not _HOST.fullmatch(name) or max(map(len, name.split("."))) > _LONGEST_LABEL:
-        raise HostfileError(f"{name!r} is no host name", at=at)
+        raise HostfileError(
+            f"{name!r} is no host name", at=at, hint="write host:port, such as node01:8000"
+        )
     return name
 
 

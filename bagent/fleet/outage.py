@@ -68,7 +68,8 @@ def _reason(
     single = len(states) == 1
     if fault.kind == "budget":
         return NeedsPerson(
-            f"the account can not pay: {fault.message}", hint="raise the quota or change the key"
+            f"the account's quota or credit is spent: {fault.message}",
+            hint="raise the quota or change the key",
         )
     if fault.status is None and fault.kind == "connect" and fault.passing:
         which = "the endpoint does" if single else f"all {len(states)} endpoints do"
@@ -78,8 +79,8 @@ def _reason(
     if passing is not None:
         return StoppedEarly(message)
     hints = {
-        "auth": "give a key that it takes; the same command then goes on",
-        "connect": "mend the connection; the same command then goes on",
+        "auth": "set a key that the server accepts, then give the same command",
+        "connect": "check the address and the network, then give the same command",
     }
     other = "serve the model there again, or name another with --model"
     return NeedsPerson(message, hint=hints.get(fault.kind, other))

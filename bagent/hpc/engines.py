@@ -409,7 +409,10 @@ def supervise_step(argv: list[str]) -> int:
     try:
         ports = tuple(int(port) for port in args.ports.split())
     except ValueError:
-        raise UsageError(f"--ports {args.ports}: not numbers") from None
+        raise UsageError(
+            f"--ports {args.ports}: not numbers",
+            hint="write numbers with commas, such as 8000,8001",
+        ) from None
     plan = NodePlan(
         tuple(args.command),
         ports,

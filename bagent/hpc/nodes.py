@@ -57,7 +57,10 @@ def position_of(nodes: Sequence[str], mine: Iterable[str], rank: int | None) -> 
             return position
     if rank is not None and rank < len(nodes):
         return rank
-    raise UsageError(f"this node ({', '.join(mine)}) is not in the list of nodes")
+    raise UsageError(
+        f"this node ({', '.join(mine)}) is not in the list of nodes",
+        hint="start it on a node of the job",
+    )
 
 
 def this_node() -> str:

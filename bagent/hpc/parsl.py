@@ -101,7 +101,7 @@ def make_pool_plan(job: Job, workers: int, settings: BatchSettings) -> PoolPlan:
     missing = [key for key in ("walltime", *site.needs) if not getattr(cluster, key)]
     if missing:
         raise JobError(
-            f"not said: {', '.join(f'cluster.{key}' for key in missing)}",
+            f"the job lacks {', '.join(f'cluster.{key}' for key in missing)}",
             hint="--executor parsl sends batch jobs from here: write them under cluster:",
             at=at,
         )

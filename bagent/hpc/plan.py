@@ -58,7 +58,7 @@ def check_gpus(cluster: ClusterSpec, site: ClusterSite, at: Position) -> None:
     if gpus is None:
         if not requests_gpus(cluster) and any(map(_GPU_ENGINE.fullmatch, engine_command(cluster))):
             raise JobError(
-                "not said: cluster.gpus_per_node, so the engines would get no GPUs",
+                "the job lacks cluster.gpus_per_node, so the engines would get no GPUs",
                 hint="write gpus_per_node: 4 (0 for engines on CPUs) under cluster:",
                 at=at,
             )
@@ -214,7 +214,7 @@ def _refuse_missing(
         missing.insert(0, "scheduler")
     if missing:
         raise JobError(
-            f"not said: {', '.join(f'cluster.{key}' for key in missing)}",
+            f"the job lacks {', '.join(f'cluster.{key}' for key in missing)}",
             hint="write them under cluster: in the job file; --scheduler and -A are options too",
             at=at,
         )
@@ -240,7 +240,11 @@ def _check_scheduler(cluster: ClusterSpec, name: SchedulerName, at: Position) ->
 
 def _check_fit(cluster: ClusterSpec, nodes: int, at: Position) -> None:
     if cluster.stage_by == "mpi" and cluster.launcher == "ssh":
-        raise JobError("stage_by: mpi needs an MPI launcher, and ssh is none", at=at)
+        raise JobError(
+            "stage_by: mpi needs an MPI launcher, and ssh is none",
+            at=at,
+            hint="write launcher: mpiexec or srun under cluster:, or stage_by: copy",
+        )
     working = nodes - (1 if cluster.reserve_node else 0)
     span = cluster.nodes_per_engine or 1
     if working < span:

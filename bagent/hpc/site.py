@@ -110,7 +110,11 @@ def read_site(text: str, path: Path) -> ClusterSite:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise JobError(f"cluster: {key}: {first['msg']}", at=Position(path)) from None
+        raise JobError(
+            f"cluster: {key}: {first['msg']}",
+            at=Position(path),
+            hint="bagent guide reference lists the keys of cluster",
+        ) from None
     return site
 
 

@@ -42,7 +42,10 @@ def signature(sources: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for source in sources:
         if not source.exists():
-            raise WriteError(f"cannot stage {source}: it is not there")
+            raise WriteError(
+                f"cannot stage {source}: it is not there",
+                hint="write an existing path under cluster: stage",
+            )
         for path in [source, *sorted(source.rglob("*"))]:
             stat = path.stat()
             size = stat.st_size if path.is_file() else 0
@@ -232,7 +235,10 @@ def received(comm: Comm, sources: Sequence[Path], chunk: int = CHUNK) -> Iterato
         code = tar.wait()
     code = comm.bcast(code)
     if code:
-        raise WriteError(f"tar ended with exit code {code} while reading what is staged")
+        raise WriteError(
+            f"tar ended with exit code {code} while reading what is staged",
+            hint="look at the messages of tar above",
+        )
 
 
 def unpack(chunks: Iterator[bytes], folder: Path) -> None:

@@ -74,7 +74,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
         InputError: it cannot be read, or is a damaged archive.
     """
     if not path.is_file():
-        raise InputError("there is no such file", at=Position(path))
+        raise InputError("there is no such file", at=Position(path), hint="check the path")
     stream = ByteStream(path, packing_of(path))
     try:
         for lines in split_lines(stream.blocks(), path):

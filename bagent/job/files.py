@@ -76,7 +76,9 @@ def read_text(location: ResolvedPath, cwd: Path) -> str:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
         raise JobError(f"cannot read {location}: {reason}") from None
     if len(content) > MAX_BYTES:
-        raise JobError(f"{location} is larger than 64 MB")
+        raise JobError(
+            f"{location} is larger than 64 MB", hint="give rows as input:, not as a file of the job"
+        )
     return decode(content, display_path(location.path, cwd)).replace("\r\n", "\n")
 
 

@@ -71,6 +71,7 @@ def load_job(request: JobRequest) -> Job:
         raise JobError(
             f"expected KEY: VALUE lines, got {describe_value(data)}",
             at=Position(file.spot.file, 1, 1),
+            hint="write keys such as input: rows.jsonl",
         )
     return _load(request, replace(file, data=data))
 
@@ -85,7 +86,7 @@ def job_for_batch_file(request: JobRequest) -> Job:
         JobError: as :func:`load_job`.
     """
     if request.path is None:
-        raise JobError("no batch file is named")
+        raise JobError("no batch file is named", hint="bagent run batch.jsonl")
     data = YamlMap()
     option = str(request.path)
     value, spot = at_option(SourceText.of(str(request.path), from_command=True), option)
@@ -148,7 +149,11 @@ def _load(request: JobRequest, file: YamlFile) -> Job:
         _check_needed(job, request, data, context)
     context.problems.raise_first()
     if job is None:
-        raise JobError("the job is not usable", at=Position(file.spot.file))
+        raise JobError(
+            "the job is not usable",
+            at=Position(file.spot.file),
+            hint="bagent guide jobs explains job files",
+        )
     return job.with_source(
         JobSource(
             file=request.path,

@@ -75,7 +75,11 @@ def put(data: YamlMap, key: str, value: Json, option: str) -> None:
     marked, spot = at_option(from_command(value), option)
     parts = key.split(".")
     if not all(parts):
-        raise JobError(f"{key} is no dotted key", at=Position(option))
+        raise JobError(
+            f"{key} is no dotted key",
+            at=Position(option),
+            hint="write keys with dots, such as --set sampling.temperature=0.2",
+        )
     target: Json = data
     for depth, part in enumerate(parts[:-1]):
         target = _child(target, part, (parts, depth), option)
@@ -112,7 +116,11 @@ def _child(target: Json, part: str, where: tuple[list[str], int], option: str) -
 
 def _index(target: Json, part: str, path: list[str], option: str) -> int:
     if not isinstance(target, YamlList):
-        raise JobError(f"{'.'.join(path[:-1])} has no keys of its own", at=Position(option))
+        raise JobError(
+            f"{'.'.join(path[:-1])} has no keys of its own",
+            at=Position(option),
+            hint="set it as a whole: --set KEY=VALUE",
+        )
     if not part.isdecimal() or int(part) > len(target):
         raise JobError(
             f"{'.'.join(path[:-1])} is a list of {len(target)}, it has no {part}",
@@ -132,5 +140,9 @@ def _long_form(path: list[str], value: Json, spot: YamlSpot, option: str) -> Yam
     elif key in _SHORT_FOR and isinstance(value, str):
         result.put(_SHORT_FOR[key], value, spot)
     elif key not in _TEXTS:
-        raise JobError(f"{'.'.join(path)} has no keys of its own", at=Position(option))
+        raise JobError(
+            f"{'.'.join(path)} has no keys of its own",
+            at=Position(option),
+            hint="set it as a whole: --set KEY=VALUE",
+        )
     return result

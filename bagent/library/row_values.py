@@ -51,11 +51,16 @@ def check_rows(rows: Any) -> None:
         hint = 'rows=[{"id": 1, "text": "..."}]; a file: options=["-i", "rows.jsonl"]'
         raise UsageError(f"rows are a list of dicts or a table, not {_kind(rows)}", hint=hint)
     if not isinstance(rows, Iterable | AsyncIterable) and not _is_table(rows):
-        raise UsageError(f"rows are a list of dicts or a table, not {_kind(rows)}")
+        raise UsageError(
+            f"rows are a list of dicts or a table, not {_kind(rows)}",
+            hint="pass a list of dicts, or a pandas, polars or Arrow table",
+        )
     names = _columns(rows)
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
-        raise UsageError(f"two columns of the rows have the name {duplicates[0]!r}")
+        raise UsageError(
+            f"two columns of the rows have the name {duplicates[0]!r}", hint="rename one of them"
+        )
 
 
 async def row_lines(rows: Rows) -> AsyncIterator[bytes]:

@@ -75,7 +75,7 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise UsageError(
-                f"--metrics-port {address}: {error.strerror or error}", hint="another port"
+                f"--metrics-port {address}: {error.strerror or error}", hint="choose another port"
             ) from None
         self.port: int = self._server.server_port
         bracketed = f"[{host}]" if ":" in host else host

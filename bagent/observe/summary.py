@@ -181,8 +181,8 @@ _CAUSES = {
         "change the prompt or the schema, or set sampling.temperature",
         "without an answer that fits the schema, and temperature 0 gives the same answer again",
     ),
-    "bad_input": ("mend the input", "not readable or not to be sent"),
-    "template": ("mend the prompt or the input", "not fit for the prompt"),
+    "bad_input": ("correct the input", "not readable or not to be sent"),
+    "template": ("correct the prompt or the input", "not fit for the prompt"),
     "context_overflow": (
         "shorten the input or take a model with a longer context",
         "too long for the context",

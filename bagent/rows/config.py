@@ -84,9 +84,13 @@ class RowsConfig:
                     hint='a path, a glob, "-", {files: GLOB} or {sql: QUERY}',
                 )
         if self.sample is not None and self.sample < 1:
-            raise InputError(f"sample must be 1 or more, not {self.sample}")
+            raise InputError(
+                f"sample must be 1 or more, not {self.sample}", hint="write --sample 100"
+            )
         if self.limit is not None and self.limit < 0:
-            raise InputError(f"limit must not be negative, it is {self.limit}")
+            raise InputError(
+                f"limit must not be negative, it is {self.limit}", hint="write --limit 100"
+            )
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
             part, parts = self.shard
             raise InputError(

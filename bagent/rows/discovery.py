@@ -143,7 +143,7 @@ def find_sources(config: RowsConfig, warnings: RowWarnings) -> list[Source]:
             elif isinstance(source, FileSource):
                 warnings.add(TWICE, source.name)
             else:
-                raise InputError(f"the input names {source.name} twice")
+                raise InputError(f"the input names {source.name} twice", hint="name it once")
     return sources
 
 
@@ -219,7 +219,11 @@ def _size(path: Path) -> int:
             at=Position(path),
         )
     if not os.access(path, os.R_OK):
-        raise InputError("cannot be read: permission denied", at=Position(path))
+        raise InputError(
+            "cannot be read: permission denied",
+            at=Position(path),
+            hint="allow it with chmod, or name another file",
+        )
     return status.st_size
 
 

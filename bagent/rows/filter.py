@@ -140,11 +140,17 @@ class Condition:
             )
         nodes = [statement["node"] for statement in tree["statements"]]
         if len(nodes) != 1 or nodes[0]["type"] != "SELECT_NODE":
-            raise InputError(f"where: this is no condition: {self._text}")
+            raise InputError(
+                f"where: this is no condition: {self._text}",
+                hint="write a condition, such as length(text) > 0",
+            )
         try:
             check_reads(nodes)
         except SqlError as error:
-            raise InputError(f"where: {error}", hint="a condition only reads") from None
+            raise InputError(
+                f"where: {error}",
+                hint="write a condition that only reads, such as length(text) > 0",
+            ) from None
         return nodes[0]["where_clause"]
 
     def _cells(self, data: dict[str, Any]) -> Cells:

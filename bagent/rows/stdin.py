@@ -113,7 +113,7 @@ class StdinSpool:
     def _write_error(self, error: OSError) -> WriteError:
         return WriteError(
             f"cannot keep the rows from stdin: {(error.strerror or str(error)).lower()}",
-            hint="make room; the same command with the same rows goes on",
+            hint="free space, then give the same command with the same rows",
             at=Position(self._path),
         )
 

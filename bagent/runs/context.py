@@ -291,7 +291,7 @@ def make_rows_config(
     """Return how to read the rows, in this process and again when tables are made."""
     source = job.input
     if source is None:
-        raise InputError("no input")
+        raise InputError("no input", hint="name one: input: rows.jsonl, or -i PATH")
     inputs: list[Any] = [item.path for item in source.path]
     inputs += [{"files": item.path} for item in source.files]
     if source.sql is not None:

@@ -26,7 +26,7 @@ from bagent.text.terminal import unguarded
 if TYPE_CHECKING:
     from bagent.runs.run_store import RunStore
 
-MAKE_AGAIN = "mend that; the rows are safe in the journal, and bagent query makes the tables"
+MAKE_AGAIN = "remove the cause; the rows are safe in the journal, and bagent query makes the tables"
 """The action where the tables could not be made."""
 
 

@@ -73,7 +73,10 @@ def _integer(setting: tuple[str, str] | None) -> int | None:
         return None
     variable, value = setting
     if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise UsageError(f"{variable}: expected a whole number, got {value!r}")
+        raise UsageError(
+            f"{variable}: expected a whole number, got {value!r}",
+            hint="export it as a number, or unset it",
+        )
     return int(value)
 
 
@@ -86,7 +89,10 @@ def _seconds(setting: tuple[str, str] | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"{variable}: expected seconds, got {value!r}")
+        raise UsageError(
+            f"{variable}: expected seconds, got {value!r}",
+            hint="export it as a number, or unset it",
+        )
     return seconds
 
 

@@ -183,7 +183,10 @@ def raise_on_signal() -> Iterator[None]:
     """
 
     def stop(number: int, _: object) -> None:
-        raise StoppedEarly(f"got {signal.Signals(number).name} before anything was sent")
+        raise StoppedEarly(
+            f"got {signal.Signals(number).name} before anything was sent",
+            hint="give the same command again",
+        )
 
     handlers = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:

@@ -181,7 +181,9 @@ def host_endpoints(
         host_key = None if variable is None else key_from_env(env, variable)
         if variable is not None and host_key is None:
             raise HostfileError(
-                f"the environment variable {variable} is not set", at=Position(path, host.line)
+                f"the environment variable {variable} is not set",
+                at=Position(path, host.line),
+                hint="export it, with the API key",
             )
         if host_key or key:
             headers.setdefault("Authorization", f"Bearer {host_key or key}")

@@ -43,7 +43,9 @@ def _option(default: T, text: str, kind: str = "") -> T:
 
 def _need(condition: bool, name: str, rule: str) -> None:
     if not condition:
-        raise JobError(f"simulated engine: '{name}' must be {rule}")
+        raise JobError(
+            f"simulated engine: '{name}' must be {rule}", hint="bagent sim -h lists the options"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,8 @@ class SimOption:
         except (ValueError, KeyError):
             description = _TYPE_DESCRIPTIONS[self.kind or self.type.__name__]
             raise JobError(
-                f"simulated engine: '{self.name}' is {description}, not {value!r}"
+                f"simulated engine: '{self.name}' is {description}, not {value!r}",
+                hint="bagent sim -h lists the options",
             ) from None
 
 
@@ -310,7 +313,9 @@ def parse_sim_url(url: str) -> SimConfig:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         key = name.replace("-", "_")
         if key in values:
-            raise JobError(f"simulated engine: option '{name}' is given twice")
+            raise JobError(
+                f"simulated engine: option '{name}' is given twice", hint="write it once"
+            )
         values[key] = value
     return SimConfig.of(values)
 

@@ -107,7 +107,7 @@ class FailurePolicy:
         self._context.stop(
             StopReason(
                 f"stage {self.name} stops at a row that failed before it: {self.reason(item)}",
-                "mend the cause, or write on_failure: include or drop",
+                "remove the cause, or write on_failure: include or drop",
             )
         )
         return False

@@ -76,11 +76,17 @@ def _check(job: Job, at: StageAt) -> None:
     spec = at.spec
     position = job.source.position(at.path)
     if spec.agent is not None and spec.agent.command:
-        raise JobError(f"stage {at.name}: a command cannot be a stage's agent", at=position)
+        raise JobError(
+            f"stage {at.name}: a command cannot be a stage's agent",
+            at=position,
+            hint="write agent: {command: ...} for the whole job",
+        )
     if len(at.sources) > 1 and spec.kind in ("reduce", "sql"):
         return
     if len(set(at.sources)) < len(at.sources):
-        raise JobError(f"stage {at.name} names a source twice in from", at=position)
+        raise JobError(
+            f"stage {at.name} names a source twice in from", at=position, hint="name it once"
+        )
 
 
 def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> PreparedStage:

@@ -104,7 +104,9 @@ class QueryStage:
         finally:
             self._folder.cleanup()
         if isinstance(rows, str):
-            raise NeedsPerson(f"stage {self.name}: {rows}", hint="mend its query; rows are kept")
+            raise NeedsPerson(
+                f"stage {self.name}: {rows}", hint="correct its query; finished rows are kept"
+            )
         if not rows:
             self._context.notice(f"stage {self.name}: the query gave no rows")
         times: Counter[str] = Counter()

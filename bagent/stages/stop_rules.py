@@ -138,12 +138,12 @@ class StopRules:
             return StopReason(
                 f"{self._failed} rows failed (limits.stop_after_failures);"
                 f" the last: {outcome.error}",
-                "look at the failures, then raise the limit or mend the cause",
+                "look at the failures, then raise the limit or remove the cause",
             )
         wrong = None if self._early is None else self._early.outcome(outcome, row)
         if wrong is None:
             return None
         counts = f"{self._done - self._failed} rows ok, {self._failed} not ok in this start"
         return StopReason(
-            f"{wrong}; {counts}", "mend the cause, or let the run go on with --no-canary"
+            f"{wrong}; {counts}", "remove the cause, or let the run go on with --no-canary"
         )

@@ -187,7 +187,7 @@ class RunLock:
         owner = f"process {record.pid} on {record.host}" if record else "another process"
         return StoppedEarly(
             f"{owner} has taken this run over, since its owner file was not renewed in time",
-            hint="leave it to that process",
+            hint="let that process work; bagent status shows how far it is",
         )
 
     def release(self) -> None:

@@ -134,10 +134,16 @@ def _reader(run: RunDir, info: RunInfo) -> ReadInput:
     text = info.rows if isinstance(info.rows, str) else msgspec.json.encode(info.rows).decode()
     config = RowsConfig.from_json(text)
     if any(not isinstance(item, str) and "sql" in item for item in config.inputs):
-        raise UsageError("it is SQL, which only bagent run executes")
+        raise UsageError(
+            "it is SQL, which only bagent run executes",
+            hint="bagent results without --with-input shows the results",
+        )
     if run.is_own(info):
         return input_reader(text)
     spool = run.path / "input.jsonl"
     if config.inputs == ("-",) and is_regular(spool):
         return input_reader(replace(config, stdin_spool=spool).to_json())
-    raise UsageError(f"you did not run {run.path} here; bagent run reads it")
+    raise UsageError(
+        f"you did not run {run.path} here; bagent run reads it",
+        hint="bagent results without --with-input shows the results",
+    )

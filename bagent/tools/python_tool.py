@@ -81,11 +81,17 @@ class ModuleLoader:
         if file in self._modules:
             return self._modules[file]
         if not file.is_file():
-            raise UsageError("no such file", at=Position(file))
+            raise UsageError(
+                "no such file",
+                at=Position(file),
+                hint="write python: FILE.py:FUNCTION, with a path relative to the job",
+            )
         name = f"bagent_tools_{file.stem}_{len(self._modules)}"
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
-            raise UsageError("not a Python file", hint="its name ends with .py", at=Position(file))
+            raise UsageError(
+                "not a Python file", hint="name a file that ends with .py", at=Position(file)
+            )
         module = importlib.util.module_from_spec(spec)
         folder = str(file.parent)
         added = folder not in sys.path

@@ -161,7 +161,7 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         (["--think", "long"], "--think long: not a duration"),
         (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
         (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
-        (["--fail-if", "rps<-5%"], "compared with what? (give --compare OLD)"),
+        (["--fail-if", "rps<-5%"], "there is nothing to compare with (give --compare OLD)"),
         (["--sweep", "--rate", "5"], "--sweep finds its loads by itself: no --rate"),
         (["--sweep", "--as", "chat,list"], "--sweep goes one way, with one routing, once"),
         (["--sweep", "--routing", "isolated"], "--sweep loads the whole fleet"),

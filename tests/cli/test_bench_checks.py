@@ -21,13 +21,19 @@ from bagent.errors import UsageError
         (["--rate", "1,nan"], "--rate 1,nan: not numbers above 0"),
         (["--rate", "2..5,2..5"], "--rate: 2..5 twice"),
         (["--concurrency", "99999999"], "--concurrency 99999999: too much (below 10,000,000)"),
-        (["--concurrency", "1,8,1"], "--concurrency: 1 twice (--repeats N sends every load N"),
+        (
+            ["--concurrency", "1,8,1"],
+            "--concurrency: 1 twice (write it once; --repeats N sends every load N",
+        ),
         (["--as", "chat,chat"], "--as: chat twice"),
         (["--routing", "spread,balanced"], "--routing: balanced twice"),
         (["--arrival", "gamma", "--rate", "5", "--burstiness", "nan"], "--burstiness nan: not"),
         (["--arrival", "gamma", "--rate", "5", "--burstiness", "0"], "--burstiness 0: not above 0"),
         (["--prefix-tokens", "9", "--skew", "inf"], "--skew inf: not a number"),
-        (["--workers", "100000"], "--workers 100000: they would wait for each other (at most "),
+        (
+            ["--workers", "100000"],
+            "--workers 100000: more processes than this machine can run at once (write at most ",
+        ),
         (["--warmup", "1000000"], "Invalid value for '--warmup'"),
         (["--write-hostfile", "none/good"], "--write-hostfile none/good: no folder none (make it"),
         (["--write-hostfile", "."], "--write-hostfile .: this is a folder (name a file)"),
@@ -35,7 +41,10 @@ from bagent.errors import UsageError
         (["--fail-if", "best_rate<3"], "--fail-if best_rate<3: not known without --sweep"),
         (["--fail-if", "conversations_s<1"], "not known without --turns N"),
         (["--fail-if", "rps_median<1"], "not known without --repeats N"),
-        (["--requests", "9", "--fail-if", "ttft_p99_ms>5"], "not told of fewer than 100 requests"),
+        (
+            ["--requests", "9", "--fail-if", "ttft_p99_ms>5"],
+            "not measured with fewer than 100 requests",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -43,7 +43,13 @@ def out(*faults, served=True):
         ([NO_MODEL], True, 30, NeedsPerson, "the endpoint has served nothing for 30 s: HTTP 404"),
         ([NO_KEY, NO_MODEL], False, 3, NeedsPerson, "all 2 endpoints have served nothing for 3 s"),
         ([NO_KEY, GONE], True, 120, StoppedEarly, "all 2 endpoints do not answer since 120 s"),
-        ([NO_MONEY], True, 0, NeedsPerson, "the account can not pay: HTTP 402: pay first"),
+        (
+            [NO_MONEY],
+            True,
+            0,
+            NeedsPerson,
+            "the account's quota or credit is spent: HTTP 402: pay first",
+        ),
     ],
 )
 def test_a_run_that_nobody_serves_ends_as_the_failures_say(faults, served, seconds, kind, words):

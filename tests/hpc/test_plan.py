@@ -20,7 +20,7 @@ def test_everything_that_is_missing_is_named_at_once():
 
 
 def test_without_a_scheduler_one_is_asked_for():
-    with pytest.raises(JobError, match=r"not said: cluster.scheduler"):
+    with pytest.raises(JobError, match=r"the job lacks cluster.scheduler"):
         plan_of(scheduler=None)
 
 
@@ -50,8 +50,8 @@ def test_what_does_not_fit_together_is_refused(more, words):
 @pytest.mark.parametrize(
     ("cluster", "site", "words"),
     [
-        (CLUSTER, "generic", "not said: cluster.gpus_per_node, .*gpus_per_node: 4"),
-        ("  walltime: 1h\n  engine: python -m sglang.launch_server\n", "generic", "not said"),
+        (CLUSTER, "generic", "the job lacks cluster.gpus_per_node, .*gpus_per_node: 4"),
+        ("  walltime: 1h\n  engine: python -m sglang.launch_server\n", "generic", "the job lacks"),
         (CLUSTER + "  engines_per_node: 1\n", "aurora", "12 GPUs .* engines_per_node: 3 or 6"),
         (f"  walltime: 1h\n  engine: {TP} 8\n" + GPUS, "generic", "uses 8 GPUs, and gets 4"),
         (f"  walltime: 1h\n  engine: {TP}=8\n", "aurora", "uses 8 GPUs, and gets 4"),

@@ -55,10 +55,15 @@ def test_a_job_is_a_file_and_no_pipe(tmp_path):
             lambda p: p.write_text("# only\n"),
             "j.yaml: the job file is empty (bagent init writes a starter job)",
         ),
-        (lambda p: p.write_text("- a\n"), "j.yaml:1:1: expected KEY: VALUE lines, got a list"),
+        (
+            lambda p: p.write_text("- a\n"),
+            "j.yaml:1:1: expected KEY: VALUE lines, got a list"
+            " (write keys such as input: rows.jsonl)",
+        ),
         (
             lambda p: p.write_text("words\n"),
-            'j.yaml:1:1: expected KEY: VALUE lines, got the text "words"',
+            'j.yaml:1:1: expected KEY: VALUE lines, got the text "words"'
+            " (write keys such as input: rows.jsonl)",
         ),
         (
             lambda p: p.write_bytes("a: 1".encode("utf-16")),

@@ -82,7 +82,11 @@ def test_a_number_leads_into_a_list(load, minimal):
     [
         ("model", "--set: 'model' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
         ("=x", "--set: '=x' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
-        ("a..b=1", "--set a..b: a..b is no dotted key"),
+        (
+            "a..b=1",
+            "--set a..b: a..b is no dotted key (write keys with dots, such as --set "
+            "sampling.temperature=0.2)",
+        ),
         ("modle=x", "--set modle: unknown key modle (did you mean model?)"),
         ("limits.retires=1", "--set limits.retires: unknown key retires (did you mean retries?)"),
         (
@@ -99,10 +103,16 @@ def test_a_number_leads_into_a_list(load, minimal):
             "--set model: a quote is never closed (while scanning a quoted scalar that "
             "began on line 1)",
         ),
-        ("name.x=1", "--set name.x: name has no keys of its own"),
+        (
+            "name.x=1",
+            "--set name.x: name has no keys of its own (set it as a whole: --set KEY=VALUE)",
+        ),
         ("answers=0", "--set answers: must be at least 1, got 0"),
         ("backend=vllm://h:0", "--set backend: port 0 is not between 1 and 65535"),
-        ("input.0=x", "--set input.0: input has no keys of its own"),
+        (
+            "input.0=x",
+            "--set input.0: input has no keys of its own (set it as a whole: --set KEY=VALUE)",
+        ),
         (
             "sampling={seed: x}",
             '--set sampling: sampling.seed: expected a whole number, got the text "x"',

@@ -30,7 +30,7 @@ CASES = [
     (
         "a: b: c\n",
         "job.yaml:1:5: a colon and a blank stand inside an unquoted text "
-        "(quote the text, or mend the indentation of this line)",
+        "(quote the text, or correct the indentation of this line)",
     ),
     ("a: @b\n", "job.yaml:1:4: a text may not begin with @ (quote the text)"),
     ("a: `b`\n", "job.yaml:1:4: a text may not begin with ` (quote the text)"),

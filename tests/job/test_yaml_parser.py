@@ -214,7 +214,7 @@ def test_an_alias_inside_its_own_value_is_an_error(text):
 
 @pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, "- " * 5000])
 def test_nesting_without_end_is_an_error(text):
-    assert error(text) == "job.yaml: the file nests lists and mappings too deeply"
+    assert "job.yaml: the file nests lists and mappings too deeply" in error(text)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,11 @@ def parse_schema(data: bytes, at: str | Path, warnings: list[str]) -> Json:
         message = f"not UTF-8 (byte 0x{data[error.start]:02x})"
         raise SchemaError(message, hint="save it as UTF-8", at=Position(at, line, column)) from None
     if not text.strip():
-        raise SchemaError("the file is empty", at=Position(at))
+        raise SchemaError(
+            "the file is empty",
+            at=Position(at),
+            hint='write a JSON Schema into it, such as {"type": "object"}',
+        )
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(items)
@@ -50,7 +54,7 @@ def parse_schema(data: bytes, at: str | Path, warnings: list[str]) -> Json:
         return values
 
     def constant(word: str) -> float:
-        raise SchemaError(f"{word} is not JSON", at=Position(at))
+        raise SchemaError(f"{word} is not JSON", at=Position(at), hint="write null instead")
 
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
@@ -60,9 +64,9 @@ def parse_schema(data: bytes, at: str | Path, warnings: list[str]) -> Json:
     except ValueError as error:
         raise SchemaError(f"not JSON: {error}", at=Position(at)) from None
     except RecursionError:
-        raise SchemaError(_TOO_DEEP, at=Position(at)) from None
+        raise SchemaError(_TOO_DEEP, at=Position(at), hint="write a flatter schema") from None
     if nested_deeper(value):
-        raise SchemaError(_TOO_DEEP, at=Position(at))
+        raise SchemaError(_TOO_DEEP, at=Position(at), hint="write a flatter schema")
     return clean_json(value)
 
 

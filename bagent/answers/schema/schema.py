@@ -165,7 +165,10 @@ def _plain(spec: Mapping[str, Any] | bool) -> Json:
         return spec
     spec = dict(spec)
     if nested_deeper(spec):
-        raise SchemaError(f"the output schema is nested deeper than {MAX_DEPTH} levels")
+        raise SchemaError(
+            f"the output schema is nested deeper than {MAX_DEPTH} levels",
+            hint="write a flatter schema",
+        )
     for location, key in _bad_keys(spec):
         raise SchemaError(f"{location}: the key {key!r} is not text", hint="put it in quotes")
     try:
@@ -200,9 +203,17 @@ def _dialect(schema: Json, at: Position | None, default: SchemaDialect = DEFAULT
 def _check(schema: Json, dialect: SchemaDialect, at: Position | None) -> None:
     """Raise SchemaError where ``schema`` breaks the rules of its draft."""
     if not isinstance(schema, dict | bool):
-        raise SchemaError("a schema is an object, or true or false", at=at)
+        raise SchemaError(
+            "a schema is an object, or true or false",
+            at=at,
+            hint="write schema: {type: object, properties: {...}}",
+        )
     if not _rules(dialect.uri).is_valid(schema):
-        raise SchemaError(f"not a JSON Schema: #{_explain_invalid(schema, dialect)}", at=at)
+        raise SchemaError(
+            f"not a JSON Schema: #{_explain_invalid(schema, dialect)}",
+            at=at,
+            hint="correct that key; json-schema.org explains them",
+        )
 
 
 def _explain_invalid(schema: Json, dialect: SchemaDialect) -> str:

@@ -93,7 +93,10 @@ def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) 
     for name in ("ctx", "parallel", "threads"):
         text = options.get(name)
         if text is not None and not (text.isascii() and text.isdigit() and int(text) >= 1):
-            raise JobError(f"backend local: '{name}' is a number of at least 1, not {text!r}")
+            raise JobError(
+                f"backend local: '{name}' is a number of at least 1, not {text!r}",
+                hint="write local://?parallel=4",
+            )
         numbers[name] = None if text is None else int(text)
     requested = RequestedSettings(
         numbers["ctx"], numbers["parallel"], numbers["threads"], options.get("template")

@@ -118,7 +118,9 @@ def read_model(path: Path) -> ModelFile:
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise UsageError(f"{path} is no GGUF model file")
+                raise UsageError(
+                    f"{path} is no GGUF model file", hint="name a file that ends with .gguf"
+                )
             _version, _tensors, entries = struct.unpack("<IQQ", _exactly(file, 20))
             for _ in range(entries):
                 key = _text(file)
@@ -127,7 +129,9 @@ def read_model(path: Path) -> ModelFile:
                     break  # long lists follow
                 head[key] = value
     except (struct.error, KeyError, UnicodeDecodeError, EOFError):
-        raise UsageError(f"{path} is a broken GGUF model file") from None
+        raise UsageError(
+            f"{path} is a broken GGUF model file", hint="download the file again"
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     return _described(path, head)

@@ -39,7 +39,7 @@ def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
             value = f"http://{value}"
         if not value.lower().startswith(("http://", "https://")):
             raise UsageError(
-                f"{name} names a proxy of a kind bagent does not speak: {value.split(':')[0]}",
+                f"{name} names a kind of proxy that bagent does not support: {value.split(':')[0]}",
                 hint=f"set {parts.scheme}_proxy to an http:// proxy, or unset {name}",
             )
         return value

@@ -262,7 +262,8 @@ def _once_each(option: str, values: list[Any]) -> list[Any]:
     for value in values:
         if values.count(value) > 1:
             raise UsageError(
-                f"{option}: {value} twice", hint="--repeats N sends every load N times"
+                f"{option}: {value} twice",
+                hint="write it once; --repeats N sends every load N times",
             )
     return values
 

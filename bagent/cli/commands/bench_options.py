@@ -344,7 +344,7 @@ def check_options(options: dict[str, Any], plan: BenchPlan) -> None:
     if plan.prefix_tokens >= plan.input_tokens:
         raise UsageError(
             f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
-            hint="--input-tokens counts the prefix too",
+            hint="raise --input-tokens, which counts the prefix too",
         )
     loops = plan.concurrency or plan.rates
     if plan.speeds and loops and plan.seconds is None and plan.requests is None:
@@ -354,16 +354,21 @@ def check_options(options: dict[str, Any], plan: BenchPlan) -> None:
     if plan.ramps and plan.seconds is None:
         raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
     if not 0 < plan.burstiness < math.inf:
-        raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
+        raise UsageError(
+            f"--burstiness {plan.burstiness:g}: not above 0",
+            hint="write a number above 0; 1 is Poisson",
+        )
     if not math.isfinite(plan.skew):
-        raise UsageError(f"--skew {plan.skew:g}: not a number", hint="0 is even, 1 is Zipf's")
+        raise UsageError(
+            f"--skew {plan.skew:g}: not a number", hint="write a number; 0 is even, 1 is Zipf's law"
+        )
     _check_workers(plan.workers)
     if "affinity" in plan.routings and not plan.prefix_tokens and plan.turns == 1:
         raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
     if plan.turns > 1 and (plan.speeds or set(plan.ways) - {"chat", "completions"}):
         raise UsageError(
-            "--turns: what is recorded, rows of a job, lists and batches have no turns",
-            hint="--as chat or completions",
+            "--turns does not go with --replay, --job, lists and batches",
+            hint="give --as chat or --as completions",
         )
 
 
@@ -379,7 +384,10 @@ def check_writable(file: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"--write-hostfile {file}: no folder {folder}", hint="make it first")
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"--write-hostfile {file}: {folder} cannot be written to")
+        raise UsageError(
+            f"--write-hostfile {file}: {folder} cannot be written to",
+            hint="name a file in another folder",
+        )
 
 
 def _check_workers(workers: int) -> None:
@@ -388,7 +396,8 @@ def _check_workers(workers: int) -> None:
     most = max(_FEW_PROCESSES, _PROCESSES_A_CORE * available_cores())
     if workers > most:
         raise UsageError(
-            f"--workers {workers}: they would wait for each other", hint=f"at most {most} here"
+            f"--workers {workers}: more processes than this machine can run at once",
+            hint=f"write at most {most}",
         )
 
 
@@ -428,10 +437,10 @@ def _refuse_excluded(options: dict[str, Any]) -> None:
 def _check_sweep(plan: BenchPlan) -> None:
     if len(plan.ways) > 1 or len(plan.routings) > 1 or plan.repeats > 1:
         raise UsageError(
-            "--sweep goes one way, with one routing, once",
-            hint="one word after --as and --routing, no --repeats",
+            "--sweep takes one way of sending and one routing, without repeats",
+            hint="give one name to --as and to --routing, and no --repeats",
         )
     if plan.routings[0] == "isolated":
         raise UsageError(
-            "--sweep loads the whole fleet", hint="--routing isolated has no part in it"
+            "--sweep loads the whole fleet, --routing isolated one endpoint", hint="leave one out"
         )

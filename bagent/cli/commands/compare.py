@@ -125,7 +125,7 @@ def compare(
     """
     form = "json" if as_json else form
     if form not in ("table", "json"):
-        raise UsageError(f"--format {form}: no such format", hint="table, json")
+        raise UsageError(f"--format {form}: no such format", hint="write table or json")
     file = _known_answers(second, gold_file)
     if file is None:
         if gold_fields:
@@ -153,7 +153,9 @@ def _known_answers(second: str, third: str | None) -> Path | None:
     if is_gold(path):
         return path
     if third is not None:
-        raise UsageError(f"{path} is no file of known answers", hint="a jsonl, csv or parquet file")
+        raise UsageError(
+            f"{path} is no file of known answers", hint="name a jsonl, csv or parquet file"
+        )
     return None
 
 

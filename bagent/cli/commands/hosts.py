@@ -98,7 +98,10 @@ def hosts(
     form = "json" if as_json else form
     if backend is not None:
         if hosts is not None or write is not None:
-            raise UsageError("--backend is one server, without a hostfile to read or to write")
+            raise UsageError(
+                "--backend is one server, without a hostfile to read or to write",
+                hint="leave out HOSTS and --write, or --backend",
+            )
         return _check_backend(backend, model, timeout, form)
     fleet = read_fleet(hosts)
     count = len(fleet.hosts)
@@ -188,12 +191,18 @@ def _required(count: int, min_fraction: float | None, min_hosts: int | None) -> 
     required = 1
     if min_fraction is not None:
         if not 0 <= min_fraction <= 1:
-            raise UsageError(f"--min-fraction {min_fraction:g}: not between 0 and 1", hint="0.9")
+            raise UsageError(
+                f"--min-fraction {min_fraction:g}: not between 0 and 1",
+                hint="such as --min-fraction 0.9",
+            )
         required = max(required, math.ceil(min_fraction * count - 1e-9))
     if min_hosts is not None:
         if not 1 <= min_hosts <= count:
             there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
-            raise UsageError(f"--min-hosts {min_hosts}: {there} in the hostfile")
+            raise UsageError(
+                f"--min-hosts {min_hosts}: {there} in the hostfile",
+                hint="write a number from 1 to that",
+            )
         required = max(required, min_hosts)
     return required
 

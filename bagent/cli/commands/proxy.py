@@ -47,7 +47,10 @@ def choose_token(
     if variable is not None:
         token = os.environ.get(variable, "").strip()
         if not token:
-            raise UsageError(f"the environment variable {variable} is not set")
+            raise UsageError(
+                f"the environment variable {variable} is not set",
+                hint="export it, with the token that clients send",
+            )
         return token
     return new_token() if unix is None and any(map(holds_key, endpoints)) else None
 

@@ -66,7 +66,9 @@ def report(
             target.unlink(missing_ok=True)
         target.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
+        raise WriteError(
+            f"{target}: {error.strerror}", hint="name another file with -o FILE"
+        ) from None
     if as_json:
         typer.echo(json.dumps({"path": str(target), "bytes": len(page.encode())}))
         return

@@ -142,12 +142,14 @@ def _check_options(
     if form not in FORMATS:
         raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
     if form == "parquet" and output is None:
-        raise UsageError("parquet needs a file to go to", hint="-o results.parquet")
+        raise UsageError("parquet needs a file to go to", hint="add -o results.parquet")
     if form == "table" and output is not None:
-        raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
+        raise UsageError("--format table goes to the terminal", hint="write --format csv -o FILE")
     if form == "openai-batch" and (where or redact):
         option = "--where" if where else "--redact"
-        raise UsageError(f"{option} does not go with openai-batch", hint="--status does")
+        raise UsageError(
+            f"{option} does not go with openai-batch", hint="leave it out; --status works"
+        )
 
 
 def _check_stages(request: ResultsRequest) -> None:

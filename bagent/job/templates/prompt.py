@@ -229,7 +229,11 @@ class Prompt:
             JobError: the job has none, or it is wrong.
         """
         if job.prompt is None:
-            raise JobError("the job has no prompt", at=job.source.root.value_at)
+            raise JobError(
+                "the job has no prompt",
+                at=job.source.root.value_at,
+                hint='write prompt: "... {{ field }} ..."',
+            )
         return cls(job.prompt, job.source)
 
     def render(self, data: Data, extra: Data | None = None) -> list[Message]:

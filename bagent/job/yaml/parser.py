@@ -81,7 +81,7 @@ def _explain(problem: str, line: str, text: str, index: int) -> tuple[str, str]:
     if problem.startswith("mapping values are not allowed"):
         return (
             "a colon and a blank stand inside an unquoted text",
-            "quote the text, or mend the indentation of this line",
+            "quote the text, or correct the indentation of this line",
         )
     if problem.startswith("found character") and "cannot start any token" in problem:
         letter = text[index : index + 1]
@@ -344,7 +344,11 @@ def _compose(text: str) -> list[Node]:
 
 
 def _too_deep(file: str | Path) -> JobError:
-    return JobError("the file nests lists and mappings too deeply", at=Position(file))
+    return JobError(
+        "the file nests lists and mappings too deeply",
+        at=Position(file),
+        hint="write a flatter file",
+    )
 
 
 class _Builder:

@@ -280,7 +280,9 @@ class CsvFile:
             )
         if len(header) > MAX_COLUMNS:
             raise InputError(
-                f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read", at=at
+                f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read",
+                at=at,
+                hint="check the separator, or keep fewer columns",
             )
         names = [name.strip() for name in header]
         self._width = len(names)  # of rows that have a cell for each nameless column

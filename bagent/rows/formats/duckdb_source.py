@@ -163,7 +163,10 @@ class Table:
         self._names = names or [str(column[0]) for column in described]
         twice = {name for name in self._names if self._names.count(name) > 1}
         if twice:
-            raise InputError(f"two columns have the name {sorted(twice)[0]!r}")
+            raise InputError(
+                f"two columns have the name {sorted(twice)[0]!r}",
+                hint="rename one of them, in SQL by AS",
+            )
         kinds = [kind.partition("(")[0] if "[" not in kind else "LIST" for kind in types]
         self._converted = {
             name: _json if kind == "JSON" else plain

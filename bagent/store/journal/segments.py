@@ -235,5 +235,5 @@ def write_error(path: Path, error: OSError) -> WriteError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     return WriteError(
         f"cannot write {path}: {reason}",
-        hint="make room or mend the file system, then give the same command again",
+        hint="free space or repair the file system, then give the same command again",
     )

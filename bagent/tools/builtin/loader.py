@@ -35,7 +35,8 @@ def open_builtin(spec: ToolSpec, context: ToolContext) -> Tool:
         raise UsageError(f"there is no built-in tool {spec.builtin}", hint=f"there are {names}")
     if spec.builtin in RUNS_CODE and not context.allow_code:
         raise UsageError(
-            f"{spec.builtin} runs code that a model wrote", hint="allow_code: true in agent:"
+            f"{spec.builtin} runs code that a model wrote",
+            hint="write allow_code: true under agent: if you want that",
         )
     return opener(spec, context)
 
@@ -61,7 +62,7 @@ def _http_get(spec: ToolSpec, context: ToolContext) -> Tool:
 
 def _read_file(spec: ToolSpec, context: ToolContext) -> Tool:
     if spec.root is None:
-        raise UsageError("read_file needs root", hint="root: FOLDER")
+        raise UsageError("read_file needs root", hint="write root: FOLDER")
     _check_folder(spec.root, "read_file")
     threads = _threads("read_file", context)
     tool = ReadFile(spec.root.path, threads)
@@ -81,9 +82,12 @@ def _web_search(spec: ToolSpec, context: ToolContext) -> Tool:
 
 def _sql(spec: ToolSpec, context: ToolContext) -> Tool:
     if (spec.database is None) == (not spec.files):
-        raise UsageError("sql needs either database or files", hint="database: FILE.duckdb")
+        raise UsageError(
+            "sql needs either database or files",
+            hint="write database: FILE.duckdb, or files: [FILE]",
+        )
     if spec.database is not None and not spec.database.path.is_file():
-        raise UsageError(f"sql: no such file: {spec.database}")
+        raise UsageError(f"sql: no such file: {spec.database}", hint="check database: in the job")
     if spec.batch and not spec.query:
         raise UsageError("sql: batch needs a query", hint=f"query: SELECT ... IN ${spec.batch}")
     threads = _threads("sql", context)
@@ -109,7 +113,7 @@ def _tables(spec: ToolSpec) -> dict[str, list[Path]]:
             matches = sorted(glob.glob(source.path, recursive=True))  # noqa: PTH207
         paths = [Path(path) for path in matches if Path(path).is_file()]
         if not paths:
-            raise UsageError(f"sql: no such file: {source.text}")
+            raise UsageError(f"sql: no such file: {source.text}", hint="check files: in the job")
         name = table_name(source.text if source.is_glob else source.path)
         if name in tables:
             raise UsageError(f"sql: two tables would be named {name}", hint="use one glob for both")
@@ -142,7 +146,9 @@ def _threads(name: str, context: ToolContext) -> AbandonableThreads:
 
 def _check_folder(root: ResolvedPath, name: str) -> None:
     if not root.path.is_dir():
-        raise UsageError(f"{name}: root: no such folder: {root}")
+        raise UsageError(
+            f"{name}: root: no such folder: {root}", hint="write root: with an existing folder"
+        )
 
 
 _OPENERS: dict[str, Callable[[ToolSpec, ToolContext], Tool]] = {

@@ -1,0 +1,73 @@
+"""Every error of the program says what is wrong, and what to type."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import bagent
+
+PACKAGE = Path(bagent.__file__).parent
+ERRORS = {
+    *("UsageError", "JobError", "InputError", "SchemaError", "HostfileError", "OwnedError"),
+    *("ChangedError", "MissingPackage", "WriteError", "StoppedEarly", "NeedsPerson"),
+}
+OTHERS = re.compile(r"\{[^}]*(error|reason|message|fault|why|last|problem|msg|failure)[^}]*\}")
+"""The words of the system, of a server or of another program, which name the cause themselves."""
+
+PRIVATE = re.compile(r"\b(told|untold|mend|a word for|words of|not said|held against|of what\?)\b")
+"""Words that only people who know the inside understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An error where it is raised."""
+
+    place: str
+    text: str
+    hint: str | None
+
+
+def messages() -> Iterator[Message]:
+    """Yield the messages of all errors that are made in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and node.args and _name(node.func) in ERRORS:
+                hints = [_text(item.value) for item in node.keywords if item.arg == "hint"]
+                place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+                yield Message(place, _text(node.args[0]), hints[0] if hints else None)
+
+
+def _name(function: ast.expr) -> str:
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part) + "}"
+            for part in node.values
+        )
+    return "{" + ast.unparse(node) + "}"
+
+
+def test_every_error_says_what_to_type_or_repeats_the_cause() -> None:
+    listed = list(messages())
+    assert len(listed) > 400
+    silent = [m for m in listed if m.hint is None and not OTHERS.search(m.text)]
+    assert silent == []
+
+
+def test_errors_use_words_that_a_new_user_knows() -> None:
+    odd = [m for m in messages() if PRIVATE.search(m.text) or PRIVATE.search(m.hint or "")]
+    assert odd == []
+
+
+def test_an_error_is_one_sentence_without_a_full_stop() -> None:
+    long = [m for m in messages() if m.text.endswith(".") or ". " in m.text.replace("... ", "")]
+    assert long == []
