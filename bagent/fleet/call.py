@@ -99,9 +99,20 @@ class InFlightRequest(msgspec.Struct, eq=False):
 
     def cancel(self, reason: str) -> None:
         """Cancel the task that sends the request; it finds the reason in ``cancel_reason``."""
-        if self.task is not None and not self.cancel_reason:
+        if not self.cancel_reason:
             self.cancel_reason = reason
-            self.task.cancel()
+            if self.task is not None:  # else `begin` raises
+                self.task.cancel()
+
+    def begin(self) -> None:
+        """Let the running task be the one that is cancelled; it may have been before it ran.
+
+        Raises:
+            CancelledError: the request was cancelled.
+        """
+        self.task = asyncio.current_task()
+        if self.cancel_reason:
+            raise asyncio.CancelledError
 
     def start(self, account: Account) -> None:
         """Count the attempt of each call, and reserve its estimated tokens."""

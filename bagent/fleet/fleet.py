@@ -445,7 +445,7 @@ class Fleet:
         fleet.in_flight += size
         fleet.requests_in_flight += 1
         fleet.requests += 1
-        request.task = self._tasks.spawn(self._send(request))
+        self._tasks.spawn(self._send(request))
 
     def _start_last(self, now: float) -> None:
         """Start a call with which endpoints died, alone, once no other call is left."""
@@ -515,6 +515,7 @@ class Fleet:
         timeouts = timeouts_for(calls, self._config.timeouts, request.started)
         sent = unix()
         try:
+            request.begin()
             exchange = await self._backend.send(
                 state.endpoint, [call.request for call in calls], timeouts
             )

@@ -34,6 +34,11 @@ class EndpointLease(InFlightRequest, eq=False):
     another endpoint should serve it; ``cancel_reason`` says why.
     """
 
+    def cancel(self, reason: str) -> None:
+        """Cancel the holder's task; do nothing while the holder has set none."""
+        if self.task is not None:
+            super().cancel(reason)
+
 
 class _Waiter(msgspec.Struct, eq=False):
     """A request that waits for an endpoint."""

@@ -42,6 +42,24 @@ def test_nothing_is_judged_before_enough_was_seen():
     assert not ending.is_too_slow("unknown", 20.0, remaining=0)
 
 
+def test_a_copy_that_is_not_needed_before_it_is_sent_leaves_its_slot_free():
+    async def main():
+        gate = asyncio.Event()
+        scripts = {name: lambda row, number: Answer(gate=gate) for name in "ab"}
+        s = setup(scripts, hedge=1.0)
+        s.request(s.call(0))
+        await asyncio.sleep(5.0)
+        gate.set()  # the answer is handled before the copy's task runs
+        s.fleet.tick()
+        await asyncio.wait_for(s.fleet.wait_idle(), 10.0)
+        return s
+
+    s = run_jumping(main())
+    assert s.recorder.replies
+    assert [state.in_flight for state in s.states] == [0, 0]
+    assert len(s.backend.sent) == 1
+
+
 def test_where_the_others_stand_still_the_slow_one_is_needed_again():
     ending, now = seen()
     assert ending.is_too_slow("slow", now, remaining=100)
