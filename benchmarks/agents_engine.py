@@ -124,7 +124,7 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
         plan,
         fleet,
         journal,
-        dedupe=RequestDedupe(journal.read_at, None, dedupe=False),
+        dedupe=RequestDedupe(journal.read_at, tuple, None, dedupe=False),
         stop_rules=StopRules(canary=False, stop_after=None),
         emit=emit,
     )

@@ -78,7 +78,8 @@ class Agent:
         while not isinstance(step, Outcome):
             if isinstance(step, Call):
                 self._last_request = step.request
-                end = await self._fleet.request(step, urgent=step.turn > 1)
+                # A further call goes before new rows.
+                end = await self._fleet.request(step, urgent=step is not call)
                 step = self._handle(step, end)
             elif self._fleet.closed:
                 self._tools.record_interrupted(step)

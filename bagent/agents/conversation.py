@@ -108,6 +108,7 @@ class Conversation:
         "key",
         "messages",
         "plan",
+        "request_hash",
         "row",
         "turns",
         "usage",
@@ -122,6 +123,8 @@ class Conversation:
         self.key = f"{row.key:016x}"
         self.exact_hash: int | None = None
         """Names the exact request."""
+        self.request_hash: int | None = None
+        """The same where equal rows may share an answer, else None."""
         self.give_up_at = give_up_at
         """The event loop's time at which the row's time limit is over."""
         self.messages: list[Message] | None = None
@@ -139,11 +142,6 @@ class Conversation:
         self._delivery: Delivery | None = None
         self._reply: Reply | None = None
         self._result: AnswerResult | None = None
-
-    @property
-    def request_hash(self) -> int | None:
-        """The hash by which equal rows share an answer; None where they do not."""
-        return self.exact_hash if self.plan.shares_answers else None
 
     # --- the first call -----------------------------------------------------------------------
 
@@ -166,6 +164,7 @@ class Conversation:
         self.exact_hash = self.plan.request_hash(
             hashed, self.plan.settings.max_tokens, request.seed
         )
+        self.request_hash = self.exact_hash if self.plan.shares_answers else None
         return self.ask(request)
 
     def _rendered(self) -> Request:
@@ -404,7 +403,6 @@ class Conversation:
     def end(self, status: str, failure: Failure | None) -> Outcome:
         """Return the outcome of the row."""
         row, delivery, reply, result = self.row, self._delivery, self._reply, self._result
-        request_hash = self.request_hash
         outcome = Outcome(
             key=self.key,
             row=row.index,
@@ -419,7 +417,7 @@ class Conversation:
             finished_at=round(delivery.done, 4) if delivery else None,
             prompt_sha256=self._prompt_sha,
             first_try_valid=self._first_try_valid,
-            request_hash=None if request_hash is None else f"{request_hash:016x}",
+            request_hash=None if self.request_hash is None else f"{self.request_hash:016x}",
         )
         if delivery is not None and self._started is not None:
             outcome.endpoint = delivery.endpoint

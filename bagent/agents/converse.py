@@ -29,7 +29,7 @@ def converse(
         from bagent.agents.agent_loop import Agent
 
         return Agent(conversation, plan.agent, fleet).run(call)
-    return _converse(conversation, call, fleet.request(call, urgent=call.turn > 1), fleet)
+    return _converse(conversation, call, fleet.request(call), fleet)
 
 
 async def _converse(
