@@ -49,7 +49,8 @@ class BackendTraits(msgspec.Struct, frozen=True, kw_only=True):
     signs_requests: bool = False
     """No request can be made without a key."""
     serves_chat_completions: bool = True
-    """Serves OpenAI's ``/chat/completions`` below the same address, whatever its own protocol."""
+    """Serves OpenAI's ``/chat/completions`` below the same address, whatever its own protocol;
+    where not, the proxy and load tests use :mod:`bagent.proxy.chat_bridge`."""
     groups_rows: bool = False
     """Rows share requests by default."""
     unsupported: tuple[str, ...] = ()

@@ -5,5 +5,5 @@
 - :mod:`~bagent.proxy.forward`: forwarding and retries, as long as no byte of an answer came.
 - :mod:`~bagent.proxy.engine_routes`: models, version, metrics and token counts of the engines.
 - :mod:`~bagent.proxy.metering`: usage records in a run directory.
-- :mod:`~bagent.proxy.converse_bridge`: Bedrock behind the same protocol.
+- :mod:`~bagent.proxy.chat_bridge`: the same protocol for providers that have none like it.
 """

@@ -336,17 +336,22 @@ def named_backend(options: dict[str, Any]) -> Servers:
 
 @contextmanager
 def reachable(servers: Servers, plan: BenchPlan, log: Callable[[str], None]) -> Iterator[Servers]:
-    """Yield the server, Bedrock behind a bridge in this process that speaks OpenAI's protocol."""
-    if servers.bedrock is None:
+    """Yield a server that speaks OpenAI's protocol: where needed, a bridge in this process."""
+    if TRAITS[servers.kind].serves_chat_completions:
         yield servers
         return
-    from bagent.proxy.converse_bridge import bridged_apart
+    from bagent.proxy.chat_bridge import bridged_apart
 
-    log("Bedrock is loaded through boto3 in this process: what that takes counts as the server's")
-    threads = max(servers.bedrock.threads, *plan.concurrency, 1)
-    bedrock = msgspec.structs.replace(servers.bedrock, threads=min(threads, MOST_THREADS))
-    bridged = msgspec.structs.replace(servers, bedrock=bedrock)
-    with bridged_apart(bridged, log, plan.timeouts) as reachable_servers:
+    client = "a client" if servers.bedrock is None else "boto3"
+    log(
+        f"{servers.kind.capitalize()} is loaded through {client} in this process: what that takes"
+        " counts as the server's"
+    )
+    if servers.bedrock is not None:
+        threads = max(servers.bedrock.threads, *plan.concurrency, 1)
+        bedrock = msgspec.structs.replace(servers.bedrock, threads=min(threads, MOST_THREADS))
+        servers = msgspec.structs.replace(servers, bedrock=bedrock)
+    with bridged_apart(servers, log, plan.timeouts) as reachable_servers:
         yield reachable_servers
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from bagent.backend_kinds import TRAITS
 from bagent.cli import options as opt
 from bagent.errors import EXIT_INTERRUPTED, UsageError
 from bagent.interrupts import handle_signals
@@ -219,8 +220,8 @@ def proxy(
     async def serve() -> int:
         async with AsyncExitStack() as stack:
             served = endpoints
-            if servers is not None and servers.bedrock is not None:
-                from bagent.proxy.converse_bridge import bridged
+            if servers is not None and not TRAITS[servers.kind].serves_chat_completions:
+                from bagent.proxy.chat_bridge import bridged
 
                 served = [await stack.enter_async_context(bridged(servers, _notice))]
             states = partial(plain_states, limit=per_endpoint)

@@ -16,7 +16,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import Request
-from bagent.proxy.converse_bridge import bridged
+from bagent.proxy.chat_bridge import bridged
 from bagent.servers.resolve import Servers
 from bagent.types import Failure, Message, Reply
 from support.provider_bedrock import BedrockWire

@@ -1,7 +1,7 @@
-"""A local OpenAI-compatible address in front of Bedrock: chats in, Converse out.
+"""A local OpenAI-compatible address in front of a provider with another protocol, such as Bedrock.
 
-Bedrock requests are signed one by one and its streams are binary, so they cannot be forwarded or
-measured as plain HTTP.
+Chats come in and go out through the provider's backend. Bedrock's requests are signed one by one
+and its streams are binary, so they cannot be forwarded or measured as plain HTTP.
 """
 
 from __future__ import annotations
@@ -176,11 +176,13 @@ class Bridge:
         endpoint: where the backend sends requests.
         token: required of clients.
         timeouts: limits of one request.
+        owner: whom the model list names as the owner.
     """
 
     def __init__(
-        self, backend: Backend, endpoint: Endpoint, token: str, timeouts: Timeouts
+        self, backend: Backend, endpoint: Endpoint, token: str, timeouts: Timeouts, owner: str
     ) -> None:
+        self._owner = owner
         self._backend = backend
         self._endpoint = endpoint
         self._token = token
@@ -200,7 +202,7 @@ class Bridge:
         result = await self._backend.probe(self._endpoint, PROBE_SECONDS)
         if not isinstance(result, Capabilities):
             return _refusal(result)
-        data = [{"id": name, "object": "model", "owned_by": "bedrock"} for name in result.models]
+        data = [{"id": name, "object": "model", "owned_by": self._owner} for name in result.models]
         return web.json_response({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -304,7 +306,7 @@ async def bridged(
     config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
     backend = make_backend(servers.kind, Transport(), config, notice)
     token = new_token()
-    bridge = Bridge(backend, endpoint, token, timeouts)
+    bridge = Bridge(backend, endpoint, token, timeouts, servers.kind)
     runner = web.AppRunner(
         bridge.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
     )
