@@ -23,6 +23,7 @@ from bagent.errors import (
     BagentError,
     UsageError,
 )
+from bagent.text.suggest import did_you_mean
 from bagent.text.terminal import guarded_streams
 
 if TYPE_CHECKING:
@@ -93,7 +94,14 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(list(commands.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the real command; the parent refuses an unknown name."""
+        """Return the real command.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        if args[0] not in COMMANDS and args[0][:1] != "-" and not ctx.resilient_parsing:
+            hint = did_you_mean(args[0], COMMANDS) or "bagent -h lists the commands"
+            raise UsageError(f"{args[0]}: no such command", hint=hint)
         name, stand_in, remaining = super().resolve_command(ctx, args)
         return name, load_command(name) if name in COMMANDS else stand_in, remaining
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -87,12 +88,18 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
         if action:
             yield "first", action
         yield "advice", "the same command resumes where the run stopped"
-        yield "next", shlex.join(_without(advice.command, ("--fresh",)))
+        yield "next", shlex.join(_resume_command(advice.command))
 
 
 def base_command(command: Sequence[str]) -> list[str]:
     """Return a command without options for one start only, such as ``--fresh`` and ``--retry``."""
     return _without(command, ("--fresh", "--retry", "--on-change"))
+
+
+def _resume_command(command: Sequence[str]) -> list[str]:
+    """Return a command without the options that begin a run anew."""
+    anew = "--on-change=fresh" in command or ("--on-change", "fresh") in pairwise(command)
+    return _without(command, ("--fresh", "--on-change") if anew else ("--fresh",))
 
 
 def _without(command: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -115,7 +122,7 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         yield "look", f'bagent query {shlex.quote(advice.run)} "{FAILED_QUERY}"'
     sendable = {kind: n for kind, n in lasting.items() if kind != "bad_input"}
     if not again and not sendable:
-        yield "advice", "the same command reads the mended lines and sends them"
+        yield "advice", "the same command reads the corrected lines and sends them"
         yield "next", shlex.join(command)
         return
     if not again:

@@ -244,7 +244,11 @@ def _header(context: RunContext, store: RunStore) -> str:
     from bagent.runs.ending import display_path
 
     job = context.job
-    backend = job.backend.url.text if job.backend and job.backend.url else str(job.hostfile)
+    backend = (
+        job.backend.url.text
+        if job.backend and job.backend.url
+        else str(job.hostfile or "no server")
+    )
     backend = mask_text(backend, job.source.secrets)
     unit = "answers of stages" if context.stages else "rows"
     earlier = f", {store.finished:,} {unit} finished earlier" if store.finished else ""

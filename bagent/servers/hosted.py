@@ -138,7 +138,9 @@ def check_model(job: Job, ref: BackendRef) -> None:
     """
     hosted = TRAITS[ref.kind].hosted and ref.base is None
     if hosted and job.model == "auto" and not job.stages:
-        raise JobError(f"backend {ref.kind} serves many models", hint="write model: NAME")
+        raise JobError(
+            f"backend {ref.kind} serves many models", hint="write model: NAME, or --model NAME"
+        )
 
 
 def host_and_port(base: str) -> str:

@@ -67,6 +67,11 @@ def test_debug_before_or_behind_a_command_shows_the_traceback(job_dir, bagent):
         assert "UsageError" in bagent(arguments).err
 
 
+def test_an_unknown_command_names_the_nearest_one(bagent):
+    assert "resluts: no such command (did you mean results?)" in bagent(["resluts"]).err
+    assert "(bagent -h lists the commands)" in bagent(["xyzzy"]).err
+
+
 def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
     assert "name a job file, or make one: bagent init" in bagent(["run"]).err
     bagent(["init"])

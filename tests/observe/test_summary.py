@@ -178,8 +178,13 @@ def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, 
     assert f"            {rest}" in lines
 
 
-def test_the_command_that_goes_on_does_not_begin_anew(tally: RunCounters, make: Any) -> None:
-    command = ["bagent", "run", "my job.yaml", "--fresh", "--limit", "3"]
+@pytest.mark.parametrize(
+    "anew", [["--fresh"], ["--on-change", "fresh"], ["--on-change=fresh"]], ids=" ".join
+)
+def test_the_command_that_goes_on_does_not_begin_anew(
+    tally: RunCounters, make: Any, anew: list[str]
+) -> None:
+    command = ["bagent", "run", "my job.yaml", *anew, "--limit", "3"]
     lines = summary_lines(make.snapshot(tally), info(75, command=command))
     assert lines[-1] == "next        bagent run 'my job.yaml' --limit 3"
 
