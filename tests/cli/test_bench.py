@@ -187,3 +187,10 @@ def test_what_is_wrong_is_one_line_before_anything_is_sent(
     assert done.code == 2 and words in done.err, done.err
     assert len(done.err.splitlines()) == 1
     assert not (job_dir / "bench").exists()
+
+
+def test_json_is_the_summary(bagent: Bagent, job_dir: Path, hosts: Path) -> None:
+    args = ["--hostfile", "hosts.txt", "--concurrency", "2", *QUICK, "-o", "out", "--json"]
+    done = bagent(["bench", *args])
+    assert done.code in MEASURED, done.err
+    assert json.loads(done.out) == json.loads((job_dir / "out" / "summary.json").read_text())

@@ -64,6 +64,7 @@ def bench(
     write_hostfile: bench_opt.WriteHostfile = None,
     compare: bench_opt.Compare = None,
     fail_if: bench_opt.FailIf = None,
+    as_json: opt.AsJson = False,
     debug: opt.Debug = False,
 ) -> int:
     """Load-test a fleet, endpoint by endpoint.
@@ -140,7 +141,8 @@ def _bench(options: dict[str, Any]) -> int:
         write_hostfile(options["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
     elif options["write_hostfile"] is not None:
         log(f"no endpoint is ok: {options['write_hostfile']} is not written")
-    broken = print_end(summary, folder, rules, old, options["write_hostfile"] if good else None)
+    written = options["write_hostfile"] if good else None
+    broken = print_end(summary, folder, rules, old, written, as_json=options["as_json"])
     return _exit_code(summary, broken)
 
 

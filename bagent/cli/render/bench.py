@@ -160,16 +160,22 @@ def print_end(
     rules: Sequence[Rule],
     old: Numbers | None,
     hostfile: Path | None,
+    *,
+    as_json: bool = False,
 ) -> list[str]:
-    """Print tables and messages; returns the rules of ``--fail-if`` that hold.
+    """Print tables, or the summary as JSON, and messages; returns the rules that hold.
 
     Raises:
         UsageError: a rule names what was not measured.
     """
-    _print_loads(summary)
-    note = _print_endpoints(summary["endpoints"])
-    if old is not None:
-        _print_changes(old, summary)
+    note = None
+    if as_json:
+        sys.stdout.write((folder / "summary.json").read_text(encoding="utf-8"))
+    else:
+        _print_loads(summary)
+        note = _print_endpoints(summary["endpoints"])
+        if old is not None:
+            _print_changes(old, summary)
     sys.stdout.flush()
     _log(fleet_text(summary))
     if note:
