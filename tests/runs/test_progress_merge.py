@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from bagent.observe import Distribution, ErrorGroup, Rates, RunCounters, StartCounts
+from bagent.runs.context import RunOptions
 from bagent.runs.parallel.progress_merge import merge_snapshots
+from bagent.runs.parallel.workers import Worker, merged_state
 from bagent.store.journal.codec import OK_CODE, code_of
 from bagent.types import FeedStats, FleetStats
 
@@ -38,6 +42,16 @@ def state():
 
 def group(count, pattern="timed out", endpoint="a"):
     return ErrorGroup(count, "timeout", pattern, None, endpoint, 1, 3, "r3", "in", 3, "timed out")
+
+
+def test_the_size_of_the_run_is_unknown_until_every_worker_reports(state):
+    options = RunOptions(job=Path("job.yaml"))
+    workers = [Worker(options, state), Worker(options)]
+    found = merged_state(workers, {})
+    assert (found.total, found.remaining, found.fraction, found.eta_s) == (None, None, None, None)
+    assert found.ok == 6
+    workers[1].code = 2
+    assert merged_state(workers, {}).remaining == 9
 
 
 def test_counts_and_speeds_are_sums(state):

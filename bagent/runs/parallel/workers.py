@@ -378,7 +378,21 @@ def _accepts(prepared: RunContext) -> bool:
 def merged_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
     """Return the merged state of the workers; None before the first report."""
     states = [worker.state for worker in workers if worker.state is not None]
-    return merge_snapshots(states, before) if states else None
+    if not states:
+        return None
+    merged = merge_snapshots(states, before)
+    if all(worker.state is not None or worker.code is not None for worker in workers):
+        return merged
+    # How many rows the others have is unknown until they report.
+    return msgspec.structs.replace(
+        merged,
+        total=None,
+        total_is_exact=False,
+        remaining=None,
+        to_do=None,
+        fraction=None,
+        eta_s=None,
+    )
 
 
 def worst_worker(workers: Sequence[Worker]) -> Worker | None:
