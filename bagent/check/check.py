@@ -32,7 +32,7 @@ from bagent.check.prefix_sharing import BLOCK, PACKED, count_shares, warming
 from bagent.check.probe import CheckTarget, Probed, capabilities_by_name, find_target, probe_all
 from bagent.check.prompt_reorder import suggest, yaml_of
 from bagent.check.report import CheckReport, ReorderReport, ShareReport
-from bagent.check.sample import Sampled, make_requests
+from bagent.check.sample import Sampled, as_embeddings, make_requests
 from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_sample
 from bagent.duck import without_installs
 from bagent.interrupts import run_interruptible
@@ -264,6 +264,9 @@ class _Check:
             if self._pool is not None:
                 add_tools(plan, self._prepared.job, servers, self._pool)
             sample = make_requests(plan, self._rows)
+            stage = _first_requesting_stage(self._prepared)
+            if stage is not None and stage.spec.kind == "embed":
+                plan.stream, sample = False, as_embeddings(sample)
             tokenizer = self._tokenizer(transport, probed, model)
             counted = await count_sample(sample, tokenizer) if tokenizer else {}
         finally:

@@ -12,7 +12,7 @@ from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
 from bagent.backends.openai import embeddings
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.request import Request
+from bagent.backends.request import Request, encode_payload
 from bagent.types import Json, Message, Outcome, Row
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -159,6 +159,23 @@ def make_requests(plan: StagePlan, rows: Iterable[Row]) -> list[Sampled]:
         else:
             sample.append(Sampled(row, step.request, name=conversation.request_hash))
     return sample
+
+
+def as_embeddings(sample: Iterable[Sampled]) -> list[Sampled]:
+    """Return the sample of an ``embed`` stage: texts to ``/v1/embeddings`` in place of chats."""
+    return [_as_embedding(sampled) for sampled in sample]
+
+
+def _as_embedding(sampled: Sampled) -> Sampled:
+    request = sampled.request
+    if request is None:
+        return sampled
+    text = sampled.prompt
+    if text is None:
+        text = "\n".join(str(message.get("content")) for message in sampled.messages or ())
+    body: dict[str, Json] = {"model": request.settings.model, "input": text}
+    embedding = Request(request.settings, encode_payload(body), body=body, path=embeddings.PATH)
+    return msgspec.structs.replace(sampled, request=embedding, name=None)  # equal texts are sent
 
 
 def parameters(request: Request, model: str | None, *, native_schema: bool) -> dict[str, Json]:

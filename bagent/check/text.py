@@ -232,7 +232,7 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         span = f"min {tokens.least:,}, median {tokens.median:,}, max {tokens.most:,}"
         yield "", f"a prompt: {span}"
         yield "", f"all prompts: {_total(tokens.prompts or 0, exact)}"
-        if tokens.answers_at_most is not None:
+        if tokens.answers_at_most:
             yield "", f"all answers: at most {_total(tokens.answers_at_most, exact)}"
         if tokens.images:
             yield "", f"{counted(tokens.images, 'image')} not counted"

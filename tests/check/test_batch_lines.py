@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.jobs import write_rows
+from support.jobs import write_job, write_rows
 
 
 def line(number: int, route: str, body: Any) -> dict[str, Any]:
@@ -98,3 +98,21 @@ def test_a_body_that_is_no_object_is_named(report, body, message):
         ("/chat/completions", {"messages": SAY_HI}), ("/chat/completions", body)
     )["prompts"]  # fmt: skip
     assert row["error"] == message
+
+
+def test_an_embed_stage_is_shown_as_the_texts_that_it_sends(job_dir, bagent):
+    write_job(
+        job_dir,
+        "sim",
+        2,
+        model="auto",
+        prompt=None,
+        sampling=None,
+        stages=[{"kind": "embed", "name": "vector", "prompt": "about {{ text }}"}],
+    )
+    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json"]).out)
+    assert [one["prompt"] for one in found["prompts"]] == [f"about text number {n}" for n in (1, 2)]
+    assert [one["messages"] for one in found["prompts"]] == [None, None]
+    assert found["tokens"]["answers_at_most"] == 0
+    assert (found["stream"], found["max_tokens"]["generating"]) == ("never", 0)
+    assert "max_tokens" not in found["parameters"]
