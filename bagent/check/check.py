@@ -36,6 +36,7 @@ from bagent.check.sample import Sampled, as_embeddings, make_requests
 from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_sample
 from bagent.duck import without_installs
 from bagent.interrupts import run_interruptible
+from bagent.job.spec.stages import SplitSpec, StageSpec
 from bagent.job.templates.prompt import Prompt
 from bagent.money.prices import Price
 from bagent.observe.formatting import counted
@@ -45,6 +46,7 @@ from bagent.runs.agents_setup import add_tools, has_no_side_effect_on_open, open
 from bagent.runs.context import RunContext, RunOptions, open_input, prepare
 from bagent.runs.plan import is_deduplicated, make_plan, resolve_model
 from bagent.servers.pricing import job_price
+from bagent.stages.expand import pieces
 from bagent.stages.loop import Board
 from bagent.stages.prepare import PreparedStage
 from bagent.stages.row import input_response, responses
@@ -76,11 +78,18 @@ def _first_requesting_stage(prepared: RunContext) -> PreparedStage | None:
 
 
 def group_rows(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
-    """Return input rows as the first requesting stage gets them: alone, on a board, or in
-    groups."""
+    """Return input rows as the first requesting stage gets them: alone, in pieces, on a board, or
+    in groups."""
     stage = _first_requesting_stage(prepared)
     if stage is None or not rows:
         return list(rows)
+    for other in prepared.stages:
+        if (
+            (other.name,) == stage.sources
+            and isinstance(other.spec, StageSpec)
+            and other.spec.split
+        ):
+            rows = [piece for row in rows for piece in _pieces(other.name, other.spec.split, row)]
     if stage.spec.kind == "loop":
         extra = {"board": Board(), "round": 1, "section": stage.requests[0].name}
         return [msgspec.structs.replace(row, extra=extra) for row in rows]
@@ -89,6 +98,27 @@ def group_rows(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
         return [_group_row(group) for group in groups]
     return list(rows)
+
+
+def _pieces(stage: str, split: SplitSpec, row: Row) -> list[Row]:
+    """Return a row for each piece of its text; the row itself where it has none."""
+    text = row.data.get(split.field)
+    if row.error is not None or not isinstance(text, str):
+        return [row]
+    parts = pieces(text, split.tokens, split.overlap)
+    if not parts:
+        return [msgspec.structs.replace(row, error="the text to split is empty")]
+    return [
+        msgspec.structs.replace(
+            row,
+            id=f"{row.id}/{number}",
+            data={**row.data, split.field: text[piece.start : piece.end]},
+            extra={
+                stage: {"piece": number, "of": len(parts), "start": piece.start, "end": piece.end}
+            },
+        )
+        for number, piece in enumerate(parts)
+    ]
 
 
 def _group_row(group: Sequence[Row]) -> Row:
@@ -222,11 +252,11 @@ async def _report(options: CheckOptions, prepared: RunContext, source: RowReader
             source, options.rows, limit=options.run.limit, piped=prepared.piped
         )
         prepared.warnings.extend(source.warnings)
-        rows = group_rows(prepared, rows)
+        looked_at, rows = len(rows), group_rows(prepared, rows)
         accept = (lambda _: True) if options.open else has_no_side_effect_on_open
         tools = open_job_tools(prepared.job, options.run.env, accept)
         pool = await stack.enter_async_context(tools)
-        return await _Check(options, prepared, target, rows, count, pool).report()
+        return await _Check(options, prepared, target, rows, looked_at, count, pool).report()
 
 
 class _Check:
@@ -238,6 +268,7 @@ class _Check:
         prepared: RunContext,
         target: CheckTarget,
         rows: list[Row],
+        looked_at: int,
         row_count: RowCount,
         pool: ToolExecutor | None,
     ) -> None:
@@ -245,7 +276,7 @@ class _Check:
         self._options = options
         self._prepared = prepared
         self._target = target
-        self._rows, self._row_count = rows, row_count
+        self._rows, self._looked_at, self._row_count = rows, looked_at, row_count
 
     async def report(self) -> CheckReport:
         """Return the complete report."""
@@ -320,7 +351,8 @@ class _Check:
     ) -> CheckReport:
         prepared, options = self._prepared, self._options
         job, context = prepared.job, plan.budget.context
-        requests = float(self._row_count.rows * job.answers)
+        made = len(self._rows) / self._looked_at if self._looked_at else 1.0
+        requests = self._row_count.rows * job.answers * made
         how = facts.counting_method(tokenizer, sizes)
         tokens = token_report(sample, sizes, requests, how)
         sharing = self._share_report(probed, sample, sizes)
@@ -340,7 +372,7 @@ class _Check:
             inputs=facts.input_names(job),
             rows=self._row_count.rows,
             rows_how=self._row_count.how,
-            looked_at=len(sample),
+            looked_at=min(self._looked_at, len(sample)) if made < 1 else self._looked_at,
             answers=job.answers,
             max_tokens=max_tokens_range(sample, automatic=automatic),
             schema=facts.schema_report(prepared, plan),

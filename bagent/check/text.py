@@ -252,7 +252,8 @@ def _total(number: int, exact: bool) -> str:
 
 
 def _is_exact(tokens: TokenReport, report: CheckReport) -> bool:
-    return report.rows_how == "counted" and tokens.counted == tokens.rows == report.rows
+    seen_all = report.rows_how == "counted" and report.looked_at == report.rows
+    return seen_all and tokens.counted == tokens.rows
 
 
 def _counting_method(tokens: TokenReport) -> str:

@@ -71,6 +71,9 @@ def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_on
     shown = described(bagent, "staged")
     assert shown["by_stage"] == {"vote": {"ok": 1, "failed": 0}, "work": {"ok": 1, "failed": 1}}
     assert described(bagent, "single")["by_stage"] == {}
+    accepted = [stored(0, stage="work", status="truncated"), stored(0, stage="vote")]
+    make_run(job_dir / "runs" / "cut", accepted, stages=["work", "vote"])
+    assert described(bagent, "cut")["by_stage"]["work"] == {"ok": 1, "failed": 0}
     line = bagent(["status", "staged", "--follow"]).out
     assert "2 rows: 1 ok, 1 failed (timeout 1), [vote 1 ok, work 1 ok, 1 failed]" in line
     table = bagent(["status", "staged"]).out

@@ -16,7 +16,7 @@ from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
-from bagent.store.journal.codec import decode_outcome, salt_of
+from bagent.store.journal.codec import FINISHED_CODES, decode_outcome, salt_of
 from bagent.store.journal.done_index import DoneIndex, HashMap, open_indexes
 from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.segments import (
@@ -37,6 +37,7 @@ _ORDINAL_BITS = 24
 _ORDINALS = (1 << _ORDINAL_BITS) - 1
 _MOST_ROWS = 1 << 38
 _FLIPPED = bytes([1, 0]) + bytes(254)
+_FAILED = bytes(code not in FINISHED_CODES for code in range(256))
 
 
 class LineRef(NamedTuple):
@@ -111,10 +112,13 @@ class JournalReader:
         return list(dict.fromkeys(name for i in self.indexes for name in i.stage_names))
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of ok and other current outcomes of each stage."""
+        """Return the numbers of finished and failed current outcomes of each stage.
+
+        Truncated answers that the job accepts are finished.
+        """
         totals = {name: [0, 0] for name in self.stages()}
         for segment, index in enumerate(self.indexes):
-            bad = bytes(map(bool, index.column("codes")))
+            bad = index.column("codes").tobytes().translate(_FAILED)
             pairs: Iterable[tuple[int, int]] = zip(index.column("stages"), bad, strict=True)
             lost = self.superseded().get(segment)
             if lost is not None:

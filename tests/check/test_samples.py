@@ -1,4 +1,4 @@
-"""``bagent check`` of an OpenAI batch file: prompts, tokens and limits of lines of every route."""
+"""What `bagent check` shows and counts: lines of batch files, texts to embed, pieces of texts."""
 
 from __future__ import annotations
 
@@ -116,3 +116,30 @@ def test_an_embed_stage_is_shown_as_the_texts_that_it_sends(job_dir, bagent):
     assert found["tokens"]["answers_at_most"] == 0
     assert (found["stream"], found["max_tokens"]["generating"]) == ("never", 0)
     assert "max_tokens" not in found["parameters"]
+
+
+def test_rows_that_are_split_first_are_shown_and_counted_in_pieces(job_dir, bagent):
+    texts = ["word " * 300, "word " * 100, "", None]
+    write_job(
+        job_dir,
+        "sim",
+        [
+            {"id": f"r{n}", **({} if text is None else {"text": text})}
+            for n, text in enumerate(texts)
+        ],
+        model="auto",
+        prompt=None,
+        sampling=None,
+        stages=[
+            {"kind": "expand", "name": "part", "split": {"field": "text", "tokens": 150}},
+            {"kind": "map", "name": "note", "prompt": "Note {{ part.piece }}: {{ text }}"},
+        ],
+    )
+    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json", "--prompts", "9"]).out)
+    shown = [(one["id"], one["error"] is None) for one in found["prompts"]]
+    parts = sum(name.startswith("r0/") for name, _ in shown)
+    assert parts >= 2
+    assert shown[:parts] == [(f"r0/{n}", True) for n in range(parts)]
+    assert (found["rows"], found["looked_at"], found["failing_count"]) == (4, 4, 2)
+    assert [row["id"] for row in found["failing"]] == ["r2", "r3"]
+    assert found["tokens"]["most"] < 250
