@@ -27,6 +27,7 @@ from bagent.stages.row import (
     Response,
     StageRow,
     derive_key,
+    is_good,
     reference,
     response_of,
     stage_item,
@@ -61,7 +62,7 @@ class Board(JsonLines):
         """Replace a section's last answer by its newest one; a failure replaces no good answer."""
         entry = {"section": section, "round": number, **response.printed_fields()}
         del entry["id"]
-        if response["status"] == "ok":
+        if response.is_good:
             del entry["status"]
             self._values[section] = value
         elif section in self._values:
@@ -172,7 +173,7 @@ class LoopStage(RowStage):
         for number in range(1, self._rule.rounds + 1):
             state.number = number
             written = await self._round(state)
-            if not any(outcome.status == "ok" for outcome in written):
+            if not any(map(is_good, written)):
                 message = written[0].error or written[0].status
                 error = (NO_SURVIVOR, f"round {number}: no section came out ok; {message}")
                 break

@@ -154,7 +154,7 @@ def shortened(response: Response, tokens: int | None) -> Response:
         return response
     output = response["output"]
     full_text = response["text"] or ""
-    if response["status"] != "ok":
+    if not response.is_good:
         full_text = response["error"] or ""
     elif output is not None:
         full_text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
@@ -164,7 +164,7 @@ def shortened(response: Response, tokens: int | None) -> Response:
         cut = f"[cut: {len(full_text) - length} of {len(full_text)} characters left out]"
         text = f"{full_text[:length]} ...{cut}"
         short = Response(response, output=None, text=text)
-        if response["status"] != "ok":
+        if not response.is_good:
             short = Response(response, error=text)
         if length == 0 or _printed(short) <= tokens:
             return short

@@ -119,7 +119,7 @@ def made_item(
         seen: the locations of the earlier stages' outcomes.
         failed: the failed input rows that it is made of; at least 1 where it failed itself.
     """
-    ok = outcome.status == "ok"
+    ok = is_good(outcome)
     return StageRow(
         row=row,
         root=root,
@@ -134,11 +134,16 @@ def made_item(
     )
 
 
+def is_good(outcome: Outcome) -> bool:
+    """Return whether later stages take an outcome as an answer: ok, or cut off and accepted."""
+    return outcome.status == "ok" or outcome.accepted
+
+
 def answer_tokens(outcome: Outcome) -> int:
     """Estimate the tokens of an answer inside a later prompt; never too few for prose."""
     output = outcome.output
     body = bytes(output) if output is not None else (outcome.text or "").encode("utf-8", "replace")
-    if outcome.status != "ok":
+    if not is_good(outcome):
         body = (outcome.error or "").encode("utf-8", "replace")
     return estimate(body) + 24 + estimate(str(outcome.id).encode("utf-8", "replace"))
 
@@ -155,6 +160,11 @@ class Response(dict[str, Any]):
     It prints as one JSON line with the output, the text, or the error of a failed answer.
     """
 
+    @property
+    def is_good(self) -> bool:
+        """Whether it is an answer: ok, or cut off and accepted."""
+        return self["status"] == "ok" or (self["status"] == "truncated" and self["error"] is None)
+
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
         """Return the printed fields; the other fields can be named too."""
         return self.printed_fields().items()
@@ -162,7 +172,7 @@ class Response(dict[str, Any]):
     def printed_fields(self) -> dict[str, Any]:
         """Return the fields that are worth their tokens."""
         fields = {"id": self["id"], "status": self["status"]}
-        if self["status"] != "ok":
+        if not self.is_good:
             fields["error"] = self["error"]
         elif self["output"] is not None:
             fields["output"] = self["output"]
@@ -189,7 +199,7 @@ def input_response(row: Row) -> Response:
 def value_of(outcome: Outcome) -> Json:
     """Return the value of a stage's name: its output, its text, or a failure as a response."""
     response = response_of(outcome)
-    if outcome.status != "ok":
+    if not is_good(outcome):
         return response
     return response["output"] if response["output"] is not None else response["text"]
 

@@ -83,3 +83,25 @@ def test_a_section_of_a_board_has_no_on_failure(tmp_path):
         done = run(tmp_path, server, {"name": "blackboard", "sections": [section]})
     assert done.code == 2
     assert "on_failure" in done.err
+
+
+@pytest.mark.parametrize(
+    ("topology", "seen"),
+    [
+        ({"name": "judge", "judge": JUDGE}, "score half"),
+        ({"name": "map_reduce", "reduce": REDUCE}, '"text":"half"'),
+        ({"name": "pipeline", "steps": [{}, {"prompt": "then {{ step1 }}"}]}, "then half"),
+    ],
+    ids=["judge", "map_reduce", "pipeline"],
+)
+def test_truncated_answers_that_a_job_accepts_are_answers_for_later_stages(
+    tmp_path, topology, seen
+):
+    if topology["name"] == "pipeline":
+        topology["steps"][0] = {"prompt": "id={{ id }} {{ text }}"}
+    with FakeServer({"r1": [CUT], "*": [echo()]}, allow_faults=True) as server:
+        done = run(tmp_path, server, topology, output={"truncated": "accept"})
+        prompts = [request.prompts[0] for request in server.requests]
+    assert done.code == 0, done.err
+    assert "left out" not in done.err
+    assert any(seen in prompt for prompt in prompts), prompts
