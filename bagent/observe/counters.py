@@ -326,7 +326,7 @@ class RunCounters:
         to_do = estimate_to_do(self._done, fleet, feed)
         run = run or RunTotals(Totals.of(self._codes))
         totals = run.totals
-        remaining = None if to_do is None or run.staged else max(0, to_do - run.repeats)
+        remaining = None if to_do is None or run.staged else max(0, to_do - run.repeats_in(feed))
         total = None if remaining is None else totals.rows + remaining
         finished = feed.skipped + self._done if total is None else total - (to_do or 0)
         return Snapshot(

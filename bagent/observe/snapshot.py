@@ -187,18 +187,24 @@ class StartCounts(msgspec.Struct, frozen=True):
 class RunTotals(msgspec.Struct, frozen=True):
     """The totals of the whole run as a display needs them.
 
-    ``repeats`` rows have a failure of an earlier start and will be sent again. ``changes`` is the
+    ``repeats`` rows have a failure of an earlier start and will be sent again; ``repeats_unread``
+    more of them are expected in the input that is not yet read. ``changes`` is the
     part of this start, by outcome code. ``staged``: the job has several stages, so the rows of the
     last one are unknown. ``dropped``, ``unit`` and ``several_stages``: as in :class:`Snapshot`.
     """
 
     totals: Totals
     repeats: int = 0
+    repeats_unread: int = 0
     changes: dict[int, int] = {}
     staged: bool = False
     dropped: dict[str, int] = {}
     unit: str = "row"
     several_stages: bool = False
+
+    def repeats_in(self, feed: FeedStats) -> int:
+        """Return the rows with an earlier failure among those that are still to do."""
+        return self.repeats + (0 if feed.ended else self.repeats_unread)
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -70,6 +70,7 @@ class LiveTotals:
         self._ok_replaced: set[int] = set()
         self._repeats = 0
         self._repeated = 0
+        self._resent = max(0, sum(done.codes.values()) - len(done))
 
     @property
     def codes(self) -> Counter[int]:
@@ -82,6 +83,14 @@ class LiveTotals:
     def repeats_pending(self) -> int:
         """Rows read so far that failed earlier and have no new outcome yet."""
         return max(0, self._repeats - self._repeated)
+
+    def repeats_unread(self, shards: int) -> int:
+        """Estimate the rows not yet read that failed earlier and will be sent again.
+
+        Args:
+            shards: how many shards the outcomes are of.
+        """
+        return max(0, self._resent // shards - self._repeats)
 
     def read(self, unit: int) -> None:
         """Note that this start has to do a unit. Runs in the reader's thread."""

@@ -429,7 +429,9 @@ class RunSession:
         if not self._context.stages:
             totals = Totals.of(live.codes if codes is None else codes)
             unit = "answer" if self._context.job.answers > 1 else "row"
-            return RunTotals(totals, live.repeats_pending, dict(live.changes), unit=unit)
+            unread = live.repeats_unread(self._rows.shards)
+            changes = dict(live.changes)
+            return RunTotals(totals, live.repeats_pending, unread, changes, unit=unit)
         if codes is None:
             codes = self._plan.codes() if self._plan is not None else Counter()
         dropped = self._plan.dropped() if self._plan is not None else {}

@@ -146,6 +146,21 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
 
 
+def test_failures_of_earlier_starts_that_are_sent_again_add_no_rows(
+    tally: RunCounters, make: Any
+) -> None:
+    # 1,000 rows, all with a result of an earlier start: 400 finished, 600 to be sent again.
+    before = Totals(ok=400, failed=600, by_status={}, by_kind={})
+    feed = make.feed(read=100, skipped=40, position=100, size=1000, ended=False, finished=400)
+    run = RunTotals(before, repeats=60, repeats_unread=540)
+    s = tally.snapshot(make.fleet(in_flight=60), feed, run)
+    assert (s.total, s.remaining, s.to_do) == (1000, 0, 600)
+    assert s.fraction == pytest.approx(0.4)
+    ended = make.feed(read=1000, skipped=400, position=1000, size=1000, finished=400)
+    s = tally.snapshot(make.fleet(in_flight=60), ended, run)
+    assert s.remaining == 0
+
+
 @pytest.mark.parametrize(("most", "total"), [(150, 150), (1000, 400), (110, 120)])
 def test_a_limit_bounds_the_rows_that_are_expected(
     tally: RunCounters, make: Any, most: int, total: int
