@@ -34,7 +34,7 @@ FAST_FLEET = 64
 limits that double every few seconds have grown. Limits are only raised then, since a queue may be
 the first burst, and only where most rows in flight run: the front end of a vLLM server may need
 seconds for them, in which the engine reports no queue. Of a batch fewer rows run, as answered ones
-wait for its last, so with batches the limits are raised anyway in the first 4 s."""
+wait for its last, so batches are not looked at in that way, and end this after 4 s."""
 READ_SECONDS = 5.0
 
 ROUND_SECONDS = 0.25
@@ -75,15 +75,16 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
 
     while True:
         busy = [state for state in fleet.states if state.feedback is not None and state.in_flight]
-        age = loop.time() - began
-        fast = age < FAST_SECONDS and len(busy) <= FAST_FLEET
+        batches = any(state.largest_batch for state in busy)
+        fast_seconds = FAST_BATCH_SECONDS if batches else FAST_SECONDS
+        fast = loop.time() - began < fast_seconds and len(busy) <= FAST_FLEET
         polls = {loop.create_task(poll(state)) for state in busy}
         # Engines that begin together must grow together, or the first to grow takes rows whose
         # prefixes the others have cached but have no room for yet.
         try:
             while polls:
                 done, polls = await asyncio.wait(polls, timeout=ROUND_SECONDS)
-                _apply(fleet, done, loop.time(), age if fast else None)
+                _apply(fleet, done, loop.time(), fast=fast)
         finally:
             for task in polls:
                 task.cancel()
@@ -92,21 +93,13 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
 
 
 def _apply(
-    fleet: Fleet, polls: Iterable[asyncio.Task[LoadSample | None]], now: float, age: float | None
+    fleet: Fleet, polls: Iterable[asyncio.Task[LoadSample | None]], now: float, *, fast: bool
 ) -> None:
-    """Adapt all limits, then update the fleet.
-
-    Args:
-        age: seconds since the start of a run that is polled fast, else None.
-    """
+    """Adapt all limits, then update the fleet."""
     samples = [sample for poll in polls if (sample := poll.result()) is not None]
     for state, _, verdict in samples:
-        if age is not None and verdict.action == "grow":
-            batches = state.largest_batch > 0
-            grows = age < FAST_BATCH_SECONDS if batches else verdict.admitted
-        else:
-            grows = False
-        if age is None or grows:
+        admitted = verdict.admitted or state.largest_batch > 0
+        if not fast or (verdict.action == "grow" and admitted):
             apply_verdict(state.limit, verdict, now)
     for state, load, verdict in samples:
         if load is not None or verdict.action != "grow":
