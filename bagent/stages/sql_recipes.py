@@ -22,17 +22,19 @@ def majority(stage: str, field: str | None = None) -> str:
     """Return the query for the value that most answers of a row gave, with its votes and fraction.
 
     Of values with equal votes the first one (by number of the answer) wins.
-    Answers that failed count in ``answers`` and ``failed``, never as votes.
+    Answers that failed count in ``answers`` and ``failed``, never as votes; truncated ones that
+    the job accepts are votes.
     """
     table = quoted(stage)
     return f"""\
 WITH votes AS (
   SELECT id, {value(field)} AS winner, count(*) AS votes, min(answer) AS first
-  FROM {table} WHERE status = 'ok' AND {value(field)} IS NOT NULL GROUP BY ALL
+  FROM {table} WHERE error_kind IS NULL AND {value(field)} IS NOT NULL GROUP BY ALL
 ), best AS (
   SELECT * FROM votes QUALIFY row_number() OVER (PARTITION BY id ORDER BY votes DESC, first) = 1
 ), totals AS (
-  SELECT id, min(row) AS row, count(*) AS answers, count(*) FILTER (status <> 'ok') AS failed
+  SELECT id, min(row) AS row, count(*) AS answers,
+    count(*) FILTER (error_kind IS NOT NULL) AS failed
   FROM {table} GROUP BY id
 )
 SELECT id, row, winner, coalesce(votes, 0) AS votes, answers, failed,

@@ -91,8 +91,9 @@ def test_a_section_of_a_board_has_no_on_failure(tmp_path):
         ({"name": "judge", "judge": JUDGE}, "score half"),
         ({"name": "map_reduce", "reduce": REDUCE}, '"text":"half"'),
         ({"name": "pipeline", "steps": [{}, {"prompt": "then {{ step1 }}"}]}, "then half"),
+        ({"name": "self_consistency"}, "id=r1"),
     ],
-    ids=["judge", "map_reduce", "pipeline"],
+    ids=["judge", "map_reduce", "pipeline", "vote"],
 )
 def test_truncated_answers_that_a_job_accepts_are_answers_for_later_stages(
     tmp_path, topology, seen
@@ -105,3 +106,6 @@ def test_truncated_answers_that_a_job_accepts_are_answers_for_later_stages(
     assert done.code == 0, done.err
     assert "left out" not in done.err
     assert any(seen in prompt for prompt in prompts), prompts
+    if topology["name"] == "self_consistency":
+        votes = outcomes(tmp_path, "vote")
+        assert [row["output"]["failed"] for row in votes] == [0] * 4
