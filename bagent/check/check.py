@@ -372,7 +372,7 @@ class _Check:
             inputs=facts.input_names(job),
             rows=self._row_count.rows,
             rows_how=self._row_count.how,
-            looked_at=min(self._looked_at, len(sample)) if made < 1 else self._looked_at,
+            looked_at=round(len(sample) / (made or 1.0)),
             answers=job.answers,
             max_tokens=max_tokens_range(sample, automatic=automatic),
             schema=facts.schema_report(prepared, plan),

@@ -143,3 +143,12 @@ def test_rows_that_are_split_first_are_shown_and_counted_in_pieces(job_dir, bage
     assert (found["rows"], found["looked_at"], found["failing_count"]) == (4, 4, 2)
     assert [row["id"] for row in found["failing"]] == ["r2", "r3"]
     assert found["tokens"]["most"] < 250
+
+
+def test_rows_that_are_reduced_first_are_estimated_in_groups(job_dir, bagent):
+    stages = [{"kind": "reduce", "name": "sum", "fanin": 5, "prompt": "Sum {{ responses }}"}]
+    keys = {"prompt": None, "sampling": {"max_tokens": 10}, "stages": stages}
+    write_job(job_dir, "sim", 20, model="auto", **keys)
+    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json"]).out)
+    assert (found["rows"], found["looked_at"], found["tokens"]["rows"]) == (20, 20, 4)
+    assert found["tokens"]["answers_at_most"] == 40
