@@ -440,5 +440,5 @@ class RunSession:
             changes=dict(codes),
             staged=not complete,
             dropped=dropped,
-            several_stages=len(self._context.stages) > 1,
+            several_stages=len(self._store.info.stages) > 1,
         )

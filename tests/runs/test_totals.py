@@ -102,10 +102,20 @@ def test_several_answers_of_a_row_are_counted_as_answers(fs, job_dir, bagent):
     assert "12 answers: 12 ok, 0 failed" in bagent(["status", "job"]).out
 
 
-def test_the_speed_of_a_job_with_several_stages_is_not_that_of_its_rows(fs, job_dir, bagent):
+SECTIONS = [{"name": name, "prompt": "id={{ id }} {{ board }}"} for name in ("one", "two")]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"answers": 3, "topology": "self_consistency"},
+        {"topology": {"name": "blackboard", "sections": SECTIONS, "max_rounds": 2}, "prompt": None},
+    ],
+    ids=["vote", "blackboard"],
+)
+def test_the_speed_of_a_job_with_several_stages_is_not_that_of_its_rows(fs, job_dir, bagent, keys):
     fs.set_script({"*": [echo()]})
-    keys = {"answers": 3, "topology": "self_consistency", "results": NO_TABLES}
-    write_job(job_dir, fs.url, 4, **keys)
+    write_job(job_dir, fs.url, 4, **keys, results=NO_TABLES)
     done = bagent(RUN)
     assert "rows        4 rows: 4 ok, 0 failed" in done.err
     assert "results/s of all stages" in done.err
