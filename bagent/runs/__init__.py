@@ -7,6 +7,7 @@ batch_file_check    lines of a batch file that cannot be sent
 environment         `BAGENT_*` variables
 deadline            `--deadline`
 session             one run in one process, from the first probe to the last sync
+build               servers, models, tools and plans of a run
 plan                what each stage requests from its servers
 staged              jobs of several stages
 provider_batches    runs through a provider's batch API

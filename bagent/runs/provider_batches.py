@@ -39,7 +39,6 @@ def plan_provider_batches(
     pool: ServerPool,
     model: str | None,
     services: RunServices,
-    note: Callable[[str], None],
 ) -> RunPlan:
     """Plan a run whose rows go in batches; too few rows for a batch go through the pool's fleet.
 
@@ -79,7 +78,7 @@ def plan_provider_batches(
         scheduler,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
-            post=SubmitterTools(_run_in_fleet(pool.fleet), note, services.notice),
+            post=SubmitterTools(_run_in_fleet(pool.fleet), services.note, services.notice),
             on_attempt=services.on_attempt,
             gate=services.gate,
             budget=budget,

@@ -56,6 +56,8 @@ class RunServices:
     """Takes outcomes."""
     notice: Callable[[str], None]
     """Takes messages for people."""
+    note: Callable[[str], None]
+    """Shows the state of the moment."""
     gate: Callable[[], Awaitable[None]]
     """Waits for the reader of the outcomes."""
     accounts: dict[str, Account] = field(default_factory=dict)

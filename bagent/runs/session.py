@@ -26,17 +26,15 @@ from bagent.errors import (
 from bagent.hpc.scheduler_queries import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
 from bagent.rows import RowReader
-from bagent.runs.agents_setup import AgentSetup
-from bagent.runs.context import SAMPLE_ROWS, STAGE, RunContext
+from bagent.runs.build import build_run
+from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.runs.output import ResultLines, StdoutWriter
-from bagent.runs.plan import endpoint_summary, make_plan, requested_models, resolve_model
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
 from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error, stop_for_stdout
-from bagent.runs.staged import plan_stages
-from bagent.servers.pricing import BudgetGuard, stage_price
+from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder
@@ -131,48 +129,24 @@ class RunSession:
             self._budgets,
         )
         try:
-            plan = await self._make_plan(resolver)
+            plan = await build_run(self._context, resolver, self._services())
         except StoppedEarly as error:
             return self._ended(stop_for_error(error))
         if plan is None:
             return self._ended(self._switch.requested.result())
         return await self._execute(plan)
 
-    async def _make_plan(self, resolver: ServerResolver) -> RunPlan | None:
-        """Plan the run and find its servers; return None after a request to stop."""
-        context, store = self._context, self._store
-        services = RunServices(
-            store,
-            context.options,
+    def _services(self) -> RunServices:
+        return RunServices(
+            self._store,
+            self._context.options,
             on_attempt=self._on_attempt,
             on_sample=self._on_sample,
             emit=self._emit,
             notice=self._notice,
+            note=self._progress.note,
             gate=self._wait_for_reader,
         )
-        if context.stages:
-            return await plan_stages(context, resolver, services)
-        job = context.job
-        agents = AgentSetup(store, resolver.stack, context.options.env, resolver.stop_requested)
-        tools = await agents.open(job)
-        resolved = await resolver.find(job, raw=context.prompt is not None and context.prompt.raw)
-        await resolver.check_models(resolved, requested_models(context, resolved.servers.endpoints))
-        if self._switch.requested.done():
-            return None
-        rows_name_models = context.own_bodies and job.model == "auto"
-        model = None if rows_name_models else resolve_model(job, resolved.capabilities)
-        endpoints = endpoint_summary(resolved.servers.endpoints, resolved.capabilities)
-        prices = [stage_price(STAGE, job, resolved.servers.kind, model)]
-        store.begin(model, endpoints, resolved.servers.simulated, prices)
-        pool = services.open_pool(resolved)
-        stage_plan = make_plan(context, resolved.servers, model, resolved.capabilities)
-        await agents.equip(stage_plan, job, resolved.servers, tools)
-        if job.batching.mode == "provider":
-            from bagent.runs.provider_batches import plan_provider_batches
-
-            return plan_provider_batches(stage_plan, pool, model, services, self._progress.note)
-        runner = services.row_runner(stage_plan, pool)
-        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], runner.run, runner.stop_reason)
 
     # --- the run ------------------------------------------------------------------------------
 
