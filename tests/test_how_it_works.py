@@ -45,6 +45,9 @@ TITLES = [
     "How a hostfile reload works",
     "How a row runs",
     "How an agent runs",
+    "How a run starts",
+    "How a run resumes",
+    "How a report is made",
 ]
 
 

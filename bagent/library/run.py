@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import json
+import logging
 import os
 import secrets
 import threading
@@ -122,6 +123,10 @@ def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Ite
 
 
 _T = TypeVar("_T")
+
+logger = logging.getLogger("bagent")
+"""Takes the messages that ``bagent run`` shows to people; the program chooses what it does."""
+
 _open_loops: weakref.WeakSet[Generator[Result, None, None]] = weakref.WeakSet()
 """The plain loops over results; most have ended."""
 
@@ -352,8 +357,11 @@ class Run:
             engine.rows.close()
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        """Pass the state on; an error of the caller's function is raised at the end."""
-        if event.pop("event", None) not in ("progress", "end") or self._on_progress is None:
+        """Pass the state on and log messages; an error of the function is raised at the end."""
+        kind = event.pop("event", None)
+        if kind == "note":
+            logger.info(event["text"])
+        if kind not in ("progress", "end") or self._on_progress is None:
             return
         try:
             self._on_progress(event)

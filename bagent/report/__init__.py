@@ -5,6 +5,17 @@
 - ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
 - ``queries``: SQL that several sections share
 - ``load_test``: the page of a load test
+
+How a report is made
+--------------------
+`cli/commands/report.py:report` opens the tables of a run, of which it renews those that are older
+than the journal (`store/query.py:open_tables`). `cli/commands/report.py:_about` collects what is
+not in the tables: state, model, prompts and settings, without secrets.
+`run.py:make_page` queries the totals (`run.py:totals`); each section queries its own rows, such as
+`endpoints.py:endpoint_rows` and `failures.py:find`, by SQL through `queries.py:ReportDb`.
+Sections return findings as sentences (`endpoints.py:findings`) and themselves as `Html`
+(`endpoints.py:endpoints`). `html.py:Html` is text that is escaped already; all other text is
+escaped where it enters a page. `run.py:_page` puts the parts into a page with its style and script.
 """
 
 from bagent.report.run import EarlierJob, ReportInfo, make_page

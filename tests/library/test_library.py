@@ -427,3 +427,17 @@ def test_a_program_that_ends_with_an_open_run_lets_it_stop(fs: Any, job_dir: Pat
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
     assert bagent.open_run("job").summary().statuses.keys() == {"ok"}
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_messages_for_people_are_logged(
+    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture, process: bool
+) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    caplog.set_level("INFO", logger="bagent")
+    twice = [{"id": 1, "text": "a"}, {"id": 1, "text": "b"}]
+    assert len(list(bagent.run("job.yaml", rows=twice, process=process))) == 2
+    messages = [record.getMessage() for record in caplog.records if record.name == "bagent"]
+    assert len([message for message in messages if "id" in message]) == 1
+    assert messages[0] in (job_dir / "runs" / "job" / "run.log").read_text()
