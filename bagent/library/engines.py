@@ -69,9 +69,11 @@ class ThreadEngine:
         on_event: Callable[[Event], None],
         rows: asyncio.StreamWriter | None,
         results: asyncio.StreamReader,
+        results_pipe: asyncio.ReadTransport,
     ) -> None:
         self.rows = rows
         self.results = results
+        self._results_pipe = results_pipe
         self._args = args
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
@@ -90,8 +92,8 @@ class ThreadEngine:
             piped: rows come through :attr:`rows`.
         """
         rows, stdin = await _open_rows_pipe() if piped else (None, None)
-        results, stdout = await _open_results_pipe()
-        engine = cls(args, on_event, rows, results)
+        results, results_pipe, stdout = await _open_results_pipe()
+        engine = cls(args, on_event, rows, results, results_pipe)
         threading.Thread(
             target=engine._work, args=(stdin, stdout), name="bagent-run", daemon=True
         ).start()
@@ -104,6 +106,7 @@ class ThreadEngine:
     async def wait(self) -> EngineEnd:
         """Return how the run ended, once it has."""
         end = await asyncio.shield(self._end)
+        self._results_pipe.close()
         if self.rows is not None:
             self.rows.close()
             await self.rows.wait_closed()
@@ -163,13 +166,13 @@ async def _open_rows_pipe() -> tuple[asyncio.StreamWriter, _ReadEnd]:
     return asyncio.StreamWriter(transport, protocol, None, loop), _ReadEnd(reader)
 
 
-async def _open_results_pipe() -> tuple[asyncio.StreamReader, int]:
+async def _open_results_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, int]:
     loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
     results = asyncio.StreamReader()
-    await loop.connect_read_pipe(
+    transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(results), os.fdopen(reader, "rb", buffering=0)
     )
-    return results, writer
+    return results, transport, writer
 
 
 class _RowsProtocol(asyncio.streams.FlowControlMixin):
