@@ -11,6 +11,7 @@ build               servers, models, tools and plans of a run
 plan                what each stage requests from its servers
 staged              jobs of several stages
 provider_batches    runs through a provider's batch API
+messages            messages for people, on the display and in run.log
 services            callbacks and stores shared by the parts of a run
 agents_setup        tools, turns and agent programs
 hostfile_reload     polling of engines' load, reloads of the hostfile

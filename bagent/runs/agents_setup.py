@@ -41,6 +41,7 @@ class AgentSetup:
         stack: closes what is opened.
         env: the environment of the run.
         stop: gets the stop of the run where agent programs can no longer be served.
+        log_text: writes a detail into ``run.log``.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class AgentSetup:
         stack: AsyncExitStack,
         env: Mapping[str, str],
         stop: asyncio.Future[Stop],
+        log_text: Callable[[str], None],
     ) -> None:
         self._store = store
         self._stack = stack
         self._env = env
         self._stop = stop
+        self._log_text = log_text
         self._turns: TurnIndex | None = None
 
     async def open(self, job: Job) -> ToolExecutor | None:
@@ -101,7 +104,7 @@ class AgentSetup:
             if spec.compact.model
             else None,
             shares=not any(tools.has_side_effects(name) for name in tools.names),
-            log_text=self._store.log,
+            log_text=self._log_text,
             fail_on_tool=spec.on_tool_failure == "fail",
             streaming=StreamPolicy() if job.stream == "auto" else None,
         )

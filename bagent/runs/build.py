@@ -67,7 +67,11 @@ async def build_run(
     """
     requests = run_requests(context)
     agents = AgentSetup(
-        services.store, resolver.stack, context.options.env, resolver.stop_requested
+        services.store,
+        resolver.stack,
+        context.options.env,
+        resolver.stop_requested,
+        services.messages.log,
     )
     tools = [None if r.kind == "embed" else await agents.open(r.job) for r in requests]
     resolved = await _find_servers(context, requests, resolver)

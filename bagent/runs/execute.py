@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bagent.observe import Progress
     from bagent.rows import RowReader
     from bagent.runs.ending import RunEnding
+    from bagent.runs.messages import RunMessages
     from bagent.runs.output import ResultLines
     from bagent.runs.run_store import RunStore
     from bagent.runs.session import SessionResult
@@ -111,53 +112,31 @@ def _run_open(
         stack: closes what is opened.
     """
     from bagent.runs.ending import finish_run
+    from bagent.runs.messages import open_messages
 
     progress = host.progress
-    notice = stack.enter_context(_open_log(store, progress))
+    messages = stack.enter_context(open_messages(store.path, progress, store.journal.redact))
     if rows is None:
         rows = stack.enter_context(closing(open_input(context, stdin=host.stdin)))
     for warning in (*context.warnings, *store.notes):
-        notice(warning)
+        messages.notify(warning)
     progress.start(_header(context, store))
     try:
         with _result_lines(context, host, store) as lines:
-            stop, snapshot = _run_session(context, host, store, rows, notice, lines)
+            stop, snapshot = _run_session(context, host, store, rows, messages, lines)
         progress.update(snapshot)
     finally:
         progress.stop()
     for warning in rows.warnings:
-        notice(warning)
+        messages.notify(warning)
     if context.options.debug and stop is not None and stop.error is not None:
         raise stop.error
-    ending = finish_run(context, snapshot, stop, tables=store.tables, notice=notice, store=store)
+    ending = finish_run(
+        context, snapshot, stop, tables=store.tables, notice=messages.notify, store=store
+    )
     if lines is not None and lines.late and stop is None:
         lines.print_all(host.stdout)
     return ending
-
-
-@contextmanager
-def _open_log(store: RunStore, progress: Progress) -> Iterator[Callable[[str], None]]:
-    """Open ``run.log``, and yield what says a message there and on the display."""
-    from bagent.observe import RunLog
-
-    redact = store.journal.redact
-    with closing(RunLog(store.path / "run.log")) as log:
-
-        def log_text(text: str) -> None:
-            log.warning(redact(text))
-
-        def notice(text: str) -> None:
-            text = redact(text)
-            log.info(text)
-            progress.note(text)
-
-        store.log = log_text
-        try:
-            yield notice
-        except BagentError as error:
-            error.message = redact(error.message)
-            log.error(str(error))
-            raise
 
 
 def _run_session(
@@ -165,7 +144,7 @@ def _run_session(
     host: RunHost,
     store: RunStore,
     rows: RowReader,
-    notice: Callable[[str], None],
+    messages: RunMessages,
     lines: ResultLines | None,
 ) -> SessionResult:
     """Run the session on an event loop of its own."""
@@ -173,7 +152,7 @@ def _run_session(
 
     async def session() -> SessionResult:
         return await RunSession(
-            context, store, rows, host.progress, notice, lines, host.stop_requests
+            context, store, rows, host.progress, messages, lines, host.stop_requests
         ).run()
 
     return _run_loop(session(), owns_process=host.owns_process)

@@ -46,7 +46,7 @@ def plan_provider_batches(
         JobError: a budget, and no price of batches is known.
         WriteError: the run directory cannot be written.
     """
-    job, store = pool.resolved.job, services.store
+    job, store, messages = pool.resolved.job, services.store, services.messages
     price = _price(job, pool.resolved.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
     size, budget = job.batching.size, job.limits.budget_usd
@@ -59,7 +59,7 @@ def plan_provider_batches(
     builder = BatchBuilder(
         store.path, store.part, _prefix(services), plan.name, service, batch_limits
     )
-    builder.load(services.notice)
+    builder.load(messages.notify)
     sharing = RequestDedupe(
         store.journal.read_at, store.recorded_answers, store.reuse, dedupe=is_deduplicated(job)
     )
@@ -78,7 +78,7 @@ def plan_provider_batches(
         scheduler,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
-            post=SubmitterTools(_run_in_fleet(pool.fleet), services.note, services.notice),
+            post=SubmitterTools(_run_in_fleet(pool.fleet), messages.show, messages.notify),
             on_attempt=services.on_attempt,
             gate=services.gate,
             budget=budget,
@@ -107,17 +107,21 @@ def make_service(resolved: ResolvedServers, services: RunServices) -> BatchServi
         assert servers.bedrock is not None
         location = S3Location(batching.s3_uri or "", batching.role_arn or "")
         return BedrockBatches(
-            endpoint, servers.bedrock, location, enforce=enforce, notice=services.notice
+            endpoint, servers.bedrock, location, enforce=enforce, notice=services.messages.notify
         )
     if protocol == "anthropic":
         from bagent.batches.anthropic import AnthropicBatches
 
-        return AnthropicBatches(endpoint, servers.keys, enforce=enforce, notice=services.notice)
+        return AnthropicBatches(
+            endpoint, servers.keys, enforce=enforce, notice=services.messages.notify
+        )
     from bagent.batches.openai import OpenAIBatches
 
     assert protocol == "openai"
     own = TRAITS[servers.kind].hosted and job.backend is not None and job.backend.base is None
-    return OpenAIBatches(endpoint, servers.keys, own=own, enforce=enforce, notice=services.notice)
+    return OpenAIBatches(
+        endpoint, servers.keys, own=own, enforce=enforce, notice=services.messages.notify
+    )
 
 
 def _price(job: Job, kind: BackendKind, model: str | None) -> Price | None:

@@ -151,8 +151,6 @@ class RunStore:
     """Messages for people about earlier starts."""
     last: LastStage | None = None
     progress: ProgressFile = field(init=False)
-    log: Callable[[str], None] = lambda _: None
-    """Takes text for ``run.log``."""
     tool_names: set[str] = field(default_factory=set)
     missing: UnseenRows | None = None
     _closed: bool = False

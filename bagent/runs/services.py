@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import StagePlan
 from bagent.fleet.limits.account import Account
 from bagent.runs.context import RunOptions
+from bagent.runs.messages import RunMessages
 from bagent.runs.plan import is_deduplicated
 from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import raise_file_limit
@@ -54,10 +55,7 @@ class RunServices:
     on_sample: Callable[[EndpointSample], None]
     emit: Emit
     """Takes outcomes."""
-    notice: Callable[[str], None]
-    """Takes messages for people."""
-    note: Callable[[str], None]
-    """Shows the state of the moment."""
+    messages: RunMessages
     gate: Callable[[], Awaitable[None]]
     """Waits for the reader of the outcomes."""
     accounts: dict[str, Account] = field(default_factory=dict)
@@ -72,7 +70,7 @@ class RunServices:
             handles=raise_file_limit(resolved.job.limits.concurrency),
             on_attempt=self.on_attempt,
             on_sample=self.on_sample,
-            notice=self.notice,
+            notice=self.messages.notify,
             accounts=self.accounts,
             result_context=self.store.journal.together,
         )

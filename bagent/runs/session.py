@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
+from bagent.runs.messages import RunMessages
 from bagent.runs.output import ResultLines, StdoutWriter
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
@@ -70,7 +71,7 @@ class RunSession:
         store: RunStore,
         rows: RowReader,
         progress: Progress,
-        notice: Callable[[str], None],
+        messages: RunMessages,
         lines: ResultLines | None,
         stop_requests: StopRequests | None,
     ) -> None:
@@ -78,7 +79,7 @@ class RunSession:
         self._store = store
         self._rows = rows
         self._progress = progress
-        self._notice = notice
+        self._messages = messages
         self._lines = lines
         self._counters = RunCounters(time.monotonic)
         self._switch = StopSwitch(stop_requests)
@@ -124,8 +125,8 @@ class RunSession:
             stack,
             self._store.path / "local-server.log",
             self._switch.requested,
-            self._progress.note,
-            self._notice,
+            self._messages.show,
+            self._messages.notify,
             self._budgets,
         )
         try:
@@ -143,8 +144,7 @@ class RunSession:
             on_attempt=self._on_attempt,
             on_sample=self._on_sample,
             emit=self._emit,
-            notice=self._notice,
-            note=self._progress.note,
+            messages=self._messages,
             gate=self._wait_for_reader,
         )
 
@@ -209,7 +209,7 @@ class RunSession:
             if job.hostfile is not None:
                 path, servers = job.hostfile.path, pool.resolved.servers
                 follower = HostfileFollower(
-                    path, job.backend, env, self._notice, servers.endpoints, servers.select
+                    path, job.backend, env, self._messages.notify, servers.endpoints, servers.select
                 )
                 task = follower.follow(pool.fleet, pool.state_factory.states)
                 tasks.append(asyncio.create_task(task))
@@ -280,7 +280,7 @@ class RunSession:
         """Let requests in flight end within the grace time, or until a second signal."""
         fleet.abandon_waiting()
         if stop.grace:
-            self._progress.note(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
+            self._messages.show(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
         draining = asyncio.create_task(fleet.drain(stop.grace))
         hurried = asyncio.create_task(self._switch.hurried.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)

@@ -57,7 +57,7 @@ class StagedRun:
         self._results = StageResults(
             store.journal, earlier, services.emit, all_rows=store.part == "all"
         )
-        self._context = StageContext(self._results, self._stop, services.notice, time.time)
+        self._context = StageContext(self._results, self._stop, services.messages.notify, time.time)
         self._policies: list[FailurePolicy] = []
         self._stages = [self._stage(stage) for stage in context.stages]
 
@@ -73,7 +73,7 @@ class StagedRun:
         for pool in self._pools:
             await pool.fleet.wait_idle()
         for stage in self._run_context.stages:
-            self._services.notice(f"stage {stage.name}: {self._count_text(stage.name)}")
+            self._services.messages.notify(f"stage {stage.name}: {self._count_text(stage.name)}")
 
     def codes(self) -> Counter[int]:
         """Count the rows of the last stage so far by outcome code."""
