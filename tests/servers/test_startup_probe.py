@@ -64,8 +64,8 @@ def test_an_empty_list_of_models_is_waited_for_and_then_75(job_dir, bagent):
 FAULTS: dict[str, tuple[Reply, int, str]] = {
     "no model": (NO_MODEL, 76, "another with --model"),
     "no model as 400": (status(400, error_body(400, "model 'x' not found")), 76, "with --model"),
-    "no key": (status(401, error_body(401, "bad key")), 76, "give a key"),
-    "a gateway": (status(403, {"detail": "blocked"}), 76, "give a key"),
+    "no key": (status(401, error_body(401, "bad key")), 76, "set a key"),
+    "a gateway": (status(403, {"detail": "blocked"}), 76, "set a key"),
     "no money": (status(402, {"error": {"message": "pay first"}}), 76, "raise the quota"),
 }
 
