@@ -43,8 +43,8 @@ class Exchange(msgspec.Struct):
     done: float = 0.0
     status: int | None = None
     request_id: str | None = None
-    again: bool = False
-    """Resend at no cost: a kept-open connection had been closed."""
+    stale_connection: bool = False
+    """A keep-alive connection had been closed before the request arrived."""
     learned: bool = False
     """The endpoint wants another form, which the next request uses."""
     new_key: bool = False
@@ -59,7 +59,7 @@ class Exchange(msgspec.Struct):
     @property
     def repeatable(self) -> bool:
         """Whether the same request may fare better at once."""
-        return self.again or self.learned or self.new_key
+        return self.stale_connection or self.learned or self.new_key
 
 
 class Backend(Protocol):

@@ -101,7 +101,11 @@ class EndpointPool:
         return soonest
 
     def select(self, now: float) -> EndpointState | None:
-        """Return the endpoint for the next request, None if none has room."""
+        """Return the endpoint for the next request, None if none has room.
+
+        Those without room leave the queue until they are updated; those whose account has to wait
+        are parked.
+        """
         passed: list[EndpointState] = []
         best: EndpointState | None = None
         least = 0.0

@@ -289,7 +289,7 @@ class RetryRules:
         if exchange.new_key and call.new_keys < MAX_NEW_KEYS:
             call.new_keys += 1
             return [Retry(call, now, RetryReason.NEW_KEY)]
-        if exchange.again and call.stale_connections < MAX_STALE_CONNECTIONS:
+        if exchange.stale_connection and call.stale_connections < MAX_STALE_CONNECTIONS:
             call.stale_connections += 1
             probe = self._probe(request, now)
             return [*probe, Retry(call, now, RetryReason.STALE_CONNECTION)]

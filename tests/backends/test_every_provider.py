@@ -50,7 +50,7 @@ def test_an_answer_has_its_text_its_end_and_its_tokens(provider: Provider, strea
     assert found.model == "m-1"
     assert found.blocks is None
     (exchange,) = talk.exchanges
-    assert (exchange.status, exchange.again, exchange.learned) == (200, False, False)
+    assert (exchange.status, exchange.stale_connection, exchange.learned) == (200, False, False)
     assert exchange.sent <= (exchange.first_token or exchange.done) <= exchange.done
     assert (found.ttft_ms is not None) == stream
 

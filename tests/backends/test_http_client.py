@@ -42,7 +42,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_a_connect_failure(
     found = failure(exchange)
     assert (found.kind, found.passing, found.status) == ("connect", True, None)
     assert found.message == "here closed the connection without an answer"
-    assert not exchange.again
+    assert not exchange.stale_connection
     assert exchange.status is None
 
 
@@ -55,10 +55,10 @@ async def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_f
         first, stale, last = [
             await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")
         ]
-    assert not first.again
+    assert not first.stale_connection
     assert failure(stale).kind == "connect"
-    assert stale.again
-    assert (reply(last).text, last.again) == ("good", False)
+    assert stale.stale_connection
+    assert (reply(last).text, last.stale_connection) == ("good", False)
 
 
 @pytest.mark.parametrize(("idle", "again"), [(0.5, False), (1.1, True), (3.8, True)])
@@ -93,7 +93,7 @@ def test_a_connection_that_was_idle_long_may_have_been_closed_however_late_it_sh
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         exchange = runner.run(main())
     assert failure(exchange).kind == "connect"
-    assert exchange.again is again
+    assert exchange.stale_connection is again
 
 
 def test_a_connection_is_never_used_once_it_was_idle_for_as_long_as_servers_keep_one(fs):
@@ -115,7 +115,7 @@ def test_a_refused_connection_says_where(unused_port):
     assert (found.kind, found.passing, found.busy) == ("connect", True, False)
     assert found.message.startswith("cannot connect to here: ")
     assert "Connection refused" in found.message
-    assert (exchange.again, exchange.status) == (False, None)
+    assert (exchange.stale_connection, exchange.status) == (False, None)
 
 
 @pytest.mark.parametrize("url", ["http://", "http://user:secret@:80", "ftp://host/v1", "nonsense"])

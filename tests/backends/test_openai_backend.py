@@ -53,7 +53,7 @@ def test_a_plain_call_sends_exactly_its_bytes(fs):
     assert seen.headers["user-agent"] == "bagent"
     assert "cookie" not in seen.headers
     assert reply(exchange).finish_reason == "stop"
-    assert (exchange.status, exchange.again, exchange.learned) == (200, False, False)
+    assert (exchange.status, exchange.stale_connection, exchange.learned) == (200, False, False)
     assert exchange.sent <= exchange.first_byte <= exchange.done
     assert exchange.first_token is None
 

@@ -202,7 +202,7 @@ def test_a_closed_connection_costs_no_try_but_not_for_ever():
 
     async def main(times):
         def script(row, number):
-            return Answer(stale, 0.01, again=True) if number < times else Answer()
+            return Answer(stale, 0.01, stale_connection=True) if number < times else Answer()
 
         s = setup({"a": script}, retry=RetryPolicy(retries=0))
         s.states[0].on_answer(2000.0)  # nobody doubts the endpoint

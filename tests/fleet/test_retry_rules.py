@@ -90,7 +90,7 @@ def test_every_reason_is_a_line_of_the_table() -> None:
         (BUSY, {}, RetryReason.BUSY, 0, False),
         (LOST, {"cancelled": "a died"}, RetryReason.DIED, 0, True),
         (UNPAID, {}, RetryReason.OUT_OF_QUOTA, 0, True),
-        (LOST, {"again": True}, RetryReason.STALE_CONNECTION, 0, True),
+        (LOST, {"stale_connection": True}, RetryReason.STALE_CONNECTION, 0, True),
         (REFUSED, {"new_key": True}, RetryReason.NEW_KEY, 0, True),
         (FORM, {"learned": True}, RetryReason.NEW_FORM, 0, True),
         (TOO_LONG, {}, RetryReason.TOO_LONG, 0, True),
@@ -106,7 +106,7 @@ def test_a_failure_is_sent_again_as_the_table_says(failure, exchange, reason, co
 
 
 def test_what_is_free_once_counts_as_any_failure_the_second_time() -> None:
-    for exchange, failure in (({"again": True}, LOST), ({"new_key": True}, REFUSED)):
+    for exchange, failure in (({"stale_connection": True}, LOST), ({"new_key": True}, REFUSED)):
         case = Case()
         first = the_retry(case.after(failure, **exchange)).reason
         assert first in (RetryReason.STALE_CONNECTION, RetryReason.NEW_KEY)

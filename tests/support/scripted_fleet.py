@@ -43,7 +43,7 @@ class Answer:
 
     result: Reply | Failure = GOOD
     seconds: float = 1.0
-    again: bool = False
+    stale_connection: bool = False
     learned: bool = False
     new_key: bool = False
     gate: asyncio.Event | None = None
@@ -157,7 +157,7 @@ class ScriptedBackend:
             sent=started,
             done=loop.time(),
             status=200 if isinstance(result, Reply) else result.status,
-            again=answer.again,
+            stale_connection=answer.stale_connection,
             learned=answer.learned,
             new_key=answer.new_key,
             connected=result != REFUSED,

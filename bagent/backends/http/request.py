@@ -213,7 +213,7 @@ class HttpExchange:
     def _broken(self, error: BaseException, request: HttpRequest, exchange: Exchange) -> Failure:
         """Convert a network error, and decide whether the request may be resent at no cost."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
-        exchange.again = (
+        exchange.stale_connection = (
             connection_reused()
             and (quick or connection_idle_seconds() >= LONG_IDLE)
             and is_stale(error)
