@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TailRule:
         self._mean = 0.0
         self._by_endpoint: dict[str, tuple[int, float]] = {}
         self._answers: dict[str, AnswerRate] = {}
-        self._total_rate = self._mean_rate = 0.0
+        self._total_rate = self._mean_rate = self._mean_latency = 0.0
         self._total_at = float("-inf")
         self._ends: deque[tuple[float, int]] = deque()
         self._rows = 0
@@ -83,8 +83,8 @@ class TailRule:
 
         A slow one, by throughput, may have part of its share of the ``remaining`` rows, those in
         flight included. No other has a limit, nor has any before some rows were answered, or one
-        that answers a row long before all of them can be done: its throughput may be low for want
-        of rows.
+        that answers a row about as soon as others do, or long before all of them can be done: its
+        throughput may be low for want of rows.
 
         Args:
             states: the endpoints that can be sent rows.
@@ -94,15 +94,25 @@ class TailRule:
             return math.inf
         if now - self._total_at > TOTAL_SECONDS:
             self._total_at = now
-            rates = [self._rate(other, now) for other in states]
-            measured = [rate for rate in rates if rate is not None]
-            self._mean_rate = sum(measured) / max(1, len(measured))
-            self._total_rate = self._mean_rate * len(rates)
+            self._sum_up(list(states), now)
         _, latency = self._by_endpoint.get(state.name, (0, math.inf))
         early = latency < SHORT_SHARE * remaining / self._total_rate
-        if early or rate >= EQUAL_SHARE * self._mean_rate:
+        usual = latency * EQUAL_SHARE <= self._mean_latency
+        if early or usual or rate >= EQUAL_SHARE * self._mean_rate:
             return math.inf
         return SLOW_SHARE * remaining * rate / self._total_rate
+
+    def _sum_up(self, states: Sequence[EndpointState], now: float) -> None:
+        rates = {state.name: self._rate(state, now) for state in states}
+        measured = {name: rate for name, rate in rates.items() if rate is not None}
+        self._mean_rate = sum(measured.values()) / max(1, len(measured))
+        self._total_rate = self._mean_rate * len(states)
+        latencies = self._by_endpoint
+        answered = [
+            (rate, latencies[name][1]) for name, rate in measured.items() if name in latencies
+        ]
+        busy = sum(rate * latency for rate, latency in answered)
+        self._mean_latency = busy / max(1e-9, sum(rate for rate, _ in answered))
 
     def _rate(self, state: EndpointState, now: float) -> float | None:
         """Return the rows per second of an endpoint, None before it was sent any."""

@@ -66,15 +66,17 @@ def test_where_the_others_stand_still_the_slow_one_is_needed_again():
     assert not ending.is_too_slow("slow", now + 1000, remaining=100)
 
 
-def most_rows(rates, remaining, latency=10.0, in_flight=100):
+def most_rows(rates, remaining, in_flight=100):
     """Return how many rows each endpoint may have, after 10 s at these rows per second."""
-    rule, states = TailRule(), []
+    rule, states, answers = TailRule(), [], []
     for name, rate in rates.items():
         state = EndpointState(Endpoint(name, "http://h/v1", own=True), InFlightLimit(1000, 1000))
         state.in_flight = in_flight
         states.append(state)
-        for row in range(rate * 10):
-            rule.add(name, 1000.0 + max(latency, row / rate), latency)
+        latency = in_flight / rate  # Little's law
+        answers += [(1000.0 + max(latency, row / rate), name, latency) for row in range(rate * 10)]
+    for at, name, latency in sorted(answers):
+        rule.add(name, at, latency)
     return [rule.most_rows(state, 1010.0, states, remaining) for state in states]
 
 
@@ -94,6 +96,16 @@ def test_an_endpoint_that_answers_long_before_the_end_may_have_any_number_of_row
 
 def test_nothing_is_limited_before_rows_were_answered():
     assert most_rows({"a": 1, "b": 1}, remaining=40) == [math.inf, math.inf]
+
+
+def test_an_endpoint_that_answers_as_soon_as_others_may_have_any_number_of_rows():
+    rule, states = TailRule(), []
+    for name, rate in (("large", 8), ("small", 2)):  # it has fewer rows, by its limit
+        state = EndpointState(Endpoint(name, "http://h/v1"), InFlightLimit(rate, rate))
+        states.append(state)
+        for row in range(rate * 10):
+            rule.add(name, 1000.0 + row / rate, 1.0)
+    assert rule.most_rows(states[1], 1010.0, states, remaining=20) == math.inf
 
 
 def test_an_endpoint_that_has_answered_nothing_yet_is_slow():

@@ -127,5 +127,6 @@ def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended
 
     seen = asyncio.run(main())
     assert seen.changes == ["-b:8000", "+c:8000"]
-    assert "NOT_SET is not set; the 2 endpoints stay as they were" in seen.notices[0]
+    assert "NOT_SET is not set (export it, with the API key)" in seen.notices[0]
+    assert seen.notices[0].endswith("; the 2 endpoints stay as they were")
     assert seen.notices[1:] == ["hosts.txt changed: 1 joined, 1 left"]
