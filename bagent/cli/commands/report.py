@@ -76,12 +76,12 @@ def report(
 
 
 def _about(run: RunDir) -> ReportInfo:
-    from bagent.cli.commands.status import describe
     from bagent.cli.render.report_job import NOT_KEPT, NOT_OWN, prompts_of, settings_of
+    from bagent.library.run_state import describe
     from bagent.report import EarlierJob, ReportInfo
     from bagent.store.run_dir import merge_changes
 
-    state = describe(run)
+    state = describe(run, say)
     info = run.load_or_report(lambda _: None)
     model = info.fingerprints.get("model") if info else None
     if info and info.job.get("simulated"):

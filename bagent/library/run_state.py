@@ -1,0 +1,178 @@
+"""The state of a run, read from its directory: counts, speed, remaining rows, and next steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import asdict
+
+from bagent.batches.record import status_lines
+from bagent.errors import EXIT_STOPPED
+from bagent.observe.summary import Advice, next_step
+from bagent.store.journal.segments import Report
+from bagent.store.lock import is_live, owners
+from bagent.store.results import summary
+from bagent.store.run_dir import RunDir, RunInfo, Start, merge_changes, read_progress
+from bagent.store.stats import cache_share, count_tools
+from bagent.store.totals import Totals, stage_causes
+
+
+def describe(run: RunDir, report: Report) -> dict[str, Any]:
+    """Return the state of a run, read from its directory alone.
+
+    Args:
+        run: the run directory.
+        report: called where ``run.json`` is damaged.
+    """
+    now = time.time()
+    notes: list[str] = []
+    info = run.load_or_report(report)
+    counts = summary(run.path, notes.append, info)
+    totals = counts.totals
+    live = [record for record in owners(run.path).values() if is_live(record, now)]
+    code = info.exit_code if info else None
+    if live:
+        state = "running"
+    elif code is None:
+        state = "interrupted"
+    else:
+        state = "ended" if code in (0, 1) else "stopped"
+    total, exact, remaining, eta = _size(run, info, totals, state)
+    share = cache_share(run.path)
+    if share is None and counts.cached_tokens and counts.prompt_tokens:
+        share = counts.cached_tokens / counts.prompt_tokens  # by the answers, as in the summary
+    starts = info.starts if info else []
+    speed = counts.rows_per_second
+    if state != "running" and (seconds := _working_seconds(starts)):
+        speed = totals.rows / seconds
+    return {
+        "run": run.path.name,
+        "state": state,
+        "exit_code": None if live else code,
+        "total": total,
+        "total_is_exact": exact,
+        "ok": totals.ok,
+        "accepted": totals.accepted,
+        "failed": totals.failed,
+        "remaining": remaining,
+        "eta_s": eta,
+        "by_status": totals.by_status,
+        "by_stage": _by_stage(counts.stages, info.stages if info else ()),
+        "by_kind": totals.by_kind,
+        "dropped": _dropped(info),
+        "changes": _changes(info),
+        "unit": info.unit if info else "row",
+        "rows_per_s": None if speed is None else round(speed, 1),
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "cache_hit_rate": None if share is None else round(share, 4),
+        "cost_usd": counts.cost_usd,
+        "started": _when(min((start.at for start in starts), default=counts.first_at)),
+        "last": _when(counts.last_at),
+        "tools": {name: asdict(count) for name, count in count_tools(run.path).items()},
+        "owners": [f"process {record.pid} on {record.host}" for record in live],
+        "batches": status_lines(run.path, notes.append),
+        "notes": notes,
+        "directory": str(run.path),
+    }
+
+
+def _changes(info: RunInfo | None) -> list[dict[str, object]]:
+    """Describe the changes of the job that kept what was finished."""
+    return [
+        {"at": _when(change.at), "changed": change.changed, "finished": change.finished}
+        for change in merge_changes(info.changes if info else ())
+    ]
+
+
+def _size(
+    run: RunDir, info: RunInfo | None, totals: Totals, state: str
+) -> tuple[int | None, bool, int | None, float | None]:
+    """Return how many rows there are, whether that is exact, how many have no result, and the ETA.
+
+    An ended run has a result for each row; else they are what its last start knew of its end.
+    """
+    if state == "ended":
+        return totals.rows, True, 0, None
+    progress = read_progress(run.path, info.parts if info else ())
+    if progress is None or progress.remaining is None:
+        return None, False, None, None
+    total = progress.total
+    remaining = progress.remaining
+    if total is not None:
+        total = max(total, totals.rows)
+        remaining = total - totals.rows
+    else:
+        total = totals.rows + remaining
+    eta = None
+    if state == "running" and progress.eta_s is not None:
+        eta = round(max(0.0, progress.at + progress.eta_s - time.time()), 1)
+    return total, progress.total_is_exact, remaining, eta
+
+
+def _working_seconds(starts: Sequence[Start]) -> float | None:
+    """Return how long a run worked, without pauses; None if a killed start has no end."""
+    if any(start.ended_at is None for start in starts):
+        return None
+    seconds, until = 0.0, 0.0
+    for begin, end in sorted((start.at, start.ended_at or start.at) for start in starts):
+        seconds += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return seconds
+
+
+def _dropped(info: RunInfo | None) -> dict[str, int]:
+    """Return the failed rows that stages left out, over the parts of the last start."""
+    latest = {start.part: start for start in info.starts} if info else {}
+    counts: Counter[str] = Counter()
+    for part in info.parts if info else ():
+        counts.update(latest[part].dropped if part in latest else {})
+    return dict(counts)
+
+
+def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what to do next with a run, as its summary says it; the last is a command.
+
+    Args:
+        run: the run directory.
+        state: as :func:`describe` returns it.
+    """
+    info = run.load_or_report(lambda _: None)
+    # A command from another user's directory is not safe to type.
+    if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
+        return []
+    start, job = info.starts[-1], info.job
+    sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
+    code = state["exit_code"]
+    if code is None and state["state"] != "running":
+        code = EXIT_STOPPED  # killed
+    path = str(run.path)
+    advice = Advice(
+        exit_code=code,
+        run=path,
+        results=path,
+        command=start.command,
+        action=start.action,
+        resent=frozenset(start.resent),
+        max_tokens=sampling.get("max_tokens"),
+        max_turns=agent.get("max_turns"),
+        own_bodies=not job.get("prompt") and len(info.stages) < 2,
+    )
+    reason = [("reason", start.reason)] if start.reason else []
+    causes = stage_causes(run.path, None) if len(info.stages) > 1 else state["by_kind"]
+    return [*reason, *next_step(advice, causes)]
+
+
+def _by_stage(
+    counts: Mapping[str, tuple[int, int]], order: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Return counts in the order of the job's stages, without those that have not begun."""
+    names = dict.fromkeys([name for name in order if name in counts] + list(counts))
+    return {name: {"ok": counts[name][0], "failed": counts[name][1]} for name in names}
+
+
+def _when(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
