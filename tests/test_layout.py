@@ -13,6 +13,7 @@ PACKAGE = Path(bagent.__file__).parent
 LAYERS = """
 library
 cli
+view
 report
 bench check
 runs

@@ -40,6 +40,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "Show how far a run is; without RUN, list the runs.",
         "results": "Print rows as jsonl, csv, parquet or a table.",
         "query": "Ask a run with DuckDB SQL.",
+        "view": "Look at every row of a run in the browser.",
         "report": "Write one HTML page about a run.",
         "compare": "Compare two runs, or a run with known answers.",
     },

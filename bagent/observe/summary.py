@@ -91,6 +91,22 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
         yield "next", shlex.join(_resume_command(advice.command))
 
 
+def mending(advice: Advice, kind: str, number: int) -> tuple[str, str]:
+    """Return what to change so that failed rows of one kind come out ok, and the command.
+
+    Args:
+        advice: how the run ended.
+        kind: the kind of failure.
+        number: how many rows failed for it.
+    """
+    command = base_command(advice.command)
+    if kind in advice.resent:
+        return "the same command sends these rows again", shlex.join(command)
+    if kind == "bad_input":
+        return _cause(kind, number, advice), shlex.join(command)
+    return _cause(kind, number, advice), shlex.join(_retry(command, {kind: number}, advice))
+
+
 def base_command(command: Sequence[str]) -> list[str]:
     """Return a command without options for one start only, such as ``--fresh`` and ``--retry``."""
     return _without(command, ("--fresh", "--retry", "--on-change"))

@@ -25,6 +25,10 @@ class Html(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """Tell templates that it is finished."""
+        return self
+
 
 def text(value: Any, limit: int = CELL) -> Html:
     """Escape ``value`` as text of at most ``limit`` characters; an :class:`Html` stays as it is."""
@@ -54,8 +58,17 @@ def block(value: Any, limit: int) -> Html:
     """Text with its lines, at most ``limit`` characters; control characters are visible."""
     raw = "" if value is None else str(value)
     cut = raw[:limit] + (" ..." if len(raw) > limit else "")
-    printable = "".join(c if c.isprintable() or c == "\n" else visible(c) or " " for c in cut)
-    return Html(f"<pre>{escape(printable)}</pre>")
+    return Html(f"<pre>{escape(printable(cut))}</pre>")
+
+
+def printable(value: str) -> str:
+    """Return text with its line ends and blanks, and other control characters as escapes.
+
+    Direction marks are among them, so that no text can be read in another order than it has.
+    """
+    if value.isprintable():
+        return value
+    return "".join(c if c.isprintable() or c == "\n" else visible(c) or " " for c in value)
 
 
 def join(parts: Iterable[str]) -> Html:

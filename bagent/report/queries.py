@@ -26,11 +26,11 @@ class ReportDb:
     """Runs SQL over the views of :func:`bagent.store.query.connect`."""
 
     def __init__(self, connection: DuckDBPyConnection) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         """Return all rows as dicts."""
-        cursor = self._connection.execute(sql)
+        cursor = self.connection.execute(sql)
         names = [column[0] for column in cursor.description or []]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -40,7 +40,7 @@ class ReportDb:
 
     def run(self, sql: str) -> None:
         """Run a statement that returns no rows."""
-        self._connection.execute(sql)
+        self.connection.execute(sql)
 
     def bins(self, column: str, source: str) -> list[tuple[float, float, int]]:
         """Return (from, to, count) of bins that grow by a constant factor.

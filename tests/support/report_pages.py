@@ -19,7 +19,7 @@ from bagent.store.tables.schema import (
 )
 from bagent.store.tables.views import VIEWS
 
-VOID = {"meta", "input", "br", "img"}
+VOID = {"meta", "input", "br", "img", "link"}
 
 
 class Reader(HTMLParser):

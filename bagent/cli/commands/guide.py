@@ -55,7 +55,7 @@ def topics() -> dict[str, str]:
 
 
 ORDER = (
-    *("jobs", "outputs", "resume", "stages", "agents", "fleets", "hosted", "batches"),
+    *("jobs", "outputs", "view", "resume", "stages", "agents", "fleets", "hosted", "batches"),
     *("load-tests", "clusters", "python", "glossary", "inside"),
 )
 

@@ -77,11 +77,11 @@ def report(
 
 def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.render.report_job import NOT_KEPT, NOT_OWN, prompts_of, settings_of
-    from bagent.library.run_state import describe
     from bagent.report import EarlierJob, ReportInfo
+    from bagent.runs.run_state import describe
     from bagent.store.run_dir import merge_changes
 
-    state = describe(run, say)
+    state = describe(run, log)
     info = run.load_or_report(lambda _: None)
     model = info.fingerprints.get("model") if info else None
     if info and info.job.get("simulated"):

@@ -39,7 +39,7 @@ def status(
     Example: bagent status review --follow
     """
     from bagent.cli.render.tables import write_rows
-    from bagent.library.run_state import describe
+    from bagent.runs.run_state import describe
     from bagent.store.run_dir import find_run, list_runs
 
     runs_dir = Path("runs")
@@ -68,8 +68,8 @@ def status(
 def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     """Print the state of one run, a line for each value, and what to do next."""
     from bagent.cli.render.tables import write_rows
-    from bagent.library.run_state import next_lines
     from bagent.observe.formatting import tools_text
+    from bagent.runs.run_state import next_lines
     from bagent.store.stats import count_tools
 
     pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
@@ -110,7 +110,7 @@ def _cell(state: Mapping[str, Any], name: str) -> object:
 
 def _described(run: RunDir) -> dict[str, object] | None:
     """Describe one run of several; None, with a message, where it cannot be read."""
-    from bagent.library.run_state import describe
+    from bagent.runs.run_state import describe
 
     try:
         return describe(run, _log)
@@ -130,7 +130,7 @@ STAGES = 8
 def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
     """Print the state whenever it changes, until no process works on the run."""
     from bagent.cli.render.tables import write_rows
-    from bagent.library.run_state import describe
+    from bagent.runs.run_state import describe
 
     last_state: dict[str, object] = {}
     while True:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from bagent.files import open_regular
 from bagent.store.journal.codec import unit_of
 from bagent.store.journal.segments import Report, Segment, list_segments, read_line, whole_lines
 from bagent.types import Turn
@@ -20,6 +22,41 @@ class _Head(msgspec.Struct):
     answer: int
     turn: int
     at: float = 0.0
+
+
+def turns_of_row(run_dir: Path, row: int, stage: str, answer: int) -> dict[str, list[Turn]]:
+    """Find the turns of one row's conversations, also finished ones, without an index.
+
+    Returns:
+        The turns in order by key; stages may make several rows of one input row.
+    """
+    mark = msgspec.json.encode({"row": row, "stage": stage, "answer": answer})[1:-1] + b","
+    turns: dict[str, list[Turn]] = {}
+    for segment in list_segments(run_dir / "journal", "turns"):
+        for line in _lines_with(segment.path, mark):
+            try:
+                turn = msgspec.json.decode(line.lstrip(b"\0"), type=Turn)
+            except msgspec.DecodeError:
+                continue
+            earlier = [t for t in turns.get(turn.key, []) if t.turn < turn.turn]
+            turns[turn.key] = [*earlier, turn] if turn.turn > 0 else []
+    return turns
+
+
+def _lines_with(path: Path, mark: bytes) -> Iterator[bytes]:
+    """Yield the lines of a file that contain ``mark``."""
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            position = content.find(mark)
+            while position >= 0:
+                start = content.rfind(b"\n", 0, position) + 1
+                end = content.find(b"\n", position)
+                if end < 0:
+                    return
+                yield content[start:end]
+                position = content.find(mark, end)
 
 
 class TurnIndex:

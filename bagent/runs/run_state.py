@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from bagent.batches.record import status_lines
 from bagent.errors import EXIT_STOPPED
-from bagent.observe.summary import Advice, next_step
+from bagent.observe.summary import Advice, mending, next_step
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
 from bagent.store.results import summary
@@ -140,17 +140,47 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
         run: the run directory.
         state: as :func:`describe` returns it.
     """
-    info = run.load_or_report(lambda _: None)
-    # A command from another user's directory is not safe to type.
-    if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
+    advice = _advice(run, state)
+    if advice is None:
         return []
+    info = run.load_or_report(lambda _: None)
+    last = info.starts[-1].reason if info else ""
+    reason = [("reason", last)] if last else []
+    staged = info is not None and len(info.stages) > 1
+    causes = stage_causes(run.path, None) if staged else state["by_kind"]
+    return [*reason, *next_step(advice, causes)]
+
+
+def mending_commands(
+    run: RunDir, state: Mapping[str, Any], counts: Mapping[str, int]
+) -> dict[str, tuple[str, str]]:
+    """Return for each kind of failure what to change and the command that mends it.
+
+    Empty for a run of another user, whose command is not safe to type.
+
+    Args:
+        run: the run directory.
+        state: as :func:`describe` returns it.
+        counts: how many rows failed by kind.
+    """
+    advice = _advice(run, state)
+    if advice is None:
+        return {}
+    return {kind: mending(advice, kind, number) for kind, number in counts.items()}
+
+
+def _advice(run: RunDir, state: Mapping[str, Any]) -> Advice | None:
+    """Return what the next step depends on; None where no command is known or safe to type."""
+    info = run.load_or_report(lambda _: None)
+    if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
+        return None
     start, job = info.starts[-1], info.job
     sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
     code = state["exit_code"]
     if code is None and state["state"] != "running":
         code = EXIT_STOPPED  # killed
     path = str(run.path)
-    advice = Advice(
+    return Advice(
         exit_code=code,
         run=path,
         results=path,
@@ -161,9 +191,6 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
         max_turns=agent.get("max_turns"),
         own_bodies=not job.get("prompt") and len(info.stages) < 2,
     )
-    reason = [("reason", start.reason)] if start.reason else []
-    causes = stage_causes(run.path, None) if len(info.stages) > 1 else state["by_kind"]
-    return [*reason, *next_step(advice, causes)]
 
 
 def _by_stage(

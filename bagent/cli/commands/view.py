@@ -1,0 +1,66 @@
+"""``bagent view``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bagent.cli import completion
+from bagent.cli.process import log
+from bagent.errors import UsageError
+
+
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run directory, or a name under runs; without it, all runs.",
+            autocompletion=completion.run_names,
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option("--port", metavar="PORT", help="Listen on this port; 0 takes a free one."),
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="Open the page in the default browser.")
+    ] = False,
+) -> None:
+    """Look at every row of a run in the browser.
+
+    The page is read-only and served to this machine alone, at an address with a token. It shows
+    totals, causes of failure, answers, prompts and transcripts, and follows a run that goes on.
+    Ctrl-C ends it.
+
+    Example: bagent view review
+    """
+    from bagent.store.run_dir import find_run
+    from bagent.view.catalog import RunCatalog
+    from bagent.view.server import serve
+
+    runs = Path("runs")
+    only = None if run is None else find_run(run, runs)
+
+    def announce(url: str) -> None:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        log("serving the page above to this machine alone; Ctrl-C ends")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    try:
+        asyncio.run(serve(RunCatalog(runs, only), port, announce))
+    except KeyboardInterrupt:
+        return
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on port {port}: {error.strerror}", hint="--port 0 takes a free one"
+        ) from None

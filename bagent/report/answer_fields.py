@@ -1,0 +1,225 @@
+"""What the answers of a run hold: values, numbers and lengths of each property of the schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from bagent.duck import literal, quoted
+from bagent.report.queries import ReportDb
+
+FieldKind = Literal["values", "numbers", "lengths", "items", "other"]
+
+MOST_FIELDS = 40
+MOST_VALUES = 24
+"""Distinct values of a property that are drawn; a property with more has its lengths drawn."""
+
+LONGEST_VALUE = 60
+"""Characters of the longest value that is drawn as a value."""
+
+STEPS = 18
+"""Bins of numbers and lengths."""
+
+_OWN_COLUMNS = ("id", "stage", "answer")
+_NICE = (1, 2, 2.5, 5, 10)
+
+
+class FieldBar(msgspec.Struct, frozen=True):
+    """One bar: rows with a value, or with a number or length from ``low`` to below ``high``."""
+
+    label: str
+    rows: int
+    value: str | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class FieldProfile(msgspec.Struct, frozen=True):
+    """The distribution of one property over the ok answers."""
+
+    name: str | None
+    """The property; None is the whole answer."""
+
+    kind: FieldKind
+    rows: int
+    """Answers that have a value."""
+
+    missing: int
+    """Answers without it, or with null."""
+
+    bars: list[FieldBar] = []
+    summary: str = ""
+
+    @property
+    def longest(self) -> int:
+        """The rows of the longest bar."""
+        return max((bar.rows for bar in self.bars), default=0)
+
+
+def answer_columns(db: ReportDb) -> dict[str, str]:
+    """Return the columns of ``answers`` that hold properties, with their types."""
+    described = db.rows("describe answers")
+    columns = {row["column_name"]: row["column_type"] for row in described}
+    return {name: kind for name, kind in columns.items() if name not in _OWN_COLUMNS}
+
+
+def profile_fields(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[FieldProfile]:
+    """Return the distribution of every property in the order of the schema.
+
+    Args:
+        db: the tables of a run.
+        stage: only answers of this stage; None for all.
+        names: the property of each column of ``answers``; a column without one holds the answer.
+    """
+    columns = dict(list(answer_columns(db).items())[:MOST_FIELDS])
+    if not columns:
+        return []
+    source = "answers" if stage is None else f"(from answers where stage = {literal(stage)})"
+    sums = db.row(f"select count(*) as total, {', '.join(_sums(columns))} from {source}")
+    profiles = []
+    for number, (column, kind) in enumerate(columns.items()):
+        stats = {key.partition("_")[2]: sums[key] for key in sums if key.startswith(f"f{number}_")}
+        profile = _profile(db, source, (column, kind), stats, sums["total"])
+        profiles.append(msgspec.structs.replace(profile, name=names.get(column)))
+    return [profile for profile in profiles if profile.rows or profile.missing]
+
+
+def profile_texts(db: ReportDb, stage: str | None) -> FieldProfile | None:
+    """Return the lengths of the texts of ok answers; None without an answer."""
+    condition = "status = 'ok' and text is not null"
+    if stage is not None:
+        condition += f" and stage = {literal(stage)}"
+    source = f"(select text from results where {condition})"
+    sums = db.row(
+        "select count(*) as count, min(length(text)) as low, max(length(text)) as high,"
+        f" approx_quantile(length(text), 0.5) as middle from {source}"
+    )
+    if not sums["count"]:
+        return None
+    bars = _bins(db, source, "length(text)", sums, whole=True)
+    return FieldProfile(None, "lengths", sums["count"], 0, bars, _length_summary(sums))
+
+
+def _sums(columns: dict[str, str]) -> Iterable[str]:
+    """Yield SQL for the sums of each column that say how to draw it, in one scan."""
+    for number, (name, kind) in enumerate(columns.items()):
+        column = quoted(name)
+        yield f"count({column}) as f{number}_count"
+        measure = _measure(column, kind)
+        if kind == "VARCHAR":
+            yield f"approx_count_distinct({column}) as f{number}_distinct"
+        if measure is not None:
+            yield f"min({measure}) as f{number}_low"
+            yield f"max({measure}) as f{number}_high"
+            yield f"approx_quantile({measure}, 0.5) as f{number}_middle"
+
+
+def _measure(column: str, kind: str) -> str | None:
+    """Return SQL for the number by which values of a type are counted in bins."""
+    if kind == "VARCHAR":
+        return f"length({column})"
+    if kind.endswith("[]"):
+        return f"len({column})"
+    if is_number(kind):
+        return f"(case when isfinite({column}::double) then {column}::double end)"
+    return None
+
+
+def is_number(kind: str) -> bool:
+    """Return whether a column of this type holds numbers."""
+    return kind.startswith("DECIMAL") or kind in ("BIGINT", "DOUBLE", "INTEGER", "FLOAT")
+
+
+def _profile(
+    db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any], total: int
+) -> FieldProfile:
+    name, kind = column
+    count, missing = stats["count"], total - stats["count"]
+    measure = _measure(quoted(name), kind)
+    if not count:
+        return FieldProfile(name, "other", 0, missing)
+    if kind == "BOOLEAN" or _is_enum(stats):
+        bars = _values(db, source, name)
+        if len(bars) <= MOST_VALUES:
+            return FieldProfile(name, "values", count, missing, bars)
+    if measure is None:
+        return FieldProfile(name, "other", count, missing)
+    whole = kind not in ("DOUBLE", "FLOAT")
+    bars = _bins(db, source, measure, stats, whole=whole)
+    if kind == "VARCHAR":
+        return FieldProfile(name, "lengths", count, missing, bars, _length_summary(stats))
+    if kind.endswith("[]"):
+        summary = f"{_plain(stats['low'])} to {_plain(stats['high'])} items"
+        return FieldProfile(name, "items", count, missing, bars, summary)
+    summary = f"{_plain(stats['low'])} to {_plain(stats['high'])}, median {_plain(stats['middle'])}"
+    return FieldProfile(name, "numbers", count, missing, bars, summary)
+
+
+def _is_enum(stats: dict[str, Any]) -> bool:
+    distinct = stats.get("distinct")
+    if distinct is None or stats["high"] > LONGEST_VALUE or distinct > 2 * MOST_VALUES:
+        return False
+    return bool(distinct < 4 or distinct <= stats["count"] / 2)
+
+
+def _values(db: ReportDb, source: str, name: str) -> list[FieldBar]:
+    column = quoted(name)
+    rows = db.rows(
+        f"select {column}::varchar as value, count(*) as n from {source}"
+        f" where {column} is not null group by 1 order by n desc, 1 limit {MOST_VALUES + 1}"
+    )
+    return [FieldBar(row["value"] or "(empty)", row["n"], value=row["value"]) for row in rows]
+
+
+def _bins(
+    db: ReportDb, source: str, measure: str, stats: dict[str, Any], *, whole: bool
+) -> list[FieldBar]:
+    """Count in bins of one width; whole numbers have bins that begin at whole numbers."""
+    if stats["low"] is None:
+        return []
+    step = bin_width(float(stats["low"]), float(stats["high"]), whole=whole)
+    rows = db.rows(
+        f"select floor({measure} / {step!r})::bigint as bin, count(*) as n from {source}"
+        f" where {measure} is not null group by 1 order by 1"
+    )
+    counts = {row["bin"]: row["n"] for row in rows}
+    if not counts:
+        return []
+    return [
+        FieldBar(
+            _bin_label(number, step, whole=whole), counts.get(number, 0), None, low, low + step
+        )
+        for number in range(min(counts), max(counts) + 1)
+        for low in (number * step,)
+    ]
+
+
+def bin_width(low: float, high: float, *, whole: bool) -> float:
+    """Return a round width that makes at most :data:`STEPS` bins, at least 1 for whole numbers."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return 1.0 if whole or not math.isfinite(span) else max(abs(low), 1.0)
+    unit = 10.0 ** math.floor(math.log10(span / STEPS))
+    width = next(unit * nice for nice in _NICE if span / (unit * nice) <= STEPS)
+    if whole:
+        return max(1.0, float(math.ceil(width)))
+    return float(f"{width:.12g}")
+
+
+def _bin_label(number: int, step: float, *, whole: bool) -> str:
+    low, high = number * step, (number + 1) * step
+    if whole:
+        return _plain(low) if step == 1 else f"{_plain(low)} to {_plain(high - 1)}"
+    return f"{_plain(low)} to {_plain(high)}"
+
+
+def _length_summary(stats: dict[str, Any]) -> str:
+    low, high = _plain(stats["low"]), _plain(stats["high"])
+    return f"{low} to {high} characters, median {_plain(stats['middle'])}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"

@@ -1,0 +1,199 @@
+"""What a run's page says first: causes of failure, throughput, and the state of endpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bagent.observe.formatting import milliseconds
+from bagent.report.endpoints import SLOW
+from bagent.report.queries import ReportDb, median
+
+MOST_CAUSES = 12
+STEPS = 60
+"""Steps of the throughput over time."""
+
+GAP = 30.0
+"""Seconds without a finished row, beside a share of the run, that count as a pause."""
+
+GAP_SHARE = 0.05
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Failed rows that are alike: of one stage, kind, and error but for numbers and quotes."""
+
+    stage: str
+    kind: str
+    status: str
+    rows: int
+    percent: float
+    endpoints: int
+    example: str
+
+
+class ServedEndpoint(msgspec.Struct, frozen=True):
+    """One endpoint over the whole run."""
+
+    endpoint: str
+    rows: int
+    failed: int
+    p50_ms: float | None
+    slower: float | None
+    """Its median time relative to the median of the others; None without others."""
+
+    health: str
+    """``ok``, ``slow``, ``down``, ``failing``, or ``unknown`` without a sample."""
+
+    message: str
+    """What stands out, for people; empty where nothing does."""
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Finished rows in equal steps of time; ``pauses`` are (from, to) as shares of the whole."""
+
+    began: float
+    seconds: float
+    ok: list[int]
+    failed: list[int]
+    pauses: list[tuple[float, float]]
+
+
+def causes(db: ReportDb) -> list[Cause]:
+    """Return the commonest causes of failure, largest first."""
+    from bagent.store.tables.views import ALIKE
+
+    rows = db.rows(
+        f"""with stages as (select stage, count(*) as n from results group by stage),
+                 alike as (select stage, error_kind, status, count(*) as "rows",
+                                  count(distinct endpoint) as endpoints,
+                                  left(any_value(error), 400) as example, {ALIKE} as pattern
+                           from results where error_kind is not null
+                           group by stage, error_kind, status, pattern
+                           order by "rows" desc, stage, error_kind limit {MOST_CAUSES})
+            select alike.*, 100.0 * "rows" / n as percent from alike join stages using (stage)
+            order by "rows" desc, stage, error_kind"""
+    )
+    return [
+        Cause(
+            row["stage"],
+            row["error_kind"],
+            row["status"],
+            row["rows"],
+            row["percent"],
+            row["endpoints"],
+            row["example"] or "",
+        )
+        for row in rows
+    ]
+
+
+def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
+    """Return every endpoint; those that stand out come first."""
+    rows = db.rows(
+        """select endpoint, count(*) as "rows",
+                  count(*) filter (error_kind is not null) as failed,
+                  approx_quantile(latency_ms, 0.5) filter (error_kind is null) as p50,
+                  max(finished_at) as last
+           from results where endpoint is not null and copied_from is null
+           group by endpoint order by endpoint"""
+    )
+    down = _down(db)
+    medians = {row["endpoint"]: row["p50"] for row in rows if row["p50"] is not None}
+    total, failed = sum(row["rows"] for row in rows), sum(row["failed"] for row in rows)
+    states = []
+    for row in rows:
+        others = [value for name, value in medians.items() if name != row["endpoint"]]
+        typical = median(others) if others else 0.0
+        slower = row["p50"] / typical if typical and row["p50"] is not None else None
+        remaining = max(1, total - row["rows"])
+        usual = (failed - row["failed"]) / remaining if len(rows) > 1 else 1.0
+        health, message = _judge(row, slower, usual, down)
+        states.append(
+            ServedEndpoint(
+                row["endpoint"], row["rows"], row["failed"], row["p50"], slower, health, message
+            )
+        )
+    served = {row["endpoint"] for row in rows}
+    states += [
+        ServedEndpoint(name, 0, 0, None, None, "down", message)
+        for name, message in down.items()
+        if name not in served
+    ]
+    order = ("down", "failing", "slow", "ok", "unknown")
+    return sorted(states, key=lambda s: (order.index(s.health), -(s.slower or 0.0), s.endpoint))
+
+
+def _judge(
+    row: dict[str, Any], slower: float | None, usual: float, down: dict[str, str]
+) -> tuple[str, str]:
+    if row["endpoint"] in down:
+        return "down", down[row["endpoint"]]
+    share = row["failed"] / row["rows"]
+    if row["failed"] >= 5 and share > 2 * usual + 0.01:
+        return "failing", f"{100 * share:.3g} % of its rows failed, {100 * usual:.3g} % elsewhere"
+    if slower is not None and slower > SLOW and row["rows"] >= 5:
+        time_text = milliseconds(row["p50"])
+        return "slow", f"{time_text} a row, {slower:.1f} times the median of the others"
+    return "ok", ""
+
+
+def _down(db: ReportDb) -> dict[str, str]:
+    """Return when each endpoint that was not healthy at its last sample went down."""
+    rows = db.rows(
+        """select endpoint, max("at") filter (healthy) as up, min("at") as first,
+                  arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason
+           from endpoints group by endpoint"""
+    )
+    messages = {}
+    for row in rows:
+        if row["healthy"]:
+            continue
+        reason = f" ({row['reason']})" if row["reason"] else ""
+        if row["up"] is None:
+            messages[row["endpoint"]] = f"never answered{reason}"
+        else:
+            messages[row["endpoint"]] = f"died after {_clock(row['up'])}, did not come back{reason}"
+    return messages
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(at)) + " UTC"
+
+
+def throughput(db: ReportDb) -> Throughput | None:
+    """Return the finished rows over time; None where no row has a time."""
+    span = db.row("select min(started_at) as began, max(finished_at) as ended from results")
+    began, ended = span["began"], span["ended"]
+    if began is None or ended is None or ended <= began:
+        return None
+    seconds = ended - began
+    step = seconds / STEPS
+    rows = db.rows(
+        f"""select least({STEPS - 1}, greatest(0, floor((finished_at - {began!r}) / {step!r})))::int
+                   as bin, count(*) filter (error_kind is null) as ok,
+                   count(*) filter (error_kind is not null) as failed
+            from results where finished_at is not null group by 1"""
+    )
+    ok, failed = [0] * STEPS, [0] * STEPS
+    for row in rows:
+        ok[row["bin"]], failed[row["bin"]] = row["ok"], row["failed"]
+    return Throughput(began, seconds, ok, failed, _pauses(ok, failed, step, seconds))
+
+
+def _pauses(
+    ok: Sequence[int], failed: Sequence[int], step: float, seconds: float
+) -> list[tuple[float, float]]:
+    """Return stretches without a finished row, such as the time between two starts."""
+    pauses, start = [], None
+    for index, total in enumerate([*map(sum, zip(ok, failed, strict=True)), 1]):
+        if not total and start is None:
+            start = index
+        elif total and start is not None:
+            length = (index - start) * step
+            if length >= GAP and length >= GAP_SHARE * seconds:
+                pauses.append((start / STEPS, index / STEPS))
+            start = None
+    return pauses

@@ -1,0 +1,8 @@
+"""The pages of ``bagent view``: runs, one run, its rows, one row, two runs compared.
+
+- ``server``: routes, access control and the stream of events
+- ``tables``: the tables of a run, renewed while it goes on; ``catalog``: the runs that are served
+- ``filters``, ``rows``: which rows are listed, and the list, its pages and its export
+- ``row``, ``prompts``, ``transcript``, ``diff``: everything about one row
+- ``render``: the templates, and the one function through which values reach a page
+"""

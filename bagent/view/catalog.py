@@ -1,0 +1,82 @@
+"""The runs that are served, by the names in addresses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from bagent.errors import UsageError
+from bagent.runs.run_state import describe
+from bagent.store.run_dir import RunDir, RunInfo, list_runs
+from bagent.view.prompts import PromptRenderer
+from bagent.view.tables import RunTables
+
+MOST_OPEN = 2
+"""Runs whose tables are open at a time: a comparison needs two."""
+
+
+class ViewedRun:
+    """One run with its tables and prompts."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.name = run.path.name
+        self.tables = RunTables(run)
+        self.prompts = PromptRenderer(run)
+        self.notes: list[str] = []
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the run as its directory tells it."""
+        return describe(self.run, self.notes.append)
+
+    def info(self) -> RunInfo:
+        """Return the content of ``run.json``; empty if it is damaged."""
+        return self.run.load_or_report(self.notes.append) or RunInfo(self.name)
+
+
+class RunCatalog:
+    """Finds runs by name; keeps the tables of the last ones open.
+
+    Args:
+        folder: a folder of runs.
+        only: serve this run alone.
+    """
+
+    def __init__(self, folder: Path, only: RunDir | None) -> None:
+        self._folder = folder
+        self._only = only
+        self._open: OrderedDict[str, ViewedRun] = OrderedDict()
+
+    @property
+    def single(self) -> str | None:
+        """The name of the only run; None if all of a folder are served."""
+        return None if self._only is None else self._only.path.name
+
+    def runs(self) -> list[RunDir]:
+        """Return all runs, latest start first."""
+        return [self._only] if self._only is not None else list_runs(self._folder)
+
+    async def find(self, name: str) -> ViewedRun:
+        """Return a run.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        viewed = self._open.get(name)
+        if viewed is None:
+            run = next((run for run in self.runs() if run.path.name == name), None)
+            if run is None:
+                raise UsageError(f"there is no run {name}")
+            viewed = self._open[name] = ViewedRun(run)
+            while len(self._open) > MOST_OPEN:
+                _, oldest = self._open.popitem(last=False)
+                await oldest.tables.close()
+        self._open.move_to_end(name)
+        return viewed
+
+    async def close(self) -> None:
+        """Close all tables."""
+        for viewed in self._open.values():
+            await viewed.tables.close()
+        self._open.clear()

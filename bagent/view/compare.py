@@ -1,0 +1,127 @@
+"""Two runs row by row: how many answers are the same, and which differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bagent.duck import Access, connect, file_literal
+from bagent.errors import UsageError
+from bagent.view.rows import PAGE_ROWS, RowKey
+from bagent.view.tables import SETTINGS, RunTables
+
+_CONDITIONS = {
+    "different": "in_a and in_b and not same",
+    "status": "in_a and in_b and status_a <> status_b",
+    "same": "same",
+    "missing": "not in_a or not in_b",
+    "all": "true",
+}
+
+_ANSWER = "coalesce(output::varchar, text, error)"
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Counts over all rows of two runs, and one page of rows."""
+
+    both: int
+    same: int
+    different: int
+    other_status: int
+    missing: int
+    rows: list[dict[str, Any]]
+    after: RowKey | None
+
+
+def compare_runs(
+    first: RunTables, second: RunTables, only: str, after: RowKey | None
+) -> Comparison:
+    """Compare the results of two runs by stage, id and number of the answer.
+
+    Args:
+        first: the tables of one run.
+        second: those of the other.
+        only: which rows are listed: a name of ``_CONDITIONS``.
+        after: list the rows that follow this one.
+
+    Raises:
+        UsageError: ``only`` is unknown, or a run has no tables.
+    """
+    if only not in _CONDITIONS:
+        raise UsageError(f"{only} is no choice of rows", hint=", ".join(_CONDITIONS))
+    files = [first.results_file, second.results_file]
+    paths = [path for path in files if path is not None]
+    if len(paths) < 2:
+        raise UsageError("the tables of the runs are still being made")
+    sources = [
+        f"(select stage, answer, id, row, status, hash({_ANSWER}) as h"
+        f" from read_parquet({file_literal(path)}))"
+        for path in paths
+    ]
+    with connect(Access(files=paths), settings=SETTINGS) as connection:
+        connection.execute(
+            f"""create temp table pairs as
+                select coalesce(a.row, b.row) as row, stage, answer, id, a.status as status_a,
+                       b.status as status_b, a.h is not null as in_a, b.h is not null as in_b,
+                       a.h = b.h and a.status = b.status as same
+                from {sources[0]} a full join {sources[1]} b using (stage, answer, id)"""
+        )
+        counts = (
+            connection.execute(
+                "select "
+                + ", ".join(f"count(*) filter ({c})" for c in _CONDITIONS.values())
+                + ", count(*) filter (in_a and in_b) from pairs"
+            ).fetchone()
+            or (0,) * 6
+        )
+        listed = _list(connection, _CONDITIONS[only], after)
+        _add_texts(connection, listed[:PAGE_ROWS], [file_literal(path) for path in paths])
+    last = listed[PAGE_ROWS - 1] if len(listed) > PAGE_ROWS else None
+    return Comparison(
+        both=counts[5],
+        same=counts[2],
+        different=counts[0],
+        other_status=counts[1],
+        missing=counts[3],
+        rows=listed[:PAGE_ROWS],
+        after=None if last is None else _key(last),
+    )
+
+
+def _list(connection: Any, condition: str, after: RowKey | None) -> list[dict[str, Any]]:
+    """Return the pairs of a page, and one more where another page follows."""
+    key, parameters = "true", []
+    if after is not None:
+        key = "(row, stage, answer, coalesce(id, '')) > (?, ?, ?, ?)"
+        parameters = [after.row, after.stage, after.answer, after.id or ""]
+    rows = connection.execute(
+        f"""select row, stage, answer, id, status_a, status_b from pairs
+            where {condition} and {key}
+            order by row, stage, answer, coalesce(id, '') limit {PAGE_ROWS + 1}""",
+        parameters,
+    ).fetchall()
+    names = ("row", "stage", "answer", "id", "status_a", "status_b")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _key(row: dict[str, Any]) -> RowKey:
+    return RowKey(row["row"], row["stage"], row["answer"], row["id"])
+
+
+def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) -> None:
+    """Add the answers of both runs, cut, and the key of each row."""
+    ids = [row["id"] for row in rows]
+    for column, file in zip(("text_a", "text_b"), files, strict=True):
+        texts = {}
+        if ids:
+            places = ", ".join("?" * len(ids))
+            for *key, text in connection.execute(
+                f"select stage, answer, id, left({_ANSWER}, 400) from read_parquet({file})"
+                f" where id in ({places})",
+                ids,
+            ).fetchall():
+                texts[tuple(key)] = text
+        for row in rows:
+            row[column] = texts.get((row["stage"], row["answer"], row["id"]))
+            row["key"] = _key(row)

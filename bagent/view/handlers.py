@@ -1,0 +1,396 @@
+"""What each address answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from bagent.errors import BagentError, UsageError
+from bagent.report import answer_fields, overview
+from bagent.report.queries import ReportDb
+from bagent.runs.run_state import mending_commands, next_lines
+from bagent.store.tables.schema import STATUSES, answer_names
+from bagent.view import render
+from bagent.view.catalog import RunCatalog, ViewedRun
+from bagent.view.compare import compare_runs
+from bagent.view.diff import word_diff
+from bagent.view.filters import NUMBER_SORT, TEXT_LENGTH, TEXT_SORT, FieldTest, RowFilter
+from bagent.view.row import RowDetails, find_row, find_same, key_of
+from bagent.view.rows import (
+    RowColumns,
+    RowKey,
+    count_rows,
+    distinct,
+    export,
+    list_rows,
+    neighbours,
+    row_columns,
+)
+from bagent.view.transcript import read_transcript
+
+WAIT_SECONDS = 0.7
+"""A page waits so long for its tables; then it says that they are being made."""
+
+EVENT_SECONDS = 1.0
+EVENT_SHARE = 10.0
+"""The least ratio of the pause between two looks at a run to the time of one."""
+
+
+class Handlers:
+    """The handlers of all addresses.
+
+    Args:
+        catalog: the runs.
+    """
+
+    def __init__(self, catalog: RunCatalog) -> None:
+        self._catalog = catalog
+
+    async def runs(self, request: web.Request) -> web.Response:
+        """Answer with the list of runs; of a single run, lead to its page."""
+        if self._catalog.single is not None:
+            raise web.HTTPFound(f"{_base(request)}/run/{quote(self._catalog.single, safe='')}/")
+        states, problems = await asyncio.to_thread(self._states)
+        return _page("runs.html", request, states=states, problems=problems)
+
+    def _states(self) -> tuple[list[dict[str, Any]], list[str]]:
+        states, problems = [], []
+        for run in self._catalog.runs():
+            try:
+                states.append(ViewedRun(run).state())
+            except BagentError as error:
+                problems.append(f"{run.path.name}: {error.message}")
+        return states, problems
+
+    async def run(self, request: web.Request) -> web.Response:
+        """Answer with the page of a run."""
+        viewed = await self._viewed(request)
+        viewed.tables.renew_if_due()
+        state, values = await asyncio.gather(
+            asyncio.to_thread(viewed.state), self._overview(viewed)
+        )
+        ready = bool(values)
+        counts: Counter[str] = Counter()
+        for cause in values.get("causes", ()):
+            counts[cause.kind] += cause.rows
+        mending = await asyncio.to_thread(mending_commands, viewed.run, state, dict(counts))
+        steps = await asyncio.to_thread(next_lines, viewed.run, state)
+        return _page(
+            "run.html",
+            request,
+            run=viewed,
+            state=state,
+            ready=ready,
+            steps=steps,
+            mending=mending,
+            **{"causes": [], "throughput": None, "endpoints": [], **values},
+        )
+
+    @staticmethod
+    async def _overview(viewed: ViewedRun) -> dict[str, Any]:
+        """Return what the tables say of a run; empty while they are being made."""
+        if not await viewed.tables.ready(WAIT_SECONDS):
+            return {}
+        return await viewed.tables.ask(_overview, key="overview")
+
+    async def answers(self, request: web.Request) -> web.Response:
+        """Answer with the distributions of the answers, a part of the page of a run."""
+        viewed = await self._viewed(request)
+        stages = viewed.info().stages
+        stage = request.query.get("stage") or (stages[-1] if len(stages) > 1 else None)
+        names = {
+            column: name
+            for name, column in answer_names(
+                name for name, _ in viewed.info().answer_columns if name is not None
+            ).items()
+        }
+
+        def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
+            fields = answer_fields.profile_fields(db, stage, names)
+            text = None if fields else answer_fields.profile_texts(db, stage)
+            return [text] if text is not None else fields
+
+        return _page(
+            "answers.html",
+            request,
+            run=viewed,
+            profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
+            stages=stages,
+            stage=stage,
+            has_schema=bool(viewed.info().answer_columns),
+            bar_filter=_bar_filter,
+            missing_filter=_missing_filter,
+        )
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Stream the state of a run while it goes on."""
+        viewed = await self._viewed(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "no-store"
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            async for event in _events(viewed):
+                await response.write(event)
+        return response
+
+    async def rows(self, request: web.Request) -> web.Response:
+        """Answer with one page of rows."""
+        viewed = await self._viewed(request)
+        viewed.tables.renew_if_due()
+        row_filter = RowFilter.parse(request.query)
+        after = RowKey.parse(request.query.get("after", ""))
+        columns = await viewed.tables.ask(row_columns, key="columns")
+        listed = await viewed.tables.ask(lambda db: list_rows(db, row_filter, columns, after))
+        numeric = await viewed.tables.ask(_numeric_answers, key="numeric")
+        endpoints = await viewed.tables.ask(lambda db: distinct(db, "endpoint"), key="endpoints")
+        kinds = await viewed.tables.ask(lambda db: distinct(db, "error_kind"), key="kinds")
+        return _page(
+            "rows.html",
+            request,
+            run=viewed,
+            page=listed,
+            columns=columns,
+            filter=row_filter,
+            after=after,
+            endpoints=endpoints,
+            kinds=kinds,
+            stages=viewed.info().stages,
+            statuses=list(STATUSES),
+            sort_names=_sort_names(columns, numeric),
+            version=viewed.tables.version,
+        )
+
+    async def count(self, request: web.Request) -> web.Response:
+        """Answer with the number of rows of a filter."""
+        viewed = await self._viewed(request)
+        row_filter = RowFilter.parse(request.query)
+        key = ("count", row_filter.url())
+        count = await viewed.tables.ask(lambda db: count_rows(db, row_filter), key=key)
+        return web.json_response({"count": count})
+
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """Stream the rows of a filter as a file."""
+        viewed = await self._viewed(request)
+        form = request.match_info["form"]
+        row_filter = RowFilter.parse(request.query)
+        if not await viewed.tables.ready(WAIT_SECONDS):
+            raise UsageError(viewed.tables.problem or "the tables of the run are still being made")
+        pieces = export(viewed.tables, row_filter, form)
+        first = await asyncio.to_thread(next, pieces, b"")
+        kind = "text/csv; charset=utf-8" if form == "csv" else "application/x-ndjson"
+        response = web.StreamResponse(headers=_download(kind, f"{viewed.name}.{form}"))
+        await response.prepare(request)
+        try:
+            while first:
+                await response.write(first)
+                first = await asyncio.to_thread(next, pieces, b"")
+        finally:
+            await asyncio.to_thread(pieces.close)
+        return response
+
+    async def row(self, request: web.Request) -> web.Response:
+        """Answer with everything about one row."""
+        viewed = await self._viewed(request)
+        key = _required_key(request)
+        row_filter = RowFilter.parse(request.query)
+        details = await viewed.tables.ask(lambda db: find_row(db, key))
+        if details is None:
+            raise UsageError("there is no such row in this run any more")
+        before, after = await viewed.tables.ask(lambda db: neighbours(db, row_filter, key))
+        work = asyncio.to_thread(_prompt_and_transcript, viewed, details)
+        prompt, transcript = await work
+        other, pieces = await self._other(request, key, details.result)
+        return _page(
+            "row.html",
+            request,
+            run=viewed,
+            key=key,
+            details=details,
+            result=details.result,
+            prompt=prompt,
+            transcript=transcript,
+            before=before,
+            after=after,
+            filter=row_filter,
+            other=other,
+            pieces=pieces,
+            key_of=key_of,
+        )
+
+    async def _other(
+        self, request: web.Request, key: RowKey, result: Mapping[str, Any]
+    ) -> tuple[dict[str, Any] | None, list[tuple[str, str]]]:
+        """Return the same row of the compared run, and both answers word by word."""
+        name = request.query.get("with", "")
+        if not name:
+            return None, []
+        other_run = await self._catalog.find(name)
+        other = await other_run.tables.ask(lambda db: find_same(db, key))
+        if other is None:
+            return {"run": name, "status": None}, []
+        texts = [answer_text(result), answer_text(other)]
+        pieces = await asyncio.to_thread(word_diff, texts[0], texts[1])
+        return {**other, "run": name}, [*pieces]
+
+    async def text(self, request: web.Request) -> web.Response:
+        """Answer with one whole text of a row as a file."""
+        viewed = await self._viewed(request)
+        key = _required_key(request)
+        name = request.query.get("column", "text")
+        if name not in ("text", "reasoning", "output", "input", "error"):
+            raise UsageError(f"{name} is no text of a row")
+        details = await viewed.tables.ask(lambda db: find_row(db, key))
+        if details is None:
+            raise UsageError("there is no such row in this run any more")
+        value = details.result[name]
+        body = render.json_text(value if value is not None else "")
+        headers = _download("text/plain; charset=utf-8", f"{name}.txt")
+        return web.Response(body=body.encode("utf-8", "replace"), headers=headers)
+
+    async def compare(self, request: web.Request) -> web.Response:
+        """Answer with two runs side by side."""
+        names = [request.query.get("a", ""), request.query.get("b", "")]
+        if not all(names) or names[0] == names[1]:
+            raise UsageError(
+                "choose two runs to compare", hint="the list of runs has a box for each"
+            )
+        first, second = [await self._catalog.find(name) for name in names]
+        for viewed in (first, second):
+            if not await viewed.tables.ready(30.0):
+                raise UsageError(f"{viewed.name}: {viewed.tables.problem or 'no tables yet'}")
+        after = RowKey.parse(request.query.get("after", ""))
+        only = request.query.get("only", "different")
+        comparison = await asyncio.to_thread(compare_runs, first.tables, second.tables, only, after)
+        return _page(
+            "compare.html", request, first=first, second=second, comparison=comparison, only=only
+        )
+
+    async def _viewed(self, request: web.Request) -> ViewedRun:
+        return await self._catalog.find(request.match_info["run"])
+
+
+def _overview(db: ReportDb) -> dict[str, Any]:
+    return {
+        "causes": overview.causes(db),
+        "throughput": overview.throughput(db),
+        "endpoints": overview.endpoint_states(db),
+    }
+
+
+def _prompt_and_transcript(viewed: ViewedRun, details: RowDetails) -> tuple[Any, Any]:
+    prompt = viewed.prompts.render(details.result, details.parents)
+    transcript = read_transcript(viewed.run, details.key, details.tool_calls)
+    return prompt, transcript
+
+
+def answer_text(result: Mapping[str, Any]) -> str:
+    """Return the answer of a result for people: indented JSON, the text, or the error."""
+    if result["output"] is not None:
+        return render.pretty(result["output"])
+    return str(result["text"] or result["error"] or "")
+
+
+def _numeric_answers(db: ReportDb) -> frozenset[str]:
+    columns = answer_fields.answer_columns(db)
+    return frozenset(name for name, kind in columns.items() if answer_fields.is_number(kind))
+
+
+def _sort_names(columns: RowColumns, numeric: frozenset[str]) -> dict[str, str]:
+    """Return the name to sort by for each column of the list."""
+    names = {
+        name: (NUMBER_SORT if name in numeric else TEXT_SORT) + name for name in columns.answers
+    }
+    return {**names, "": TEXT_LENGTH}
+
+
+def _bar_filter(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) -> str:
+    """Return the query string that lists the rows of a bar."""
+    if bar.value is not None:
+        test = FieldTest("answer", profile.name, "is", bar.value)
+    elif profile.name is None:
+        test = FieldTest("text", None, "length", None, bar.low, bar.high)
+    else:
+        operation = {"numbers": "between", "items": "items"}.get(profile.kind, "length")
+        test = msgspec.convert(
+            ["answer", profile.name, operation, None, bar.low, bar.high], FieldTest
+        )
+    return RowFilter(tests=(test,)).url()
+
+
+def _missing_filter(profile: answer_fields.FieldProfile) -> str:
+    return RowFilter(tests=(FieldTest("answer", profile.name, "missing"),)).url()
+
+
+async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
+    """Yield the state whenever it changed, until no process works on the run."""
+    last: Any = None
+    while True:
+        started = time.monotonic()
+        state = await asyncio.to_thread(viewed.state)
+        viewed.tables.renew_if_due()
+        values = {**live_values(state), "version": viewed.tables.version}
+        if values != last:
+            yield b"data: " + msgspec.json.encode(values) + b"\n\n"
+            last = values
+        else:
+            yield b": alive\n\n"
+        if state["state"] != "running":
+            yield b"event: ended\ndata: {}\n\n"
+            return
+        await asyncio.sleep(max(EVENT_SECONDS, EVENT_SHARE * (time.monotonic() - started)))
+
+
+def live_values(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a page shows of a state, as text where it is for people."""
+    render_env = render.environment().filters
+    eta, cost, speed = state["eta_s"], state["cost_usd"], state["rows_per_s"]
+    return {
+        "state": state["state"],
+        "ok": state["ok"],
+        "accepted": state["accepted"],
+        "failed": state["failed"],
+        "remaining": state["remaining"],
+        "eta": "" if eta is None else render_env["duration"](eta),
+        "cost": "" if cost is None else render_env["usd"](cost),
+        "speed": "" if speed is None else render_env["rate"](speed),
+        "tokens": state["completion_tokens"],
+    }
+
+
+def _required_key(request: web.Request) -> RowKey:
+    key = RowKey.parse(request.query.get("key", ""))
+    if key is None:
+        raise UsageError("the address names no row")
+    return key
+
+
+def _download(kind: str, name: str) -> dict[str, str]:
+    plain = "".join(
+        char if (char.isascii() and char.isalnum()) or char in "-_." else "_" for char in name
+    )
+    return {
+        "Content-Type": kind,
+        "Content-Disposition": f'attachment; filename="{plain}"',
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+
+
+def _base(request: web.Request) -> str:
+    return f"/{request.path.split('/')[1]}"
+
+
+def _page(template: str, request: web.Request, **values: Any) -> web.Response:
+    run = values.get("run")
+    here = f"{_base(request)}/run/{quote(run.name, safe='')}" if run is not None else ""
+    text = render.page(template, base=_base(request), here=here, **values)
+    return web.Response(text=text, content_type="text/html")

@@ -1,0 +1,114 @@
+"""The templates of the pages, and the one function through which values reach them."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import bagent.report
+from bagent.observe.formatting import counted, duration, milliseconds, money, rate, visible
+from bagent.report.html import Html, number, printable
+
+_FOLDERS = (Path(__file__).parent / "templates", Path(bagent.report.__file__).parent / "templates")
+
+LONGEST_TEXT = 100_000
+"""Characters of one text on a page; a link leads to the whole."""
+
+
+def _value(value: Any) -> Any:
+    """Return a value as a template prints it: text without control characters and direction marks.
+
+    Escaping follows by the environment. Markup and :class:`Html` were made by this program.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, Markup | Html) or not isinstance(value, str):
+        return value
+    return printable(value)
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates; it escapes everything."""
+    made = Environment(
+        loader=FileSystemLoader(_FOLDERS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "clock": _clock,
+        "counted": counted,
+        "duration": duration,
+        "json_text": json_text,
+        "ms": milliseconds,
+        "number": number,
+        "pretty": pretty,
+        "rate": rate,
+        "share": share,
+        "usd": money,
+        "when": _when,
+        "line": visible,
+        "cut": cut,
+    }
+    return made
+
+
+def page(template: str, **values: Any) -> str:
+    """Return a page."""
+    return environment().get_template(template).render(**values)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as compact JSON, text as it is."""
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def pretty(value: Any) -> str:
+    """Return a value, or text that is JSON, as indented JSON; other text as it is."""
+    if isinstance(value, str):
+        if value[:1] not in "[{" or len(value) > LONGEST_TEXT:
+            return value
+        try:
+            return msgspec.json.format(value.encode("utf-8", "replace"), indent=2).decode()
+        except msgspec.DecodeError:
+            return value
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def cut(text: str, limit: int = LONGEST_TEXT) -> str:
+    """Return the first characters of a text."""
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def share(part: float, total: float) -> str:
+    """Return a share as percent: ``3.1 %``; small shares are never 0, large ones never 100."""
+    if not total:
+        return ""
+    percent = 100 * part / total
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
+
+
+def _clock(at: float | None) -> str:
+    return "" if at is None else time.strftime("%H:%M:%S", time.gmtime(at)) + _fraction(at)
+
+
+def _fraction(at: float) -> str:
+    return f".{math.floor(at % 1 * 1000):03d}"
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

@@ -1,0 +1,131 @@
+"use strict";
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+// Parts of a page that take longer are fetched after it.
+async function load(box, url) {
+  try {
+    const response = await fetch(url);
+    const text = await response.text();
+    const parsed = new DOMParser().parseFromString(text, "text/html");
+    if (!response.ok) {
+      box.textContent = $("main p", parsed)?.textContent || "This part could not be loaded.";
+      return;
+    }
+    box.style.minHeight = `${box.offsetHeight}px`;
+    box.replaceChildren(...parsed.body.childNodes);
+    box.style.minHeight = "";
+    for (const link of $$("a[data-part]", box)) {
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        load(box, link.href);
+      });
+    }
+  } catch {
+    box.textContent = "The server does not answer any more.";
+  }
+}
+for (const box of $$(".lazy[data-src]")) load(box, box.dataset.src);
+
+const count = $("#count");
+if (count) {
+  fetch(count.dataset.src)
+    .then((response) => response.json())
+    .then(({ count: rows }) => {
+      count.textContent = `${rows.toLocaleString("en")} ${rows === 1 ? "row" : "rows"}`;
+    })
+    .catch(() => {});
+}
+
+// Commands can be copied.
+for (const code of $$("code.command")) {
+  if (!navigator.clipboard) break;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", `Copy ${code.textContent}`);
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  });
+  code.after(button);
+}
+
+// A run that goes on.
+const live = $("[data-events]");
+if (live) {
+  const source = new EventSource(live.dataset.events);
+  const first = Number(live.dataset.version);
+  source.onmessage = (event) => {
+    const state = JSON.parse(event.data);
+    for (const node of $$("[data-live]")) {
+      const value = state[node.dataset.live];
+      if (value === null || value === undefined || value === "") continue;
+      node.textContent = typeof value === "number" ? value.toLocaleString("en") : value;
+    }
+    for (const part of $$("#bar [data-part]")) part.style.flexGrow = state[part.dataset.part] || 0;
+    const label = `${state.ok} ok, ${state.failed} failed, ${state.remaining ?? "unknown"} remaining`;
+    $("#bar")?.setAttribute("aria-label", label);
+    if (state.version > first) $("#refresh").hidden = false;
+  };
+  source.addEventListener("ended", () => {
+    source.close();
+    $("#refresh").hidden = false;
+  });
+  $("#refresh button").addEventListener("click", () => location.reload());
+}
+
+// Two runs to compare.
+const picks = $$(".pick");
+const compare = $("#compare");
+for (const pick of picks) {
+  pick.addEventListener("change", () => {
+    const chosen = picks.filter((one) => one.checked);
+    for (const other of picks) other.disabled = chosen.length === 2 && !other.checked;
+    $("#compare-button").disabled = chosen.length !== 2;
+    compare.elements.a.value = chosen[1]?.value || "";
+    compare.elements.b.value = chosen[0]?.value || "";
+  });
+}
+
+// Empty fields of the filter stay out of the address.
+$(".filters")?.addEventListener("submit", (event) => {
+  for (const field of event.target.elements) if (field.name && !field.value) field.disabled = true;
+});
+addEventListener("pageshow", () => {
+  for (const field of $$(".filters [name]")) field.disabled = false;
+});
+
+// Keys.
+const help = $("#help");
+$("#help-button").addEventListener("click", () => help.showModal());
+const rows = $$("tr[data-row]");
+let chosen = -1;
+function choose(index) {
+  if (!rows.length) return;
+  rows[chosen]?.classList.remove("chosen");
+  chosen = Math.max(0, Math.min(rows.length - 1, index));
+  rows[chosen].classList.add("chosen");
+  $("a", rows[chosen])?.focus();
+  rows[chosen].scrollIntoView({ block: "nearest" });
+}
+const keys = {
+  j: () => choose(chosen + 1),
+  k: () => choose(chosen - 1),
+  n: () => $("#next-page")?.click(),
+  "[": () => $("#before")?.click(),
+  "]": () => $("#after")?.click(),
+  u: () => ($("[data-up]") || $(".top nav a"))?.click(),
+  "/": () => $("input[type=search]")?.focus(),
+  "?": () => help.showModal(),
+};
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.target.closest("input, select, textarea")) return;
+  const action = keys[event.key];
+  if (action) {
+    event.preventDefault();
+    action();
+  }
+});

@@ -1,0 +1,274 @@
+"""The pages of ``bagent view``: what a person finds on them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.store.journal.journal import Journal
+from bagent.types import Outcome
+from support.agent_jobs import agent_job, calls
+from support.jobs import write_job
+from support.replies import ok, ok_json, status
+from support.report_pages import read
+from support.stage_jobs import write_stages
+from support.stored_runs import make_run, stored
+from support.viewed_runs import viewing, words
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "label": {"enum": ["good", "bad"]},
+        "score": {"type": "integer"},
+        "reason": {"type": "string"},
+    },
+    "required": ["label", "score"],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_runs(job_dir, monkeypatch):
+    """Let the tests be the user who made the runs."""
+    monkeypatch.setenv("HOME", str(job_dir / ".home"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+
+@pytest.fixture
+def runs(bagent, fs, job_dir):
+    """A run of twelve rows: seven good, three bad, one invalid, one refused by the server."""
+    script = {
+        f"r{n}": [ok_json({"label": "good", "score": n, "reason": "x" * n})] for n in range(8)
+    }
+    script |= {f"r{n}": [ok_json({"label": "bad", "score": 0})] for n in (8, 9, 10)}
+    script |= {"r11": [ok('{"label": "other", "score": 1}')], "r12": [status(400)]}
+    fs.set_script(script)
+    output = {"schema": SCHEMA, "retries": 0}
+    write_job(job_dir, fs.url, 12, output=output)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 1
+    return job_dir / "runs"
+
+
+async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(runs):
+    async with viewing(runs) as viewer:
+        page = words(await viewer.page(""))
+    assert "10 ok" in page
+    assert "2 failed" in page
+    assert "--retry schema" in page
+    assert "--retry rejected" in page
+    assert "is not one of" in page
+
+
+async def test_the_answers_show_values_numbers_lengths_and_what_is_missing(runs):
+    async with viewing(runs) as viewer:
+        page = await viewer.page("answers")
+    text = words(page)
+    assert "good 7 70 % bad 3 30 %" in text
+    assert "0 to 7, median" in text
+    assert "1 to 7 characters" in text
+    assert "3 without it" in text
+    labels = [attrs.get("aria-label") for _, attrs in page.tags]
+    assert "0: 3 (30 %)" in labels
+
+
+async def test_a_click_on_a_bar_lists_its_rows(runs):
+    async with viewing(runs) as viewer:
+        page = await viewer.page("answers")
+        links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+        listed = []
+        for link in links:
+            async with viewer.client.get(link) as response:
+                listed.append((await response.text()).count("<tr data-row>"))
+    # good, bad; eight scores; seven lengths and those without
+    assert listed == [7, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "ids"),
+    [
+        ([("status", "invalid")], ["r11"]),
+        ([("cause", "rejected")], ["r12"]),
+        ([("q", "no such text")], []),
+        ([("q", "NUMBER 7")], ["r7"]),
+        ([("sql", "json_extract(output, '/score')::int between 5 and 6")], ["r5", "r6"]),
+        ([("f", '["answer","label","is","bad"]')], ["r8", "r9", "r10"]),
+        ([("f", '["input","text","is","text number 3"]')], ["r3"]),
+        ([("sort", "n:score"), ("desc", "1"), ("status", "ok")], [*"7654321", "8", "9", "10"]),
+    ],
+)
+async def test_rows_are_filtered_searched_and_sorted(runs, pairs, ids):
+    async with viewing(runs) as viewer:
+        page = await viewer.page("rows", *pairs)
+        count = json.loads(await viewer.text("run/job/count", *pairs))
+    listed = [part.strip() for part in words(page).split() if part.strip().startswith("r")]
+    names = [name if name.startswith("r") else f"r{name}" for name in ids]
+    assert [name for name in listed if name[1:].isdecimal()] == names
+    assert count == {"count": len(ids)}
+
+
+async def test_pages_of_rows_follow_each_other_without_gap_or_repetition(tmp_path):
+    make_run(tmp_path / "job", (stored(row, latency_ms=row % 7 or None) for row in range(120)))
+    for pairs in ([], [("desc", "1")], [("sort", "latency_ms")]):
+        async with viewing(tmp_path) as viewer:
+            await viewer.page("")
+            listed: list[str] = []
+            path, query = "rows", pairs
+            for _ in range(3):
+                page = await viewer.page(path, *query)
+                listed += [w for w in words(page).split() if w[:1] == "r" and w[1:].isdecimal()]
+                following = [a["href"] for t, a in page.tags if a.get("id") == "next-page"]
+                if following:
+                    path, query = str(following[0]).split("/job/")[1], []
+        assert len(listed) == len(set(listed)) == 120, pairs
+
+
+async def test_the_export_has_every_row_of_the_filter(runs):
+    async with viewing(runs) as viewer:
+        lines = (await viewer.text("run/job/export.jsonl", ("status", "ok"))).splitlines()
+        table = await viewer.text("run/job/export.csv", ("status", "ok"))
+        assert "no form" in await viewer.text("run/job/export.xml", status=400)
+    rows = [json.loads(line) for line in lines]
+    assert [row["id"] for row in rows] == [f"r{n}" for n in range(1, 11)]
+    assert rows[0]["output"] == {"label": "good", "score": 1, "reason": "x"}
+    assert table.splitlines()[0].startswith("id,row,source")
+    assert len(table.splitlines()) == 11
+
+
+async def test_a_row_shows_prompt_attempts_answer_and_the_validators_words(runs):
+    async with viewing(runs) as viewer:
+        failed = await viewer.row([10, "main", 0, "r11"])
+        good = await viewer.row([0, "main", 0, "r1"])
+    assert "text number 11" in failed.partition("As it was sent")[2].partition("Attempts")[0]
+    assert "What the validator says" in failed
+    assert '"other" is not one of' in failed
+    assert "As it was sent" in failed
+    assert "Attempts turn, try" in failed
+    assert '"label": "good"' in good
+    assert "As it was sent" in good
+
+
+async def test_a_job_that_changed_since_is_not_taken_for_what_was_sent(runs):
+    async with viewing(runs) as viewer:
+        info = json.loads((runs / "job" / "run.json").read_text())
+        info["job"]["prompt"]["user"] = "Another {{ id }}"
+        (runs / "job" / "run.json").write_text(json.dumps(info))
+        page = await viewer.row([0, "main", 0, "r1"])
+    assert "As it was sent" not in page
+    assert "only for runs that you made here" in page
+
+
+@pytest.fixture
+def agent_runs(bagent, fs, job_dir):
+    """A run of an agent that calls two tools, of which one fails."""
+    first = calls(("add", '{"a":1,"b":2}'), text="I have to add")
+    fs.set_script({"*": [first, calls(("fail", '{"why":"no"}')), ok("it is 3")]})
+    agent_job(job_dir, fs.url)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    return job_dir / "runs"
+
+
+async def test_the_whole_transcript_of_an_agent_is_shown(agent_runs):
+    async with viewing(agent_runs) as viewer:
+        page = await viewer.row([0, "main", 0, "r1"])
+    transcript = page.partition("Transcript turn 1")[2]
+    assert "I have to add" in transcript
+    assert '"a": 1' in transcript
+    assert "result, 1 character 3" in transcript
+    assert "turn 2" in transcript
+    assert "ValueError: no" in transcript
+    assert "it is 3" in page
+
+
+@pytest.fixture
+def staged_runs(bagent, fs, job_dir):
+    """A run of two rows through two stages and a reduction."""
+    fs.set_script({"*": [ok("some answer")]})
+    stages = [
+        {"name": "draft", "kind": "map", "prompt": {"user": "Draft {{ text }}"}},
+        {"name": "check", "kind": "map", "prompt": {"user": "Check {{ draft }}"}},
+        {"name": "sum", "kind": "reduce", "prompt": {"user": "Sum up {{ responses }}"}},
+    ]
+    write_stages(job_dir, fs.url, 2, stages, results={"duckdb": False})
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    return job_dir / "runs"
+
+
+async def test_parents_and_children_of_a_row_are_a_path_that_can_be_walked(staged_runs):
+    async with viewing(staged_runs) as viewer:
+        (link,) = _links(await viewer.page("rows", ("stage", "sum")))
+        stages, exact = [], []
+        for _ in range(3):
+            async with viewer.client.get(link) as response:
+                page = read(await response.text())
+            exact.append("As it was sent" in page.sections["prompt"])
+            stages.append(words(page).partition("stage ")[2].split()[0])
+            link = _links(page)[0]
+        assert "sum: sum:1.0 ok" in " ".join(page.sections["children"].split())
+    assert stages == ["sum", "draft", "check"]
+    assert exact == [True, True, True]
+
+
+def _links(page):
+    """The links to rows, without those to neighbours."""
+    links = [attrs for tag, attrs in page.tags if tag == "a" and "id" not in attrs]
+    return [attrs["href"] for attrs in links if "/row?" in str(attrs["href"])]
+
+
+@pytest.fixture
+def two_runs(bagent, fs, job_dir):
+    """Two runs of three rows, of which one has another answer."""
+    write_job(job_dir, fs.url, 3)
+    for name, answer in (("one", "a red house"), ("two", "a blue house")):
+        fs.set_script({"r2": [ok(answer)], "*": [ok("same")]})
+        assert bagent(["run", "job.yaml", "--name", name, "--progress", "none"]).code == 0
+    return job_dir / "runs"
+
+
+async def test_two_runs_are_compared_word_by_word(two_runs):
+    async with viewing(two_runs, "one") as viewer:
+        assert "one" in words(read(await viewer.text("")))
+        page = words(read(await viewer.text("compare", ("a", "one"), ("b", "two"))))
+        row = await viewer.text("run/one/row", ("key", '[1,"main",0,"r2"]'), ("with", "two"))
+    assert "3 rows in both runs" in page
+    assert "different 1" in page
+    assert "a blue house" in page
+    assert "a <del>red</del><ins>blue</ins> house" in row
+
+
+async def test_a_run_that_goes_on_streams_its_state_and_renews_its_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr("bagent.view.handlers.EVENT_SECONDS", 0.01)
+    monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
+    monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 0.0)
+    states = iter([*(["running"] * 400), *(["ended"] * 1000)])
+    from bagent.view.catalog import ViewedRun
+
+    describe = ViewedRun.state
+    monkeypatch.setattr(ViewedRun, "state", lambda self: describe(self) | {"state": next(states)})
+    make_run(tmp_path / "job", (stored(row) for row in range(3)))
+    async with viewing(tmp_path) as viewer:
+        await viewer.page("")
+        async with viewer.client.get("/token-of-the-test/run/job/events") as response:
+            assert response.content_type == "text/event-stream"
+            first = await _event(response)
+            _write(tmp_path / "job", [stored(3), stored(4)])
+            event = first
+            while event["version"] == first["version"]:
+                event = await _event(response)
+            # The first renewal may have met the journal between two rows.
+            while "r4" not in words(await viewer.page("rows")).split():
+                event = await _event(response)
+        assert (first["ok"], event["ok"]) == (3, 5)
+
+
+def _write(run, outcomes: list[Outcome]) -> None:
+    journal = Journal.open(run, "all", clock=lambda: 0.0, report=print)
+    for outcome in outcomes:
+        journal.write(outcome)
+    journal.close()
+
+
+async def _event(response) -> dict[str, object]:
+    while True:
+        line = (await response.content.readline()).decode()
+        if line.startswith("data: {") and "state" in line:
+            return json.loads(line[6:])
