@@ -55,6 +55,7 @@ def environment() -> Environment:
         "pretty": pretty,
         "rate": rate,
         "share": share,
+        "time": _time,
         "usd": money,
         "when": _when,
         "line": visible,
@@ -102,8 +103,12 @@ def share(part: float, total: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
 
 
+def _time(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(at))
+
+
 def _clock(at: float | None) -> str:
-    return "" if at is None else time.strftime("%H:%M:%S", time.gmtime(at)) + _fraction(at)
+    return "" if at is None else _time(at) + _fraction(at)
 
 
 def _fraction(at: float) -> str:

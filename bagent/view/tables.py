@@ -30,7 +30,7 @@ QUERY_SECONDS = 30.0
 """A query that takes longer is stopped."""
 
 SHORTEST_PAUSE = 2.0
-PAUSE_SHARE = 10.0
+PAUSE_SHARE = 5.0
 """The least ratio of the pause between two renewals to the time of one."""
 
 MOST_CACHED = 64
