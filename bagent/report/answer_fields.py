@@ -10,6 +10,7 @@ import msgspec
 
 from bagent.duck import literal, quoted
 from bagent.report.queries import ReportDb
+from bagent.store.tables.schema import answer_names
 
 FieldKind = Literal["values", "numbers", "lengths", "items", "other"]
 
@@ -57,6 +58,16 @@ class FieldProfile(msgspec.Struct, frozen=True):
     def longest(self) -> int:
         """The rows of the longest bar."""
         return max((bar.rows for bar in self.bars), default=0)
+
+
+def property_names(columns: Iterable[tuple[str | None, str]]) -> dict[str, str]:
+    """Return the property of each column of ``answers``.
+
+    Args:
+        columns: property and type of each, as ``run.json`` has them.
+    """
+    names = answer_names(name for name, _ in columns if name is not None)
+    return {column: name for name, column in names.items()}
 
 
 def answer_columns(db: ReportDb) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bagent.observe.formatting import milliseconds
@@ -60,9 +61,16 @@ def _slower(db: ReportDb) -> dict[str, float]:
     return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
-def findings(rows: list[dict[str, Any]]) -> list[str]:
-    """Describe the endpoints that stand out."""
-    messages = [
+def findings(rows: list[dict[str, Any]], down: Mapping[str, str]) -> list[str]:
+    """Describe the endpoints that stand out.
+
+    Args:
+        rows: as :func:`endpoint_rows` returns them.
+        down: what to say of each endpoint that did not come back; nothing else is said of it.
+    """
+    rows = [row for row in rows if row["endpoint"] not in down]
+    messages = [f"{endpoint} {message}" for endpoint, message in down.items()]
+    messages += [
         f"{_weak(row)}{row['endpoint']} is slow: half of its attempts take longer than"
         f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
         + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagent.observe.formatting import counted, visible
 from bagent.report.html import Html, heading, note, section, table
+from bagent.report.overview import causes
 from bagent.report.queries import ReportDb
+from bagent.report.render import part
 
 MOST = 25
 FAULTS = 4
@@ -96,26 +98,20 @@ def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
     return f"Nearly all of them ended between {first} and {last}"
 
 
-def failures(db: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
-    """Make the section."""
-    stage = "stage, " * (sums["stages"] > 1)
-    by_status = db.rows(
-        f"""select {stage}status, error_kind, count(*) as "rows", 100.0 * count(*)
-                   / {"(select count(*) from results)" if not stage else "any_value(n)"} as percent
-            from results {
-            "join (select stage, count(*) as n from results group by stage) using (stage)"
-            if stage
-            else ""
-        }
-            where error_kind is not null group by all order by "rows" desc limit 40"""
-    )
-    names = ("error_kind", "status", "rows", "percent", "endpoints", "first_id", "example")
-    columns = ["stage"] * bool(stage) + list(names)
+def failures(db: ReportDb, mending: Mapping[str, tuple[str, str]], sums: dict[str, Any]) -> Html:
+    """Make the section: causes with the command that mends each, then details.
+
+    Args:
+        db: the tables of a run.
+        mending: what to change for each kind of failure, and the command.
+        sums: as :func:`bagent.report.run.totals` returns them.
+    """
+    alike = causes(db)
+    if not alike and not sums["failed"]:
+        return section("Failures", _attempts(db), name="failures")
     return section(
-        "Failures",
-        table(by_status),
-        heading("errors alike but for numbers and quoted values") if faults else "",
-        table([{name: row[name] for name in columns} for row in faults]),
+        "Why rows failed",
+        part("cause_list", alike, mending, sums["stages"]),
         _schema(db),
         _attempts(db),
         name="failures",

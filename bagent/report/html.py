@@ -58,7 +58,7 @@ def block(value: Any, limit: int) -> Html:
     """Text with its lines, at most ``limit`` characters; control characters are visible."""
     raw = "" if value is None else str(value)
     cut = raw[:limit] + (" ..." if len(raw) > limit else "")
-    return Html(f"<pre>{escape(printable(cut))}</pre>")
+    return Html(f'<pre tabindex="0">{escape(printable(cut))}</pre>')
 
 
 def printable(value: str) -> str:
@@ -90,13 +90,16 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
     columns = [n for n in names if any(row.get(n) is not None for row in rows)]
     numeric = {n for n in columns if all(_is_number(row.get(n)) for row in rows)}
     head = "".join(
-        f"<th{' class=n' * (name in numeric)}>{escape(names[name])}</th>" for name in columns
+        f"<th{' class=n' * (name in numeric)}>{escape(names[name])}</th>"
+        if names[name]
+        else "<td></td>"
+        for name in columns
     )
     body = "".join(
         f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows
     )
     return Html(
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -118,6 +121,8 @@ def _cell(name: str, value: Any) -> str:
     if _is_number(value):
         return f'<td class="n">{_measure(name, value)}</td>'
     content = text(value)
+    if name == "endpoint":
+        return f'<td class="host">{content}</td>'
     wide = " class=w" * (not isinstance(value, Html) and len(content) > WIDE)
     return f"<td{wide}>{content}</td>"
 

@@ -102,18 +102,18 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         _about(summary),
         *(note(message, "warn") for message in _warnings(summary)),
         _not_ok(summary["endpoints"]),
-        section("Loads", table(loads, _LOADS), html.charts(*_charts(loads)) if loads else ""),
-        section("Turns", table(summary.get("turns") or (), _TURNS)),
         section(
-            "Endpoints",
-            _verdicts(listed, _ENDPOINTS),
-            note(remaining),
+            "Endpoints over time",
             strip(
                 "Time for an output token, by endpoint over time",
                 _slices(listed, heat),
                 float(summary["seconds"]),
             ),
+            name="heat",
         ),
+        section("Loads", table(loads, _LOADS), html.charts(*_charts(loads)) if loads else ""),
+        section("Turns", table(summary.get("turns") or (), _TURNS)),
+        section("Endpoints", _verdicts(listed, _ENDPOINTS), note(remaining)),
         _failures(summary["failures"]),
         _compared(old, summary) if old is not None else Html(""),
         _definitions(summary),
@@ -172,14 +172,15 @@ def _verdicts(endpoints: Sequence[Numbers], heads: Mapping[str, str]) -> Html:
 def _charts(loads: Sequence[Numbers]) -> list[Html]:
     """Latency and goodput against rate, and throughput against latency.
 
-    A line never mixes open and closed loops: at the same rate they are not the same load.
+    A line never mixes open and closed loops: at the same rate they are not the same load. A chart
+    without a line of two points is left out: the table has its numbers.
     """
     closed = [load for load in loads if load["rate"] is None]
     opened = [load for load in loads if load["rate"] is not None]
     by_rate = [{**load, "offered": load["rate"] or load["rps"]} for load in opened or closed]
     rate = "requests/s offered, open loops" if opened else "requests/s served, closed loops"
-    return [
-        lines(
+    charts: list[tuple[str, Axes, list[Series]]] = [
+        (
             "Latency against rate",
             Axes(rate, "ms", log=True),
             [
@@ -188,12 +189,12 @@ def _charts(loads: Sequence[Numbers]) -> list[Html]:
                 _series("TTFT p50", by_rate, "offered", "ttft_p50_ms"),
             ],
         ),
-        lines(
+        (
             "Throughput and its price: the knee",
             Axes("E2E p50, ms", "output tokens/s"),
             [_series("output tokens/s", closed or opened, "e2e_p50_ms", "output_tok_s")],
         ),
-        lines(
+        (
             "Goodput against rate",
             Axes(rate, "requests/s"),
             [
@@ -201,6 +202,11 @@ def _charts(loads: Sequence[Numbers]) -> list[Html]:
                 _series("kept the SLO", by_rate, "offered", "goodput_rps"),
             ],
         ),
+    ]
+    return [
+        lines(title, axes, series)
+        for title, axes, series in charts
+        if any(len(line.points) > 1 for line in series)
     ]
 
 
@@ -284,4 +290,5 @@ def _definitions(summary: Numbers) -> Html:
     )
     limits = [f"{name} at most {ms:g} ms" for name, ms in summary["plan"]["slo"].items() if ms]
     slo = ", ".join(limits) or "none: every request that ended well is good"
-    return section("Definitions", Html(f"<dl>{terms}</dl>"), note(f"SLO: {slo}"))
+    folded = f"<details><summary>what each number means</summary><dl>{terms}</dl></details>"
+    return section("Definitions", Html(folded), note(f"SLO: {slo}"))

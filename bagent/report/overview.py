@@ -100,7 +100,7 @@ def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
            from results where endpoint is not null and copied_from is null
            group by endpoint order by endpoint"""
     )
-    down = _down(db)
+    down = down_endpoints(db)
     medians = {row["endpoint"]: row["p50"] for row in rows if row["p50"] is not None}
     total, failed = sum(row["rows"] for row in rows), sum(row["failed"] for row in rows)
     states = []
@@ -140,7 +140,7 @@ def _judge(
     return "ok", ""
 
 
-def _down(db: ReportDb) -> dict[str, str]:
+def down_endpoints(db: ReportDb) -> dict[str, str]:
     """Return when each endpoint that was not healthy at its last sample went down."""
     rows = db.rows(
         """select endpoint, max("at") filter (healthy) as up, min("at") as first,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,29 +43,55 @@ class ReportDb:
         """Run a statement that returns no rows."""
         self.connection.execute(sql)
 
-    def bins(self, column: str, source: str) -> list[tuple[float, float, int]]:
+    def bins(
+        self, column: str, source: str, *, whole: bool = False
+    ) -> list[tuple[float, float, int]]:
         """Return (from, to, count) of bins that grow by a constant factor.
 
         The outermost thousandths fall in the first and the last bin.
+
+        Args:
+            column: SQL of the number.
+            source: SQL of the rows.
+            whole: the numbers are whole, and so are the bounds of the bins.
         """
         span = self.row(
             f"select quantile_cont({column}, 0.001) as low, quantile_cont({column}, 0.999) as high"
             f" from {source} where {column} > 0"
         )
-        low, high = span["low"], span["high"]
-        if low is None:
+        if span["low"] is None:
             return []
-        low, high = float(low), max(float(high), float(low) * 1.1)
-        factor = math.log(high / low) / BINS
-        bin_sql = f"greatest(0, least({BINS - 1}, floor(ln({column} / {low}) / {factor})))::int"
-        rows = self.rows(
-            f"select {bin_sql} as bin, count(*) as n from {source} where {column} > 0 group by 1"
+        edges = _edges(float(span["low"]), float(span["high"]), whole=whole)
+        last = len(edges) - 2
+        counts = ", ".join(
+            f"count(*) filter ({within})"
+            for index, (low, high) in enumerate(pairwise(edges))
+            for within in [_within(column, low if index else None, high if index < last else None)]
         )
-        counts = {row["bin"]: row["n"] for row in rows}
-        return [
-            (low * math.exp(factor * i), low * math.exp(factor * (i + 1)), counts.get(i, 0))
-            for i in range(BINS)
-        ]
+        row = self.connection.execute(
+            f"select {counts} from {source} where {column} > 0"
+        ).fetchone()
+        bins = zip(pairwise(edges), row or (), strict=True)
+        return [(low, high, count) for (low, high), count in bins]
+
+
+def _within(column: str, low: float | None, high: float | None) -> str:
+    """Return SQL for a number from ``low`` to below ``high``; None is no bound."""
+    parts = [f"{column} >= {low!r}"] * (low is not None) + [f"{column} < {high!r}"] * (
+        high is not None
+    )
+    return " and ".join(parts) or "true"
+
+
+def _edges(low: float, high: float, *, whole: bool) -> list[float]:
+    """Return the bounds of at most :data:`BINS` bins."""
+    high = max(high, low * 1.1)
+    factor = math.log(high / low) / BINS
+    edges = [low * math.exp(factor * index) for index in range(BINS + 1)]
+    if not whole:
+        return edges
+    edges[-1] = math.floor(high) + 1
+    return sorted({float(math.floor(edge)) for edge in edges})
 
 
 def quantiles(column: str) -> str:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.observe.formatting import duration, milliseconds, money, visible
-from bagent.report import agents, cost, endpoints, failures, fields, html, rows, stages
+from bagent.observe.formatting import milliseconds, visible
+from bagent.report import (
+    agents,
+    answer_fields,
+    cost,
+    endpoints,
+    failures,
+    fields,
+    headline,
+    html,
+    rows,
+    stages,
+)
 from bagent.report.fields import Traits
 from bagent.report.html import Html, block, heading, note, number, section, table, text
-from bagent.report.queries import ANSWERED, BUCKETS, WEAK, ReportDb, quantiles
-from bagent.report.svg import histogram, stacked
+from bagent.report.overview import down_endpoints, throughput
+from bagent.report.queries import ANSWERED, WEAK, ReportDb, quantiles
+from bagent.report.render import part
+from bagent.report.svg import histogram
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -65,6 +77,12 @@ class ReportInfo(msgspec.Struct, frozen=True):
     earlier: Sequence[EarlierJob] = ()
     """The jobs before each change, oldest first."""
 
+    mending: Mapping[str, tuple[str, str]] = {}
+    """What to change for each kind of failure, and the command that mends it."""
+
+    properties: Mapping[str, str] = {}
+    """The property of each column of ``answers``; other columns hold the whole answer."""
+
 
 def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     """Make the page.
@@ -89,7 +107,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     shared = [fields.shared(traits, number) for number in range(1, failures.FAULTS + 1)]
     reported = {key for group in shared for key in group.fields}
     by_topic = {
-        "Endpoints": endpoints.findings(served) or _no_slow_one(served),
+        "Endpoints": endpoints.findings(served, down_endpoints(db)) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
             *failures.findings(faults, sums, [group.text for group in shared]),
@@ -99,14 +117,16 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         "Tools": agents.findings(calls),
     }
     earlier = _rows_of_earlier_jobs(db, about.earlier)
+    over = throughput(db)
     parts = [
-        cards(db, sums),
+        headline.headline(db, sums, over),
         _findings(by_topic),
+        failures.failures(db, about.mending, sums),
+        _answers(db, about),
         stages.stages(by_stage, sums),
-        timeline(db, sums),
+        headline.timeline(db, sums, over),
         distributions(db),
         endpoints.endpoints(db, served),
-        failures.failures(db, faults, sums),
         fields.fields(traits),
         agents.agents(db, calls),
         cost.cost(db, sums),
@@ -151,6 +171,21 @@ def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
     return section("The job", *parts, name="job")
 
 
+def _answers(db: ReportDb, about: ReportInfo) -> Html:
+    """The distribution of every property of the answers, or the lengths of their texts."""
+    last = about.stages[-1] if len(about.stages) > 1 else None
+    names = about.properties
+    profiles = answer_fields.profile_fields(db, last, names)
+    if not profiles:
+        texts = answer_fields.profile_texts(db, last)
+        profiles = [] if texts is None else [texts]
+    title = "the answer" if names else "the text"
+    cards = [part("field_card", p, title if p.name is None else p.name) for p in profiles]
+    stage = note(f"Answers of the stage {last}.") if last and cards else Html("")
+    fields = html.join([Html('<div class="fields">'), *cards, Html("</div>")])
+    return section("Answers", stage, fields if cards else "", name="answers")
+
+
 def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
     slower = [row["slower"] for row in served if row["slower"] is not None]
     if len(slower) < 2:
@@ -192,9 +227,6 @@ def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
     return html.page(about.name, [note(facts), *parts, made], script="page.js")
 
 
-SHORT = 20.0
-"""In a shorter run, in seconds, ticks are seconds from its start."""
-
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
            count(*) filter (error_kind is not null) as failed,
@@ -221,82 +253,6 @@ def totals(db: ReportDb) -> dict[str, Any]:
     return sums
 
 
-def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
-    """The main numbers, large."""
-    rows, seconds = sums["rows"], sums["seconds"]
-    accepted = rows - sums["ok"] - sums["failed"]
-    numbers = [
-        (sums["unit"] + " of all stages" * (sums["stages"] > 1), f"{rows:,}"),
-        ("ok", _share(sums["ok"], rows)),
-        *([("truncated (accepted)", _share(accepted, rows))] if accepted else []),
-        ("failed", _share(sums["failed"], rows)),
-        ("from first to last", duration(seconds)),
-    ]
-    if seconds > 0:
-        numbers.append((f"{sums['unit']} a second", number(rows / seconds)))
-        if sums["completion_tokens"]:
-            numbers.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
-    for name, label in (("prompt_tokens", "prompt tokens"), ("completion_tokens", "answer tokens")):
-        if sums[name] is not None:
-            numbers.append((label, f"{sums[name]:,}"))
-    if sums["cached_tokens"] and sums["prompt_tokens"]:
-        numbers.append(
-            ("prompt tokens cached", _share(sums["cached_tokens"], sums["prompt_tokens"]))
-        )
-    if sums["copied"]:
-        numbers.append(("copied from equal requests", f"{sums['copied']:,}"))
-    retries = db.row("select count(*) filter (try > 1) as again from attempts")["again"]
-    numbers.append(("retries", f"{retries:,}"))
-    if sums["cost_usd"] is not None:
-        numbers.append(("cost", money(sums["cost_usd"])))
-    inner = "".join(
-        f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for label, value in numbers
-    )
-    return Html(f'<div class="cards">{inner}</div>')
-
-
-def _share(part: int, total: int) -> str:
-    percent = 100 * part / total if total else 0.0
-    return f"{part:,} ({percent:.3g} %)" if part and total else f"{part:,}"
-
-
-def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
-    """Rows and tokens a second over time, in equal steps."""
-    if not sums["seconds"]:
-        return Html("")
-    step = sums["seconds"] / BUCKETS
-    bucket_sql = f"least({BUCKETS - 1}, floor((finished_at - {sums['began']}) / {step}))::int"
-    buckets = {
-        row["bucket"]: row
-        for row in db.rows(
-            f"""select {bucket_sql} as bucket, count(*) filter (error_kind is null) as ok,
-                       count(*) filter (error_kind is not null) as bad,
-                       coalesce(sum(completion_tokens), 0)::bigint as tokens
-                from results where finished_at is not null group by 1"""
-        )
-    }
-
-    def values(name: str) -> list[float]:
-        return [buckets[i][name] / step if i in buckets else 0.0 for i in range(BUCKETS)]
-
-    ticks = _clock_ticks(sums["began"], sums["seconds"])
-    rows = [("ok", "good", values("ok")), ("failed", "bad", values("bad"))]
-    parts = [stacked(f"{sums['unit']} a second", rows, ticks)]
-    if sums["completion_tokens"]:
-        parts.append(
-            stacked("answer tokens a second", [("tokens", "accent", values("tokens"))], ticks)
-        )
-    return section("Timeline", *parts)
-
-
-def _clock_ticks(began: float, seconds: float) -> list[tuple[float, str]]:
-    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
-    if seconds < SHORT:
-        return [(share, f"{share * seconds:.1f}s") for share in shares]
-    form = "%H:%M:%S" if seconds < 12 * 3600 else "%d %b %H:%M"
-    return [(share, time.strftime(form, time.gmtime(began + share * seconds))) for share in shares]
-
-
 _TIMES = {"latency_ms": "whole answer", "ttft_ms": "first token", "queue_ms": "waiting before it"}
 _TOKENS = {
     "prompt_tokens": "prompt tokens",
@@ -315,7 +271,7 @@ def distributions(db: ReportDb) -> Html:
         for column, label in list(_TIMES.items())[:2]
     ]
     charts += [
-        histogram(f"rows by {label}", db.bins(column, source), number)
+        histogram(f"rows by {label}", db.bins(column, source, whole=True), number)
         for column, label in list(_TOKENS.items())[:2]
     ]
     if not any(row["answers"] for row in (*times, *tokens)):

@@ -4,5 +4,6 @@
 - ``tables``: the tables of a run, renewed while it goes on; ``catalog``: the runs that are served
 - ``filters``, ``rows``: which rows are listed, and the list, its pages and its export
 - ``row``, ``prompts``, ``transcript``, ``diff``: everything about one row
-- ``render``: the templates, and the one function through which values reach a page
+
+The templates escape by :mod:`bagent.report.render`.
 """

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,11 +15,10 @@ import msgspec
 from aiohttp import web
 
 from bagent.errors import BagentError, UsageError
-from bagent.report import answer_fields, overview
+from bagent.report import answer_fields, overview, render
 from bagent.report.queries import ReportDb
 from bagent.runs.run_state import mending_commands, next_lines
-from bagent.store.tables.schema import STATUSES, answer_names
-from bagent.view import render
+from bagent.store.tables.schema import STATUSES
 from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs
 from bagent.view.diff import word_diff
@@ -35,6 +35,8 @@ from bagent.view.rows import (
     row_columns,
 )
 from bagent.view.transcript import read_transcript
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 WAIT_SECONDS = 0.7
 """A page waits so long for its tables; then it says that they are being made."""
@@ -106,12 +108,7 @@ class Handlers:
         viewed = await self._viewed(request)
         stages = viewed.info().stages
         stage = request.query.get("stage") or (stages[-1] if len(stages) > 1 else None)
-        names = {
-            column: name
-            for name, column in answer_names(
-                name for name, _ in viewed.info().answer_columns if name is not None
-            ).items()
-        }
+        names = answer_fields.property_names(viewed.info().answer_columns)
 
         def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
             fields = answer_fields.profile_fields(db, stage, names)
@@ -351,7 +348,7 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
 
 def live_values(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a page shows of a state, as text where it is for people."""
-    render_env = render.environment().filters
+    filters = render.environment().filters
     eta, cost, speed = state["eta_s"], state["cost_usd"], state["rows_per_s"]
     return {
         "state": state["state"],
@@ -359,9 +356,9 @@ def live_values(state: Mapping[str, Any]) -> dict[str, Any]:
         "accepted": state["accepted"],
         "failed": state["failed"],
         "remaining": state["remaining"],
-        "eta": "" if eta is None else render_env["duration"](eta),
-        "cost": "" if cost is None else render_env["usd"](cost),
-        "speed": "" if speed is None else render_env["rate"](speed),
+        "eta": "" if eta is None else filters["duration"](eta),
+        "cost": "" if cost is None else filters["usd"](cost),
+        "speed": "" if speed is None else filters["rate"](speed),
         "tokens": state["completion_tokens"],
     }
 
@@ -392,5 +389,5 @@ def _base(request: web.Request) -> str:
 def _page(template: str, request: web.Request, **values: Any) -> web.Response:
     run = values.get("run")
     here = f"{_base(request)}/run/{quote(run.name, safe='')}" if run is not None else ""
-    text = render.page(template, base=_base(request), here=here, **values)
+    text = render.page(TEMPLATES, template, base=_base(request), here=here, **values)
     return web.Response(text=text, content_type="text/html")

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from bagent.errors import BagentError
 from bagent.proxy.auth import address_guard
-from bagent.view import render
+from bagent.report import render
 from bagent.view.catalog import RunCatalog
-from bagent.view.handlers import Handlers
+from bagent.view.handlers import TEMPLATES, Handlers
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline';"
@@ -137,7 +137,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except duckdb.Error as error:
         message, hint = str(error).splitlines()[0], ""
     text = render.page(
-        "error.html", message=message, hint=hint, base=f"/{request.path.split('/')[1]}"
+        TEMPLATES, "error.html", message=message, hint=hint, base=f"/{request.path.split('/')[1]}"
     )
     return web.Response(text=text, content_type="text/html", status=400)
 

@@ -131,12 +131,24 @@ def test_what_is_wrong_stands_before_all_numbers(measured: dict[str, Any]) -> No
     assert "Not ok" not in page(measured, [], None)
 
 
+def test_a_single_load_has_no_charts_and_the_heat_map_comes_first(
+    measured: dict[str, Any],
+) -> None:
+    measured["loads"] = measured["loads"][:1]
+    text = page(measured, [], None)
+    (heat,) = re.findall(r"<figure>.*?</figure>", text)
+    assert "by endpoint over time" in heat
+    assert text.index(heat) < text.index('<section id="loads">')
+    assert "<details><summary>what each number means" in text
+
+
 def test_open_and_closed_loops_are_not_mixed_on_a_line(measured: dict[str, Any]) -> None:
     closed = measured["loads"][0]
     opened = [{**closed, "load": f"rate={n}", "rate": float(n), "rps": float(n)} for n in (1, 2, 3)]
-    measured["loads"] = [closed, *opened]
+    slower = {**closed, "e2e_p50_ms": 2 * closed["e2e_p50_ms"]}
+    measured["loads"] = [closed, slower, *opened]
     charts = re.findall(r"<figure>.*?</figure>", page(measured, [], None))
-    latency, knee, goodput, _ = charts
+    _, latency, knee, goodput = charts
     assert "rate=1" in latency and f"{closed['load']}:" not in latency
     assert f"{closed['load']}:" in knee and "rate=" not in knee
     assert goodput.count("rate=3") == 2 and "open loops" in goodput

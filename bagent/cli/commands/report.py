@@ -78,7 +78,8 @@ def report(
 def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.render.report_job import NOT_KEPT, NOT_OWN, prompts_of, settings_of
     from bagent.report import EarlierJob, ReportInfo
-    from bagent.runs.run_state import describe
+    from bagent.report.answer_fields import property_names
+    from bagent.runs.run_state import describe, mending_commands
     from bagent.store.run_dir import merge_changes
 
     state = describe(run, log)
@@ -107,6 +108,8 @@ def _about(run: RunDir) -> ReportInfo:
             EarlierJob(c.at, ", ".join(c.changed), tuple(prompts_of(c.job, unread=NOT_KEPT)))
             for c in merge_changes(info.changes if info else ())
         ),
+        mending=mending_commands(run, state, state["by_kind"]),
+        properties=property_names(info.answer_columns) if info else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""The templates of the pages, and the one function through which values reach them."""
+"""Templates of pages, and the one function through which values reach them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import bagent.report
 from bagent.observe.formatting import counted, duration, milliseconds, money, rate, visible
 from bagent.report.html import Html, number, printable
 
-_FOLDERS = (Path(__file__).parent / "templates", Path(bagent.report.__file__).parent / "templates")
+TEMPLATES = Path(__file__).parent / "templates"
+"""The templates that several pages share."""
 
 LONGEST_TEXT = 100_000
 """Characters of one text on a page; a link leads to the whole."""
@@ -35,10 +35,13 @@ def _value(value: Any) -> Any:
 
 
 @cache
-def environment() -> Environment:
-    """Return the environment of the templates; it escapes everything."""
+def environment(folder: Path = TEMPLATES) -> Environment:
+    """Return the environment of the templates of a folder and the shared ones.
+
+    It escapes everything.
+    """
     made = Environment(
-        loader=FileSystemLoader(_FOLDERS),
+        loader=FileSystemLoader((folder, TEMPLATES)),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_value,
@@ -64,9 +67,14 @@ def environment() -> Environment:
     return made
 
 
-def page(template: str, **values: Any) -> str:
-    """Return a page."""
-    return environment().get_template(template).render(**values)
+def page(folder: Path, template: str, **values: Any) -> str:
+    """Return a page made by a template of a folder."""
+    return environment(folder).get_template(template).render(**values)
+
+
+def part(name: str, *values: Any) -> Html:
+    """Return a part of a page: a macro of ``parts.html`` with its values."""
+    return Html(getattr(environment().get_template("parts.html").module, name)(*values))
 
 
 def json_text(value: Any) -> str:
