@@ -5,7 +5,8 @@ One finished row costs about a microsecond, and the memory does not grow with th
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -83,6 +84,31 @@ def seconds_left(to_do: int | None, rows_per_s: float, throttled_s: float) -> fl
     return max(to_do / rows_per_s, throttled_s)
 
 
+ENOUGH_COSTS = 20
+"""With fewer answers nothing is said of the cost at the end."""
+
+
+def cost_range(
+    spent: float, squares: float, answers: int, to_do: int
+) -> tuple[float, float] | None:
+    """Return the range in which the cost lies at the end, at 95 %; None with too few answers.
+
+    Args:
+        spent: the sum of the costs of the answers so far.
+        squares: the sum of their squares.
+        answers: how many they are.
+        to_do: how many are to come; they are taken to be like those so far.
+    """
+    if answers < ENOUGH_COSTS:
+        return None
+    mean = spent / answers
+    variance = max(0.0, squares / answers - mean * mean)
+    # The spread of those to come, and the doubt in the mean.
+    spread = 2 * math.sqrt(variance * to_do * (1 + to_do / answers))
+    expected = spent + to_do * mean
+    return max(spent, expected - spread), expected + spread
+
+
 WINDOW_S = 30
 """Length of the sliding window of the recent speed, in seconds."""
 
@@ -90,6 +116,9 @@ _FOLD_AT = 256
 """The most finished rows that wait to be added up."""
 
 _LAST = 10
+
+_RECENT_TIMES = 64
+"""Good attempts of each endpoint whose time is kept."""
 
 
 class _Window:
@@ -156,8 +185,9 @@ class RunCounters:
     """Counts finished rows and requests.
 
     ``latency`` and ``ttft`` are live histograms in milliseconds of answers, without failed and
-    copied rows. ``by_endpoint`` has (attempts, failed attempts), ``samples`` the last sample of
-    each endpoint, ``caches`` their cache hits, ``last`` a few of the rows that ended last.
+    copied rows. ``by_endpoint`` has (attempts, failed attempts), ``times`` the seconds of the last
+    good attempts at each endpoint, ``samples`` its last sample, ``caches`` the cache hits, ``last``
+    a few of the rows that ended last.
 
     Args:
         clock: monotonic seconds; the run begins now.
@@ -172,6 +202,7 @@ class RunCounters:
         "_completion",
         "_copied",
         "_cost",
+        "_cost_squares",
         "_cut_at",
         "_done",
         "_errors",
@@ -197,6 +228,7 @@ class RunCounters:
         "last",
         "latency",
         "samples",
+        "times",
         "ttft",
     )
 
@@ -215,11 +247,13 @@ class RunCounters:
         self._done = self._sent = self._copied = self._answers = self._no_counts = 0
         self._prompt, self._cached, self._completion, self._reasoning = (_Sum(0) for _ in range(4))
         self._cost = _Sum(0.0)
+        self._cost_squares = 0.0
         self._valid = self._not_valid = 0
         self._requests = self._tries = self._retries = self._throttled = 0
         self._group: str | None = None
         self._cut_at: tuple[int, int] | None = None
         self.by_endpoint: dict[str, tuple[int, int]] = {}
+        self.times: dict[str, deque[float]] = {}
         self.samples: dict[str, EndpointSample] = {}
         self.caches = Caches()
         self.last: list[Outcome] = []
@@ -264,7 +298,9 @@ class RunCounters:
         self._answers += len(answers)
         self._cached.add([o.cached_tokens for o in answers])
         self._reasoning.add([o.reasoning_tokens for o in answers])
-        self._cost.add([o.cost_usd for o in answers])
+        costs = [o.cost_usd for o in answers]
+        self._cost.add(costs)
+        self._cost_squares += sum(cost * cost for cost in costs if cost is not None)
         first_tries = [o.first_try_valid for o in answers]
         self._valid += first_tries.count(True)
         self._not_valid += first_tries.count(False)
@@ -307,6 +343,10 @@ class RunCounters:
         kind = a.error_kind
         tries, failed = self.by_endpoint.get(a.endpoint, (0, 0))
         self.by_endpoint[a.endpoint] = (tries + 1, failed + (kind is not None))
+        if kind is None and a.done is not None:
+            if a.endpoint not in self.times:
+                self.times[a.endpoint] = deque(maxlen=_RECENT_TIMES)
+            self.times[a.endpoint].append(a.done - a.sent)
         if kind is not None:
             self._failed_tries[kind] = self._failed_tries.get(kind, 0) + 1
         if new_request and (a.status_code == 429 or kind == "rate_limited"):
@@ -348,6 +388,7 @@ class RunCounters:
             tokens=self._tokens(),
             cost_usd=self._cost.total_of(self._answers),
             cost_unknown=self._cost.unknown,
+            cost_at_end=self._cost_at_end(to_do),
             first_try_valid=self._valid,
             first_try_total=self._valid + self._not_valid,
             latency=self.latency.distribution(),
@@ -372,6 +413,12 @@ class RunCounters:
             unit=run.unit,
             several_stages=run.several_stages,
         )
+
+    def _cost_at_end(self, to_do: int | None) -> tuple[float, float] | None:
+        """Return the range of the cost of this start at its end."""
+        if self._cost.unknown or not to_do:
+            return None
+        return cost_range(self._cost.total, self._cost_squares, self._answers, to_do)
 
     def _this_start(self) -> StartCounts:
         own = Totals.of(self._codes)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+import textwrap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live as Screen
@@ -12,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from bagent.observe.formatting import name_of, percent, rate, visible
+from bagent.observe.formatting import milliseconds, name_of, percent, rate, visible
 from bagent.observe.live_state import EndpointLine, Live
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
@@ -27,8 +30,11 @@ REDRAW_S = 1.0
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEADS = 6
-_OTHERS = 50
+_OTHERS = 66
 """Columns of the screen beside an endpoint's name."""
+
+_SLOW = 1.5
+"""An endpoint that takes so many times the median of all is called slow."""
 
 _NOTES = 3
 _HEALTH = {"ok": "green", "down": "red", "leaving": "dim"}
@@ -72,20 +78,23 @@ class _View:
         rows = (options.height or console.size.height) - _HEADS - 3
         parts: list[RenderableType] = [
             Text(board.header, style="bold", no_wrap=True, overflow="ellipsis"),
-            RunView(self._s),
+            RunView(self._s, width),
             *_history(board.history, width),
         ]
         notes = list(board.notes)[-_NOTES:]
         rows -= len(notes) + 2
         lines = board.live.endpoints() if board.live else []
         endpoints = lines_shown(lines, max(2, min(len(lines), rows // 2)))
-        parts += [Rule("endpoints", style="dim"), _endpoints(endpoints, len(lines), width)]
+        parts += [Rule("endpoints", style="dim"), _endpoints(endpoints, lines, width)]
         rows -= len(endpoints) + 3
         errors = self._s.errors[: max(0, min(4, rows // 2))]
         if errors:
             parts.append(Rule("errors", style="dim"))
-            parts += [_line(f"{e.count:,} x {e.kind}: {e.text}", "red") for e in errors]
-            rows -= len(errors) + 1
+            wrapped = [_wrapped(f"{e.count:,} x {e.kind}: {e.text}", width) for e in errors]
+            roomy = sum(map(len, wrapped)) <= max(len(errors), rows // 2)
+            drawn = [line for lines_of in wrapped for line in lines_of[: 2 if roomy else 1]]
+            parts += [_line(line, "red") for line in drawn]
+            rows -= len(drawn) + 1
         last = list(board.live.last())[-max(0, rows - 1) :] if board.live and rows > 1 else []
         if last:
             parts.append(Rule("last answers", style="dim"))
@@ -98,9 +107,21 @@ class _View:
 
 
 def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
-    """Return the endpoints that need attention first, then the busiest."""
-    order = sorted(lines, key=lambda e: (e.health == "ok", -e.failed, -e.in_flight))
-    return order[:most]
+    """Return the endpoints that need attention first, slow ones among them, then the busiest."""
+    slower = times_the_median(lines)
+
+    def order(e: EndpointLine) -> tuple[bool, bool, float, int]:
+        times = slower.get(e.name, 0.0)
+        return e.health == "ok", times < _SLOW, -times if times >= _SLOW else 0.0, -e.in_flight
+
+    return sorted(lines, key=order)[:most]
+
+
+def times_the_median(lines: Sequence[EndpointLine]) -> dict[str, float]:
+    """Return the time of each endpoint relative to the median of all; empty for a single one."""
+    times = {e.name: e.p50_s for e in lines if e.p50_s is not None}
+    middle = statistics.median(times.values()) if len(times) > 1 else 0.0
+    return {name: seconds / middle for name, seconds in times.items()} if middle > 0 else {}
 
 
 def _history(history: History, width: int) -> Iterable[Text]:
@@ -113,33 +134,55 @@ def _history(history: History, width: int) -> Iterable[Text]:
             yield line
 
 
-def _endpoints(lines: Sequence[EndpointLine], count: int, width: int) -> Table:
+def _endpoints(
+    lines: Sequence[EndpointLine], everything: Sequence[EndpointLine], width: int
+) -> Table:
+    """Draw the endpoints; columns that no endpoint has a value for are left out."""
+    slower = times_the_median(everything)
+    columns: dict[str, list[str | Text]] = {
+        "endpoint": [Text(visible(e.name, 200)) for e in lines],
+        "": [_health(e, slower) for e in lines],
+        "in flight": [f"{e.in_flight:,}/{e.limit:,}" for e in lines],
+        "waiting": ["" if e.waiting is None else f"{e.waiting:,}" for e in lines],
+        "cache": ["" if e.hit_rate is None else percent(e.hit_rate) for e in lines],
+        "p50": ["" if e.p50_s is None else milliseconds(1000 * e.p50_s) for e in lines],
+        "x median": [f"{slower[e.name]:.1f}" if e.name in slower else "" for e in lines],
+        "attempts": [f"{e.tries:,}" for e in lines],
+        "failed": [Text(f"{e.failed:,}", style="red" if e.failed else "") for e in lines],
+    }
+    columns = {
+        name: cells for name, cells in columns.items() if any(str(c) for c in cells) or not name
+    }
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False)
-    for name in ("endpoint", "", "in flight", "waiting", "cache", "attempts", "failed"):
-        table.add_column(
-            name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="left" if name in ("endpoint", "") else "right",
-            max_width=max(8, min(34, width - _OTHERS)) if name == "endpoint" else None,
-        )
-    for e in lines:
-        table.add_row(
-            Text(visible(e.name, 60)),
-            Text(e.health, style=_HEALTH.get(e.health, "yellow")),
-            f"{e.in_flight:,}/{e.limit:,}",
-            "" if e.waiting is None else f"{e.waiting:,}",
-            "?" if e.hit_rate is None else percent(e.hit_rate),
-            f"{e.tries:,}",
-            Text(f"{e.failed:,}", style="red" if e.failed else ""),
-        )
-    if count > len(lines):
-        table.add_row(Text(f"and {count - len(lines):,} more", style="dim"))
+    for name in columns:
+        is_text = name in ("endpoint", "")
+        most = max(8, width - _OTHERS) if name == "endpoint" else None
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify, max_width=most)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    if len(everything) > len(lines):
+        table.add_row(Text(f"and {len(everything) - len(lines):,} more", style="dim"))
     return table
+
+
+def _health(e: EndpointLine, slower: Mapping[str, float]) -> Text:
+    """Return the state of an endpoint; one that serves, but late, is slow."""
+    if e.health == "ok" and slower.get(e.name, 0.0) >= _SLOW:
+        return Text("slow", style="yellow")
+    return Text(e.health, style=_HEALTH.get(e.health, "yellow"))
 
 
 def _line(text: str, style: str) -> Text:
     return Text(visible(text, 400), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a text as at most two lines, wrapped at words."""
+    indent = "    "
+    return textwrap.wrap(
+        visible(text, 400), width, subsequent_indent=indent, max_lines=2, placeholder=" ..."
+    )
 
 
 def _mood(status: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -50,6 +51,17 @@ class EndpointLine(msgspec.Struct, frozen=True):
     hit_rate: float | None = None
     """The share (0 to 1) of prompt tokens that its prefix cache had in this run."""
 
+    p50_s: float | None = None
+    """The median time of its last good attempts; None with fewer than five."""
+
+
+ENOUGH_TIMES = 5
+
+
+def median_time(seconds: Collection[float]) -> float | None:
+    """Return the median of the times of an endpoint; None with too few."""
+    return statistics.median(seconds) if len(seconds) >= ENOUGH_TIMES else None
+
 
 class Live:
     """A running run, for displays.
@@ -79,6 +91,7 @@ class Live:
                     failed=failed,
                     waiting=None if sample is None else sample.waiting,
                     hit_rate=self.tally.caches.share(state.name),
+                    p50_s=median_time(self.tally.times.get(state.name, ())),
                 )
             )
         return lines

@@ -129,6 +129,9 @@ class Rates(msgspec.Struct, frozen=True):
     completion_tokens_per_s: float | None
 
 
+_APART = 1.2
+"""Times to the end that differ by a larger factor are shown as a range."""
+
 _ENOUGH_ROWS = 10
 """With fewer rows in the recent window the overall speed is shown and used for the ETA."""
 
@@ -231,7 +234,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     (``on_failure: drop``), by that stage. ``tools`` are the calls of each tool of the job, also of
     tools that were never called, over the whole run; known at its end. ``unit`` is what the totals
     count: ``row``, or ``answer`` where a row has several. With ``several_stages`` speeds and
-    ``to_do`` count the results of all of them.
+    ``to_do`` count the results of all of them. ``cost_at_end`` is the range in which the cost of
+    this start ends by the answers so far, None where that is not known.
     """
 
     elapsed_s: float
@@ -276,6 +280,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     causes: dict[str, int] = {}
     unit: str = "row"
     several_stages: bool = False
+    cost_at_end: tuple[float, float] | None = None
 
     def with_totals(self, totals: Totals) -> Snapshot:
         """Return this state with the totals of the whole run as the journal has them."""
@@ -308,6 +313,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     def speed_unit(self) -> str:
         """What speeds and ``to_do`` count."""
         return "result" if self.several_stages else self.unit
+
+    @property
+    def eta_range(self) -> tuple[float, float] | None:
+        """The seconds to the end by the recent and by the overall speed; None where they agree."""
+        slow, fast = sorted(speed.rows_per_s for speed in (self.recent, self.overall))
+        if self.eta_s is None or not self.to_do or slow <= 0:
+            return None
+        low, high = (max(self.to_do / speed, self.fleet.throttled_s) for speed in (fast, slow))
+        return (low, high) if high > _APART * low else None
 
     @property
     def first_try_share(self) -> float | None:

@@ -38,8 +38,11 @@ def position(s: Snapshot) -> str:
 
 
 def arrival(s: Snapshot) -> str:
-    """When the run will end: ``ETA 1m20s``."""
-    return f"ETA {duration(s.eta_s)}"
+    """When the run will end: ``ETA 1m20s``, or ``ETA 1m20s to 1m50s`` where the speed changed."""
+    if s.eta_range is None:
+        return f"ETA {duration(s.eta_s)}"
+    low, high = map(duration, s.eta_range)
+    return f"ETA {low} to {high}"
 
 
 def results(s: Snapshot) -> list[Phrase]:
@@ -98,6 +101,9 @@ def speed(s: Snapshot) -> list[Phrase]:
         phrases.append(Phrase(f"{rate(rates.completion_tokens_per_s)} tok/s"))
     if s.cost_usd is not None:
         phrases.append(Phrase(money(s.cost_usd)))
+    if s.cost_at_end is not None:
+        low, high = map(money, s.cost_at_end)
+        phrases.append(Phrase(f"{low if low == high else f'{low} to {high}'} at the end"))
     return phrases
 
 

@@ -41,15 +41,21 @@ def make_console(out: SafeTextStream, env: Mapping[str, str], width: int | None)
 
 
 class RunView:
-    """A snapshot as a renderable of any width."""
+    """A snapshot as a renderable of any width.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    Args:
+        snapshot: the state.
+        widest: the most columns to use.
+    """
+
+    def __init__(self, snapshot: Snapshot, widest: int = _WIDEST) -> None:
         self._s = snapshot
+        self._widest = widest
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
         """Lines no wider than the console is at this moment."""
         s = self._s
-        width = min(options.max_width, _WIDEST)
+        width = min(options.max_width, self._widest)
         lines: list[RenderableType] = [*_bar(s, width)]
         for phrases in (results(s), stages(s), work(s), [*speed(s), Phrase(duration(s.elapsed_s))]):
             lines += flow(phrases, width)

@@ -10,11 +10,14 @@ import msgspec
 
 from bagent.observe.formatting import milliseconds
 from bagent.report.endpoints import SLOW
-from bagent.report.queries import ReportDb, median
+from bagent.report.queries import ANSWERED, ReportDb, median
 
 MOST_CAUSES = 12
 STEPS = 60
 """Steps of the throughput over time."""
+
+RECENT_STEPS = 20
+"""Steps whose speeds give the range of the time to the end."""
 
 GAP = 30.0
 """Seconds without a finished row, beside a share of the run, that count as a pause."""
@@ -181,6 +184,29 @@ def throughput(db: ReportDb) -> Throughput | None:
     for row in rows:
         ok[row["bin"]], failed[row["bin"]] = row["ok"], row["failed"]
     return Throughput(began, seconds, ok, failed, _pauses(ok, failed, step, seconds))
+
+
+def costs(db: ReportDb) -> tuple[float, float, int] | None:
+    """Return the sum of the costs of answers, of their squares, and how many; None if unknown."""
+    row = db.row(
+        f"""select sum(cost_usd) as spent, sum(cost_usd * cost_usd) as squares,
+                   count(cost_usd) as known, count(*) as answers
+            from results where {ANSWERED}"""
+    )
+    if not row["known"] or row["known"] < row["answers"]:
+        return None
+    return row["spent"], row["squares"], row["known"]
+
+
+def seconds_range(over: Throughput, remaining: int) -> tuple[float, float] | None:
+    """Return the seconds to the end by the faster and slower quarters of the last steps."""
+    step = over.seconds / STEPS
+    recent = [a + b for a, b in zip(over.ok, over.failed, strict=True)][-RECENT_STEPS - 1 : -1]
+    speeds = sorted(rows / step for rows in recent if rows)
+    if len(speeds) < RECENT_STEPS // 2 or not remaining:
+        return None
+    quarter = len(speeds) // 4
+    return remaining / speeds[-quarter - 1], remaining / speeds[quarter]
 
 
 def _pauses(

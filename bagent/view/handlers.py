@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,10 @@ import msgspec
 from aiohttp import web
 
 from bagent.errors import BagentError, UsageError
+from bagent.observe.counters import cost_range
+from bagent.observe.formatting import duration, money, rate
 from bagent.report import answer_fields, overview, render
+from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.runs.run_state import mending_commands, next_lines
 from bagent.store.tables.schema import STATUSES
@@ -77,7 +80,7 @@ class Handlers:
         viewed = await self._viewed(request)
         viewed.tables.renew_if_due()
         state, values = await asyncio.gather(
-            asyncio.to_thread(viewed.state), self._overview(viewed)
+            asyncio.to_thread(viewed.state), self.overview_of(viewed)
         )
         ready = bool(values)
         counts: Counter[str] = Counter()
@@ -93,11 +96,12 @@ class Handlers:
             ready=ready,
             steps=steps,
             mending=mending,
+            live=live_values(state, values),
             **{"causes": [], "throughput": None, "endpoints": [], **values},
         )
 
     @staticmethod
-    async def _overview(viewed: ViewedRun) -> dict[str, Any]:
+    async def overview_of(viewed: ViewedRun) -> dict[str, Any]:
         """Return what the tables say of a run; empty while they are being made."""
         if not await viewed.tables.ready(WAIT_SECONDS):
             return {}
@@ -280,6 +284,7 @@ def _overview(db: ReportDb) -> dict[str, Any]:
         "causes": overview.causes(db),
         "throughput": overview.throughput(db),
         "endpoints": overview.endpoint_states(db),
+        "costs": overview.costs(db),
     }
 
 
@@ -334,7 +339,8 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
         started = time.monotonic()
         state = await asyncio.to_thread(viewed.state)
         viewed.tables.renew_if_due()
-        values = {**live_values(state), "version": viewed.tables.version}
+        tables = await Handlers.overview_of(viewed)
+        values = {**live_values(state, tables), "version": viewed.tables.version}
         if values != last:
             yield b"data: " + msgspec.json.encode(values) + b"\n\n"
             last = values
@@ -346,21 +352,42 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
         await asyncio.sleep(max(EVENT_SECONDS, EVENT_SHARE * (time.monotonic() - started)))
 
 
-def live_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a page shows of a state, as text where it is for people."""
-    filters = render.environment().filters
-    eta, cost, speed = state["eta_s"], state["cost_usd"], state["rows_per_s"]
+def live_values(state: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a page shows of a state, as text where it is for people.
+
+    Args:
+        state: as :func:`bagent.runs.run_state.describe` returns it.
+        tables: what the tables say; empty while they are being made.
+    """
+    eta, cost, speed, remaining = (
+        state[name] for name in ("eta_s", "cost_usd", "rows_per_s", "remaining")
+    )
+    running = state["state"] == "running"
+    over, costs = tables.get("throughput"), tables.get("costs")
+    times = seconds_range(over, remaining) if running and remaining and over else None
+    at_end = None
+    if running and remaining and costs:
+        spent, squares, answers = costs
+        at_end = cost_range(spent, squares, answers, remaining)
     return {
         "state": state["state"],
         "ok": state["ok"],
         "accepted": state["accepted"],
         "failed": state["failed"],
-        "remaining": state["remaining"],
-        "eta": "" if eta is None else filters["duration"](eta),
-        "cost": "" if cost is None else filters["usd"](cost),
-        "speed": "" if speed is None else filters["rate"](speed),
+        "remaining": remaining,
+        "eta": _range(times, duration) or ("" if eta is None else duration(eta)),
+        "cost": "" if cost is None else money(cost),
+        "cost_at_end": _range(at_end, money),
+        "speed": "" if speed is None else rate(speed),
         "tokens": state["completion_tokens"],
     }
+
+
+def _range(bounds: tuple[float, float] | None, write: Callable[[float], str]) -> str:
+    if bounds is None:
+        return ""
+    low, high = map(write, bounds)
+    return low if low == high else f"{low} to {high}"
 
 
 def _required_key(request: web.Request) -> RowKey:

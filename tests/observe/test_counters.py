@@ -185,6 +185,45 @@ def test_the_speed_that_is_shown_leads_to_the_eta(
     assert shown == [f"{rate(speed)} rows/s", f"{rate(2 * speed)} tok/s"]
 
 
+def test_where_the_speed_changed_the_end_is_a_range(
+    tally: RunCounters, make: Any, clock: Any
+) -> None:
+    for row in range(100):
+        clock.now += 1
+        tally.outcome(make.outcome(row))
+    steady = make.snapshot(tally, make.fleet(in_flight=60))
+    assert steady.eta_range is None
+    assert " to " not in status_text.arrival(steady)
+    for row in range(100, 400):
+        clock.now += 0.1
+        tally.outcome(make.outcome(row))
+    s = make.snapshot(tally, make.fleet(in_flight=60))
+    assert s.eta_range == pytest.approx((6, 60 / (400 / 130)), rel=0.02)
+    assert status_text.arrival(s) == "ETA 6.0s to 19s"
+
+
+def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
+    tally: RunCounters, make: Any
+) -> None:
+    fleet = make.fleet(in_flight=300)
+    for row in range(19):
+        tally.outcome(make.outcome(row, cost_usd=0.01))
+    assert make.snapshot(tally, fleet).cost_at_end is None
+    for row in range(19, 100):
+        tally.outcome(make.outcome(row, cost_usd=0.01))
+    assert make.snapshot(tally, fleet).cost_at_end == pytest.approx((4.0, 4.0))
+    for row in range(100, 200):
+        tally.outcome(make.outcome(row, cost_usd=0.03))
+    s = make.snapshot(tally, fleet)
+    assert s.cost_usd == pytest.approx(4.0)
+    # 300 more of 0.02 each, with a deviation of 0.01 in the sum and in the mean
+    spread = 2 * 0.01 * (300 + 300**2 / 200) ** 0.5
+    assert s.cost_at_end == pytest.approx((10 - spread, 10 + spread))
+    assert "at the end" in status_text.speed(s)[-1].text
+    tally.outcome(make.outcome(200, cost_usd=None))
+    assert make.snapshot(tally, fleet).cost_at_end is None
+
+
 def test_speeds_of_several_stages_count_results_and_not_rows(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:

@@ -79,6 +79,23 @@ def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
     assert line.split() == ["a", "ok", "12/64", "7", "75", "%", "2", "1"]
 
 
+def test_a_slow_endpoint_comes_first_and_is_named_so(clock, make, tally, busy):
+    for name, seconds in (("fast", 1.0), ("usual", 1.2), ("late", 4.0)):
+        for number in range(6):
+            sent = 10.0 + number
+            attempt = make.attempt(f"{name}{number}", endpoint=name)
+            tally.attempt(msgspec.structs.replace(attempt, sent=sent, done=sent + seconds))
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, lambda: [State("fast"), State("usual"), State("late")]))
+    clock.now += 1
+    dashboard.update(busy())
+    lines = [line.split() for line in last_screen(out) if "12/64" in line]
+    assert [line[:2] for line in lines] == [["late", "slow"], ["fast", "ok"], ["usual", "ok"]]
+    assert lines[0][2:] == ["12/64", "4.0s", "3.3", "6", "0"]
+    assert not any("cache" in line for line in last_screen(out))
+
+
 def test_the_last_answers_and_the_errors_are_there_without_control_codes(clock, make, tally, busy):
     tally.outcome(make.outcome(7, text="fine\x1b[31m", id="the-id"))
     dashboard, out = board(clock)

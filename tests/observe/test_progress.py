@@ -33,7 +33,7 @@ def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
         "[14s] 1,509 of ~6,700 rows (22 %), 1,500 ok, 9 failed (timeout 5, rejected 3, schema 1), "
         "this start: 1,209 sent; 64/64 in flight, 100 waiting, 2 retrying, "
         "throttled for 3.0s (42 answers), 3 of 4 endpoints up; "
-        "86.4 rows/s, 1,714 tok/s, $0.1200, ETA 1m00s; throttling begins\n"
+        "86.4 rows/s, 1,714 tok/s, $0.1200, $0.6391 at the end, ETA 1m00s; throttling begins\n"
     )
 
 

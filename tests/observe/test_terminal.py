@@ -39,7 +39,7 @@ def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
         "1,500 ok  9 failed (timeout 5, rejected 3, schema 1)  this start: 1,209 sent",
         "64/64 in flight  100 waiting  2 retrying  throttled for 3.0s (42 answers)",
         "3 of 4 endpoints up",
-        "86.4 rows/s  1,714 tok/s  $0.1200  14s",
+        "86.4 rows/s  1,714 tok/s  $0.1200  $0.6391 at the end  14s",
     ]
     assert "━" in lines[0]
 

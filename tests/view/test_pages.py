@@ -6,12 +6,15 @@ import json
 
 import pytest
 
+from bagent.report.overview import costs, throughput
+from bagent.report.queries import ReportDb
 from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
+from bagent.view.handlers import live_values
 from support.agent_jobs import agent_job, calls
 from support.jobs import write_job
 from support.replies import ok, ok_json, status
-from support.report_pages import read
+from support.report_pages import TableRun, read
 from support.stage_jobs import write_stages
 from support.stored_runs import make_run, stored
 from support.viewed_runs import viewing, words
@@ -258,6 +261,24 @@ async def test_a_run_that_goes_on_streams_its_state_and_renews_its_tables(tmp_pa
             while "r4" not in words(await viewer.page("rows")).split():
                 event = await _event(response)
         assert (first["ok"], event["ok"]) == (3, 5)
+
+
+def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():
+    run = TableRun()
+    for row in range(600):
+        seconds = row / 10 if row < 300 else 30 + (row - 300) / 20
+        cost = 0.01 if row % 2 else 0.03
+        run.result(row, started_at=seconds, finished_at=seconds + 1, cost_usd=cost)
+    run.fill()
+    db = ReportDb(run.connection)
+    tables = {"throughput": throughput(db), "costs": costs(db)}
+    state = dict.fromkeys(("ok", "accepted", "failed", "completion_tokens", "rows_per_s"), 0)
+    state |= {"state": "running", "remaining": 1000, "eta_s": 100.0, "cost_usd": 12.0}
+    live = live_values(state, tables)
+    run.connection.close()
+    # 20 rows a second at the end; 0.02 dollars a row, with a deviation of 0.01.
+    assert live["eta"] == "48s to 51s"
+    assert (live["cost"], live["cost_at_end"]) == ("$12.00", "$30.97 to $33.03")
 
 
 def _write(run, outcomes: list[Outcome]) -> None:
