@@ -200,7 +200,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         if self.sort in ("", "row"):
             return None, []
         if self.sort == TEXT_LENGTH:
-            return "length(coalesce(text, output::varchar))", []
+            return "strlen(coalesce(text, output::varchar))", []
         prefix, name = self.sort[:2], self.sort[2:]
         if prefix == NUMBER_SORT:
             return "try_cast(json_extract_string(output, ?) as double)", [pointer(name)]

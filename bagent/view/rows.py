@@ -15,7 +15,7 @@ from bagent.report.queries import ReportDb
 from bagent.store.query import plain_rows
 from bagent.store.tables.schema import pointer
 from bagent.view.filters import RowFilter
-from bagent.view.tables import RunTables
+from bagent.view.tables import TEXT_RESULTS, RunTables
 
 PAGE_ROWS = 50
 CELL_CHARACTERS = 300
@@ -148,7 +148,8 @@ def _keys(
     later, later_parameters = _later(row_filter, value is not None, after)
     rows = db.connection.execute(
         f"select row, stage, answer, id, value from"
-        f" (select {', '.join(KEY)}, {select} as value from results where {condition})"
+        f" (select {', '.join(KEY)}, {select} as value from {TEXT_RESULTS}"
+        f" where {condition})"
         f" where {later} order by {order} limit {limit}",
         [*value_parameters, *parameters, *later_parameters],
     ).fetchall()
@@ -209,7 +210,7 @@ def _fields(column: str, names: Sequence[str]) -> str:
 def count_rows(db: ReportDb, row_filter: RowFilter) -> int:
     """Return how many rows a filter selects."""
     condition, parameters = row_filter.where(db.connection)
-    sql = f"select count(*) from results where {condition}"
+    sql = f"select count(*) from {TEXT_RESULTS} where {condition}"
     row = db.connection.execute(sql, parameters).fetchone()
     return int(row[0]) if row else 0
 

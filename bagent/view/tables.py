@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bagent.duck import Setting
+from bagent.duck import Setting, file_literal
 from bagent.errors import BagentError, UsageError
 from bagent.report.queries import ReportDb
 from bagent.store.query import connect_tables, has_fresh_tables, table_folders
@@ -25,6 +25,9 @@ SETTINGS: dict[str, Setting] = {
     "preserve_insertion_order": False,
 }
 """Settings of DuckDB, which uses the disk beyond that memory."""
+
+TEXT_RESULTS = "text_results"
+"""The view of ``results`` whose columns of JSON are text."""
 
 QUERY_SECONDS = 30.0
 """A query that takes longer is stopped."""
@@ -51,6 +54,11 @@ class _OpenTables:
             self.folder: Path = folders[0]
             self.connection: DuckDBPyConnection = self._stack.enter_context(
                 connect_tables(folders, settings=SETTINGS)
+            )
+            # Its JSON is text: to search it, nothing has to be parsed.
+            self.connection.execute(
+                f"create view {TEXT_RESULTS} as from read_parquet"
+                f"({file_literal(folders[0] / 'results.parquet')})"
             )
         except BaseException:
             self._stack.close()
