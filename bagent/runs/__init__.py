@@ -15,6 +15,7 @@ messages            messages for people, on the display and in run.log
 services            callbacks and stores shared by the parts of a run
 agents_setup        tools, turns and agent programs
 hostfile_reload     polling of engines' load, reloads of the hostfile
+run_state           the state of a run as its directory tells it, and what to do next
 run_store           the locked run directory, its journal and totals
 resume              which rows a start sends again
 output              result lines on stdout
