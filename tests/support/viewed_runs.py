@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlencode
 
 import msgspec
@@ -56,7 +57,9 @@ def words(page: Reader) -> str:
 
 @asynccontextmanager
 async def viewing(folder: Path, run: str = "job", *, only: bool = False) -> AsyncIterator[Viewer]:
-    """Serve the runs below ``folder``, or one of them alone."""
+    """Serve the runs below ``folder``, or one of them alone; pages wait for their tables."""
     catalog = RunCatalog(folder, RunDir(folder / run) if only else None)
-    async with TestClient(TestServer(view_app(catalog, TOKEN, "127.0.0.1"))) as client:
-        yield Viewer(client, run)
+    app = view_app(catalog, TOKEN, "127.0.0.1")
+    with mock.patch("bagent.view.handlers.WAIT_SECONDS", 60.0):
+        async with TestClient(TestServer(app)) as client:
+            yield Viewer(client, run)
