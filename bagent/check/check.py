@@ -352,7 +352,7 @@ class _Check:
         prepared, options = self._prepared, self._options
         job, context = prepared.job, plan.budget.context
         made = len(self._rows) / self._looked_at if self._looked_at else 1.0
-        requests = self._row_count.rows * job.answers * made
+        requests = self._row_count.rows * job.answers * made * self._requests_of_a_row(probed)
         how = facts.counting_method(tokenizer, sizes)
         tokens = token_report(sample, sizes, requests, how)
         sharing = self._share_report(probed, sample, sizes)
@@ -399,12 +399,32 @@ class _Check:
             refused=facts.refused_reason(probed),
         )
 
+    def _requests_of_a_row(self, probed: Sequence[Probed]) -> int:
+        """Return how often the first requesting stage asks about a row, at most."""
+        stage = _first_requesting_stage(self._prepared)
+        if stage is None or not isinstance(stage.spec, StageSpec):
+            return 1
+        if stage.spec.kind == "loop":
+            return len(stage.requests) * stage.spec.max_rounds
+        return len(probed) if stage.spec.kind == "broadcast" else 1
+
+    def _of_a_board(self) -> list[str]:
+        """Return the warning about prompts that grow."""
+        stage = _first_requesting_stage(self._prepared)
+        if stage is None or stage.spec.kind != "loop":
+            return []
+        return [
+            f"stage {stage.name}: the prompts are those of section {stage.requests[0].name} with an"
+            " empty board, and grow with it; the totals are of all sections and rounds"
+        ]
+
     def _warnings(self, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
         return [
             *self._prepared.warnings,
             *facts.brace_warnings(self._prepared, self._rows),
             *facts.warnings(self._prepared, plan, probed),
             *self._not_opened(),
+            *self._of_a_board(),
         ]
 
     def _not_opened(self) -> list[str]:

@@ -152,3 +152,24 @@ def test_rows_that_are_reduced_first_are_estimated_in_groups(job_dir, bagent):
     found = msgspec.json.decode(bagent(["check", "job.yaml", "--json"]).out)
     assert (found["rows"], found["looked_at"], found["tokens"]["rows"]) == (20, 20, 4)
     assert found["tokens"]["answers_at_most"] == 40
+
+
+def test_a_broadcast_is_estimated_for_every_endpoint(job_dir, bagent):
+    (job_dir / "hosts").write_text("http://127.0.0.1:9\nhttp://127.0.0.2:9\n")
+    keys = {"backend": None, "hostfile": "hosts", "model": "m", "topology": "broadcast"}
+    write_job(job_dir, "", 20, **keys, sampling={"max_tokens": 10})
+    done = bagent(["check", "job.yaml", "--json"])
+    assert done.out, done.err
+    found = msgspec.json.decode(done.out)
+    assert (found["rows"], found["tokens"]["answers_at_most"]) == (20, 400)
+
+
+def test_a_blackboard_is_estimated_for_all_sections_and_rounds(job_dir, bagent):
+    sections = [{"name": name, "prompt": "{{ text }} {{ board }}"} for name in ("one", "two")]
+    topology = {"name": "blackboard", "sections": sections, "max_rounds": 3}
+    keys = {"model": "auto", "prompt": None, "topology": topology}
+    write_job(job_dir, "sim", 20, **keys, sampling={"max_tokens": 10})
+    done = bagent(["check", "job.yaml", "--json"])
+    found = msgspec.json.decode(done.out)
+    assert found["tokens"]["answers_at_most"] == 20 * 2 * 3 * 10
+    assert any("grow with it" in warning for warning in found["warnings"])
