@@ -205,9 +205,7 @@ def _invoke(args: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except _USAGE_ERROR as error:
-        context = error.ctx
-        hint = f" (try: {context.command_path} --help)" if context else ""
-        return process.print_error(f"{error.format_message()}{hint}", EXIT_USAGE)
+        return process.print_error(_usage_message(error), EXIT_USAGE)
     except BrokenPipeError:
         return _closed_pipe()
     except SystemExit as end:
@@ -229,6 +227,15 @@ def _invoke(args: list[str]) -> int:
             f"{prefix}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
         )
     return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: Any) -> str:
+    """Return what is wrong with an option, and the nearest option or the command that lists all."""
+    near = getattr(error, "possibilities", None)
+    if near:
+        return f"no such option: {error.option_name} (did you mean {near[0]}?)"
+    message = error.format_message().rstrip(".")
+    return f"{message} (try: {error.ctx.command_path} --help)" if error.ctx else message
 
 
 def _has_folder() -> bool:

@@ -374,7 +374,8 @@ def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None
     report = looked(done)
     assert report["prompts"][0]["messages"] == messages
     assert report["parameters"] == {"model": "m", "max_tokens": 5, "temperature": 0.5}
-    assert report["max_tokens"] == {"least": 5, "most": 5, "automatic": False}
+    lines = {"generating": 1, "without": 0}
+    assert report["max_tokens"] == {"least": 5, "most": 5, "automatic": False, **lines}
 
 
 def test_piped_output_has_no_control_codes(check: Check, job_dir: Path, fs: FakeServer) -> None:

@@ -72,6 +72,13 @@ def test_an_unknown_command_names_the_nearest_one(bagent):
     assert "(bagent -h lists the commands)" in bagent(["xyzzy"]).err
 
 
+def test_an_unknown_option_names_the_nearest_one(bagent):
+    done = bagent(["run", "--backnd", "sim"])
+    assert done.err == "bagent: error: no such option: --backnd (did you mean --backend?)\n"
+    assert done.code == 2
+    assert "(try: bagent run --help)" in bagent(["run", "--xyzzy"]).err
+
+
 def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
     assert "name a job file, or make one: bagent init" in bagent(["run"]).err
     bagent(["init"])
