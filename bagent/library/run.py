@@ -168,7 +168,7 @@ def run(
             (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` displays it: in a notebook as
             an updated line (no widgets needed), elsewhere as lines on standard error.
         process: run in a process of its own, which shares neither memory nor the interpreter's
-            lock with this one and starts about half a second later.
+            lock with this one, keeps its keys from programs that tools start, and starts later.
     """
     args = ["-o", "-"]
     for text in job.sets if isinstance(job, LoadedJob) else ():

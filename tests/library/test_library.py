@@ -441,3 +441,26 @@ def test_messages_for_people_are_logged(
     messages = [record.getMessage() for record in caplog.records if record.name == "bagent"]
     assert len([message for message in messages if "id" in message]) == 1
     assert messages[0] in (job_dir / "runs" / "job" / "run.log").read_text()
+
+
+@pytest.mark.process("Ctrl-C")
+def test_ctrl_c_in_a_plain_loop_finishes_what_is_in_flight(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [slow(0.3, ok("fine"))]})
+    write_job(job_dir, fs.url, input=None)
+    code = (
+        "import bagent, itertools\n"
+        "endless = ({'id': n, 'text': 'more'} for n in itertools.count())\n"
+        "run = bagent.run('job.yaml', rows=endless)\n"
+        "try:\n"
+        "    for result in run: print(result.id, flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped', run.exit_code)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline().strip().isdigit()
+        program.send_signal(signal.SIGINT)
+        lines = program.communicate(timeout=60)[0].splitlines()
+    assert lines[-1] == "stopped 75"
+    assert bagent.open_run("job").summary().statuses.keys() == {"ok"}
