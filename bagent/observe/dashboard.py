@@ -30,8 +30,8 @@ REDRAW_S = 1.0
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEADS = 6
-_OTHERS = 66
-"""Columns of the screen beside an endpoint's name."""
+_NARROWEST = 8
+"""The fewest columns of an endpoint's name."""
 
 _SLOW = 1.5
 """An endpoint that takes so many times the median of all is called slow."""
@@ -140,7 +140,6 @@ def _endpoints(
     """Draw the endpoints; columns that no endpoint has a value for are left out."""
     slower = times_the_median(everything)
     columns: dict[str, list[str | Text]] = {
-        "endpoint": [Text(visible(e.name, 200)) for e in lines],
         "": [_health(e, slower) for e in lines],
         "in flight": [f"{e.in_flight:,}/{e.limit:,}" for e in lines],
         "waiting": ["" if e.waiting is None else f"{e.waiting:,}" for e in lines],
@@ -153,17 +152,28 @@ def _endpoints(
     columns = {
         name: cells for name, cells in columns.items() if any(str(c) for c in cells) or not name
     }
+    others = sum(max(map(len, map(str, [name, *cells]))) + 2 for name, cells in columns.items())
+    widest = max(_NARROWEST, width - others)
+    columns = {"endpoint": [_short(visible(e.name, 200), widest) for e in lines], **columns}
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False)
     for name in columns:
-        is_text = name in ("endpoint", "")
-        most = max(8, width - _OTHERS) if name == "endpoint" else None
-        justify: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify, max_width=most)
+        justify: Literal["left", "right"] = "left" if name in ("endpoint", "") else "right"
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     if len(everything) > len(lines):
         table.add_row(Text(f"and {len(everything) - len(lines):,} more", style="dim"))
     return table
+
+
+def _short(name: str, width: int) -> Text:
+    """Return a name that fits: without its scheme, then without its middle."""
+    if len(name) > width:
+        name = name.removeprefix("http://").removeprefix("https://")
+    if len(name) > width:
+        tail = (width - 1) // 3
+        name = f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+    return Text(name)
 
 
 def _health(e: EndpointLine, slower: Mapping[str, float]) -> Text:

@@ -96,6 +96,23 @@ def test_a_slow_endpoint_comes_first_and_is_named_so(clock, make, tally, busy):
     assert not any("cache" in line for line in last_screen(out))
 
 
+def test_names_of_endpoints_stay_apart_on_a_narrow_screen(clock, make, tally, busy):
+    states = [State(f"http://node{n:03d}.cluster.example.org:8000") for n in range(3)]
+    for state in states:
+        for number in range(6):
+            attempt = make.attempt(f"{state.name}{number}", endpoint=state.name)
+            tally.attempt(msgspec.structs.replace(attempt, sent=10.0, done=11.0))
+    states[1].health = "circuit open"
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, lambda: states))
+    clock.now += 1
+    dashboard.update(busy())
+    names = [line.split()[0] for line in last_screen(out) if "12/64" in line]
+    assert [name[:7] for name in names] == ["node001", "node000", "node002"]
+    assert {name[-4:] for name in names} == {"8000"}
+
+
 def test_the_last_answers_and_the_errors_are_there_without_control_codes(clock, make, tally, busy):
     tally.outcome(make.outcome(7, text="fine\x1b[31m", id="the-id"))
     dashboard, out = board(clock)

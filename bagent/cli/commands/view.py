@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,5 +63,6 @@ def view(
         return
     except OSError as error:
         raise UsageError(
-            f"cannot listen on port {port}: {error.strerror}", hint="--port 0 takes a free one"
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0).lower()}",
+            hint="--port 0 takes a free one",
         ) from None
