@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from bagent.cli.app import COMMANDS, load_command
-from support.pages import FENCE, GUIDES, PAGES, ROOT, agrees, check_page, steps
+from support.pages import FENCE, GUIDES, PAGES, ROOT, Shell, agrees, check_page, steps
 
 SHELL = {"|", "<", ">", "&&"}
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -23,6 +24,25 @@ def test_commands_print_what_a_page_shows(page: Path, tmp_path: Path) -> None:
     update = os.environ.get("UPDATE_GOLDEN") == "1"
     differences = check_page(page, tmp_path, update=update)
     assert update or not differences, "\n\n".join(differences)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_make_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    for folder in ("jobs/sentiment", "schemas"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
+    commands = re.findall(r"\(BIN\)/(bagent .*)", recipe)
+    output = "".join(map(Shell(tmp_path, timeout=240).run, commands))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = (
+        step.output
+        for language, _, body in FENCE.findall(readme)
+        if language == "console"
+        for step in steps(body)
+        if step.command == "make demo"
+    )
+    assert agrees(shown, output), output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])

@@ -44,6 +44,7 @@ class Shell:
     """A folder in which the commands of a page run one after the other."""
 
     folder: Path
+    timeout: float = 60.0
     stack: ExitStack = field(default_factory=ExitStack)
 
     def run(self, command: str) -> str:
@@ -63,7 +64,12 @@ class Shell:
             environment[name] = value
         match words:
             case ["bagent", *arguments]:
-                done = run_bagent(arguments, self.folder, env={"COLUMNS": "80", **environment})
+                done = run_bagent(
+                    arguments,
+                    self.folder,
+                    env={"COLUMNS": "80", **environment},
+                    timeout=self.timeout,
+                )
                 assert "bagent has a bug" not in done.err, done.err
                 return done.out + done.err
             case ["cat", name]:
