@@ -59,7 +59,9 @@ def _text(node: ast.expr) -> str:
 def test_every_error_says_what_to_type_or_repeats_the_cause() -> None:
     listed = list(messages())
     assert len(listed) > 400
-    silent = [m for m in listed if m.hint is None and not OTHERS.search(m.text)]
+    # Errors of the pages of bagent view are read in a browser, where nothing is typed.
+    typed = [m for m in listed if not m.place.startswith("view/")]
+    silent = [m for m in typed if m.hint is None and not OTHERS.search(m.text)]
     assert silent == []
 
 
