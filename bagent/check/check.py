@@ -352,9 +352,11 @@ class _Check:
         prepared, options = self._prepared, self._options
         job, context = prepared.job, plan.budget.context
         made = len(self._rows) / self._looked_at if self._looked_at else 1.0
-        requests = self._row_count.rows * job.answers * made * self._requests_of_a_row(probed)
+        least, most = self._requests_of_a_row(probed)
+        answers = self._row_count.rows * job.answers * made
+        requests = answers * least
         how = facts.counting_method(tokenizer, sizes)
-        tokens = token_report(sample, sizes, requests, how)
+        tokens = token_report(sample, sizes, requests, how, most=answers * most)
         sharing = self._share_report(probed, sample, sizes)
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
         long_rows = too_long_rows(sample, sizes, context)
@@ -399,14 +401,17 @@ class _Check:
             refused=facts.refused_reason(probed),
         )
 
-    def _requests_of_a_row(self, probed: Sequence[Probed]) -> int:
-        """Return how often the first requesting stage asks about a row, at most."""
-        stage = _first_requesting_stage(self._prepared)
+    def _requests_of_a_row(self, probed: Sequence[Probed]) -> tuple[int, int]:
+        """Return how often the first requesting stage asks about a row at least and at most."""
+        stage, agent = _first_requesting_stage(self._prepared), self._prepared.job.agent
+        turns = agent.max_turns if agent is not None and agent.tools else 1
         if stage is None or not isinstance(stage.spec, StageSpec):
-            return 1
+            return 1, turns
         if stage.spec.kind == "loop":
-            return len(stage.requests) * stage.spec.max_rounds
-        return len(probed) if stage.spec.kind == "broadcast" else 1
+            sections = len(stage.requests)
+            return sections, sections * stage.spec.max_rounds * turns
+        copies = len(probed) if stage.spec.kind == "broadcast" else 1
+        return copies, copies * turns
 
     def _of_a_board(self) -> list[str]:
         """Return the warning about prompts that grow."""
@@ -415,7 +420,7 @@ class _Check:
             return []
         return [
             f"stage {stage.name}: the prompts are those of section {stage.requests[0].name} with an"
-            " empty board, and grow with it; the totals are of all sections and rounds"
+            " empty board, and grow with it"
         ]
 
     def _warnings(self, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:

@@ -87,20 +87,27 @@ def max_tokens_range(sample: Sequence[Sampled], *, automatic: bool) -> MaxTokens
 
 
 def token_report(
-    sample: Sequence[Sampled], sizes: Sizes, requests: float, how: tuple[str, str]
+    sample: Sequence[Sampled],
+    sizes: Sizes,
+    requests: float,
+    how: tuple[str, str],
+    *,
+    most: float | None = None,
 ) -> TokenReport:
     """Return the report on tokens.
 
     Args:
         requests: requests of all rows.
         how: see :func:`bagent.check.facts.counting_method`.
+        most: requests of all rows at most, where turns or rounds ask again; None: ``requests``.
     """
+    most = requests if most is None else most
     prompt_tokens = sizes.of_requests
     share = len(prompt_tokens) / len(sample) if sample else 0.0
     limits = [sampled.max_tokens for sampled in sample if sampled.request is not None]
     answers = None
     if limits and None not in limits:
-        answers = round(mean(limit or 0 for limit in limits) * share * requests)
+        answers = round(mean(limit or 0 for limit in limits) * share * most)
     return TokenReport(
         how=how[0],
         by=how[1],
@@ -114,6 +121,7 @@ def token_report(
         answers_at_most=answers,
         images=sum(sampled.images for sampled in sample),
         repeats=count_repeats(sample),
+        grows=most > requests,
     )
 
 

@@ -93,6 +93,8 @@ class TokenReport(msgspec.Struct, frozen=True):
     """Tokens of all answers if each takes its ``max_tokens``."""
     images: int
     repeats: int
+    grows: bool = False
+    """Turns or rounds ask again, with longer prompts: ``prompts`` is what there is at least."""
 
 
 class CostReport(msgspec.Struct, frozen=True):

@@ -231,7 +231,8 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         yield "tokens", _counting_method(tokens)
         span = f"min {tokens.least:,}, median {tokens.median:,}, max {tokens.most:,}"
         yield "", f"a prompt: {span}"
-        yield "", f"all prompts: {_total(tokens.prompts or 0, exact)}"
+        least = "at least " if tokens.grows else ""
+        yield "", f"all prompts: {least}{_total(tokens.prompts or 0, exact)}"
         if tokens.answers_at_most:
             yield "", f"all answers: at most {_total(tokens.answers_at_most, exact)}"
         if tokens.images:
@@ -240,8 +241,9 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         once = "each is sent once" if report.dedupe else "sent each time without dedupe: true"
         text = f"{tokens.repeats:,} of {counted(tokens.rows, 'request')} equal an earlier one"
         yield "repeats", f"{text} ({once})"
-    yield "cost", _cost(report.cost)
-    yield from _modes(report.cost)
+    yield "cost", _cost(report.cost, grows=tokens.grows)
+    if not tokens.grows:
+        yield from _modes(report.cost)
     yield from _listed("will fail", report.failing, report.failing_count)
     yield from _listed("too long", report.too_long, report.too_long_count)
 
@@ -264,16 +266,16 @@ def _counting_method(tokens: TokenReport) -> str:
     return f"counted by {tokens.by} for {tokens.counted:,} of {tokens.rows:,} rows"
 
 
-def _cost(cost: CostReport) -> str:
+def _cost(cost: CostReport, *, grows: bool) -> str:
     if cost.price_in is None or cost.price_out is None:
         return "unknown (check --price IN,OUT, or prices: in the job; dollars per million tokens)"
     if cost.prompts_usd is None:
         return "unknown"
-    text = f"prompts about {money(cost.prompts_usd)}"
+    text = f"prompts {'at least' if grows else 'about'} {money(cost.prompts_usd)}"
     if cost.answers_usd_at_most is None or cost.total_usd_at_most is None:
         return f"{text}, answers unknown"
     text += f", answers at most {money(cost.answers_usd_at_most)}"
-    return f"{text}, together at most {money(cost.total_usd_at_most)}"
+    return text if grows else f"{text}, together at most {money(cost.total_usd_at_most)}"
 
 
 def _modes(cost: CostReport) -> Iterator[tuple[str, str]]:

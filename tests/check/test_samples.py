@@ -173,3 +173,15 @@ def test_a_blackboard_is_estimated_for_all_sections_and_rounds(job_dir, bagent):
     found = msgspec.json.decode(done.out)
     assert found["tokens"]["answers_at_most"] == 20 * 2 * 3 * 10
     assert any("grow with it" in warning for warning in found["warnings"])
+
+
+def test_the_turns_of_an_agent_count_for_its_answers(job_dir, bagent):
+    agent = {"max_turns": 4, "tools": [{"builtin": "read_file", "root": "."}]}
+    prices = {"input": 1, "output": 10}
+    keys = {"model": "auto", "agent": agent, "prices": prices, "sampling": {"max_tokens": 10}}
+    write_job(job_dir, "sim", 20, **keys)
+    done = bagent(["check", "job.yaml"])
+    assert "all prompts: at least " in done.out, done.err
+    assert "all answers: at most 800" in done.out
+    assert "prompts at least $" in done.out
+    assert "together at most" not in done.out
