@@ -33,7 +33,7 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("deploy", "benchmarks")),
     *(ROOT / "bagent" / "guides").glob("*.md"),
 ]
-OTHERS = {"--help", "--version", "--no-deps"}
+OTHERS = {"--help", "--version", "--no-deps", "--data-parallel-size"}
 OTHER_PROGRAMS = re.compile(
     r"benchmarks/|\bpip\b|gpu_modes|\bscale\.py|\bvllm serve\b|tables_size\.py"
 )
