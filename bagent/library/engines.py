@@ -1,7 +1,8 @@
 """Engines of the library: a run in a thread of this process, or in a process of its own.
 
-Both take rows and give results as JSON lines through pipes, so neither side holds more of them
-than a pipe and a short queue do.
+Both take rows and give results as JSON lines through sockets or pipes, so neither side holds more
+of them than their buffers and a short queue do. Rows, and the results of a thread, go through
+sockets: these can be shut down while processes that the program forked meanwhile hold copies.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -69,11 +71,11 @@ class ThreadEngine:
         on_event: Callable[[Event], None],
         rows: asyncio.StreamWriter | None,
         results: asyncio.StreamReader,
-        results_pipe: asyncio.ReadTransport,
+        to_close: Sequence[asyncio.StreamWriter],
     ) -> None:
         self.rows = rows
         self.results = results
-        self._results_pipe = results_pipe
+        self._to_close = to_close
         self._args = args
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
@@ -91,9 +93,13 @@ class ThreadEngine:
             on_event: takes events on the running loop.
             piped: rows come through :attr:`rows`.
         """
-        rows, stdin = await _open_rows_pipe() if piped else (None, None)
-        results, results_pipe, stdout = await _open_results_pipe()
-        engine = cls(args, on_event, rows, results, results_pipe)
+        results, results_end, stdout = await _open_socket()
+        rows, stdin = None, None
+        if piped:
+            _, rows, other_end = await _open_socket()
+            stdin = _ReadEnd(other_end)
+        to_close = [results_end] if rows is None else [results_end, rows]
+        engine = cls(args, on_event, rows, results, to_close)
         threading.Thread(
             target=engine._work, args=(stdin, stdout), name="bagent-run", daemon=True
         ).start()
@@ -106,15 +112,13 @@ class ThreadEngine:
     async def wait(self) -> EngineEnd:
         """Return how the run ended, once it has."""
         end = await asyncio.shield(self._end)
-        self._results_pipe.close()
-        if self.rows is not None:
-            self.rows.close()
-            await self.rows.wait_closed()
+        for writer in self._to_close:
+            await _close(writer)
         return end
 
-    def _work(self, stdin: _ReadEnd | None, stdout: int) -> None:
+    def _work(self, stdin: _ReadEnd | None, stdout: socket.socket) -> None:
         try:
-            end = self._run(cast("BinaryIO", stdin), stdout)
+            end = self._run(cast("BinaryIO | None", stdin), stdout.fileno())
         except BagentError as error:
             end = EngineEnd(error.exit_code, error=error)
         except OSError as error:
@@ -126,7 +130,8 @@ class ThreadEngine:
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             end = EngineEnd(EXIT_NEEDS_PERSON, error=error)
         finally:
-            os.close(stdout)
+            with stdout, contextlib.suppress(OSError):  # the other end has gone
+                stdout.shutdown(socket.SHUT_RDWR)
             if stdin is not None:
                 stdin.close()
         self._call_soon(self._set_end, end)
@@ -158,53 +163,33 @@ class ThreadEngine:
             self._loop.call_soon_threadsafe(function, value)
 
 
-async def _open_rows_pipe() -> tuple[asyncio.StreamWriter, _ReadEnd]:
-    loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
-    transport, protocol = await loop.connect_write_pipe(
-        _RowsProtocol, os.fdopen(writer, "wb", buffering=0)
-    )
-    return asyncio.StreamWriter(transport, protocol, None, loop), _ReadEnd(reader)
+async def _open_socket() -> tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]:
+    """Return the streams of one end of a pair of sockets, and its other end."""
+    this_end, other_end = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=this_end)
+    return reader, writer, other_end
 
 
-async def _open_results_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, int]:
-    loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
-    results = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(results), os.fdopen(reader, "rb", buffering=0)
-    )
-    return results, transport, writer
-
-
-class _RowsProtocol(asyncio.streams.FlowControlMixin):
-    """Flow control of the pipe for rows, whose closing can be awaited."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._closed = asyncio.get_running_loop().create_future()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if not self._closed.done():
-            self._closed.set_result(None)
-
-    def _get_close_waiter(self, stream: asyncio.StreamWriter) -> asyncio.Future[None]:
-        return self._closed
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close a socket, and drop what nobody has read."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 class _ReadEnd:
-    """The reading end of a pipe as a standard input.
+    """A socket as a standard input.
 
     The thread that reads rows may use the descriptor until this object has gone, so its number
     stays taken until then; after :meth:`close` it reads nothing more.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, end: socket.socket) -> None:
+        self._descriptor = end.detach()
 
     def close(self) -> None:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, self._descriptor)
-        os.close(nothing)
+        with socket.socket(fileno=os.dup(self._descriptor)) as end, contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -223,11 +208,14 @@ class ProcessEngine:
     """A run in a ``bagent run`` process; made by :meth:`start`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, on_event: Callable[[Event], None]
+        self,
+        process: asyncio.subprocess.Process,
+        on_event: Callable[[Event], None],
+        rows: asyncio.StreamWriter | None,
     ) -> None:
         assert process.stdout is not None
         self.results = process.stdout
-        self.rows = process.stdin
+        self.rows = rows
         self._process = process
         self._on_event = on_event
         self._messages: list[str] = []
@@ -239,14 +227,19 @@ class ProcessEngine:
         cls, args: Sequence[str], on_event: Callable[[Event], None], *, piped: bool
     ) -> ProcessEngine:
         """Start a run; for the arguments see :meth:`ThreadEngine.start`."""
+        rows, stdin = None, None
+        if piped:
+            _, rows, stdin = await _open_socket()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bagent", "run", *args, "--progress", "json"),
-            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin.fileno(),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        return cls(process, on_event)
+        if stdin is not None:
+            stdin.close()
+        return cls(process, on_event, rows)
 
     def stop(self) -> None:
         """Stop after what is in flight; a second call does not wait for that."""
@@ -257,6 +250,8 @@ class ProcessEngine:
         """Return how the run ended, once it has."""
         code = await self._process.wait()
         await self._listening
+        if self.rows is not None:
+            await _close(self.rows)
         message = self._messages[-1] if self._messages else f"exit code {code}"
         message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
         return EngineEnd(code, message, self._path)
@@ -280,7 +275,7 @@ class ProcessEngine:
 
 
 async def read_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines of any length; unread data stays in the pipe."""
+    """Yield lines of any length but one that was cut off; unread data stays in the pipe."""
     parts: list[bytes] = []
     while data := await reader.read(_CHUNK):
         head, *others = data.split(b"\n")
@@ -290,5 +285,3 @@ async def read_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             for line in others[:-1]:
                 yield line
             parts = [others[-1]]
-    if last := b"".join(parts):
-        yield last

@@ -16,7 +16,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Callable,
     Coroutine,
@@ -296,31 +295,26 @@ class Run:
             await close()
 
     async def _results(self) -> AsyncIterator[Result]:
-        with job_file(self._job) as path:
-            async with contextlib.aclosing(self._results_of(path)) as results:
-                async for result in results:
-                    yield result
-
-    async def _results_of(self, job: Path) -> AsyncGenerator[Result, None]:
         """Yield the results; raise why there are no more, where rows remain."""
-        engine = await self._engine_type.start(
-            [str(job), *self._args], self._on_event, piped=self._rows is not None
-        )
-        self._engine = engine
-        feeding: asyncio.Task[None] | None = None
-        if self._rows is not None:
-            feeding = asyncio.create_task(self._feed(engine, self._rows))
-        running = True
-        try:
-            decoder = msgspec.json.Decoder(Result)
-            async for line in read_lines(engine.results):
-                yield decoder.decode(line)
-            running = False
-        finally:
-            end = await self._finish(engine, feeding, running=running)
-        if feeding is not None and not feeding.cancelled():
-            feeding.result()
-        self._raise_error(end, job)
+        # One generator: the end of an event loop closes all that are open at the same time.
+        with job_file(self._job) as path:
+            self._engine = engine = await self._engine_type.start(
+                [str(path), *self._args], self._on_event, piped=self._rows is not None
+            )
+            feeding: asyncio.Task[None] | None = None
+            if self._rows is not None:
+                feeding = asyncio.create_task(self._feed(engine, self._rows))
+            running = True
+            try:
+                decoder = msgspec.json.Decoder(Result)
+                async for line in read_lines(engine.results):
+                    yield decoder.decode(line)
+                running = False
+            finally:
+                end = await self._finish(engine, feeding, running=running)
+            if feeding is not None and not feeding.cancelled():
+                feeding.result()
+            self._raise_error(end, path)
 
     async def _finish(
         self, engine: Engine, feeding: asyncio.Task[None] | None, *, running: bool
@@ -354,7 +348,8 @@ class Run:
             engine.stop()
             raise
         finally:
-            engine.rows.close()
+            with contextlib.suppress(OSError):  # the run has ended
+                engine.rows.write_eof()
 
     def _on_event(self, event: dict[str, Any]) -> None:
         """Pass the state on and log messages; an error of the function is raised at the end."""

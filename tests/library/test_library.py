@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import gc
 import itertools
@@ -10,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 
 import bagent
 from bagent.errors import JobError, NeedsPerson, OwnedError, UsageError
+from bagent.library.engines import read_lines
 from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
 from bagent.store.results import RESULT_NAMES
@@ -287,6 +289,66 @@ def test_rows_that_break_off_are_no_end_of_the_input(fs: Any, job_dir: Path) -> 
     with pytest.raises((ZeroDivisionError, NeedsPerson)):
         asyncio.run(collect(run))
     assert run.exit_code not in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [False, pytest.param(True, marks=pytest.mark.process("a run in a process of its own"))],
+    ids=["thread", "process"],
+)
+def test_a_run_ends_while_a_forked_process_still_works(
+    process: bool, fs: Any, job_dir: Path
+) -> None:
+    copies: list[int] = []
+
+    def descriptors() -> set[int]:
+        return {int(path.name) for path in Path("/dev/fd").iterdir()}
+
+    def forking(before: set[int]) -> Iterator[dict[str, Any]]:
+        yield {"id": "r1", "text": "one"}
+        for descriptor in descriptors() - before:
+            with contextlib.suppress(OSError):  # the one that listed them
+                copies.append(os.dup(descriptor))  # as a forked process has them
+        yield {"id": "r2", "text": "two"}
+
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    run = bagent.run("job.yaml", rows=forking(descriptors()), process=process)
+    try:
+        done = asyncio.run(asyncio.wait_for(collect(run), 30))
+    finally:
+        for descriptor in copies:
+            os.close(descriptor)
+    assert copies
+    assert sorted(result.id for result in done) == ["r1", "r2"]
+    assert run.exit_code == 0
+
+
+def test_a_loop_that_ends_with_an_open_run_stops_it(
+    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    endless = ({"id": number, "text": "more"} for number in itertools.count())
+    run = bagent.run("job.yaml", rows=endless)
+
+    async def first() -> None:
+        async for _ in run:
+            return
+
+    asyncio.run(first())
+    assert run.exit_code == 75
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_line_that_the_end_of_a_run_cut_off_is_no_result() -> None:
+    async def lines() -> list[bytes]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b'{"id": 1}\n{"id": ')
+        reader.feed_eof()
+        return [line async for line in read_lines(reader)]
+
+    assert asyncio.run(lines()) == [b'{"id": 1}']
 
 
 @pytest.fixture
