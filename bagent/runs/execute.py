@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from bagent.errors import BagentError
+from bagent.errors import EXIT_NEEDS_PERSON, BagentError, NeedsPerson, WriteError
 from bagent.job.redaction import mask_text
 from bagent.runs.context import (
     SAMPLE_ROWS,
@@ -93,9 +94,26 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
             store = open_run(context, tables)
         try:
             return _run_open(context, host, store, rows, stack)
-        except BagentError as error:
-            store.close(error.exit_code)
-            raise
+        except BaseException as error:  # an open store would block later runs of this process
+            failure = _as_bagent_error(error)
+            store.close(EXIT_NEEDS_PERSON if failure is None else failure.exit_code)
+            if failure is None or failure is error:
+                raise
+            raise failure from error
+
+
+def _as_bagent_error(error: BaseException) -> BagentError | None:
+    """Return the error of a run that may have sent rows, as one line for a person; None: a fault.
+
+    A closed pipe of standard output stays as it is.
+    """
+    if isinstance(error, BagentError):
+        return error
+    if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
+        return None
+    kind = WriteError if error.errno in (errno.ENOSPC, errno.EDQUOT) else NeedsPerson
+    name = f"{error.filename}: " if error.filename else ""
+    return kind(f"{name}{error.strerror or error}")
 
 
 def _run_open(

@@ -278,6 +278,30 @@ def test_a_run_that_cannot_begin_raises_what_the_command_says(job_dir: Path) -> 
     assert run.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [(ZeroDivisionError(), ZeroDivisionError), (OSError(5, "disk"), NeedsPerson)],
+    ids=["fault", "disk"],
+)
+def test_a_run_that_broke_off_can_be_started_again_in_the_same_program(
+    fs: Any, job_dir: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, raised: Any
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise fault
+
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("bagent.runs.ending.finish_run", broken)
+        run = bagent.run("job.yaml")
+        with pytest.raises(raised):
+            asyncio.run(collect(run))
+    assert run.exit_code == 76
+    again = bagent.run("job.yaml")
+    asyncio.run(collect(again))
+    assert again.exit_code == 0
+
+
 def test_rows_that_break_off_are_no_end_of_the_input(fs: Any, job_dir: Path) -> None:
     async def broken() -> AsyncIterator[dict[str, Any]]:
         yield {"id": "r1", "text": "one"}
