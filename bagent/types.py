@@ -294,7 +294,9 @@ class Turn(msgspec.Struct, omit_defaults=True):
     at: float | None = None
     """Unix seconds."""
     usage: Usage | None = None
-    """Usage of the conversation so far."""
+    """Usage of the conversation so far, without summaries."""
+    summary_usage: Usage | None = None
+    """Usage of the summaries of the conversation so far."""
     attempts: int = 0
     """Attempts of the conversation so far."""
 

@@ -113,6 +113,7 @@ class Agent:
         self._has_written = True
         if last.usage is not None:
             conversation.usage, conversation.attempts = last.usage, last.attempts
+        conversation.summary_usage = last.summary_usage
         messages = list(first.request.messages or ())
         for turn in turns[:-1]:
             messages += turn.messages
@@ -141,6 +142,7 @@ class Agent:
             try:
                 reply = parse_text_tool_calls(reply, self._plan.tools.definitions)
             except UnreadCallError as error:
+                self._conversation.note_reply(call, reply, delivery, None)
                 return Failure("bad_response", str(error), text=reply.text)
         if not _asks_for_tools(reply):
             self._tool_reply = None
@@ -212,12 +214,14 @@ class Agent:
         added, results = await self._tools.answer(work)
         self._tools.write_turn(work.turn, added)
         self._rounds += 1
-        if self._plan.fail_on_tool and (broken := _broken(work.calls, results)):
-            return conversation.end("failed", Failure("tool", broken))
-        all_failed = bool(results) and all(result.error for result in results)
+        if self._plan.fail_on_tool and (failure := _first_failure(results)):
+            return conversation.end("failed", Failure("tool", failure))
+        all_failed = bool(results) and all(result.error for _, result in results)
         self._faulty = self._faulty + 1 if all_failed else 0
         if self._faulty >= MOST_FAULTY_TURNS:
-            message = f"all tool calls of {self._faulty} turns in a row failed: {results[-1].text}"
+            message = (
+                f"all tool calls of {self._faulty} turns in a row failed: {results[-1][1].text}"
+            )
             return conversation.end("failed", Failure("tool", message))
         now, give_up_at = asyncio.get_running_loop().time(), conversation.give_up_at
         if give_up_at is not None and now >= give_up_at:
@@ -237,6 +241,7 @@ class Agent:
         end = await self._fleet.request(call, urgent=True)
         if isinstance(end.result, Failure) or end.delivery is None:
             return self._compactor.shorten(messages)
+        self._conversation.note_summary(end.result.usage)
         took = end.delivery.done - end.delivery.sent
         return self._compactor.summarize(messages, end.result.text, took)
 
@@ -304,9 +309,9 @@ def _work_of(turn: Turn) -> ToolTurn:
     return ToolTurn(turn.turn, head, calls_of(turn.messages[index]), answers)
 
 
-def _broken(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str | None:
+def _first_failure(results: Sequence[tuple[ToolCall, ToolResult]]) -> str | None:
     """Return the first failure of a turn's tools, if any; calls that never ran do not count."""
-    for call, result in zip(calls, results, strict=False):
+    for call, result in results:
         if result.error is not None and result.error not in ("unknown_tool", "bad_arguments"):
             return f"tool {call.name} failed: {result.detail or result.error}"
     return None

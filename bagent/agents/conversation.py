@@ -110,6 +110,7 @@ class Conversation:
         "plan",
         "request_hash",
         "row",
+        "summary_usage",
         "turns",
         "usage",
     )
@@ -132,6 +133,9 @@ class Conversation:
         self.attempts = 0
         self.turns = 0
         self.usage = _NO_USAGE
+        """Usage of all turns."""
+        self.summary_usage: Usage | None = None
+        """Usage of summaries of the conversation, which may be by another model."""
         self._prompt_sha: str | None = None
         self._reasks = 0
         self._grown = False
@@ -256,6 +260,11 @@ class Conversation:
         self._note_delivery(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
 
+    def note_summary(self, usage: Usage) -> None:
+        """Note what a summary of the conversation cost."""
+        old = self.summary_usage
+        self.summary_usage = usage if old is None else _sum_usage(old, usage)
+
     def handle(self, call: Call, end: CallResult) -> Step:
         """Return the call that asks again after the end of ``call``, or the row's outcome."""
         self.attempts += call.attempts
@@ -340,17 +349,7 @@ class Conversation:
         if usage.prompt is not None:
             self.plan.budget.learn(size, usage.prompt)
         old = self.usage
-        if old is _NO_USAGE:
-            self.usage = usage
-            return
-        self.usage = Usage(
-            prompt=_sum(old.prompt, usage.prompt),
-            cached=_sum(old.cached, usage.cached),
-            completion=_sum(old.completion, usage.completion),
-            reasoning=_sum(old.reasoning, usage.reasoning),
-            cache_write=_sum(old.cache_write, usage.cache_write),
-            gpu_seconds=_sum(old.gpu_seconds, usage.gpu_seconds),
-        )
+        self.usage = usage if old is _NO_USAGE else _sum_usage(old, usage)
 
     def _accepts_cut(self) -> bool:
         """Return whether a truncated answer is accepted."""
@@ -429,12 +428,7 @@ class Conversation:
         if row.parents:
             outcome.parents = list(row.parents)
             outcome.parents_failed = row.parents_failed
-        outcome.prompt_tokens = self.usage.prompt
-        outcome.cached_tokens = self.usage.cached
-        outcome.completion_tokens = self.usage.completion
-        outcome.reasoning_tokens = self.usage.reasoning
-        if self.plan.price is not None:
-            outcome.cost_usd = self.plan.price(self.plan.settings.model, self.usage)
+        self._put_usage(outcome)
         if result is not None and reply is not None:
             self._put_answer(outcome, result, reply)
         if failure is not None:
@@ -445,6 +439,20 @@ class Conversation:
             if failure.status != 200:
                 outcome.response = None  # it is of an earlier attempt
         return outcome
+
+    def _put_usage(self, outcome: Outcome) -> None:
+        """Put the tokens and the cost of all turns and summaries into ``outcome``."""
+        plan, usage, summaries = self.plan, self.usage, self.summary_usage
+        cost = None if plan.price is None else plan.price(plan.settings.model, usage)
+        if summaries is not None and plan.agent is not None:
+            usage = _sum_usage(usage, summaries)
+            agent, summary_cost = plan.agent, None
+            if agent.summary_settings is not None and agent.summary_price is not None:
+                summary_cost = agent.summary_price(agent.summary_settings.model, summaries)
+            cost = None if cost is None or summary_cost is None else cost + summary_cost
+        outcome.prompt_tokens, outcome.cached_tokens = usage.prompt, usage.cached
+        outcome.completion_tokens, outcome.reasoning_tokens = usage.completion, usage.reasoning
+        outcome.cost_usd = cost
 
     def _put_answer(self, outcome: Outcome, result: AnswerResult, reply: Reply) -> None:
         outcome.text = result.text
@@ -475,6 +483,17 @@ def text_bytes(payload: bytes) -> int:
         return len(payload)
     bare, images = _IMAGE.subn(b"", payload)
     return len(bare) + images * IMAGE_BYTES
+
+
+def _sum_usage(old: Usage, new: Usage) -> Usage:
+    return Usage(
+        prompt=_sum(old.prompt, new.prompt),
+        cached=_sum(old.cached, new.cached),
+        completion=_sum(old.completion, new.completion),
+        reasoning=_sum(old.reasoning, new.reasoning),
+        cache_write=_sum(old.cache_write, new.cache_write),
+        gpu_seconds=_sum(old.gpu_seconds, new.gpu_seconds),
+    )
 
 
 def _sum(old: _Number | None, new: _Number | None) -> _Number | None:

@@ -12,7 +12,7 @@ from bagent.agents.streaming import StreamPolicy
 from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
-from bagent.types import Json, Message, Turn
+from bagent.types import Json, Message, Turn, Usage
 
 if TYPE_CHECKING:
     from bagent.agents.external_agent import ProgramPlan
@@ -42,6 +42,8 @@ class AgentPlan(msgspec.Struct, eq=False):
     """The share of the context at which a conversation is compacted."""
     summary_settings: CallSettings | None = None
     """The settings of the model that summarizes; None: old answers of tools are cut."""
+    summary_price: Callable[[str | None, Usage], float | None] | None = None
+    """Returns the cost of summaries; None: it is not known."""
     shares: bool = False
     """Equal rows may share an answer: no tool has side effects."""
     log_text: Callable[[str], None] = _ignore

@@ -224,8 +224,13 @@ class ToolTurnRunner:
         begun = [pending.call for pending in early.values() if pending.risky]
         self.write_turn(work.turn, self._messages(work), begun)
 
-    async def answer(self, work: ToolTurn) -> tuple[list[Message], list[ToolResult]]:
-        """Run the calls in parallel; return the messages of the turn, and the results."""
+    async def answer(
+        self, work: ToolTurn
+    ) -> tuple[list[Message], list[tuple[ToolCall, ToolResult]]]:
+        """Run the calls in parallel; return the messages of the turn, and each call's result.
+
+        Results are in the order of the calls. Calls that an earlier start answered have none.
+        """
         self._turn = 0
         started = self._claim(work.calls)
         lost = await self._stop_unclaimed(work.turn)
@@ -252,7 +257,8 @@ class ToolTurnRunner:
             if call.id in results and call.id not in work.answers:
                 work.answers[call.id] = results[call.id].text
                 self.record(work.turn, call, results[call.id])
-        return self._messages(work), list(results.values())
+        pairs = [(call, results[call.id]) for call in work.calls if call.id in results]
+        return self._messages(work), pairs
 
     async def _gather(
         self, work: ToolTurn, started: dict[str, PendingToolCall]
@@ -338,6 +344,7 @@ class ToolTurnRunner:
                 request_hash=unit.request_hash,
                 at=round(unix(), 3),
                 usage=self._conversation.usage,
+                summary_usage=self._conversation.summary_usage,
                 attempts=self._conversation.attempts,
             )
         )

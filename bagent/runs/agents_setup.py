@@ -23,6 +23,7 @@ from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import Stop, stop_for_error
 from bagent.servers.fleet_factory import make_timeouts
+from bagent.servers.pricing import job_pricer
 from bagent.servers.resolve import Servers
 from bagent.store.journal.turns import TurnIndex
 from bagent.types import Json, Usage
@@ -103,6 +104,7 @@ class AgentSetup:
             summary_settings=CallSettings(spec.compact.model, {}, {})
             if spec.compact.model
             else None,
+            summary_price=job_pricer(job, servers.kind, spec.compact.model),
             shares=not any(tools.has_side_effects(name) for name in tools.names),
             log_text=self._log_text,
             fail_on_tool=spec.on_tool_failure == "fail",

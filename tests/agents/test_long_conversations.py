@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support.agent_jobs import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
@@ -63,10 +65,17 @@ def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     with FakeServer(
         max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b"
     ) as fs:
-        turns = [*tells(1500, 1500, 1500, 1500), ok("the end")]
-        fs.set_script({"r1": turns, "assistant": [ok("We heard a story of 1500.")]})
+        end = ok("the end", usage={"prompt_tokens": 7, "completion_tokens": 3})
+        summary = ok(
+            "We heard a story of 1500.", usage={"prompt_tokens": 50, "completion_tokens": 20}
+        )
+        fs.set_script({"r1": [*tells(1500, 1500, 1500, 1500), end], "assistant": [summary]})
         agent_job(
-            job_dir, fs.url, rows, agent={"max_turns": 9, "compact": {"model": "small-model"}}
+            job_dir,
+            fs.url,
+            rows,
+            agent={"max_turns": 9, "compact": {"model": "small-model"}},
+            prices={"input": 10, "output": 100},
         )
         done = bagent(["run", "job.yaml"])
         assert done.code == 0, done.err
@@ -79,7 +88,11 @@ def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     assert last["messages"][0]["role"] == "user" and last["messages"][1]["role"] == "assistant"
     assert len(answers_in(last)) < 4
     assert "small-model" in {one["by"] for one in compactions(job_dir)}
-    assert results_by_id(job_dir)["r1"]["text"] == "the end"
+    row = results_by_id(job_dir)["r1"]
+    assert row["text"] == "the end"
+    prompt, completion = 7 + 50 * len(summing), 3 + 20 * len(summing)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (prompt, completion)
+    assert row["cost_usd"] == pytest.approx((prompt * 10 + completion * 100) / 1e6)
 
 
 def test_without_a_summary_old_answers_are_cut(job_dir, bagent):

@@ -226,3 +226,4 @@ def test_an_agent_runs_calls_in_text_and_never_takes_one_as_its_answer(bagent, f
     assert "added to birds" in str(fs.of("r1")[1].body)
     assert (second["status"], second["error_kind"]) == ("failed", "bad_response")
     assert "--tool-call-parser" in second["error"]
+    assert second["prompt_tokens"] and second["completion_tokens"]  # the reply was paid for

@@ -21,6 +21,13 @@ def half(name: str) -> str:
     if name == "bad":
         raise KeyError("bad")
     return "fine"
+
+def slow(name: str) -> str:
+    """Return after a while."""
+    time.sleep(0.2)
+    return "fine"
+
+import time
 '''
 
 
@@ -87,6 +94,15 @@ def test_the_job_says_whether_a_failed_tool_fails_its_row(job_dir, bagent, word,
         [row, *_] = results_by_id(job_dir).values()
         assert (row["status"], row["error_kind"]) == ("failed", "tool")
         assert row["error"].startswith("tool lookup failed: ValueError: database is down (File")
+
+
+def test_the_error_of_a_row_names_the_tool_that_failed_not_the_first_of_its_turn(job_dir, bagent):
+    turn = calls(("slow", '{"name": "a"}'), ("lookup", '{"name": "a"}'))
+    with FakeServer({"*": [turn, ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup", "slow", on_tool_failure="fail")
+        assert run(bagent).code == 1
+    [row, *_] = results_by_id(job_dir).values()
+    assert row["error"].startswith("tool lookup failed: ValueError")
 
 
 def test_bad_arguments_of_the_model_do_not_fail_the_row(job_dir, bagent):
