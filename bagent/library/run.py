@@ -214,6 +214,7 @@ class Run:
         self._on_progress = on_progress
         self._engine_type = ProcessEngine if process else ThreadEngine
         self._engine: Engine | None = None
+        self._stopping = False
         self._fault: BaseException | None = None
         self._iterator: AsyncIterator[Result] | None = None
         self._blocking: Generator[Result, None, None] | None = None
@@ -321,6 +322,7 @@ class Run:
     ) -> EngineEnd:
         """Wait for the end of the run; ask it to stop where it still runs."""
         if running:
+            self._stopping = True
             engine.stop()
             if feeding is not None:
                 feeding.cancel()
@@ -344,8 +346,9 @@ class Run:
         except (BrokenPipeError, ConnectionResetError):
             return  # the run has ended
         except BaseException:
-            # Rows that fail must not look like the end of the rows.
-            engine.stop()
+            # Rows that fail must not look like the end of the rows. A second stop would hurry.
+            if not self._stopping:
+                engine.stop()
             raise
         finally:
             with contextlib.suppress(OSError):  # the run has ended

@@ -242,6 +242,19 @@ def test_leaving_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
     assert run.exit_code == 75
 
 
+def test_leaving_a_loop_waits_for_the_requests_in_flight(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"r0": [ok("fine")], "*": [slow(1.0, ok("fine"))]})
+    write_job(job_dir, fs.url, input=None)
+    endless = ({"id": f"r{number}", "text": "more"} for number in itertools.count())
+    with bagent.run("job.yaml", rows=endless) as run:
+        for _ in run:
+            fs.wait_for(4)
+            break
+    kept = {result.id for result in bagent.open_run("job")}
+    assert kept == {request.row_id for request in fs.requests}
+    assert len(kept) >= 4
+
+
 def test_leaving_the_loop_stops_the_work_and_keeps_what_is_finished(fs: Any, job_dir: Path) -> None:
     asked = 0
 
