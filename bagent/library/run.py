@@ -148,9 +148,10 @@ def run(
 ) -> Run:
     """Run a job, or resume it; iterate the result by ``async for`` or a plain ``for``.
 
-    The run starts with the iteration. Use ``async with`` (or ``with``) where the loop may end
-    early: the run then finishes the requests in flight and stops. Ctrl-C and the cancellation of
-    the task that iterates do so too; a second Ctrl-C does not wait for the requests.
+    The run starts with the iteration. When a plain ``for`` ends early, the run finishes the
+    requests in flight and stops. Use ``async with`` where an ``async for`` may end early. Ctrl-C
+    and the cancellation of the task that iterates stop the run too; a second Ctrl-C does not wait
+    for the requests.
 
     Args:
         job: a job file, its keys and values as a dict (paths in it start from the current folder,
@@ -217,7 +218,7 @@ class Run:
         self._stopping = False
         self._fault: BaseException | None = None
         self._iterator: AsyncIterator[Result] | None = None
-        self._blocking: Generator[Result, None, None] | None = None
+        self._blocking: Callable[[], Generator[Result, None, None] | None] = lambda: None
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Start the run and return its results; works once."""
@@ -231,9 +232,11 @@ class Run:
 
         It works where an event loop runs already, such as in a notebook.
         """
-        self._blocking = self._in_thread(self.__aiter__())
-        _open_loops.add(self._blocking)
-        return self._blocking
+        results = self._in_thread(self.__aiter__())
+        # Only the loop holds it, so that it is closed when the loop is left, also by an exception.
+        self._blocking = weakref.ref(results)
+        _open_loops.add(results)
+        return results
 
     def _in_thread(self, results: AsyncIterator[Result]) -> Generator[Result, None, None]:
         loop = asyncio.new_event_loop()
@@ -278,8 +281,9 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         """Do the same as :meth:`__aexit__`, for a plain ``for`` loop."""
-        if self._blocking is not None:
-            self._blocking.close()
+        results = self._blocking()
+        if results is not None:
+            results.close()
 
     async def __aenter__(self) -> Self:
         return self

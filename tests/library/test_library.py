@@ -242,6 +242,16 @@ def test_leaving_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
     assert run.exit_code == 75
 
 
+def test_an_error_in_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    run = bagent.run("job.yaml", rows=({"id": n, "text": "more"} for n in itertools.count()))
+    with pytest.raises(ZeroDivisionError):
+        for _ in run:
+            raise ZeroDivisionError
+    assert run.exit_code == 75
+
+
 def test_leaving_a_loop_waits_for_the_requests_in_flight(fs: Any, job_dir: Path) -> None:
     fs.set_script({"r0": [ok("fine")], "*": [slow(1.0, ok("fine"))]})
     write_job(job_dir, fs.url, input=None)
