@@ -355,8 +355,9 @@ class Run:
                 engine.stop()
             raise
         finally:
-            with contextlib.suppress(OSError):  # the run has ended
-                engine.rows.write_eof()
+            if not engine.rows.is_closing():  # else the run has ended
+                with contextlib.suppress(OSError):
+                    engine.rows.write_eof()
 
     def _on_event(self, event: dict[str, Any]) -> None:
         """Pass the state on and log messages; an error of the function is raised at the end."""

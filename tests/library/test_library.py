@@ -242,6 +242,18 @@ def test_leaving_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
     assert run.exit_code == 75
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_run_that_needs_no_more_rows_leaves_the_rest(loop: str, fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    endless = ({"id": n, "text": "more" * 1000} for n in itertools.count())
+    run = bagent.run("job.yaml", rows=endless, options=["--limit", "5"])
+    new_loop = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip(loop).Loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert len(runner.run(collect(run))) == 5
+    assert run.exit_code == 0
+
+
 def test_an_error_in_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
     fs.set_script({"*": [ok("fine")]})
     write_job(job_dir, fs.url, input=None)
