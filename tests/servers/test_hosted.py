@@ -60,12 +60,9 @@ def test_one_job_runs_on_every_backend_and_leaves_no_key_behind(
         write_job(job_dir, "x", 5, backend=backend(kind, server.url), model="m-1", limits=limits)
         done = bagent(RUN, env={"MY_KEY": SECRET})
     assert server.faults == []
-    assert done.code == 1, done.err
-    found = results(job_dir)
-    assert sorted(row["status"] for row in found) == ["failed"] + ["ok"] * 4
-    assert {row["text"] for row in found if row["status"] == "ok"} == {"fine"}
-    (failed,) = [row for row in found if row["status"] == "failed"]
-    assert failed["error_kind"] == "auth"
+    assert done.code == 0, done.err
+    assert [(row["status"], row["text"]) for row in results(job_dir)] == [("ok", "fine")] * 5
+    assert "failed attempts: auth 1, connect 1, overloaded 1" in done.err
     if kind == "anthropic":
         assert bagent(["report"]).code == 0
     for file in job_dir.rglob("*"):
@@ -157,7 +154,8 @@ def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: 
         done = bagent(RUN)
     assert done.code == 0, done.err
     assert "key-new" not in done.err
-    assert len(server.bodies) == 5
+    # Where the list of models is refused, a request for one token shows whether the server works.
+    assert [body["max_tokens"] for body in server.bodies] == [1, *[64] * 5]
 
 
 def test_check_tells_what_a_job_would_cost_by_its_own_prices(
