@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,13 +310,15 @@ def _pointer(name: str) -> str:
 
 
 def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
-    from bagent.cli.render.csv import csv_lines
     from bagent.cli.render.tables import write_lines, write_rows
     from bagent.store.query import plain_rows
+    from bagent.text.csv import csv_lines
 
     rows = plain_rows(cursor, raw_json=False)
     if request.form == "csv":
-        lines = csv_lines(head, rows, excel=request.excel)
+        lines = csv_lines(head, rows, guard_formulas=request.excel)
+        if request.excel:
+            lines = chain(["\ufeff" + next(lines)], lines)
         if request.output is None:
             write_lines(lines, data_stdout())
             return

@@ -1,5 +1,6 @@
 """Text helpers.
 
+- ``csv``: rows as CSV
 - ``durations``: durations such as ``1h30m``
 - ``json``: JSON text in and out
 - ``suggest``: suggestions for misspelled names, short descriptions of values

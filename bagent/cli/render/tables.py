@@ -8,9 +8,9 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bagent.cli.render.csv import NUMBER, cell_text, csv_lines
 from bagent.errors import UsageError
 from bagent.observe.formatting import visible
+from bagent.text.csv import NUMBER, cell_text, csv_lines
 from bagent.text.terminal import data_stdout, unguarded
 
 Format = Literal["table", "csv", "jsonl"]

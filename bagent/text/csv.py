@@ -17,7 +17,7 @@ _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 def csv_lines(
-    names: Sequence[str], rows: Iterable[Sequence[Any]], *, excel: bool = False
+    names: Sequence[str], rows: Iterable[Sequence[Any]], *, guard_formulas: bool = False
 ) -> Iterator[str]:
     """Yield CSV by RFC 4180: a header, then a line a row, without their line ends.
 
@@ -27,19 +27,20 @@ def csv_lines(
     Args:
         names: the columns.
         rows: their values.
-        excel: begin with a byte-order mark, and put ``'`` before texts that Excel would take for
-            formulas (https://owasp.org/www-community/attacks/CSV_Injection).
+        guard_formulas: put ``'`` before texts that Excel would take for formulas
+            (https://owasp.org/www-community/attacks/CSV_Injection).
     """
-    yield ("\ufeff" if excel else "") + ",".join(_csv_field(name, excel) for name in names)
+    yield ",".join(_csv_field(name, guard_formulas) for name in names)
     for row in rows:
-        yield ",".join(_csv_field(value, excel) for value in row)
+        yield ",".join(_csv_field(value, guard_formulas) for value in row)
 
 
-def _csv_field(value: Any, excel: bool) -> str:
+def _csv_field(value: Any, guard_formulas: bool) -> str:
     if value is None:
         return ""
     text = repr(value) if isinstance(value, float) else cell_text(value)
-    if excel and isinstance(value, str) and _FORMULA.match(text) and not NUMBER.match(text):
+    is_text = isinstance(value, str) and not NUMBER.match(text)
+    if guard_formulas and is_text and _FORMULA.match(text):
         text = f"'{text}"
     if not text or _QUOTED.search(text):
         return '"' + text.replace('"', '""') + '"'
