@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ import typer
 from bagent.cli import completion
 from bagent.cli.process import log
 from bagent.errors import UsageError
+
+REDIRECT = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}">\n'
+)
 
 
 def view(
@@ -53,9 +58,7 @@ def view(
         sys.stdout.flush()
         log("serving the page above to this machine alone; Ctrl-C ends")
         if browser:
-            import webbrowser
-
-            webbrowser.open(url)
+            _open_browser(url)
 
     try:
         asyncio.run(serve(RunCatalog(runs, only), port, announce))
@@ -66,3 +69,18 @@ def view(
             f"cannot listen on port {port}: {os.strerror(error.errno or 0).lower()}",
             hint="--port 0 takes a free one",
         ) from None
+
+
+def _open_browser(url: str) -> None:
+    """Open a page by a private file that leads to it.
+
+    Other users see the browser's command line, and the address holds the token.
+    """
+    import webbrowser
+
+    from bagent.duck import private_folder
+
+    path = private_folder() / "view.html"
+    path.write_text(REDIRECT.format(url=html.escape(url)))
+    path.chmod(0o600)
+    webbrowser.open(path.as_uri())
