@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,18 @@ class ViewedRun:
         self.name = run.path.name
         self.tables = RunTables(run)
         self.prompts = PromptRenderer(run)
-        self.notes: list[str] = []
 
     def state(self) -> dict[str, Any]:
         """Return the state of the run as its directory tells it."""
-        return describe(self.run, self.notes.append)
+        return describe(self.run, _ignore)
 
     def info(self) -> RunInfo:
         """Return the content of ``run.json``; empty if it is damaged."""
-        return self.run.load_or_report(self.notes.append) or RunInfo(self.name)
+        return self.run.load_or_report(_ignore) or RunInfo(self.name)
+
+
+def _ignore(_: str) -> None:
+    """Drop a message for a terminal."""
 
 
 class RunCatalog:
@@ -47,6 +51,7 @@ class RunCatalog:
         self._folder = folder
         self._only = only
         self._open: OrderedDict[str, ViewedRun] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def single(self) -> str | None:
@@ -57,8 +62,8 @@ class RunCatalog:
         """Return all runs, latest start first."""
         return [self._only] if self._only is not None else list_runs(self._folder)
 
-    async def find(self, name: str) -> ViewedRun:
-        """Return a run.
+    def find(self, name: str) -> ViewedRun:
+        """Return a run; the tables of the run not used for longest are closed meanwhile.
 
         Raises:
             UsageError: there is none of that name.
@@ -69,14 +74,16 @@ class RunCatalog:
             if run is None:
                 raise UsageError(f"there is no run {name}")
             viewed = self._open[name] = ViewedRun(run)
-            while len(self._open) > MOST_OPEN:
-                _, oldest = self._open.popitem(last=False)
-                await oldest.tables.close()
         self._open.move_to_end(name)
+        while len(self._open) > MOST_OPEN:
+            _, oldest = self._open.popitem(last=False)
+            task = asyncio.create_task(oldest.tables.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         return viewed
 
     async def close(self) -> None:
         """Close all tables."""
-        for viewed in self._open.values():
-            await viewed.tables.close()
+        closing = [viewed.tables.close() for viewed in self._open.values()]
+        await asyncio.gather(*self._closing, *closing)
         self._open.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from bagent.duck import Access, connect, file_literal
 from bagent.errors import UsageError
 from bagent.view.rows import PAGE_ROWS, RowKey
-from bagent.view.tables import SETTINGS, RunTables
+from bagent.view.tables import QUERY_SECONDS, SETTINGS, stopped_after
 
 _CONDITIONS = {
     "different": "in_a and in_b and not same",
@@ -20,6 +21,9 @@ _CONDITIONS = {
 }
 
 _ANSWER = "coalesce(output::varchar, text, error)"
+
+_NUMBER = "case when id is null then row end"
+"""SQL: the number of a row that has no id to compare it by."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -34,38 +38,42 @@ class Comparison(msgspec.Struct, frozen=True):
     after: RowKey | None
 
 
-def compare_runs(
-    first: RunTables, second: RunTables, only: str, after: RowKey | None
-) -> Comparison:
+def compare_runs(files: tuple[Path, Path], only: str, after: RowKey | None) -> Comparison:
     """Compare the results of two runs by stage, id and number of the answer.
 
+    Rows without an id are compared by their number.
+
     Args:
-        first: the tables of one run.
-        second: those of the other.
+        files: the Parquet files of both results.
         only: which rows are listed: a name of ``_CONDITIONS``.
         after: list the rows that follow this one.
 
     Raises:
-        UsageError: ``only`` is unknown, or a run has no tables.
+        UsageError: ``only`` is unknown.
+        duckdb.Error: it took too long.
     """
     if only not in _CONDITIONS:
         raise UsageError(f"{only} is no choice of rows", hint=", ".join(_CONDITIONS))
-    files = [first.results_file, second.results_file]
-    paths = [path for path in files if path is not None]
-    if len(paths) < 2:
-        raise UsageError("the tables of the runs are still being made")
     sources = [
-        f"(select stage, answer, id, row, status, hash({_ANSWER}) as h"
+        f"(select stage, answer, id, row, {_NUMBER} as number, status, hash({_ANSWER}) as h"
         f" from read_parquet({file_literal(path)}))"
-        for path in paths
+        for path in files
     ]
-    with connect(Access(files=paths), settings=SETTINGS) as connection:
+    with (
+        connect(Access(files=files), settings=SETTINGS) as connection,
+        stopped_after(connection, QUERY_SECONDS),
+    ):
         connection.execute(
             f"""create temp table pairs as
-                select coalesce(a.row, b.row) as row, stage, answer, id, a.status as status_a,
-                       b.status as status_b, a.h is not null as in_a, b.h is not null as in_b,
+                select coalesce(a.row, b.row) as row, coalesce(a.stage, b.stage) as stage,
+                       coalesce(a.answer, b.answer) as answer, coalesce(a.id, b.id) as id,
+                       a.status as status_a, b.status as status_b,
+                       a.h is not null as in_a, b.h is not null as in_b,
                        a.h = b.h and a.status = b.status as same
-                from {sources[0]} a full join {sources[1]} b using (stage, answer, id)"""
+                from {sources[0]} a full join {sources[1]} b
+                on a.stage = b.stage and a.answer = b.answer
+                   and a.id is not distinct from b.id
+                   and a.number is not distinct from b.number"""
         )
         counts = (
             connection.execute(
@@ -76,7 +84,7 @@ def compare_runs(
             or (0,) * 6
         )
         listed = _list(connection, _CONDITIONS[only], after)
-        _add_texts(connection, listed[:PAGE_ROWS], [file_literal(path) for path in paths])
+        _add_texts(connection, listed[:PAGE_ROWS], [file_literal(path) for path in files])
     last = listed[PAGE_ROWS - 1] if len(listed) > PAGE_ROWS else None
     return Comparison(
         both=counts[5],
@@ -85,7 +93,7 @@ def compare_runs(
         other_status=counts[1],
         missing=counts[3],
         rows=listed[:PAGE_ROWS],
-        after=None if last is None else _key(last),
+        after=None if last is None else RowKey.of(last),
     )
 
 
@@ -105,23 +113,21 @@ def _list(connection: Any, condition: str, after: RowKey | None) -> list[dict[st
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _key(row: dict[str, Any]) -> RowKey:
-    return RowKey(row["row"], row["stage"], row["answer"], row["id"])
-
-
 def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) -> None:
     """Add the answers of both runs, cut, and the key of each row."""
     ids = [row["id"] for row in rows]
     for column, file in zip(("text_a", "text_b"), files, strict=True):
         texts = {}
         if ids:
-            places = ", ".join("?" * len(ids))
+            marks = ", ".join("?" * len(ids))
             for *key, text in connection.execute(
-                f"select stage, answer, id, left({_ANSWER}, 400) from read_parquet({file})"
-                f" where id in ({places})",
-                ids,
+                f"select stage, answer, id, {_NUMBER}, left({_ANSWER}, 400)"
+                f" from read_parquet({file}) where id in ({marks})"
+                f" or (id is null and row in ({marks}))",
+                [*ids, *(row["row"] for row in rows)],
             ).fetchall():
                 texts[tuple(key)] = text
         for row in rows:
-            row[column] = texts.get((row["stage"], row["answer"], row["id"]))
-            row["key"] = _key(row)
+            number = row["row"] if row["id"] is None else None
+            row[column] = texts.get((row["stage"], row["answer"], row["id"], number))
+            row["key"] = RowKey.of(row)

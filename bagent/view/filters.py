@@ -49,6 +49,11 @@ class FieldTest(msgspec.Struct, frozen=True, array_like=True):
     low: float | None = None
     high: float | None = None
 
+    def __post_init__(self) -> None:
+        ranges = self.operation in ("between", "length", "items")
+        if ranges and (self.low is None or self.high is None):
+            raise ValueError(f"{self.operation} needs two bounds")
+
     @property
     def label(self) -> str:
         """The condition for people."""
@@ -113,9 +118,11 @@ class RowFilter(msgspec.Struct, frozen=True):
         """
         try:
             texts = query.getall("f", ())
-            tests = tuple(msgspec.json.decode(text, type=FieldTest) for text in texts[:MOST_TESTS])
+            tests = tuple(msgspec.json.decode(text, type=FieldTest) for text in texts)
         except (msgspec.DecodeError, UnicodeEncodeError):
             raise UsageError("a filter in the address is damaged") from None
+        if len(tests) > MOST_TESTS:
+            raise UsageError(f"{len(tests)} filters of fields; at most {MOST_TESTS} are possible")
         sort = query.get("sort", "")
         if sort not in ("", TEXT_LENGTH, *SORTABLE) and sort[:2] not in (NUMBER_SORT, TEXT_SORT):
             raise UsageError(f"rows cannot be sorted by {sort}", hint=", ".join(SORTABLE))
@@ -125,8 +132,8 @@ class RowFilter(msgspec.Struct, frozen=True):
             causes=tuple(query.getall("cause", ())),
             endpoints=tuple(query.getall("endpoint", ())),
             tests=tests,
-            search=query.get("q", "").strip()[:LONGEST],
-            sql=query.get("sql", "").strip()[:LONGEST],
+            search=_limited(query, "q", "search"),
+            sql=_limited(query, "sql", "SQL condition"),
             sort=sort,
             descending=query.get("desc", "") == "1",
         )
@@ -209,6 +216,20 @@ class RowFilter(msgspec.Struct, frozen=True):
         return quoted(self.sort), []
 
 
+def _limited(query: MultiMapping[str], name: str, label: str) -> str:
+    """Return a text of the query string.
+
+    Raises:
+        UsageError: it is longer than :data:`LONGEST`.
+    """
+    text = query.get(name, "").strip()
+    if len(text) > LONGEST:
+        raise UsageError(
+            f"the {label} has {len(text):,} characters; at most {LONGEST:,} are possible"
+        )
+    return text
+
+
 def search_condition(text: str) -> Condition:
     """Return SQL for rows that contain a text, and its parameters.
 
@@ -230,6 +251,8 @@ def checked_condition(connection: DuckDBPyConnection, sql: str) -> str:
     import duckdb
 
     try:
+        # As an element of a list it cannot close the parenthesis of a query around it.
+        connection.extract_statements(f"select [{sql}\n]")
         single_query(connection, f"select 1 from results where ({sql}\n)")
     except (SqlError, duckdb.Error) as error:
         raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None

@@ -26,7 +26,7 @@ from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs
 from bagent.view.diff import word_diff
 from bagent.view.filters import NUMBER_SORT, TEXT_LENGTH, TEXT_SORT, FieldTest, RowFilter
-from bagent.view.row import RowDetails, find_row, find_same, key_of
+from bagent.view.row import RowDetails, find_row, find_same
 from bagent.view.rows import (
     RowColumns,
     RowKey,
@@ -77,7 +77,7 @@ class Handlers:
 
     async def run(self, request: web.Request) -> web.Response:
         """Answer with the page of a run."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         viewed.tables.renew_if_due()
         state, values = await asyncio.gather(
             asyncio.to_thread(viewed.state), self.overview_of(viewed)
@@ -109,7 +109,7 @@ class Handlers:
 
     async def answers(self, request: web.Request) -> web.Response:
         """Answer with the distributions of the answers, a part of the page of a run."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         stages = viewed.info().stages
         stage = request.query.get("stage") or (stages[-1] if len(stages) > 1 else None)
         names = answer_fields.property_names(viewed.info().answer_columns)
@@ -133,10 +133,8 @@ class Handlers:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the state of a run while it goes on."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cache-Control"] = "no-store"
         await response.prepare(request)
         with suppress(ConnectionError):
             async for event in _events(viewed):
@@ -145,7 +143,7 @@ class Handlers:
 
     async def rows(self, request: web.Request) -> web.Response:
         """Answer with one page of rows."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         viewed.tables.renew_if_due()
         row_filter = RowFilter.parse(request.query)
         after = RowKey.parse(request.query.get("after", ""))
@@ -172,7 +170,7 @@ class Handlers:
 
     async def count(self, request: web.Request) -> web.Response:
         """Answer with the number of rows of a filter."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         row_filter = RowFilter.parse(request.query)
         key = ("count", row_filter.url())
         count = await viewed.tables.ask(lambda db: count_rows(db, row_filter), key=key)
@@ -180,7 +178,7 @@ class Handlers:
 
     async def export(self, request: web.Request) -> web.StreamResponse:
         """Stream the rows of a filter as a file."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         form = request.match_info["form"]
         row_filter = RowFilter.parse(request.query)
         if not await viewed.tables.ready(WAIT_SECONDS):
@@ -200,7 +198,7 @@ class Handlers:
 
     async def row(self, request: web.Request) -> web.Response:
         """Answer with everything about one row."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         key = _required_key(request)
         row_filter = RowFilter.parse(request.query)
         details = await viewed.tables.ask(lambda db: find_row(db, key))
@@ -224,7 +222,7 @@ class Handlers:
             filter=row_filter,
             other=other,
             pieces=pieces,
-            key_of=key_of,
+            key_of=RowKey.of,
         )
 
     async def _other(
@@ -234,7 +232,7 @@ class Handlers:
         name = request.query.get("with", "")
         if not name:
             return None, []
-        other_run = await self._catalog.find(name)
+        other_run = self._catalog.find(name)
         other = await other_run.tables.ask(lambda db: find_same(db, key))
         if other is None:
             return {"run": name, "status": None}, []
@@ -244,7 +242,7 @@ class Handlers:
 
     async def text(self, request: web.Request) -> web.Response:
         """Answer with one whole text of a row as a file."""
-        viewed = await self._viewed(request)
+        viewed = self._viewed(request)
         key = _required_key(request)
         name = request.query.get("column", "text")
         if name not in ("text", "reasoning", "output", "input", "error"):
@@ -264,19 +262,20 @@ class Handlers:
             raise UsageError(
                 "choose two runs to compare", hint="the list of runs has a box for each"
             )
-        first, second = [await self._catalog.find(name) for name in names]
+        first, second = [self._catalog.find(name) for name in names]
         for viewed in (first, second):
             if not await viewed.tables.ready(30.0):
                 raise UsageError(f"{viewed.name}: {viewed.tables.problem or 'no tables yet'}")
         after = RowKey.parse(request.query.get("after", ""))
         only = request.query.get("only", "different")
-        comparison = await asyncio.to_thread(compare_runs, first.tables, second.tables, only, after)
+        with first.tables.results_file() as file_a, second.tables.results_file() as file_b:
+            comparison = await asyncio.to_thread(compare_runs, (file_a, file_b), only, after)
         return _page(
             "compare.html", request, first=first, second=second, comparison=comparison, only=only
         )
 
-    async def _viewed(self, request: web.Request) -> ViewedRun:
-        return await self._catalog.find(request.match_info["run"])
+    def _viewed(self, request: web.Request) -> ViewedRun:
+        return self._catalog.find(request.match_info["run"])
 
 
 def _overview(db: ReportDb) -> dict[str, Any]:
@@ -404,8 +403,6 @@ def _download(kind: str, name: str) -> dict[str, str]:
     return {
         "Content-Type": kind,
         "Content-Disposition": f'attachment; filename="{plain}"',
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-store",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class PromptRenderer:
         self._run = run
         self._templates: dict[str, list[_Template]] | None = None
         self._problem = ""
+        self._lock = threading.Lock()
 
     def render(self, result: Mapping[str, Any], parents: list[dict[str, Any]]) -> SentPrompt:
         """Return the prompt of a row.
@@ -68,14 +70,14 @@ class PromptRenderer:
             parents: the results that it was made of, and theirs, nearest first.
         """
         data = result["input"]
-        if isinstance(data, dict) and isinstance(data.get("body"), dict) and "url" in data:
-            return _own_body(data["body"])
-        if self._templates is None:
-            self._load()
-        templates = (self._templates or {}).get(result["stage"], [])
+        body = data.get("body") if isinstance(data, dict) else None
+        if isinstance(body, dict) and _hash(body) == result["prompt_sha256"]:
+            return _own_body(body)
+        stages = self._stages()
+        templates = stages.get(result["stage"], [])
         if not templates:
             return SentPrompt(problem=self._problem or "this stage sends no request")
-        if data is None and result["stage"] in (self._templates or {}) and not parents:
+        if data is None and not parents:
             return SentPrompt(problem="the input of this row was not kept")
         rendered, problem = None, ""
         for messages, failure in _attempts(templates, result, parents):
@@ -92,28 +94,36 @@ class PromptRenderer:
             reason = "rendered again; nothing was sent for this row"
         return SentPrompt(_messages(rendered), problem=reason)
 
-    def _load(self) -> None:
-        self._templates = {}
+    def _stages(self) -> dict[str, list[_Template]]:
+        """Return the templates of each stage; threads wait for the one that loads the job."""
+        with self._lock:
+            if self._templates is None:
+                self._templates = self._load()
+            return self._templates
+
+    def _load(self) -> dict[str, list[_Template]]:
+        templates: dict[str, list[_Template]] = {}
         try:
             info = self._run.load()
             if info is None or not self._run.is_own(info):
                 self._problem = "the prompt is rendered only for runs that you made here"
-                return
+                return templates
             text = msgspec.json.encode(_without_defaults(info.job)).decode()
             request = JobRequest(text=text, cwd=self._run.path.absolute(), needs_input=False)
             job = load_job(request)
             stages = prepare_stages(job)
             if not stages:
                 template = _Template(Prompt.from_job(job), load_schema(job))
-                self._templates = {name: [template] for name in info.stages or ["main"]}
+                templates = {name: [template] for name in info.stages or ["main"]}
             for stage in stages:
-                self._templates[stage.name] = [
+                templates[stage.name] = [
                     _Template(request.prompt, request.schema)
                     for request in stage.requests
                     if request.prompt is not None
                 ]
         except (BagentError, ValueError, TypeError) as error:
             self._problem = f"the job cannot be loaded again: {error}"
+        return templates
 
 
 def _without_defaults(job: dict[str, Json]) -> dict[str, Json]:
@@ -131,7 +141,7 @@ def _without_defaults(job: dict[str, Json]) -> dict[str, Json]:
 
 
 def _own_body(body: dict[str, Any]) -> SentPrompt:
-    """Return the prompt of a line of a batch file."""
+    """Return the prompt of a line of a batch file that was sent as it is."""
     messages = body.get("messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
         return SentPrompt(_messages(messages), exact=True)
@@ -186,8 +196,8 @@ def _value(parent: Mapping[str, Any]) -> Json:
     return parent["output"] if parent["output"] is not None else parent["text"]
 
 
-def _hash(messages: Rendered) -> str:
-    return hashlib.sha256(encode_payload(messages)).hexdigest()
+def _hash(payload: Json) -> str:
+    return hashlib.sha256(encode_payload(payload)).hexdigest()
 
 
 def _messages(messages: Rendered) -> list[PromptMessage]:

@@ -64,24 +64,22 @@ def find_row(db: ReportDb, key: RowKey) -> RowDetails | None:
 
 
 def find_same(db: ReportDb, key: RowKey) -> dict[str, Any] | None:
-    """Return the result of another run with the same stage, id and answer."""
+    """Return the result of another run with the same stage, id and answer.
+
+    A row without an id is compared by its number.
+    """
     rows = _select(
         db,
         "select * from results where stage = ? and answer = ? and id is not distinct from ?"
-        " limit 1",
-        [key.stage, key.answer, key.id],
+        " and (id is not null or row = ?) limit 1",
+        [key.stage, key.answer, key.id, key.row],
     )
     return rows[0] if rows else None
 
 
-def key_of(row: dict[str, Any]) -> RowKey:
-    """Return the key of a row of ``results``."""
-    return RowKey(row["row"], row["stage"], row["answer"], row["id"])
-
-
 def _ancestors(db: ReportDb, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     seen: set[str] = set()
-    for depth in range(1, DEEPEST):
+    for depth in range(1, DEEPEST + 1):
         names = [name for name in names[:MOST_RELATIVES] if name not in seen]
         following: list[str] = []
         for name in names:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from bagent.errors import UsageError
 from bagent.report.queries import ReportDb
 from bagent.store.query import plain_rows
 from bagent.store.tables.schema import pointer
+from bagent.text.csv import csv_lines
 from bagent.view.filters import RowFilter
 from bagent.view.tables import TEXT_RESULTS, RunTables
 
@@ -45,6 +45,11 @@ class RowKey(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @classmethod
+    def of(cls, row: Mapping[str, Any]) -> RowKey:
+        """Return the key of a row of ``results``."""
+        return cls(row["row"], row["stage"], row["answer"], row["id"])
+
+    @classmethod
     def parse(cls, text: str) -> RowKey | None:
         """Return the key of a query string; None for an empty one.
 
@@ -60,9 +65,8 @@ class RowKey(msgspec.Struct, frozen=True, array_like=True):
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return SQL that selects it in any table, and its parameters."""
-        names = ("row", "stage", "answer", "id")
         values = (self.row, self.stage, self.answer, self.id)
-        return " and ".join(f"{name} is not distinct from ?" for name in names), [*values]
+        return " and ".join(f"{name} is not distinct from ?" for name in KEY), [*values]
 
 
 class RowColumns(msgspec.Struct, frozen=True):
@@ -90,7 +94,7 @@ class RowPage(msgspec.Struct, frozen=True):
 
 
 def row_columns(db: ReportDb) -> RowColumns:
-    """Return the columns of the list, from the first rows of the run."""
+    """Return the columns of the list, from a sample of the rows."""
     row = db.row(
         f"""select list_distinct(flatten(list(json_keys(input)))) as inputs,
                    list_distinct(flatten(list(json_keys(output)))) as answers
@@ -124,7 +128,7 @@ def list_rows(
 ) -> RowPage:
     """Return the rows that follow ``after``, or the first ones.
 
-    The keys are found first, on narrow columns; texts are read for the rows of the page only.
+    The keys are selected first; the cells are read for the rows of the page only.
     """
     keys = _keys(db, row_filter, after)
     page = keys[:PAGE_ROWS]
@@ -148,12 +152,17 @@ def _keys(
     later, later_parameters = _later(row_filter, value is not None, after)
     rows = db.connection.execute(
         f"select row, stage, answer, id, value from"
-        f" (select {', '.join(KEY)}, {select} as value from {TEXT_RESULTS}"
+        f" (select {', '.join(KEY)}, {select} as value from {_table(row_filter)}"
         f" where {condition})"
         f" where {later} order by {order} limit {limit}",
         [*value_parameters, *parameters, *later_parameters],
     ).fetchall()
     return [RowKey(*row) for row in rows]
+
+
+def _table(row_filter: RowFilter) -> str:
+    """Return the table to search: typed SQL may reach into JSON, whose type is slower to read."""
+    return "results" if row_filter.sql else TEXT_RESULTS
 
 
 def _later(row_filter: RowFilter, sorted_by: bool, after: RowKey | None) -> tuple[str, list[Any]]:
@@ -181,14 +190,15 @@ _CELLS = ("status", "error_kind", "error", "text", "endpoint", "latency_ms", "co
 def _read(db: ReportDb, keys: list[RowKey], columns: RowColumns) -> dict[Any, Any]:
     if not keys:
         return {}
-    numbers = sorted({key.row for key in keys})
-    low, high = numbers[0], numbers[-1]
+    numbers = [key.row for key in keys]
+    # The range lets DuckDB skip parts of the file.
+    conditions, parameters = zip(*(key.sql() for key in keys), strict=True)
     cells = [f"left({n}, {CELL_CHARACTERS})" if n in ("error", "text") else n for n in _CELLS]
     rows = db.connection.execute(
         f"select {', '.join(KEY)}, {', '.join(cells)}, {_fields('input', columns.inputs)},"
         f" {_fields('output', columns.answers)} from results"
-        f" where row between ? and ? and row in ({', '.join('?' * len(numbers))})",
-        [low, high, *numbers],
+        f" where row between ? and ? and ({' or '.join(conditions)})",
+        [min(numbers), max(numbers), *chain.from_iterable(parameters)],
     ).fetchall()
 
     def reader(row: tuple[Any, ...]) -> Any:
@@ -210,7 +220,7 @@ def _fields(column: str, names: Sequence[str]) -> str:
 def count_rows(db: ReportDb, row_filter: RowFilter) -> int:
     """Return how many rows a filter selects."""
     condition, parameters = row_filter.where(db.connection)
-    sql = f"select count(*) from {TEXT_RESULTS} where {condition}"
+    sql = f"select count(*) from {_table(row_filter)} where {condition}"
     row = db.connection.execute(sql, parameters).fetchone()
     return int(row[0]) if row else 0
 
@@ -218,7 +228,10 @@ def count_rows(db: ReportDb, row_filter: RowFilter) -> int:
 def neighbours(
     db: ReportDb, row_filter: RowFilter, key: RowKey
 ) -> tuple[RowKey | None, RowKey | None]:
-    """Return the rows before and after a row in the order of the input, within the filter."""
+    """Return the rows of the filter before and after a row, in the order of the input.
+
+    The filter's own order is not used.
+    """
     forward = msgspec.structs.replace(row_filter, sort="", descending=False)
     backward = msgspec.structs.replace(row_filter, sort="", descending=True)
     before, after = (_keys(db, order, key, limit=1) for order in (backward, forward))
@@ -237,30 +250,25 @@ def export(tables: RunTables, row_filter: RowFilter, form: str) -> Generator[byt
         condition, parameters = row_filter.where(cursor)
         cursor.execute(f"select * from results where {condition} order by {_ORDER}", parameters)
         names = [column[0] for column in cursor.description or []]
-        batch: list[bytes] = [_csv([names])] if form == "csv" else []
-        for row in plain_rows(cursor, raw_json=form == "jsonl"):
-            if form == "csv":
-                batch.append(_csv([[_cell(value) for value in row]]))
-            else:
-                batch.append(msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n")
-            if len(batch) >= EXPORT_BATCH:
-                yield b"".join(batch)
-                batch.clear()
-        yield b"".join(batch)
+        rows = plain_rows(cursor, raw_json=form == "jsonl")
+        lines = _csv_lines(names, rows) if form == "csv" else _json_lines(names, rows)
+        while batch := b"".join(islice(lines, EXPORT_BATCH)):
+            yield batch
 
 
-def _cell(value: Any) -> Any:
-    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
+def _json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> Iterator[bytes]:
+    for row in rows:
+        yield msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n"
 
 
-def _csv(rows: list[list[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerows(rows)
-    return text.getvalue().encode("utf-8", "backslashreplace")
+def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> Iterator[bytes]:
+    """Yield CSV whose texts are no formulas: a click on the file opens a spreadsheet."""
+    for line in csv_lines(names, rows, guard_formulas=True):
+        yield f"{line}\r\n".encode("utf-8", "backslashreplace")
 
 
 def distinct(db: ReportDb, column: str) -> list[str]:
-    """Return the values of a column of ``results``, for a menu."""
+    """Return the first 200 values of a column of ``results``, for a menu."""
     rows = db.rows(
         f"select distinct {quoted(column)} as value from results"
         f" where {quoted(column)} is not null order by 1 limit 200"

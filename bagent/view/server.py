@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import secrets
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
@@ -14,7 +12,7 @@ import duckdb
 from aiohttp import web
 
 from bagent.errors import BagentError
-from bagent.proxy.auth import address_guard
+from bagent.proxy.auth import address_guard, is_token, new_token
 from bagent.report import render
 from bagent.view.catalog import RunCatalog
 from bagent.view.handlers import TEMPLATES, Handlers
@@ -41,6 +39,9 @@ _STATIC = {
     "page.css": ("bagent.report", "page.css", "text/css"),
 }
 
+_BEGUN = web.RequestKey("begun", bool)
+"""Whether the headers of the response are sent."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,9 +54,8 @@ def view_app(catalog: RunCatalog, token: str, host: str) -> web.Application:
         host: the address that the server listens on.
     """
     handlers = Handlers(catalog)
-    app = web.Application(
-        middlewares=[_headers, address_guard(host), _same_origin, _token(token), _errors]
-    )
+    app = web.Application(middlewares=[address_guard(host), _same_origin, _token(token), _errors])
+    app.on_response_prepare.append(_begin)
     routes: dict[str, Handler] = {
         "/": handlers.runs,
         "/compare": handlers.compare,
@@ -79,21 +79,10 @@ def view_app(catalog: RunCatalog, token: str, host: str) -> web.Application:
     return app
 
 
-def new_token() -> str:
-    """Return a random token."""
-    return secrets.token_urlsafe(24)
-
-
-@web.middleware
-async def _headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        response = await handler(request)
-    except web.HTTPException as error:
-        error.headers.update(HEADERS)
-        raise
-    if not response.prepared:
-        response.headers.update(HEADERS)
-    return response
+async def _begin(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers to a response, and note that it has begun."""
+    response.headers.update(HEADERS)
+    request[_BEGUN] = True
 
 
 @web.middleware
@@ -110,12 +99,10 @@ async def _same_origin(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def _token(token: str) -> Any:
-    expected = token.encode()
-
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         first = request.path.split("/")[1]
-        if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), expected):
+        if not is_token(first, token):
             raise web.HTTPForbidden(
                 text="the token in the address is wrong or missing: take the address that"
                 " bagent view printed"
@@ -127,19 +114,26 @@ def _token(token: str) -> Any:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors of the user's input into a page."""
+    """Turn errors of the user's input into a page; a stream that has begun breaks off."""
     try:
         return await handler(request)
-    except BagentError as error:
-        message, hint = error.message, getattr(error, "hint", "") or ""
-    except duckdb.InterruptException:
-        message, hint = "the query took too long and was stopped", "narrow the filter"
-    except duckdb.Error as error:
-        message, hint = str(error).splitlines()[0], ""
+    except (BagentError, duckdb.Error) as error:
+        if request.get(_BEGUN):
+            raise
+        message, hint = _explain(error)
     text = render.page(
         TEMPLATES, "error.html", message=message, hint=hint, base=f"/{request.path.split('/')[1]}"
     )
     return web.Response(text=text, content_type="text/html", status=400)
+
+
+def _explain(error: BagentError | duckdb.Error) -> tuple[str, str]:
+    """Return the message and the hint for an error."""
+    if isinstance(error, BagentError):
+        return error.message, getattr(error, "hint", "") or ""
+    if isinstance(error, duckdb.InterruptException):
+        return "the query took too long and was stopped", "narrow the filter"
+    return str(error).splitlines()[0], ""
 
 
 async def _static(request: web.Request) -> web.Response:

@@ -6,9 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import duckdb
 
 from bagent.duck import Setting, file_literal
 from bagent.errors import BagentError, UsageError
@@ -41,6 +43,21 @@ MOST_CACHED = 64
 T = TypeVar("T")
 
 
+@contextmanager
+def stopped_after(connection: DuckDBPyConnection, seconds: float | None) -> Iterator[None]:
+    """Interrupt the queries of a block once it has taken ``seconds``; None lets them run."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class _OpenTables:
     """One connection, closed once its last user is done."""
 
@@ -66,22 +83,26 @@ class _OpenTables:
         self.cache: dict[Hashable, Any] = {}
 
     @contextmanager
-    def cursor(self) -> Iterator[DuckDBPyConnection]:
-        """Yield a cursor whose queries are stopped after :data:`QUERY_SECONDS`."""
+    def in_use(self) -> Iterator[None]:
+        """Keep the connection open for the block."""
         with self._lock:
             self._users += 1
-            cursor = self.connection.cursor()
-        timer = threading.Timer(QUERY_SECONDS, cursor.interrupt)
-        timer.daemon = True
-        timer.start()
         try:
-            yield cursor
+            yield
         finally:
-            timer.cancel()
-            cursor.close()
             with self._lock:
                 self._users -= 1
             self._close_unused()
+
+    @contextmanager
+    def cursor(self, seconds: float | None) -> Iterator[DuckDBPyConnection]:
+        """Yield a cursor whose queries are stopped after ``seconds``; None lets them run."""
+        with (
+            self.in_use(),
+            closing(self.connection.cursor()) as cursor,
+            stopped_after(cursor, seconds),
+        ):
+            yield cursor
 
     def retire(self) -> None:
         """Close the connection now or after its last user."""
@@ -114,14 +135,20 @@ class RunTables:
         self._task: asyncio.Task[None] | None = None
         self._renewed = 0.0
         self._took = 0.0
+        self._closed = False
 
     async def ready(self, seconds: float) -> bool:
-        """Return whether there are tables, after waiting at most ``seconds`` for the first ones."""
-        if self._open is not None:
-            return True
-        if self._task is None:
+        """Return whether there are tables, after waiting at most ``seconds`` for the first ones.
+
+        After a failure the next attempt begins :data:`SHORTEST_PAUSE` later.
+        """
+        if self._open is None and self._task is None:
+            failed = self.problem and time.monotonic() - self._renewed < SHORTEST_PAUSE
+            if failed or self._closed:
+                return False
             self._task = asyncio.create_task(self._renew())
-        await asyncio.wait([self._task], timeout=seconds)
+        if self._open is None and self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
         return self._open is not None
 
     def renew_if_due(self) -> None:
@@ -143,34 +170,55 @@ class RunTables:
             duckdb.Error: the SQL is wrong, or took too long.
         """
         if not await self.ready(QUERY_SECONDS):
-            raise UsageError(self.problem or "the tables of the run are still being made")
-        tables = self._open
-        assert tables is not None
+            raise self._missing()
+        tables = self._tables()
         if key is not None and key in tables.cache:
             cached: T = tables.cache[key]
             return cached
 
         def work() -> T:
-            with tables.cursor() as cursor:
+            with tables.cursor(QUERY_SECONDS) as cursor:
                 return function(ReportDb(cursor))
 
-        result = await asyncio.to_thread(work)
+        # Counted before the thread starts: a renewal may retire the tables in between.
+        with tables.in_use():
+            result = await asyncio.to_thread(work)
         if key is not None and len(tables.cache) < MOST_CACHED:
             tables.cache[key] = result
         return result
 
     @contextmanager
     def cursor(self) -> Iterator[DuckDBPyConnection]:
-        """Yield a cursor on tables that are :meth:`ready`, for a long export."""
-        if self._open is None:
-            raise UsageError(self.problem or "the tables of the run are still being made")
-        with self._open.cursor() as cursor:
+        """Yield a cursor without a time limit on tables that are :meth:`ready`.
+
+        Raises:
+            UsageError: there are no tables.
+        """
+        with self._tables().cursor(None) as cursor:
             yield cursor
 
-    @property
-    def results_file(self) -> Path | None:
-        """The Parquet file of the results; None before there are tables."""
-        return None if self._open is None else self._open.folder / "results.parquet"
+    @contextmanager
+    def results_file(self) -> Iterator[Path]:
+        """Yield the Parquet file of the results and keep it for the block.
+
+        Raises:
+            UsageError: there are no tables.
+        """
+        tables = self._tables()
+        with tables.in_use():
+            yield tables.folder / "results.parquet"
+
+    def _tables(self) -> _OpenTables:
+        if self._open is None:
+            raise self._missing()
+        return self._open
+
+    def _missing(self) -> UsageError:
+        if self._closed:
+            return UsageError(
+                "the tables were closed for those of other runs", hint="reload the page"
+            )
+        return UsageError(self.problem or "the tables of the run are still being made")
 
     async def _renew(self) -> None:
         started = time.monotonic()
@@ -186,13 +234,16 @@ class RunTables:
                 old.retire()
         except BagentError as error:
             self.problem = error.message
+        except (duckdb.Error, OSError) as error:
+            self.problem = str(error)
         finally:
             self._renewed = time.monotonic()
             self._took = self._renewed - started
             self._task = None
 
     async def close(self) -> None:
-        """Stop a renewal and close the connection."""
+        """Close the connection after a renewal and its last user; it is not opened again."""
+        self._closed = True
         if self._task is not None:
             await asyncio.wait([self._task])
         if self._open is not None:

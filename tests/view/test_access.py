@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import msgspec
 import pytest
 
+from bagent.cli.commands.view import _open_browser
 from support.stored_runs import make_run, stored
 from support.viewed_runs import TOKEN, viewing
 
@@ -97,6 +101,7 @@ async def test_a_very_long_answer_is_cut_on_the_page_and_whole_as_a_file(folder)
         "select 1; drop view results",
         "1=1) union select * from read_text('/etc/passwd') where (1=1",
         "true; copy results to '/tmp/out'",
+        "true) union all select 1 from results where (true",
         "exists (select 1 from read_text('/etc/passwd'))",
         "no_such_column = 1",
     ],
@@ -116,6 +121,37 @@ async def test_damaged_addresses_are_refused_with_a_sentence(folder):
             ("run/job/rows", ("after", "{}")),
             ("run/job/rows", ("sort", "text")),
             ("run/job/row", ("key", '[99,"main",0,"x"]')),
+            ("run/job/rows", ("f", '["answer","x","between"]')),
+            ("run/job/rows", ("q", "x" * 2001)),
+            ("run/job/rows", ("sql", f"'{'x' * 2000}' = id")),
             ("compare", ("a", "job")),
         ):
             assert "That did not work" in await viewer.text(path, pair, status=400)
+
+
+async def test_conditions_beyond_the_most_are_refused_and_not_dropped(folder):
+    tests = [("f", '["answer","score","is","1"]')] * 13
+    async with viewing(folder) as viewer:
+        assert "13 filters" in await viewer.text("run/job/rows", *tests, status=400)
+
+
+async def test_an_export_has_the_headers_of_a_page_and_no_formulas(tmp_path):
+    make_run(tmp_path / "job", [stored(0, text="=1+1", id="-5")])
+    async with viewing(tmp_path) as viewer:
+        await viewer.page("")
+        async with viewer.client.get(f"/{TOKEN}/run/job/export.csv") as response:
+            assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert response.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            table = await response.text()
+    assert table.splitlines()[1].startswith("-5,0,")
+    assert ",'=1+1," in table
+
+
+def test_the_command_line_of_the_browser_has_no_token(monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    _open_browser("http://127.0.0.1:1/secret/")
+    path = Path(urlsplit(opened[0]).path)
+    assert "secret" not in opened[0]
+    assert "url=http://127.0.0.1:1/secret/" in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,129 @@
+"""The tables behind the pages: when they are opened, renewed and closed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from aiohttp import ClientPayloadError
+
+from bagent.backends.request import encode_payload
+from bagent.errors import UsageError
+from bagent.store.run_dir import RunDir
+from bagent.view import tables as view_tables
+from bagent.view.catalog import RunCatalog
+from bagent.view.compare import compare_runs
+from bagent.view.filters import RowFilter
+from bagent.view.prompts import PromptRenderer
+from bagent.view.rows import export
+from bagent.view.tables import RunTables
+from support.stored_runs import make_run, stored
+from support.viewed_runs import TOKEN, viewing
+
+
+async def test_tables_retired_before_a_query_begins_stay_open_for_it(tmp_path, monkeypatch):
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    assert await tables.ready(60)
+
+    async def close_first(work):
+        await tables.close()
+        return work()
+
+    monkeypatch.setattr(view_tables.asyncio, "to_thread", close_first)
+    assert await tables.ask(lambda db: db.row("select count(*) as n from results")) == {"n": 1}
+
+
+async def test_closed_tables_are_not_opened_again(tmp_path):
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    await tables.close()
+    assert not await tables.ready(60)
+    with pytest.raises(UsageError, match="closed"):
+        await tables.ask(lambda db: db.row("select 1"))
+
+
+async def test_a_failure_to_open_is_told_and_not_repeated_at_once(tmp_path, monkeypatch):
+    attempts: list[RunDir] = []
+
+    def fail(run, report):
+        attempts.append(run)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(view_tables, "_OpenTables", fail)
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    for _ in range(3):
+        with pytest.raises(UsageError, match="no space left"):
+            await tables.ask(lambda db: db.row("select 1"))
+    assert len(attempts) == 1
+
+
+async def test_opening_many_runs_at_once_finds_each_of_them(tmp_path):
+    for name in "abcd":
+        make_run(tmp_path / name, [stored(0)])
+    catalog = RunCatalog(tmp_path, None)
+    first = catalog.find("a")
+    names = [catalog.find(name).name for name in "abcdab"]
+    assert names == [*"abcdab"]
+    await catalog.close()
+    assert not await first.tables.ready(0)
+
+
+async def test_an_export_takes_longer_than_a_query_may(tmp_path, monkeypatch):
+    monkeypatch.setattr("bagent.view.rows.EXPORT_BATCH", 1)
+    tables = RunTables(make_run(tmp_path / "job", (stored(row) for row in range(3))))
+    assert await tables.ready(60)
+    monkeypatch.setattr(view_tables, "QUERY_SECONDS", 0.0)
+    assert len([*export(tables, RowFilter(), "jsonl")]) == 3
+    await tables.close()
+
+
+async def test_a_download_that_fails_halfway_breaks_off(tmp_path, monkeypatch):
+    def pieces(*_):
+        yield b"first"
+        raise UsageError("the disk is gone")
+
+    make_run(tmp_path / "job", [stored(0)])
+    monkeypatch.setattr("bagent.view.handlers.export", pieces)
+    async with viewing(tmp_path) as viewer:
+        await viewer.page("")
+        with pytest.raises(ClientPayloadError):
+            async with viewer.client.get(f"/{TOKEN}/run/job/export.jsonl") as response:
+                await response.read()
+
+
+def test_a_line_of_a_batch_file_is_only_exact_with_the_hash_of_what_was_sent(tmp_path):
+    renderer = PromptRenderer(make_run(tmp_path / "job", [stored(0)]))
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    data = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    sent = hashlib.sha256(encode_payload(body)).hexdigest()
+    row = {"stage": "main", "input": data, "prompt_sha256": sent}
+    assert [message.text for message in renderer.render(row, []).messages] == ["hello"]
+    assert renderer.render(row, []).exact
+    assert not renderer.render(row | {"prompt_sha256": "0" * 64}, []).exact
+
+
+async def test_conditions_on_json_select_the_same_rows_on_the_page_and_in_the_export(tmp_path):
+    make_run(tmp_path / "job", (stored(row) for row in range(3)))
+    pair = ("sql", "output.score = 1")
+    async with viewing(tmp_path) as viewer:
+        await viewer.page("rows", pair)
+        assert await viewer.text("run/job/count", pair) == '{"count": 1}'
+        assert len((await viewer.text("run/job/export.jsonl", pair)).splitlines()) == 1
+
+
+async def test_rows_without_an_id_are_compared_by_their_number(tmp_path):
+    tables = []
+    for name in "ab":
+        rows = [stored(row, id=None, text=f"{row} {name if row else ''}") for row in range(3)]
+        for row in rows:
+            row.output = None
+        tables.append(RunTables(make_run(tmp_path / name, rows)))
+        assert await tables[-1].ready(60)
+    with tables[0].results_file() as left, tables[1].results_file() as right:
+        result = compare_runs((left, right), "different", None)
+    assert (result.both, result.same, result.different, result.missing) == (3, 1, 2, 0)
+    assert [(row["text_a"], row["text_b"]) for row in result.rows] == [
+        ("1 a", "1 b"),
+        ("2 a", "2 b"),
+    ]
+    for each in tables:
+        await each.close()
