@@ -16,10 +16,10 @@ How a retry works
 `fleet.py:Fleet._send` gets the 429 as an `Exchange` from the backend, and gives up its slot.
 `results.py:ResultHandler.handle` records the attempt, and `results.py:ResultHandler._throttle`
 slows account and endpoint down (`limits/account.py:Account.on_refusal`).
-`retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:decide` computes
-the delay, and the rule returns `Retry(call, at, reason)`, or `Fail` if the attempts are used up.
-`fleet.py:Fleet._apply` does what it says: `queue.py:CallQueues.sleep` keeps the call until `at`.
-Then the timer starts `fleet.py:Fleet._pump`, `queue.py:CallQueues.wake` makes the call ready,
+`retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:count_and_decide`
+computes the delay, and the rule returns `Retry(call, at, reason)`, or `Fail` if the attempts are
+used up. `fleet.py:Fleet._apply` does what it says: `queue.py:CallQueues.sleep` keeps the call until
+`at`. Then the timer starts `fleet.py:Fleet._pump`, `queue.py:CallQueues.wake` makes the call ready,
 and the next endpoint with room gets it (`fleet.py:Fleet._start`).
 Where only a probe or check can decide, the action is `Suspend`; `fleet.py:Fleet.on_probe` and
 `fleet.py:Fleet.on_check` ask the rules again when `health.py:Health` has the result.

@@ -2,7 +2,7 @@
 
 Endpoints pull: whenever one has room it gets the next batch. So equal endpoints get equal shares,
 and a slow one gets less. Calls that wait for a retry hold no slot. Everything runs on one event
-loop, and nothing polls.
+loop. Requests start on events; only deadlines, silence and late calls are polled.
 """
 
 from __future__ import annotations
@@ -250,14 +250,13 @@ class Fleet:
         self._endpoints.update(state)
         self._pump(state)
 
-    def abandon_waiting(self) -> int:
-        """Close the fleet and drop all calls that are not in flight; return how many."""
+    def abandon_waiting(self) -> None:
+        """Close the fleet and drop all calls that are not in flight."""
         self._state.closed = True
         self._tasks.cancel_probes()
-        count = self._waiting.clear()
+        self._waiting.clear()
         self._abandon(list(self._state.calls))
         self._update_events()
-        return count
 
     async def drain(self, seconds: float) -> int:
         """Wait up to ``seconds`` for the calls in flight; cancel the others and return how many."""
@@ -360,7 +359,10 @@ class Fleet:
                 case Fail(call, failure, delivery):
                     self._end(call, failure, delivery)
                 case Retry(call, at) if not closed:
-                    waiting.add_last(call) if at == LAST else waiting.sleep(call, at)
+                    if at == LAST:
+                        waiting.add_last(call)
+                    else:
+                        waiting.sleep(call, at)
                 case Split(calls) if not closed:
                     waiting.add_halves(calls)
                 case Suspend(state, suspended):
@@ -428,6 +430,7 @@ class Fleet:
         return bool(batch.calls)
 
     def _start(self, state: EndpointState, calls: Sequence[Call], now: float) -> None:
+        """Start a request with ``calls``, and another one before it with the urgent of them."""
         urgent = urgent_calls(calls, now)
         if urgent:
             self._start(state, urgent, now)
@@ -503,14 +506,15 @@ class Fleet:
             has_room = (ready < limit or not ready) and below
         if has_room != self.has_room:
             self.has_room = has_room
-            (self._room.set if has_room else self._room.clear)()
+            _set_event(self._room, has_room)
         idle = not (ready or asleep or in_flight)
         if idle != self._idle.is_set():
-            (self._idle.set if idle else self._idle.clear)()
+            _set_event(self._idle, idle)
 
     # --- one request ----------------------------------------------------------------------------
 
     async def _send(self, request: InFlightRequest) -> None:
+        """Send a request, apply its results, and give its slots away."""
         fleet, state, calls = self._state, request.state, request.calls
         timeouts = timeouts_for(calls, self._config.timeouts, request.started)
         sent = unix()
@@ -549,3 +553,10 @@ class Fleet:
                 # The rows write their outcomes, or ask again, before their slots are given away.
                 await asyncio.sleep(0)
         self._pump()
+
+
+def _set_event(event: asyncio.Event, value: bool) -> None:
+    if value:
+        event.set()
+    else:
+        event.clear()

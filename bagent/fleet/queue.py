@@ -434,8 +434,6 @@ class CallQueues:
             late += [entry.call for entry in entries]
         return late
 
-    def clear(self) -> int:
-        """Drop all calls; return how many there were."""
-        count = self.ready + self.asleep
+    def clear(self) -> None:
+        """Drop all calls."""
         self._reset()
-        return count

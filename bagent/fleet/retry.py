@@ -22,8 +22,8 @@ group refused as a whole (400, 413)       free         any, in two halves    at 
 late call at the end of a run             free         another, as a copy    `FleetConfig.hedge`
 ========================================  ===========  ====================  ====================
 
-`RetryRules` decides on all but the last, which is `Hedger`; `decide` computes counted attempts and
-delays.
+`RetryRules` decides on all but the last, which is `Hedger`; `count_and_decide` computes
+counted attempts and delays.
 
 Limits: [a] while any call is served, else an outage after `RetryPolicy.quiet`; at most
 `RetryPolicy.throttled`. [b] The third death ends it. [c] `MAX_REFUSALS` endpoints that serve other
@@ -135,7 +135,7 @@ class Decision(msgspec.Struct, frozen=True):
     outage: bool = False  # no call is served
 
 
-def decide(
+def count_and_decide(
     policy: RetryPolicy,
     call: Call,
     failure: Failure,
@@ -143,7 +143,7 @@ def decide(
     random: Random,
     served_at: float | None = None,
 ) -> Decision:
-    """Return whether ``call`` is retried after ``failure``, and count the attempt.
+    """Count the attempt of ``call`` that failed, and return whether it is retried.
 
     A busy server costs no attempt while calls are served; ``served_at`` is when one last was.
     Jitter is only added, so that no call returns before its Retry-After.
@@ -208,7 +208,7 @@ def record_pause(call: Call, failure: Failure, sent: float, done: float) -> None
     call.failed_at = None if failure.busy or failure.retry_after is not None else done
 
 
-def stop_streaming(call: Call, failure: Failure) -> bool:
+def adapt_streaming(call: Call, failure: Failure) -> bool:
     """Stop streaming a call that a busy server keeps refusing, or undo it where it was rejected.
 
     An unstreamed answer cannot break off half way and costs a busy server less. Requests that
@@ -300,7 +300,12 @@ class RetryRules:
         if failure.passing and (failure.kind == "connect" or _cut_off(exchange, state)):
             if state.up:
                 suspended = SuspendedCall(
-                    call, failure, delivery, request.started, True, exchange.connected
+                    call=call,
+                    failure=failure,
+                    delivery=delivery,
+                    sent=request.started,
+                    until_probe=True,
+                    connected=exchange.connected,
                 )
                 return [Suspend(state, suspended), *self._probe(request, now)]
             return [self._after_lost_server(call, now, connected=exchange.connected)]
@@ -466,7 +471,9 @@ class RetryRules:
         elif decision.late:
             actions.append(Fail(call, _with_reason(failure, decision), delivery))
         else:
-            suspended = SuspendedCall(call, _with_reason(failure, decision), delivery, sent)
+            suspended = SuspendedCall(
+                call=call, failure=_with_reason(failure, decision), delivery=delivery, sent=sent
+            )
             actions.append(Suspend(state, suspended))
         if check_due:
             actions.append(CheckEndpoint(state, call.request, suspect=state.keeps_failing))
@@ -492,12 +499,12 @@ class RetryRules:
         fleet, now = self._fleet, self._fleet.clock()
         if delivery is not None:
             record_pause(call, failure, delivery.sent, delivery.done)
-        if stop_streaming(call, failure):
+        if adapt_streaming(call, failure):
             return Retry(call, now, RetryReason.STREAM_REQUIRED)
         served_at = now if fleet.in_flight else fleet.last_served
         recently = now - fleet.last_served < RECENTLY_SERVED
         policy = self._served_policy if recently else fleet.config.retry
-        decision = decide(policy, call, failure, now, self._random, served_at)
+        decision = count_and_decide(policy, call, failure, now, self._random, served_at)
         if decision.delay is None:
             return decision
         return Retry(call, now + decision.delay, reason)

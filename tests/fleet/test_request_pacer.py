@@ -10,7 +10,7 @@ import pytest
 
 from bagent.fleet.call import Call
 from bagent.fleet.limits.concurrency import RequestPacer
-from bagent.fleet.retry import RetryPolicy, decide
+from bagent.fleet.retry import RetryPolicy, count_and_decide
 from bagent.types import Failure
 
 
@@ -205,7 +205,7 @@ def simulate(server, rows, concurrency, pace=None, policy=None):
                 continue
             pace.on_refusal(sent, at, told)
             failure = Failure("rate_limited", "slow down", True, 429, told, busy=True)
-            decision = decide(policy, call, failure, at, random)
+            decision = count_and_decide(policy, call, failure, at, random)
             assert decision.delay is not None
             if told is not None:
                 earliest[call.row] = at + told

@@ -9,7 +9,7 @@ import pytest
 
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
-from bagent.fleet.retry import RetryPolicy, decide, record_pause, stop_streaming
+from bagent.fleet.retry import RetryPolicy, adapt_streaming, count_and_decide, record_pause
 from bagent.types import Failure
 
 POLICY = RetryPolicy()
@@ -26,7 +26,7 @@ def told(seconds, busy=True):
 
 
 def decide_once(failure, policy=POLICY, call=None, now=100.0, seed=1):
-    return decide(policy, call or a_call(), failure, now, Random(seed))
+    return count_and_decide(policy, call or a_call(), failure, now, Random(seed))
 
 
 def test_a_lasting_failure_is_final_and_costs_nothing():
@@ -38,7 +38,7 @@ def test_a_lasting_failure_is_final_and_costs_nothing():
 def test_a_row_gets_as_many_tries_after_the_first_as_configured():
     call = a_call()
     policy = RetryPolicy(retries=3)
-    decisions = [decide(policy, call, PASSING, 0.0, Random(1)) for _ in range(4)]
+    decisions = [count_and_decide(policy, call, PASSING, 0.0, Random(1)) for _ in range(4)]
     assert [decision.delay is not None for decision in decisions] == [True, True, True, False]
     assert decisions[-1].reason == "4 tries"
 
@@ -53,7 +53,7 @@ def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
     least = [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     for seed in range(50):
         call, random = a_call(), Random(seed)
-        delays = [decide(policy, call, PASSING, 0.0, random).delay for _ in least]
+        delays = [count_and_decide(policy, call, PASSING, 0.0, random).delay for _ in least]
         assert all(low <= delay <= 1.5 * low for low, delay in zip(least, delays, strict=True))
 
 
@@ -64,7 +64,7 @@ def test_a_backoff_is_longer_than_the_last_pause_also_after_a_wait_for_a_slot():
         for _ in range(4):
             record_pause(call, PASSING, now, now + 1.0)
             now += 1.0
-            delay = decide(policy, call, PASSING, now, random).delay
+            delay = count_and_decide(policy, call, PASSING, now, random).delay
             pauses.append(delay + random.uniform(0.0, 2.0))
             now += pauses[-1]
         assert all(b > 1.1 * a for a, b in itertools.pairwise(pauses)), pauses
@@ -98,7 +98,7 @@ def test_thousands_of_tries_do_not_overflow():
     policy = RetryPolicy(retries=10_000, throttled=1e12)
     for failure in (PASSING, BUSY):
         for _ in range(5000):
-            delay = decide(policy, call, failure, 0.0, Random(1)).delay
+            delay = count_and_decide(policy, call, failure, 0.0, Random(1)).delay
             assert delay is not None
             assert delay <= 45.0
 
@@ -121,16 +121,16 @@ def test_a_told_wait_is_capped():
 def test_waiting_on_a_full_server_costs_no_try():
     call = a_call()
     for step in range(100):
-        assert decide(POLICY, call, BUSY, float(step), Random(1)).delay is not None
+        assert count_and_decide(POLICY, call, BUSY, float(step), Random(1)).delay is not None
     assert call.counted_attempts == 0
 
 
 def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
     call = a_call()
     policy = RetryPolicy(throttled=1800.0)
-    assert decide(policy, call, BUSY, 100.0, Random(1)).delay is not None
-    assert decide(policy, call, BUSY, 1900.0, Random(1)).delay is not None
-    decision = decide(policy, call, BUSY, 1900.1, Random(1))
+    assert count_and_decide(policy, call, BUSY, 100.0, Random(1)).delay is not None
+    assert count_and_decide(policy, call, BUSY, 1900.0, Random(1)).delay is not None
+    decision = count_and_decide(policy, call, BUSY, 1900.1, Random(1))
     assert (decision.delay, decision.reason) == (None, "refused for 1800 s")
 
 
@@ -139,7 +139,9 @@ def test_a_full_server_is_waited_on_while_it_serves_others():
     policy = RetryPolicy(retries=1)
     for second in range(0, 1800, 10):
         served = float(second - 12)
-        assert decide(policy, call, BUSY, float(second), Random(1), served).delay is not None
+        assert (
+            count_and_decide(policy, call, BUSY, float(second), Random(1), served).delay is not None
+        )
 
 
 @pytest.mark.parametrize(("retries", "seconds"), [(0, 15), (1, 15), (3, 70), (5, 310), (30, 1800)])
@@ -149,9 +151,9 @@ def test_a_server_that_serves_nobody_is_given_up_sooner_the_fewer_tries_are_want
     call = a_call()
     policy = RetryPolicy(retries=retries)
     for refusal in range(retries + 1):
-        assert decide(policy, call, BUSY, refusal / 100, Random(1), 0.0).delay is not None
-    assert decide(policy, call, BUSY, float(seconds), Random(1), 0.0).delay is not None
-    decision = decide(policy, call, BUSY, seconds + 0.1, Random(1), 0.0)
+        assert count_and_decide(policy, call, BUSY, refusal / 100, Random(1), 0.0).delay is not None
+    assert count_and_decide(policy, call, BUSY, float(seconds), Random(1), 0.0).delay is not None
+    decision = count_and_decide(policy, call, BUSY, seconds + 0.1, Random(1), 0.0)
     assert decision.delay is None
     assert "refused" in decision.reason
 
@@ -159,16 +161,16 @@ def test_a_server_that_serves_nobody_is_given_up_sooner_the_fewer_tries_are_want
 def test_a_server_that_names_a_time_is_given_several_of_it():
     call = a_call()
     policy = RetryPolicy(retries=0)
-    assert decide(policy, call, told(60.0), 0.0, Random(1), 0.0).delay is not None
-    assert decide(policy, call, told(60.0), 230.0, Random(1), 0.0).delay is not None
-    assert decide(policy, call, told(60.0), 250.0, Random(1), 0.0).delay is None
+    assert count_and_decide(policy, call, told(60.0), 0.0, Random(1), 0.0).delay is not None
+    assert count_and_decide(policy, call, told(60.0), 230.0, Random(1), 0.0).delay is not None
+    assert count_and_decide(policy, call, told(60.0), 250.0, Random(1), 0.0).delay is None
 
 
 def test_counted_and_uncounted_failures_back_off_apart():
     call = a_call()
     for _ in range(5):
-        decide(POLICY, call, BUSY, 0.0, Random(1))
-    assert decide(POLICY, call, PASSING, 0.0, Random(1)).delay < 1.0
+        count_and_decide(POLICY, call, BUSY, 0.0, Random(1))
+    assert count_and_decide(POLICY, call, PASSING, 0.0, Random(1)).delay < 1.0
 
 
 def test_a_row_whose_time_is_over_is_not_sent_again():
@@ -197,7 +199,7 @@ def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
     first = call.request
     for tries, failure in enumerate((cut, BUSY, cut, cut, BUSY, BUSY), start=1):
         call.attempts = tries
-        assert not stop_streaming(call, failure)
+        assert not adapt_streaming(call, failure)
         streams.append(call.request.stream)
     assert streams == [True, True, True, True, False, False]
     assert first.stream  # who made the request has it unchanged
@@ -205,10 +207,10 @@ def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
 
 def test_a_row_whose_server_only_streams_goes_back_to_streams_for_good():
     call = streamed_call(attempts=4)
-    assert not stop_streaming(call, BUSY)
+    assert not adapt_streaming(call, BUSY)
     lasting = Failure("rejected", "HTTP 400: this model only streams", status=400)
-    assert stop_streaming(call, lasting)
+    assert adapt_streaming(call, lasting)
     assert call.request.stream
-    assert not stop_streaming(call, lasting)  # now the refusal is the row's own
-    assert not stop_streaming(call, BUSY)
+    assert not adapt_streaming(call, lasting)  # now the refusal is the row's own
+    assert not adapt_streaming(call, BUSY)
     assert call.request.stream
