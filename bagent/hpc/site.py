@@ -90,7 +90,8 @@ def load_site(name: str) -> ClusterSite:
         near = did_you_mean(name, names)
         raise UsageError(
             f"--site {name}: no such site",
-            hint=f"{near} " * bool(near) + f"there are {', '.join(names)}, or a path of a .yaml",
+            hint=(f"{near} " if near else "")
+            + f"there are {', '.join(names)}, or a path of a .yaml",
         )
     file = deploy_folder() / "sites" / f"{name}.yaml"
     return read_site(file.read_text(encoding="utf-8"), Path(str(file)))

@@ -180,7 +180,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 class _ReadEnd:
     """A socket as a standard input.
 
-    The thread that reads rows may use the descriptor until this object has gone, so its number
+    The thread that reads rows may use the descriptor until this object is deleted, so its number
     stays taken until then; after :meth:`close` it reads nothing more.
     """
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of ``bagent run``; each field is the option of that name."""
+    """Options of ``bagent run``; a field without a docstring is the option of that name."""
 
     job: Path | None
     """None where rows come as an OpenAI batch file and there is no job file."""
@@ -69,7 +69,7 @@ class RunOptions:
     """Off where another process makes the tables at the end."""
     command: list[str] = field(default_factory=list)
     """The whole command with its secrets masked."""
-    notes: str | None = None
+    input_index: str | None = None
     """The file in which another process indexes the input."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
@@ -153,7 +153,7 @@ def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
     typed = options.deadline.strip().lower() != "auto" and options.progress != WORKER
     if deadline is not None and typed and deadline.at <= now:
         raise UsageError(
-            f"--deadline {options.deadline}: that is over, {now - deadline.at:.0f} s ago",
+            f"--deadline {options.deadline}: passed {now - deadline.at:.0f} s ago",
             hint="give a later one, or --deadline none",
         )
 
@@ -195,8 +195,8 @@ def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowRea
             key = "where" if error.message.startswith("where:") else "input"
             error.at = prepared.job.source.position((key,))
         raise
-    if prepared.options.notes is not None:
-        rows.share(Path(prepared.options.notes))
+    if prepared.options.input_index is not None:
+        rows.share(Path(prepared.options.input_index))
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     readable = [row for row in first if row.error is None]
     if prepared.own_bodies:
@@ -236,7 +236,7 @@ def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
     suggestion = did_you_mean(job.id, names)
     raise JobError(
         f"id: no field {job.id!r} in the first {len(sample)} rows",
-        hint=f"{suggestion} " * bool(suggestion) + f"there are {', '.join(names[:12])}",
+        hint=(f"{suggestion} " if suggestion else "") + f"there are {', '.join(names[:12])}",
         at=job.source.spot(("id",)).key_at,
     )
 

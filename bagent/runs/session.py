@@ -93,7 +93,12 @@ class RunSession:
         progress.attach(Live(self._counters, lambda: self._fleet.states if self._fleet else ()))
 
     async def run(self) -> SessionResult:
-        """Send everything that is still to do and return how it ended; raise only UsageError."""
+        """Send everything that is still to do and return how it ended.
+
+        Raises:
+            UsageError: something the user wrote is wrong; nothing was sent.
+            WriteError: results cannot be written.
+        """
         options = self._context.options
         deadline = read_deadline(
             options.deadline,
@@ -115,19 +120,19 @@ class RunSession:
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
         options = self._context.options
         resolver = ServerResolver(
-            options.env,
-            StartupPatience(
+            env=options.env,
+            patience=StartupPatience(
                 options.min_hosts,
                 options.wait_hosts or FIRST_ANSWER_SECONDS,
                 bool(options.wait_hosts),
             ),
-            self._transport,
-            stack,
-            self._store.path / "local-server.log",
-            self._switch.requested,
-            self._messages.show,
-            self._messages.notify,
-            self._budgets,
+            transport=self._transport,
+            stack=stack,
+            log_file=self._store.path / "local-server.log",
+            stop_requested=self._switch.requested,
+            note=self._messages.show,
+            notice=self._messages.notify,
+            budgets=self._budgets,
         )
         try:
             plan = await build_run(self._context, resolver, self._services())

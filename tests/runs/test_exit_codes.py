@@ -79,7 +79,7 @@ def test_a_full_disk_is_74_and_the_same_command_goes_on(fs, job_dir, bagent, tmp
 @pytest.mark.parametrize(
     ("typed", "env", "code", "words"),
     [
-        (["--deadline", "2020-01-01T00:00:00Z"], {}, 2, "that is over, "),
+        (["--deadline", "2020-01-01T00:00:00Z"], {}, 2, "passed "),
         ([], {"BAGENT_DEADLINE": "@9"}, 75, "ago, by BAGENT_DEADLINE"),
     ],
 )

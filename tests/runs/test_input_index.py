@@ -28,7 +28,7 @@ def test_parts_that_use_the_index_have_all_rows_once_between_them(prepared, job_
     with share_input_index(prepared(), FEWEST) as path:
         assert path == str(job_dir / "runs/job/journal/input-all-shared.pieces")
         for part in range(1, FEWEST + 1):
-            source = open_input(prepared(notes=path, shard=f"{part}/{FEWEST}"))
+            source = open_input(prepared(input_index=path, shard=f"{part}/{FEWEST}"))
             source.remember(job_dir / "own", None)
             found += [row.id for batch in source.batches() for row in batch]
     assert sorted(found) == sorted(row["id"] for row in rows(40))

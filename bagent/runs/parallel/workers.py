@@ -70,7 +70,7 @@ FEWEST = 3
 
 @contextmanager
 def share_input_index(prepared: RunContext, parts: int) -> Iterator[str | None]:
-    """Index the input in a thread during the block; yield the file for :attr:`RunOptions.notes`.
+    """Index the input in a thread during the block; yield the file of the index.
 
     Yields None where there is nothing to index or the file cannot be written.
 
@@ -182,7 +182,7 @@ def run_parts(
     progress.start(f"{prepared.job.name}: {summary}, results in {run}")
     try:
         with share_input_index(prepared, len(parts)) as index:
-            workers = [Worker(replace(part, notes=index)) for part in parts]
+            workers = [Worker(replace(part, input_index=index)) for part in parts]
             work(workers, progress, before)
         state = final_state(prepared, workers, progress, before)
     finally:
