@@ -20,7 +20,7 @@ from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Feeder
 from bagent.stages.results import Emit
-from bagent.stages.row_runner import Replace, RowRunner
+from bagent.stages.row_runner import IsReplaced, RowRunner
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Attempt, EndpointSample
 
@@ -85,7 +85,7 @@ class RunServices:
         pool: ServerPool,
         emit: Emit | None = None,
         *,
-        replace: Replace | None = None,
+        is_replaced: IsReplaced | None = None,
         job: Job | None = None,
         separate: bool = False,
     ) -> RowRunner:
@@ -114,5 +114,5 @@ class RunServices:
             emit=emit or self.emit,
             gate=self.gate,
             alone=emit is None,
-            replace=replace,
+            is_replaced=is_replaced,
         )

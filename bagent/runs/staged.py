@@ -178,7 +178,7 @@ class StagedRun:
             self._results,
             self._gate,
             lambda emit, replace: self._services.row_runner(
-                plan, pool, emit, replace=replace, job=request.job, separate=separate
+                plan, pool, emit, is_replaced=replace, job=request.job, separate=separate
             ),
         )
         requester.runner.stop_reason.add_done_callback(

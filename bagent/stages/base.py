@@ -13,7 +13,7 @@ from bagent.job.spec.stages import OnFailure
 from bagent.stages.feeder import Backpressure, StageQueue
 from bagent.stages.results import Emit, StageResults
 from bagent.stages.row import INPUT, StageRow, stage_item, value_of
-from bagent.stages.row_runner import Replace, RowRunner
+from bagent.stages.row_runner import IsReplaced, RowRunner
 from bagent.stages.slots import Reader, Slot, Stream, UnorderedReader
 from bagent.stages.stop_rules import StopReason
 from bagent.types import Json, Outcome, Row
@@ -232,7 +232,7 @@ Then = Callable[[Outcome, int], None]
 Divide = Callable[[], bool]
 """Asks about a refused row in smaller parts; returns False where it cannot be divided."""
 
-MakeRunner = Callable[[Emit, Replace], RowRunner]
+MakeRunner = Callable[[Emit, IsReplaced], RowRunner]
 
 
 class RowRequester:

@@ -31,7 +31,7 @@ tool hold no slot of the fleet, but they take memory."""
 
 NOT_WRITTEN = -1
 
-Replace = Callable[[Outcome, Row], bool]
+IsReplaced = Callable[[Outcome, Row], bool]
 """Whether other rows take the place of a row that ended."""
 
 
@@ -49,11 +49,9 @@ class RowRunner:
     Args:
         emit: gets each outcome, its place in the journal, and its row, once it is written.
         gate: awaited before each batch of rows: backpressure of the output.
-        replace: called with each outcome before it is written; returns whether other rows take its
-            place. Such an outcome is neither written nor counted.
+        is_replaced: called with each outcome before it is written; returns whether other rows take
+            its place. Such an outcome is neither written nor counted.
         alone: whether no other runner shares the fleet; else the caller announces rows to it.
-
-    ``stop_reason`` gets the reason to stop, once the guards have one.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class RowRunner:
         stop_rules: StopRules,
         emit: Callable[[Outcome, int, Row], None],
         gate: Callable[[], Awaitable[None]] | None = None,
-        replace: Replace | None = None,
+        is_replaced: IsReplaced | None = None,
         alone: bool = True,
     ) -> None:
         self._plan = plan
@@ -76,51 +74,67 @@ class RowRunner:
         self._stop_rules = stop_rules
         self._emit = emit
         self._gate = gate
-        self._replace = replace
+        self._is_replaced = is_replaced
         self._alone = alone
         self._bounded = plan.agent is not None or plan.program is not None
         self._begun = 0
         self._ended = 0
+        self._turn_began = 0.0
         self._all_ended = asyncio.Event()
         self._no_followers = asyncio.Event()
         self._row_ended = asyncio.Event()
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        """Gets the reason to stop, once there is one."""
+        """Gets the reason to stop, once the stop rules have one."""
 
     async def run(self, source: AsyncIterable[Work]) -> None:
         """Send all rows and wait until each has ended; cancel it to stop sending."""
         if self._alone:
             self._fleet.expect(True)
-        clock = asyncio.get_running_loop().time
-        turn_began = clock()
+        self._turn_began = asyncio.get_running_loop().time()
         async for batch in source:
             if self._gate is not None:
                 await self._gate()
             for row, answers in batch:
                 for answer in answers:
-                    if not self._fleet.has_room:
-                        await self._fleet.wait_for_room()
-                    while self._dedupe.waiting > MOST_FOLLOWERS:
-                        self._no_followers.clear()
-                        await self._no_followers.wait()
-                    while self._bounded and self._full():
-                        self._row_ended.clear()
-                        await self._row_ended.wait()
+                    if not self._may_begin():
+                        await self._wait_for_room()
                     self._begun += 1
                     self._begin(row, answer)
-                    # Signals and answers wait meanwhile, and templates may be slow.
-                    if (
-                        self._begun % BEGUN_AT_ONCE == 0
-                        or clock() - turn_began > LONGEST_TURN_SECONDS
-                    ):
-                        await asyncio.sleep(0)
-                        turn_began = clock()
+                    if self._is_turn_over():
+                        await self._yield_to_loop()
         if self._alone:
             self._fleet.expect(False)
             await self._fleet.wait_idle()
         while self._ended < self._begun:
             self._all_ended.clear()
             await self._all_ended.wait()
+
+    def _may_begin(self) -> bool:
+        """Return whether another row may begin now."""
+        many_followers = self._dedupe.waiting > MOST_FOLLOWERS
+        return self._fleet.has_room and not (many_followers or (self._bounded and self._full()))
+
+    async def _wait_for_room(self) -> None:
+        """Wait until another row may begin."""
+        if not self._fleet.has_room:
+            await self._fleet.wait_for_room()
+        while self._dedupe.waiting > MOST_FOLLOWERS:
+            self._no_followers.clear()
+            await self._no_followers.wait()
+        while self._bounded and self._full():
+            self._row_ended.clear()
+            await self._row_ended.wait()
+
+    def _is_turn_over(self) -> bool:
+        """Return whether enough rows began in this turn of the event loop."""
+        if self._begun % BEGUN_AT_ONCE == 0:
+            return True
+        return asyncio.get_running_loop().time() - self._turn_began > LONGEST_TURN_SECONDS
+
+    async def _yield_to_loop(self) -> None:
+        """Let signals and answers be handled, which wait while templates are rendered."""
+        await asyncio.sleep(0)
+        self._turn_began = asyncio.get_running_loop().time()
 
     def _full(self) -> bool:
         """Return whether no further agent may be opened."""
@@ -159,7 +173,7 @@ class RowRunner:
         self._ended += 1
         if outcome.finished_at is None:
             outcome.finished_at = round(unix(), 4)
-        if self._replace is not None and self._replace(outcome, conversation.row):
+        if self._is_replaced is not None and self._is_replaced(outcome, conversation.row):
             location = NOT_WRITTEN
             self._stop_rules.discard(conversation)
         else:
