@@ -3,6 +3,7 @@
 plan             what all conversations of a stage share
 conversation     request, evaluation, retries: a state machine without I/O
 converse         the driver of a conversation
+batch_line       lines of OpenAI batch files
 agent_loop       the driver of a conversation with tools
 tool_turn        the tool calls of a turn
 text_tool_calls  tool calls that a server returns as text

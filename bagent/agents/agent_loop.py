@@ -43,18 +43,18 @@ class Agent:
 
     Args:
         conversation: the row's conversation; it evaluates answers and asks again.
-        agent: the tools and the rules for turns.
+        agent_plan: the tools and the rules for turns.
         fleet: sends calls.
     """
 
-    def __init__(self, conversation: Conversation, agent: AgentPlan, fleet: Fleet) -> None:
+    def __init__(self, conversation: Conversation, agent_plan: AgentPlan, fleet: Fleet) -> None:
         self._conversation = conversation
-        self._plan = agent
+        self._agent_plan = agent_plan
         self._fleet = fleet
-        self._tools = ToolTurnRunner(agent, conversation, fleet.spawn)
+        self._tools = ToolTurnRunner(agent_plan, conversation, fleet.spawn)
         self._first_tool_call = FirstToolCallTimer(unix)
         start = len(conversation.messages or ())
-        self._compactor = Compactor(conversation.plan, agent, start, self._record_compaction)
+        self._compactor = Compactor(conversation.plan, agent_plan, start, self._record_compaction)
         self._endpoint: str | None = None
         """The endpoint whose cache holds the last turn."""
         self._last_request: Request | None = None
@@ -93,7 +93,7 @@ class Agent:
 
     def _first_turn(self, call: Call) -> Call:
         if self._may_call_tools():
-            call.request.tool_choice = self._plan.first_choice
+            call.request.tool_choice = self._agent_plan.first_choice
         self._choose_streaming(call.request, 1)
         return self._prepare(call)
 
@@ -104,7 +104,7 @@ class Agent:
         """
         conversation, tools = self._conversation, self._tools
         unit = unit_of(conversation.row.key, conversation.plan.name, conversation.answer)
-        turns = self._plan.earlier(unit)
+        turns = self._agent_plan.earlier(unit)
         if not turns or any(turn.request_hash != tools.key.request_hash for turn in turns):
             return None
         last = turns[-1]
@@ -131,7 +131,7 @@ class Agent:
 
     def _may_call_tools(self) -> bool:
         """Return whether tool calls of the next turn would be run."""
-        return self._rounds + 1 < self._plan.max_turns
+        return self._rounds + 1 < self._agent_plan.max_turns
 
     # --- replies --------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Agent:
         self._note_stream(call, delivery)
         if call.request.tool_choice != "none":
             try:
-                reply = parse_text_tool_calls(reply, self._plan.tools.definitions)
+                reply = parse_text_tool_calls(reply, self._agent_plan.tools.definitions)
             except UnreadCallError as error:
                 self._conversation.note_reply(call, reply, delivery, None)
                 return Failure("bad_response", str(error), text=reply.text)
@@ -175,7 +175,7 @@ class Agent:
         conversation.attempts += call.attempts
         calls = assign_call_ids(reply, conversation.turns, self._used_ids)
         if not self._may_call_tools():
-            most = self._plan.max_turns
+            most = self._agent_plan.max_turns
             names = ", ".join(dict.fromkeys(call.name for call in calls))
             message = f"no answer within agent.max_turns: {most}; the last turn asks for {names}"
             return conversation.end("failed", Failure("max_turns", message, text=reply.text))
@@ -187,7 +187,7 @@ class Agent:
 
     def _note_stream(self, call: Call, delivery: Delivery) -> None:
         """Note how much time a streamed turn saved."""
-        choice, at = self._plan.streaming, self._first_tool_call.at
+        choice, at = self._agent_plan.streaming, self._first_tool_call.at
         if choice is not None and call.request.stream and call.request.watch is not None:
             took = delivery.done - delivery.sent
             saved = delivery.done - at if at is not None else 0.0
@@ -203,8 +203,7 @@ class Agent:
         if shorter is None:
             return None
         conversation.attempts += call.attempts
-        conversation.turns -= 1
-        return self._turn(shorter, None)
+        return self._turn(shorter, None, is_resent=True)
 
     # --- tools and the next turn ----------------------------------------------------------------
 
@@ -214,7 +213,7 @@ class Agent:
         added, results = await self._tools.answer(work)
         self._tools.write_turn(work.turn, added)
         self._rounds += 1
-        if self._plan.fail_on_tool and (failure := _first_failure(results)):
+        if self._agent_plan.fail_on_tool and (failure := _first_failure(results)):
             return conversation.end("failed", Failure("tool", failure))
         all_failed = bool(results) and all(result.error for _, result in results)
         self._faulty = self._faulty + 1 if all_failed else 0
@@ -245,8 +244,13 @@ class Agent:
         took = end.delivery.done - end.delivery.sent
         return self._compactor.summarize(messages, end.result.text, took)
 
-    def _turn(self, messages: list[Message], added: list[Message] | None) -> Call:
-        """Return the call with ``messages``; only what was ``added`` to the last is encoded."""
+    def _turn(
+        self, messages: list[Message], added: list[Message] | None, *, is_resent: bool = False
+    ) -> Call:
+        """Return the call with ``messages``; only what was ``added`` to the last is encoded.
+
+        ``is_resent`` if it repeats the last turn.
+        """
         conversation, last = self._conversation, self._last_request
         if added and last is not None and last.messages is conversation.messages:
             payload = last.payload[:-1] + b"," + encode_payload(added)[1:]
@@ -254,8 +258,9 @@ class Agent:
             payload = encode_payload(messages)
         conversation.messages = messages
         request = conversation.request(payload, messages=messages)
-        self._choose_streaming(request, conversation.turns + 1)
-        return self._prepare(conversation.ask(request))
+        call = conversation.resend(request) if is_resent else conversation.ask(request)
+        self._choose_streaming(call.request, call.turn)
+        return self._prepare(call)
 
     def _prepare(self, call: Call) -> Call:
         """Have a call evaluated here, and its tool calls started while it is streamed."""
@@ -268,8 +273,8 @@ class Agent:
         return call
 
     def _choose_streaming(self, request: Request, turn: int) -> None:
-        if self._plan.streaming is not None:
-            request.stream = self._plan.streaming.next(turn)
+        if self._agent_plan.streaming is not None:
+            request.stream = self._agent_plan.streaming.next(turn)
 
     def _watch(self, turn: int) -> Watch:
         return partial(self._first_tool_call.watched, partial(self._tools.watch, turn))
@@ -284,7 +289,7 @@ class Agent:
         self._tools.cancel()
         kind = outcome.error_kind
         if self._has_written and kind is not None and kind not in PASSING_KINDS:
-            self._tools.write_turn(0, [])
+            self._tools.forget_turns()
 
 
 def _asks_for_tools(reply: Reply) -> bool:

@@ -7,53 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from bagent.agents.batch_line import line_fault, received_json
 from bagent.agents.plan import StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
-from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
+from bagent.backends.openai.raw_request import CHAT, route_of
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, CallResult, Delivery, Evaluate
 from bagent.job.templates.template import TemplateFailure
-from bagent.store.journal.codec import clean
-from bagent.text.json import decode_json
-from bagent.text.suggest import describe_value
 from bagent.text.unicode import clean_text
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
-
-SENT = ", ".join(f"/v1{route}" for route in ROUTES)
-"""The routes of batch file lines that can be sent, as text."""
-
-
-def line_fault(data: dict[str, Json]) -> str | None:
-    """Return why a line of a batch file cannot be sent, None if it can."""
-    body, method, url = data.get("body"), data.get("method"), data.get("url")
-    if data.get("custom_id") in (None, ""):
-        return "the line has no custom_id"
-    if method not in (None, "POST"):
-        return f"method {method!s:.20}: lines are sent by POST"
-    if not isinstance(body, dict):
-        return "no body" if body is None else f"its body is {describe_value(body)}, not an object"
-    if route_of(url) is None:
-        return f"url {url!s:.80}: lines are sent to {SENT}"
-    if body.get("n") not in (None, 1):
-        return "n in its body: a line has one answer (write the line once for each of them)"
-    if body.get("background"):
-        return "background in its body: a line is answered at once"
-    return None
-
-
-def received_json(body: bytes) -> msgspec.Raw:
-    """Return the body of a response on one line, as JSON that every reader accepts."""
-    try:
-        msgspec.json.decode(body)
-        return msgspec.Raw(msgspec.json.format(body, indent=-1))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        value: Any = decode_json(body)
-        return msgspec.Raw(msgspec.json.encode(clean(value)))
 
 
 class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,9 +90,9 @@ class Conversation:
         self.answer = answer
         self.key = f"{row.key:016x}"
         self.exact_hash: int | None = None
-        """Names the exact request."""
+        """The hash of the exact request; None before :meth:`open`."""
         self.request_hash: int | None = None
-        """The same where equal rows may share an answer, else None."""
+        """``exact_hash`` where equal rows may share an answer, else None."""
         self.give_up_at = give_up_at
         """The event loop's time at which the row's time limit is over."""
         self.messages: list[Message] | None = None
@@ -220,6 +187,11 @@ class Conversation:
         call.pinned_to = self.row.endpoint
         return call
 
+    def resend(self, request: Request) -> Call:
+        """Return the call that repeats the last turn with another request."""
+        self.turns -= 1
+        return self.ask(request)
+
     def new_call(self, request: Request, evaluate: Evaluate) -> Call:
         """Return a call for this row that is no turn of its own."""
         call = Call(
@@ -293,8 +265,7 @@ class Conversation:
             smaller = self.plan.budget.after_overflow(failure, limit)
             if smaller is not None:
                 self._shrunk = True
-                self.turns -= 1
-                return self.ask(msgspec.structs.replace(call.request, max_tokens=smaller))
+                return self.resend(msgspec.structs.replace(call.request, max_tokens=smaller))
         return self.end("refused" if failure.kind == "refused" else "failed", failure)
 
     def _ask_again(self, call: Call, result: AnswerResult) -> Call | None:
@@ -315,7 +286,7 @@ class Conversation:
             payload=encode_payload(messages),
             messages=messages,
             stream=False,
-            tool_choice="none" if request.settings.apart else None,
+            tool_choice="none" if request.settings.schema_excludes_tools else None,
         )
 
     def _after_truncation(self, call: Call, result: AnswerResult) -> Call | None:
@@ -323,8 +294,10 @@ class Conversation:
 
         Where the schema was not enforced, the answer may never have ended: it is enforced then.
         """
-        unbound = call.request.settings.apart and call.request.tool_choice != "none"
-        if unbound and self._reasks < self.plan.reasks:
+        request = call.request
+        may_call_tools = request.tool_choice != "none"
+        schema_not_enforced = request.settings.schema_excludes_tools and may_call_tools
+        if schema_not_enforced and self._reasks < self.plan.reasks:
             return self._ask_again(call, result)
         limit = call.request.max_tokens
         if limit is None or self.plan.grow <= 1 or self._grown:
@@ -362,7 +335,7 @@ class Conversation:
     # --- across processes ----------------------------------------------------------------------
 
     def to_state(self, call: Call) -> ConversationState:
-        """Return what :meth:`from_state` needs to handle the reply to ``call``, besides the row."""
+        """Return what :meth:`restore` needs to handle the reply to ``call``, besides the row."""
         messages = call.request.messages
         return ConversationState(
             max_tokens=call.request.max_tokens,
@@ -379,7 +352,7 @@ class Conversation:
             started=self._started,
         )
 
-    def from_state(self, state: ConversationState) -> Step:
+    def restore(self, state: ConversationState) -> Step:
         """Return the call of ``state``, or the outcome of a row that cannot be sent."""
         call = self.open()
         if isinstance(call, Outcome):

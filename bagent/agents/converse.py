@@ -15,9 +15,10 @@ from bagent.types import Outcome
 def converse(
     conversation: Conversation, call: Call, fleet: Fleet
 ) -> Coroutine[Any, Any, Outcome | None]:
-    """Start a conversation with its first call, and return what waits for the row's outcome.
+    """Queue the first call and return the coroutine that yields the row's outcome.
 
-    The outcome is None where the run ends first. A plain row's call is queued at once.
+    The outcome is None where the run ends first. Rows with tools queue theirs when the
+    coroutine runs, and the program of a row sends its own calls.
     """
     plan = conversation.plan
     # Only jobs with programs or tools load what those need.
@@ -33,12 +34,12 @@ def converse(
 
 
 async def _converse(
-    conversation: Conversation, call: Call, end: asyncio.Future[CallResult], fleet: Fleet
+    conversation: Conversation, call: Call, result: asyncio.Future[CallResult], fleet: Fleet
 ) -> Outcome:
     """Ask until a reply is the row's answer, or no further call may help."""
-    step = conversation.handle(call, await end)
+    step = conversation.handle(call, await result)
     while isinstance(step, Call):
         # A further call goes before new rows.
-        end = fleet.request(step, urgent=True)
-        step = conversation.handle(step, await end)
+        result = fleet.request(step, urgent=True)
+        step = conversation.handle(step, await result)
     return step

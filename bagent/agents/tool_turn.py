@@ -357,6 +357,10 @@ class ToolTurnRunner:
             if call.id in work.answers
         ]
 
+    def forget_turns(self) -> None:
+        """Have the next start begin the conversation again."""
+        self.write_turn(0, [])
+
     def record(
         self, turn: int, call: ToolCall, result: ToolResult, error: str | None = None
     ) -> None:

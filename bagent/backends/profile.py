@@ -267,11 +267,11 @@ class OptionalFeatures:
     ) -> tuple[Form, tuple[Feature, ...]]:
         """Return ``form`` with the features to use, and those that this request tries."""
         settings = request.settings
-        if not (request.returning or settings.apart):
+        if not (request.returning or settings.schema_excludes_tools):
             return form, ()
         profile = self._profile(endpoint)
         tries: list[Feature] = []
-        if settings.apart and settings.tools and request.tool_choice != "none":
+        if settings.schema_excludes_tools and settings.tools and request.tool_choice != "none":
             can = _may(profile, ("schema", settings.model), tries, request.tool_choice)
             form = form if can else msgspec.structs.replace(form, native_schema=False)
         tag = endpoint.tags.get("priority")

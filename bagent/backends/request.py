@@ -36,7 +36,7 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
     tools: Sequence[Json] = ()
     max_tokens: int | None = None
     """Separate from ``sampling`` because it is set per row."""
-    apart: bool = False
+    schema_excludes_tools: bool = False
     """The endpoint may be unable to enforce ``output`` in calls that may call tools; see
     :mod:`bagent.backends.profile`."""
 

@@ -129,7 +129,7 @@ class BatchRows:
         fleet.expect(True)
         for item, copies in items:
             conversation = Conversation(self._single, item.row, item.answer)
-            call = conversation.from_state(item.state)
+            call = conversation.restore(item.state)
             if isinstance(call, Outcome):
                 self.finish(conversation, call)
             else:

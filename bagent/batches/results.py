@@ -149,7 +149,7 @@ class ResultReader:
         """Return the row's outcome, or where its next call waits."""
         rows = self._rows
         conversation = Conversation(rows.plan, item.row, item.answer)
-        call = conversation.from_state(item.state)
+        call = conversation.restore(item.state)
         if isinstance(call, Outcome):
             return rows.finish(conversation, call)
         if result is None:

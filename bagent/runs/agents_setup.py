@@ -230,12 +230,12 @@ def add_tools(plan: StagePlan, job: Job, servers: Servers, tools: ToolExecutor) 
     Where the server may be unable to enforce the schema while tools may be called, the prompt
     describes the schema too, and each endpoint is tried.
     """
-    apart = plan.settings.output is not None and not enforces_schema_with_tools(job, servers)
+    excludes = plan.settings.output is not None and not enforces_schema_with_tools(job, servers)
     plan.settings = msgspec.structs.replace(
-        plan.settings, tools=tuple(tool_definitions(tools, servers)), apart=apart
+        plan.settings, tools=tuple(tool_definitions(tools, servers)), schema_excludes_tools=excludes
     )
     plan.budget.fixed = len(encode_payload(plan.settings.tools))
-    plan.describe |= apart and job.output.describe != "never"
+    plan.describe |= excludes and job.output.describe != "never"
     if job.stream == "auto":
         plan.stream = None
     return plan.settings

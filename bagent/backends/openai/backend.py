@@ -100,7 +100,7 @@ class OpenAIBackend:
         result: list[Reply | Failure] | Reply | Failure
         if len(group) > 1:
             result = await self._send_group(endpoint, group, form, timeouts, exchange)
-        elif not (request.returning or request.settings.apart):
+        elif not (request.returning or request.settings.schema_excludes_tools):
             result = await self._send_one(endpoint, request, form, timeouts, exchange)
         else:
             result = await self._send_able(endpoint, request, form, timeouts, exchange)
