@@ -101,7 +101,7 @@ async def test_a_very_long_answer_is_cut_on_the_page_and_whole_as_a_file(folder)
         "select 1; drop view results",
         "1=1) union select * from read_text('/etc/passwd') where (1=1",
         "true; copy results to '/tmp/out'",
-        "true) union all select 1 from results where (true",
+        "true) union all select row, stage, answer, id, 1 from results where (true",
         "exists (select 1 from read_text('/etc/passwd'))",
         "no_such_column = 1",
     ],
