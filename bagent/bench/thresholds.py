@@ -112,8 +112,9 @@ def read_rule(text: str) -> Rule:
     if rule.relative and match[4][0] not in "+-":
         share = f"{number / 100:g}"
         raise UsageError(
-            f"--fail-if {text}: what is it a share or a change of?",
-            hint=f"a share is {share}, a change since --compare OLD +{number:g}% or -{number:g}%",
+            f"--fail-if {text}: a percentage is a change and needs a sign",
+            hint=f"write +{number:g}% or -{number:g}% for a change since --compare OLD,"
+            f" {share} for a share",
         )
     if rule.name in FLEET and rule.load is not None:
         raise UsageError(

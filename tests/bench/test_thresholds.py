@@ -72,7 +72,10 @@ def test_a_rule_may_be_against_an_older_test(rule: str, now: float, fails: bool)
         ("ttft_p99_ms>fast", "NAME>NUMBER"),
         ("a=1", "NAME>NUMBER"),
         ("ttft_p99>1", "no number ttft_p99 .did you mean ttft_p99_ms"),
-        ("ok_share<95%", "of what. .a share is 0.95, a change since --compare OLD .95% or -95%"),
+        (
+            "ok_share<95%",
+            "needs a sign .write .95% or -95% for a change since .*, 0.95 for a share",
+        ),
         ("rps>1e999", "not a condition"),
         ("rps<1..2", "not a condition"),
         ("", "not a condition"),
