@@ -26,6 +26,8 @@ PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRESS = re.compile(r"^\[[\d.hms]+\] .*\n", re.MULTILINE)
+LIMITED = re.compile(r"^CLIENT-LIMITED, .*\n(?:  .*\n)*", re.MULTILINE)
+"""What a load test says where this machine was too busy."""
 NUMBER = re.compile(r"(?:\d[\d,.:]*(?:e[+-]?\d+)?(?:ms|us|kB|MB|[hmsd])?(?![A-Za-z]))+")
 HIDDEN = {"make": "slow", "pip": "an installation", "uvx": "an installation"}
 """Programs that are not started here."""
@@ -55,7 +57,7 @@ class Shell:
         output = self._start(commands[0])
         if len(commands) > 1:
             output = "".join(output.splitlines(keepends=True)[: int(commands[1][-1].strip("-"))])
-        return PROGRESS.sub("", output)
+        return LIMITED.sub("", PROGRESS.sub("", output))
 
     def _start(self, words: list[str]) -> str:
         environment = {}
