@@ -107,7 +107,8 @@ def test_edited_and_mended_rows_have_their_new_answers_only(fs, job_dir, bagent)
         assert {row["text"] for row in found if row["id"] != "r14"} == {
             f"id=r{n} {text}" for n in range(1, 14)
         }
-        assert len(fs.requests) == 12 + 1 + 13 * count
+        # The third text is the first again: its answers are copied from the earlier start.
+        assert len(fs.requests) == 12 + 1 + 13 * min(count, 2)
 
 
 @pytest.mark.parametrize(
