@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,28 @@ PIECE = 1 << 20
 
 Body = Callable[[], tuple[Any, dict[str, str]]]
 """Makes a request's body and headers for each attempt."""
+
+
+async def append_pieces(into: Path, pieces: AsyncIterable[bytes]) -> None:
+    """Append a downloaded file to ``into``, ending it with a line break.
+
+    Raises:
+        WriteError: the disk refuses.
+    """
+    last = b"\n"
+    try:
+        with into.open("ab") as handle:
+            async for piece in pieces:
+                handle.write(piece)
+                last = piece
+            if not last.endswith(b"\n"):
+                handle.write(b"\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        if error.filename or error.errno in DISK_ERRORS:
+            raise write_error(into, error) from error
+        raise
 
 
 class BatchHttpClient:
@@ -72,20 +94,7 @@ class BatchHttpClient:
         """
 
         async def save(response: aiohttp.ClientResponse) -> None:
-            last = b"\n"
-            try:
-                with into.open("ab") as handle:
-                    async for piece in response.content.iter_chunked(PIECE):
-                        handle.write(piece)
-                        last = piece
-                    if not last.endswith(b"\n"):
-                        handle.write(b"\n")
-                    handle.flush()
-                    os.fsync(handle.fileno())
-            except OSError as error:
-                if error.filename or error.errno in DISK_ERRORS:
-                    raise write_error(into, error) from error
-                raise
+            await append_pieces(into, response.content.iter_chunked(PIECE))
 
         return await self._ask("GET", path, None, save)
 

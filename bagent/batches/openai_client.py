@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,8 +13,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import proxy_note
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.errors import failure_from_status
-from bagent.batches.http import CONNECT_SECONDS, DISK_ERRORS, PIECE, QUIET_SECONDS
-from bagent.store.journal.segments import write_error
+from bagent.batches.http import CONNECT_SECONDS, PIECE, QUIET_SECONDS, append_pieces
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
 
@@ -91,20 +89,7 @@ class OpenAIClient:
 
         async def save(client: AsyncOpenAI) -> None:
             async with client.files.with_streaming_response.content(path) as response:
-                last = b"\n"
-                try:
-                    with into.open("ab") as handle:
-                        async for piece in response.iter_bytes(PIECE):
-                            handle.write(piece)
-                            last = piece
-                        if not last.endswith(b"\n"):
-                            handle.write(b"\n")
-                        handle.flush()
-                        os.fsync(handle.fileno())
-                except OSError as error:
-                    if error.filename or error.errno in DISK_ERRORS:
-                        raise write_error(into, error) from error
-                    raise
+                await append_pieces(into, response.iter_bytes(PIECE))
 
         return await self._send(save)
 

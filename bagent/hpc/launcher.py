@@ -18,7 +18,11 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREF
 """Variables that are exported to the nodes: not every launcher does so."""
 
 LAUNCHERS = {
-    **{name: words for s in SCHEDULERS.values() for name, words in s.own_launchers.items()},
+    **{
+        name: command
+        for scheduler in SCHEDULERS.values()
+        for name, command in scheduler.own_launchers.items()
+    },
     "pals": (
         'mpiexec --np "$NODES" --ppn 1 --hostfile "$HERE/nodes" --cpu-bind none'
         " --no-abort-on-failure"

@@ -19,25 +19,29 @@ class Area(msgspec.Struct, frozen=True):
 
     width: int
     height: int = 170
-    left: int = 58
-    right: int = 8
-    top: int = 8
-    bottom: int = 22
+    margin_left: int = 58
+    margin_right: int = 8
+    margin_top: int = 8
+    margin_bottom: int = 22
     marks: int = 2
     """Steps of the vertical axis."""
 
     def x(self, share: float) -> float:
         """The pixel at ``share`` (0 to 1) of the plot's width."""
-        return self.left + share * (self.width - self.left - self.right)
+        return self.margin_left + share * (self.width - self.margin_left - self.margin_right)
 
     def y(self, share: float) -> float:
         """The pixel at ``share`` (0 to 1) of the plot's height, counted from below."""
-        return self.height - self.bottom - share * (self.height - self.top - self.bottom)
+        return (
+            self.height
+            - self.margin_bottom
+            - share * (self.height - self.margin_top - self.margin_bottom)
+        )
 
 
 WIDE = Area(720)
 NARROW = Area(440)
-LARGE = Area(520, 300, right=16, top=16, bottom=46, marks=5)
+LARGE = Area(520, 300, margin_right=16, margin_top=16, margin_bottom=46, marks=5)
 
 Ticks = Iterable[tuple[float, str]]
 """Labels below a chart, each with its share (0 to 1) of the width."""
@@ -110,8 +114,9 @@ def _axes(area: Area, scale: _Scale, ticks: Ticks) -> list[str]:
     for value in scale.marks(area.marks):
         y = area.y(scale.share(value))
         parts.append(
-            f'<line class="grid" x1="{area.left}" x2="{area.width - area.right}"'
-            f' y1="{y:.1f}" y2="{y:.1f}"/>' + _text(area.left - 6, y + 4, _short(value), "end")
+            f'<line class="grid" x1="{area.margin_left}" x2="{area.width - area.margin_right}"'
+            f' y1="{y:.1f}" y2="{y:.1f}"/>'
+            + _text(area.margin_left - 6, y + 4, _short(value), "end")
         )
     for share, label in ticks:
         anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
