@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
 
-from bagent.job.templates.prompt import ConversationFault, read_conversation
+from bagent.job.templates.conversations import ConversationFault, read_conversation
 from support.jobs import results_by_id, write_job, write_rows
 from support.replies import ok
 
@@ -43,13 +44,37 @@ def test_both_forms_become_messages(value, expected):
         ([USER, {"role": "boss", "content": "x"}], "message 2 has the role"),
         ([{"role": "user", "content": None}], "has the content nothing"),
         ([{"role": "user", "content": [1]}], "has the content a list"),
-        ([{"from": "observation", "value": "x"}], "turn 1 is from"),
+        ([{"from": "narrator", "value": "x"}], "turn 1 is from"),
+        ([{"from": "observation", "value": "x"}], "turn 1 is the result of a tool that no turn"),
+        ([{"from": "function_call", "value": "x"}], "turn 1 is no JSON text of a call"),
+        ([{**CALL, "tool_calls": ["x"]}], "message 1 has the tool_calls a list"),
         ([{"from": "human", "value": 1}], "has the value"),
     ],
 )
 def test_what_is_no_conversation_is_called_what_it_is(value, fault):
     with pytest.raises(ConversationFault, match=fault):
         read_conversation(value)
+
+
+def test_tool_turns_of_sharegpt_become_calls_and_their_results():
+    turns = [
+        {"from": "function_call", "value": '[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]'},
+        {"from": "observation", "value": "one"},
+        {"from": "tool", "value": "two"},
+    ]
+    asked, *results = read_conversation(turns)
+    assert [call["function"] for call in asked["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a":1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+    assert [(r["tool_call_id"], r["content"]) for r in results] == [
+        (asked["tool_calls"][0]["id"], "one"), (asked["tool_calls"][1]["id"], "two")]  # fmt: skip
+
+
+def test_arguments_that_are_objects_become_text():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    [message] = read_conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
 
 
 @pytest.fixture
@@ -77,6 +102,87 @@ def test_a_column_is_sent_as_the_conversation(fs, job_dir, run_rows):
     bad = results_by_id(job_dir)["r3"]
     assert (bad["status"], bad["error_kind"]) == ("bad_input", "bad_input")
     assert bad["error"] == "turns: 3, no list of messages"
+
+
+def test_the_rows_that_cannot_be_sent_are_a_warning_at_load(run_rows):
+    done = run_rows({"messages_from": "turns"}, [{"turns": [USER]}, {"turns": [{"role": "boss"}]}])
+    assert (
+        "prompt.messages_from: 1 of the first 2 rows cannot be sent;"
+        ' row 2: turns: message 1 has the role the text "boss"' in " ".join(done.err.split())
+    )
+
+
+def sent(fs, run_rows, prompt, row):
+    done = run_rows(prompt, [{"id": "r1", **row}])
+    assert done.code == 0, done.err
+    return fs.requests[-1].body["messages"]
+
+
+def test_the_system_message_comes_before_and_the_template_after(fs, run_rows):
+    prompt = {"system": "Judge.", "messages_from": "turns", "user": "Was {{ topic }} answered?"}
+    assert sent(fs, run_rows, prompt, {"turns": [USER], "topic": "it"}) == [
+        {"role": "system", "content": "Judge."},
+        USER,
+        {"role": "user", "content": "Was it answered?"},
+    ]
+
+
+def test_a_system_message_of_the_row_continues_that_of_the_job(fs, run_rows):
+    prompt = {"system": "Judge.", "messages_from": "turns"}
+    first, *_ = sent(fs, run_rows, prompt, {"turns": SHAREGPT})
+    assert first == {"role": "system", "content": "Judge.\n\nBe brief."}
+
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(60)).decode()
+URL = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "a.png"}},
+        {"type": "image_url", "image_url": "a.png"},
+        {"type": "image", "image": "a.png"},
+        {"type": "image", "image": {"bytes": PNG, "path": "a.png"}},
+        {"type": "image", "url": URL["image_url"]["url"]},
+    ],
+)
+def test_images_in_conversations_are_sent_as_urls(fs, job_dir, run_rows, part):
+    (job_dir / "a.png").write_bytes(base64.b64decode(PNG))
+    [message] = sent(
+        fs, run_rows, {"messages_from": "turns"}, {"turns": [{**PICTURE, "content": [part]}]}
+    )
+    assert message["content"] == [URL]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("A<image> or<image>?", ["A", URL, " or", URL, "?"]),
+        ("Which?", [URL, URL, "Which?"]),
+    ],
+)
+def test_images_of_a_column_stand_where_the_text_has_them(fs, run_rows, value, expected):
+    prompt = {"messages_from": "turns", "images_from": "images"}
+    row = {"turns": [{"from": "human", "value": value}], "images": [PNG, {"bytes": PNG}]}
+    [message] = sent(fs, run_rows, prompt, row)
+    parts = [part if part["type"] != "text" else part["text"] for part in message["content"]]
+    assert parts == expected
+
+
+@pytest.mark.parametrize(
+    ("images", "fault"),
+    [
+        ([PNG], "images: <image> stands 2 times, and the images are 1"),
+        ([3, 4], "images: 3 is no image"),
+        (["a.png", "b.png"], "turns: no such image: a.png"),
+    ],
+)
+def test_images_that_do_not_fit_are_called_what_they_are(run_rows, images, fault):
+    turns = [{"from": "human", "value": "<image><image>"}]
+    row = {"turns": turns, "images": images}
+    done = run_rows({"messages_from": "turns", "images_from": "images"}, [row])
+    assert (done.code, f"row 1: {fault}" in " ".join(done.err.split())) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,10 @@ def test_a_large_file_is_refused(tmp_path):
     with (tmp_path / "a.png").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     assert refused("a.png", tmp_path) == "a.png is larger than 64 MB"
+
+
+def test_base64_of_an_image_is_sent_as_its_url(tmp_path):
+    text = base64.b64encode(TYPES[0][0] + bytes(50)).decode()
+    assert image_url(text, tmp_path) == f"data:image/png;base64,{text}"
+    with pytest.raises(ImageError, match="larger than 64 MB"):
+        image_url(text[:64] + "A" * (MAX_BYTES // 3 * 4 + 4), tmp_path)

@@ -41,7 +41,6 @@ def test_a_system_message_comes_first_and_is_the_same_object(prompt, tmp_path):
     first, second = found.render({"a": 1}), found.render({"a": 2})
     assert first[0] == {"role": "system", "content": "Be {brief}.\n"}
     assert first[0] is second[0]
-    assert found.constant_messages == [first[0]]
     assert second[1]["content"] == "Say 2"
 
 
@@ -75,7 +74,6 @@ def test_messages_may_be_written_out(prompt, tmp_path):
         ("user", "Then 2"),
     ]
     assert found.fields == {"a", "b"}
-    assert [m["role"] for m in found.constant_messages] == ["developer"]
 
 
 def test_a_raw_prompt_is_one_text(prompt):
@@ -113,7 +111,12 @@ FORMS = [
     ("prompt: {system: x}", "prompt.system: user is missing (a system message alone asks nothing)"),
     (
         "prompt: {user: x, raw: y}",
-        "prompt: system and user, messages, messages_from and raw exclude each other",
+        "prompt: messages and raw exclude each other, and system, user and messages_from",
+    ),
+    (
+        "prompt: {user: x, images_from: y}",
+        "prompt.images_from: there is no messages_from (without it write messages: [{role: user,"
+        ' content: [{image: "{{ field }}"}, ...]}])',
     ),
     ("prompt: {}", "prompt: expected user, messages, messages_from or raw"),
     ("prompt: {messages: []}", "prompt: expected user, messages, messages_from or raw"),
@@ -370,7 +373,7 @@ def test_a_constant_image_is_read_once(prompt, tmp_path):
     text = "prompt: {messages: [{role: user, content: [{image: a.png}, {text: x}]}]}\n"
     found = prompt(text)
     (tmp_path / "a.png").unlink()
-    assert found.render({})[0] is found.constant_messages[0]
+    assert found.render({})[0] is found.render({})[0]
     assert found.render({})[0]["content"][0]["image_url"]["url"] == url(PNG)
 
 

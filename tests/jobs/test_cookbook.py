@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -22,8 +23,10 @@ def price_of(ship: str) -> float:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    rows = "".join(f'{{"id": {n}, "text": "Anna and Ben met {n} times."}}\n' for n in range(4))
-    (tmp_path / "rows.jsonl").write_text(rows)
+    rows = [{"id": n, "text": f"Anna and Ben met {n} times."} for n in range(4)]
+    for row in rows:
+        row["messages"] = [{"from": "human", "value": row["text"]}, {"from": "gpt", "value": "No."}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "tools.py").write_text(TOOLS)
     return tmp_path
 
@@ -36,6 +39,7 @@ def test_every_recipe_is_found() -> None:
         "Judge",
         "Summarise what is too long",
         "Tools",
+        "Conversations",
         "Embed",
     ]
 

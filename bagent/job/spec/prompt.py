@@ -142,8 +142,13 @@ class PromptSpec(Section):
     messages_from: Annotated[str | None, Text(empty=False)] = Field(
         default=None,
         description="The field that holds the row's conversation: a list of {role, content}, or"
-        " ShareGPT's {from, value}.",
+        " ShareGPT's {from, value}. system comes before it, user after it.",
         examples=["conversations"],
+    )
+    images_from: Annotated[str | None, Text(empty=False)] = Field(
+        default=None,
+        description="The field with the images of that conversation, in the places of <image>.",
+        examples=["images"],
     )
     raw: TextSpec | None = Field(
         default=None, description="The whole prompt, without a chat template."
@@ -167,16 +172,21 @@ class PromptSpec(Section):
     @model_validator(mode="after")
     def _check_forms(self) -> PromptSpec:
         forms = [
-            bool(self.user or self.system),
+            bool(self.user or self.system) or self.messages_from is not None,
             bool(self.messages),
-            self.messages_from is not None,
             self.raw is not None,
         ]
         if sum(forms) > 1:
-            raise invalid("system and user, messages, messages_from and raw exclude each other")
+            raise invalid("messages and raw exclude each other, and system, user and messages_from")
         if not any(forms):
             raise invalid("expected user, messages, messages_from or raw")
-        if self.system and not self.user:
+        if self.images_from and not self.messages_from:
+            raise invalid(
+                "there is no messages_from",
+                'without it write messages: [{role: user, content: [{image: "{{ field }}"}, ...]}]',
+                key="images_from",
+            )
+        if self.system and not (self.user or self.messages_from):
             raise invalid("user is missing", "a system message alone asks nothing", key="system")
         return self
 

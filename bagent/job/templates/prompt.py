@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,96 +13,23 @@ from bagent.errors import JobError
 from bagent.job.source_map import Origin
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
+from bagent.job.templates.conversations import (
+    ConversationFault,
+    is_conversation,
+    read_conversation,
+)
 from bagent.job.templates.template import Template, TemplateFailure
-from bagent.text.json import decode_json
 from bagent.text.suggest import describe_value, did_you_mean, dotted
 from bagent.types import Json, Message
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-}
-"""Who speaks in a ShareGPT turn, as the role of a message."""
-
-
-class ConversationFault(TemplateFailure):
-    """The column of a row holds no conversation."""
-
-    kind = "bad_input"
-
-
-def read_conversation(value: Json) -> list[Message]:
-    """Return the messages in a row's column, in OpenAI's form.
-
-    Takes a list of ``{role, content}`` or of ``{from, value}``, or its JSON text, as tables have
-    it.
-
-    Raises:
-        ConversationFault: it is no such list; the text says which turn is wrong.
-    """
-    if isinstance(value, str):
-        try:
-            value = decode_json(value)
-        except ValueError:
-            raise ConversationFault("a text, no list of messages") from None
-    if not isinstance(value, list):
-        raise ConversationFault(f"{describe_value(value)}, no list of messages")
-    if not value:
-        raise ConversationFault("a list without messages")
-    return [_message(turn, number) for number, turn in enumerate(value, 1)]
-
-
-def is_conversation(value: Json) -> bool:
-    """Return whether a value is a list of messages; a text is not taken for one."""
-    try:
-        return isinstance(value, list) and bool(read_conversation(value))
-    except ConversationFault:
-        return False
-
-
-def _message(turn: Json, number: int) -> Message:
-    if not isinstance(turn, dict):
-        raise ConversationFault(
-            f"message {number} is {describe_value(turn)}, not {{role, content}}"
-        )
-    if turn.get("role") is None and turn.get("from") is not None:
-        return _from_turn(turn, number)
-    role, content = turn.get("role"), turn.get("content")
-    if role not in _ROLES:
-        raise ConversationFault(f"message {number} has the role {describe_value(role)}")
-    # Tables fill in the fields that only other messages have.
-    message: Message = {name: field for name, field in turn.items() if field is not None}
-    if isinstance(content, str) or (isinstance(content, list) and _all_parts(content)):
-        return message
-    if content is None and role == "assistant" and message.get("tool_calls"):
-        return {"content": None, **message}
-    raise ConversationFault(f"message {number} has the content {describe_value(content)}")
-
-
-def _all_parts(content: list[Any]) -> bool:
-    return bool(content) and all(isinstance(part, dict) and "type" in part for part in content)
-
-
-def _from_turn(turn: dict[str, Json], number: int) -> Message:
-    role = _SPEAKERS.get(str(turn["from"]).lower())
-    if role is None:
-        speakers = ", ".join(_SPEAKERS)
-        raise ConversationFault(
-            f"turn {number} is from {describe_value(turn['from'])}, not {speakers}"
-        )
-    if not isinstance(turn.get("value"), str):
-        raise ConversationFault(f"turn {number} has the value {describe_value(turn.get('value'))}")
-    return {"role": role, "content": turn["value"]}
-
+IMAGE_MARK = "<image>"
+"""Stands for an image in a text of ShareGPT's form."""
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Largest image file, before encoding."""
+"""Largest image, before encoding."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
+"""The text of a column of bytes that are no UTF-8; paths are shorter or have other characters."""
 
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -122,13 +49,18 @@ class ImageError(Exception):
 def image_url(source: str, folder: Path) -> str:
     """Return the URL to send for ``source``.
 
-    ``http:``, ``https:`` and ``data:`` URLs are passed on; anything else is the path of a file
-    in ``folder`` or below it, also after links are followed.
+    ``http:``, ``https:`` and ``data:`` URLs are passed on; base64 of an image, as columns of bytes
+    have it, becomes a URL; anything else is the path of a file in ``folder`` or below it, also
+    after links are followed.
 
     Raises:
         ImageError: no such file, a file outside the folder, no known image type, too large.
     """
     text = source.strip()
+    if _BASE64.fullmatch(text) and (mime := _mime(base64.b64decode(text[:64]))) is not None:
+        if len(text) * 3 // 4 > MAX_BYTES:
+            raise ImageError("the image is larger than 64 MB")
+        return f"data:{mime};base64,{text}"
     if text.lower().startswith(("http://", "https://", "data:image/")):
         return text
     if not text:
@@ -195,8 +127,7 @@ class Prompt:
     """The templates of one prompt.
 
     ``raw`` says that the prompt is one text without a chat template. ``fields`` are the fields
-    of the row that it uses, None where it uses the row as a whole. ``constant_messages`` are the
-    first messages that are the same for every row.
+    of the row that it uses, None where it uses the row as a whole.
     """
 
     def __init__(self, spec: PromptSpec, source: JobSource, path: KeyPath = ("prompt",)) -> None:
@@ -209,6 +140,8 @@ class Prompt:
         self.raw = spec.raw is not None
         self._raw: Template | None = None
         self._column = spec.messages_from
+        self._images = spec.images_from
+        self._folder = source.folder
         self._column_spot = (source, (*path, "messages_from"))
         self._plan: list[Message | _Render] = []
         if spec.raw is not None:
@@ -217,9 +150,8 @@ class Prompt:
             self._plan = [*self._builder.plan(spec, path)]
         self._templates = self._builder.templates
         self.fields = _all_fields(self._templates)
-        if self._column is not None:
-            self.fields = frozenset({self._column})
-        self.constant_messages = _leading(self._plan)
+        if self._column is not None and self.fields is not None:
+            self.fields |= {name for name in (self._column, self._images) if name}
 
     @classmethod
     def from_job(cls, job: Job) -> Prompt:
@@ -251,36 +183,45 @@ class Prompt:
         """
         if self._raw is not None:
             raise TemplateFailure("the prompt is raw, it has no messages")
-        if self._column is not None:
-            return self._conversation(self._column, data, extra)
-        return [step if isinstance(step, dict) else step(data, extra) for step in self._plan]
+        messages = [step if isinstance(step, dict) else step(data, extra) for step in self._plan]
+        if self._column is None:
+            return messages
+        return _around(messages, self._conversation(self._column, data, extra))
 
     def _conversation(self, column: str, data: Data, extra: Data | None) -> list[Message]:
-        if extra and column in extra:
-            data = extra
-        if column not in data:
-            raise ConversationFault(f"the row has no field {column}")
+        value = _field(column, data, extra)
         try:
-            return read_conversation(data[column])
+            messages = read_conversation(value)
         except ConversationFault as fault:
             raise ConversationFault(f"{column}: {fault}") from None
+        if self._images is not None:
+            messages = _place_images(messages, self._images, _field(self._images, data, extra))
+        return [_with_image_urls(message, column, self._folder) for message in messages]
 
-    def _check_column(self, column: str, sample: Sequence[Data]) -> None:
-        """Refuse a column in which none of the first rows has a conversation."""
-        first: ConversationFault | None = None
-        for row in sample:
+    def _check_column(self, column: str, sample: Sequence[Data]) -> list[str]:
+        """Return a warning where some of the first rows have no conversation.
+
+        Raises:
+            JobError: none has one.
+        """
+        faults = []
+        for number, row in enumerate(sample, 1):
             try:
                 self._conversation(column, row, None)
-            except ConversationFault as fault:
-                first = first or fault
-            else:
-                return
+            except TemplateFailure as fault:
+                faults.append(f"row {number}: {fault}")
+        if not faults:
+            return []
         source, path = self._column_spot
+        if len(faults) < len(sample):
+            return [
+                f"{dotted(path)}: {len(faults)} of the first {len(sample)} rows cannot be sent;"
+                f" {faults[0]}"
+            ]
         names = list(dict.fromkeys(name for row in sample for name in row))
         near = did_you_mean(column, names) if column not in names else ""
         raise JobError(
-            f"prompt.messages_from: none of the first {len(sample)} rows has a conversation:"
-            f" {first}",
+            f"{dotted(path)}: none of the first {len(sample)} rows has a conversation: {faults[0]}",
             hint=near or "a list of {role, content}, or of {from, value}",
             at=source.position(path),
         )
@@ -306,16 +247,18 @@ class Prompt:
 
         Returns:
             Warnings for people: fields in single braces, which are not replaced, and a
-            column called row, which the whole row hides; conversations that would be sent as text.
+            column called row, which the whole row hides; conversations that would be sent as text;
+            rows without the conversation that is to be sent.
 
         Raises:
             JobError: at the first unknown name; none of the rows has a conversation.
         """
         for template in self._templates:
             template.check(sample, extra or {})
+        faults = []
         if self._column is not None and sample and self._column not in (extra or {}):
-            self._check_column(self._column, sample)
-        hidden = [
+            faults = self._check_column(self._column, sample)
+        hidden = faults + [
             f"{template.where}: {{{{ row }}}} is the whole row; the column row is {{{{ row.row }}}}"
             for template in self._templates
             if template.names.row
@@ -328,6 +271,105 @@ class Prompt:
             for template in self._templates
             for name in template.single_braces(sample)
         ]
+
+
+def _field(name: str, data: Data, extra: Data | None) -> Any:
+    if extra and name in extra:
+        return extra[name]
+    if name not in data:
+        raise ConversationFault(f"the row has no field {name}")
+    return data[name]
+
+
+def _around(messages: list[Message], conversation: list[Message]) -> list[Message]:
+    """Return a row's conversation behind the job's system message and before its user message.
+
+    A system message of the row's own continues that of the job: many chat templates take one only.
+    """
+    if not messages:
+        return conversation
+    before = [message for message in messages if message["role"] == "system"]
+    after = [message for message in messages if message["role"] != "system"]
+    first = conversation[0]
+    if before and first["role"] in ("system", "developer") and isinstance(first["content"], str):
+        text = f"{before[0]['content']}\n\n{first['content']}"
+        return [{**first, "content": text}, *conversation[1:], *after]
+    return [*before, *conversation, *after]
+
+
+def _place_images(messages: list[Message], column: str, value: Json) -> list[Message]:
+    """Put the images of a column in the places of ``<image>`` in the user's texts.
+
+    Without such marks they come before the first user's text.
+
+    Raises:
+        ConversationFault: there are more or fewer marks than images.
+    """
+    images = value if isinstance(value, list) else [] if value is None else [value]
+    texts = {
+        index: message["content"]
+        for index, message in enumerate(messages)
+        if message["role"] == "user" and isinstance(message["content"], str)
+    }
+    marks = sum(text.count(IMAGE_MARK) for text in texts.values())
+    if not marks and texts:
+        first = min(texts)
+        marks, texts[first] = len(images), IMAGE_MARK * len(images) + texts[first]
+    if marks != len(images):
+        raise ConversationFault(
+            f"{column}: {IMAGE_MARK} stands {marks} times, and the images are {len(images)}"
+        )
+    parts = iter([_image(_source_of(image, column)) for image in images])
+    return [
+        {**message, "content": _with_parts(texts[index], parts)} if index in texts else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _with_parts(text: str, images: Iterator[Message]) -> Json:
+    """Return a text with the next images in the places of its marks."""
+    first, *others = text.split(IMAGE_MARK)
+    if not others:
+        return text
+    parts: list[Message] = [{"type": "text", "text": first}]
+    for piece in others:
+        parts += [next(images), {"type": "text", "text": piece}]
+    return [part for part in parts if part.get("text", IMAGE_MARK).strip()]
+
+
+def _source_of(image: Json, column: str) -> str:
+    """Return the text of an image in a row: a path, a URL, base64, or ``{bytes, path}``."""
+    if isinstance(image, dict):
+        image = image.get("bytes") or image.get("path") or image.get("url")
+    if not isinstance(image, str):
+        raise ConversationFault(f"{column}: {describe_value(image)} is no image")
+    return image
+
+
+def _with_image_urls(message: Message, column: str, folder: Path) -> Message:
+    """Return a message whose images are URLs, in OpenAI's form.
+
+    Data sets also write ``{type: image, image: SOURCE}`` or ``{type: image, url: SOURCE}``.
+    """
+    content = message["content"]
+    if not isinstance(content, list) or not any(_is_image(part) for part in content):
+        return message
+    try:
+        parts = [_image_of(part, column, folder) if _is_image(part) else part for part in content]
+    except ImageError as error:
+        raise ConversationFault(f"{column}: {error}") from None
+    return {**message, "content": parts}
+
+
+def _is_image(part: dict[str, Json]) -> bool:
+    return part["type"] in ("image", "image_url")
+
+
+def _image_of(part: dict[str, Any], column: str, folder: Path) -> Message:
+    value = part.get("image_url") or part.get("image") or part.get("url")
+    details = value if isinstance(value, dict) and "url" in value else {}
+    url = image_url(_source_of(details.get("url", value), column), folder)
+    return {"type": "image_url", "image_url": {**details, "url": url}}
 
 
 def _conversations_as_text(templates: Sequence[Template], sample: Sequence[Data]) -> list[str]:
@@ -442,12 +484,3 @@ def _all_fields(templates: Sequence[Template]) -> frozenset[str] | None:
             return None
         fields |= template.fields
     return fields
-
-
-def _leading(plan: Sequence[Message | _Render]) -> list[Message]:
-    messages: list[Message] = []
-    for step in plan:
-        if not isinstance(step, dict):
-            break
-        messages.append(step)
-    return messages
