@@ -21,7 +21,7 @@ from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.hostfile_reload import watch_loads
+from bagent.runs.load_polling import watch_loads
 from bagent.servers.fleet_factory import make_fleet
 from bagent.servers.resolve import Servers
 from bagent.sim.config import BLOCK, EngineConfig

@@ -275,7 +275,7 @@ def _reasons(n: dict[str, Json]) -> list[str]:
     other_json = joined - n["same_json"] - n["without_json"]
     if differ and (other_json or n["without_json"]):
         reasons.append(
-            f"{differ:,} answers differ" + f" ({other_json:,} as JSON)" * bool(other_json)
+            f"{differ:,} answers differ" + (f" ({other_json:,} as JSON)" if other_json else "")
         )
     return reasons
 

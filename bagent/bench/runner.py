@@ -159,9 +159,7 @@ class LoadTestSession:
 
     def _config(self) -> LoadConfig:
         plan = self._plan
-        groups = (plan.groups or GROUPS_PER_ENDPOINT * len(self._targets)) * bool(
-            plan.prefix_tokens
-        )
+        groups = plan.groups or GROUPS_PER_ENDPOINT * len(self._targets)
         return LoadConfig(
             targets=self._targets,
             lengths=self.record.lengths,
@@ -171,7 +169,7 @@ class LoadTestSession:
             origin=self._origin,
             folder=str(self._folder),
             list_size=plan.list_size,
-            groups=groups,
+            groups=groups if plan.prefix_tokens else 0,
             skew=plan.skew,
             turn_tokens=plan.turn_tokens,
             trace=self._workload.trace,

@@ -177,6 +177,6 @@ def page(title: str, parts: Iterable[str], *, heading: str = "", script: str = "
         " style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
         f"<title>{text(title)}</title><style>{style}</style></head><body><main>"
         f"<h1>{text(heading or title)}</h1>{join(parts)}</main>"
-        + f"<script>{code}</script>" * bool(code)
+        + (f"<script>{code}</script>" if code else "")
         + "</body></html>\n"
     )

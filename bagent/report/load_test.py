@@ -237,7 +237,9 @@ def _slice(sample: Numbers | None, median: float | None) -> Cell:
     ms = sample["pace_ms"]
     level = max(0.0, math.log10(ms / median)) if ms and median else None
     label = f"{sample['ok']} ok, {sample['bad']} not"
-    return Cell(level, sample["bad"] > 0, label + f", {number(ms)} ms a token" * bool(ms))
+    if ms:
+        label += f", {number(ms)} ms a token"
+    return Cell(level, sample["bad"] > 0, label)
 
 
 def _medians(heat: Sequence[Numbers]) -> list[float | None]:

@@ -95,10 +95,10 @@ def _figure(
 ) -> Html:
     """A drawing with its title and a legend of (colour class, name)."""
     keys = "".join(f'<li><span class="key {c}"></span>{escape(name)}</li>' for c, name in legend)
-    style = f' style="min-width:{least_width}px"' * bool(least_width)
+    style = f' style="min-width:{least_width}px"' if least_width else ""
     return Html(
         f"<figure><figcaption>{escape(title)}</figcaption>"
-        + f'<ul class="legend">{keys}</ul>' * bool(keys)
+        + (f'<ul class="legend">{keys}</ul>' if keys else "")
         + f'<svg viewBox="0 0 {size[0]} {size[1]}"{style} role="img"'
         f' aria-label="{escape(title)}">{"".join(drawing)}</svg></figure>'
     )

@@ -14,7 +14,8 @@ provider_batches    runs through a provider's batch API
 messages            messages for people, on the display and in run.log
 services            callbacks and stores shared by the parts of a run
 agents_setup        tools, turns and agent programs
-hostfile_reload     polling of engines' load, reloads of the hostfile
+hostfile_reload     reloads of the hostfile
+load_polling        polling of the engines' load
 run_state           the state of a run as its directory tells it, and what to do next
 run_store           the locked run directory, its journal and totals
 resume              which rows a start sends again

@@ -29,7 +29,8 @@ from bagent.rows import RowReader
 from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
-from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
+from bagent.runs.hostfile_reload import HostfileFollower
+from bagent.runs.load_polling import LAST_SECONDS, read_counters, watch_loads
 from bagent.runs.messages import RunMessages
 from bagent.runs.output import ResultLines, StdoutWriter
 from bagent.runs.run_store import RunStore

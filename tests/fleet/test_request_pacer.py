@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from bagent.fleet.call import Call
-from bagent.fleet.limits.concurrency import RequestPacer
+from bagent.fleet.limits.pacing import RequestPacer
 from bagent.fleet.retry import RetryPolicy, count_and_decide
 from bagent.types import Failure
 

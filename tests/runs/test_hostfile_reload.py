@@ -13,7 +13,8 @@ from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.limits.load_feedback import LoadFeedback
-from bagent.runs.hostfile_reload import HostfileFollower, watch_loads
+from bagent.runs.hostfile_reload import HostfileFollower
+from bagent.runs.load_polling import watch_loads
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import always, setup
 

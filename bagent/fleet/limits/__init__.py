@@ -1,6 +1,7 @@
 """Limits on requests.
 
-concurrency    requests in flight and their pace
+concurrency    requests in flight of an endpoint
+pacing         when an account's requests start
 account        requests and tokens a minute of a provider's account
 load_feedback  whether an own engine can take more
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from bagent.backends.http.rate_limit_headers import DAY, MINUTE, Allowance, RateLimits
-from bagent.fleet.limits.concurrency import RequestPacer
+from bagent.fleet.limits.pacing import RequestPacer
 
 ROUNDING = 0.001
 """Seconds added to a wait, so that a rounding error does not end it too soon."""
