@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import pairwise
-from random import Random
 
 import pytest
 
@@ -60,19 +59,6 @@ def test_no_minute_holds_more_tokens_than_the_ceiling_and_one_request(size):
     assert sum(tokens for _, tokens in used) >= 0.95 * tpm * 10
 
 
-def test_answers_of_unknown_length_use_the_minute_and_pass_it_by_little():
-    # What is in flight can be more than was expected of it: here 4 s of 60.
-    tpm, random = 200_000, Random(5)
-    account = Account(None, tpm, 120)
-
-    def draw():
-        return 400, min(4000, int(random.expovariate(1 / 500)))
-
-    used = saturate(account, draw, 600)
-    assert busiest_minute(used) <= 1.03 * tpm + 4400
-    assert sum(tokens for _, tokens in used) >= 0.95 * tpm * 10
-
-
 def test_starts_are_spread_over_the_minute():
     pace = TokenPace(60_000)
     now, times = 0.0, []
@@ -120,14 +106,6 @@ def test_requests_per_minute_and_tokens_per_minute_hold_together():
     assert account.wait(1.0, 10) > 1.0, "now the tokens are what lacks"
 
 
-def test_without_a_ceiling_for_tokens_none_are_counted():
-    account = Account(None, None, 120)
-    assert not account.counts_tokens
-    for _ in range(100):
-        account.start(0.0, TokenUse(10**9))
-    assert account.wait(0.0, 10**9) == 0.0
-
-
 def test_the_estimate_is_the_running_mean_of_the_answers():
     account = Account(None, 6000, 120)
     assert account.estimate(100).total == 100 + FIRST_COMPLETION
@@ -141,10 +119,3 @@ def test_the_estimate_is_the_running_mean_of_the_answers():
     assert account.estimate(0).total == pytest.approx(1000, abs=5), (
         "what came long ago is forgotten"
     )
-
-
-def test_a_server_that_tells_no_usage_leaves_the_reserve_as_it_is():
-    account = Account(None, 6000, 120)
-    account.start(0.0, TokenUse(120))
-    account.on_success(0.0, 0.0, 120, None)
-    assert account.wait(0.0, 120) == pytest.approx(120 / 98)

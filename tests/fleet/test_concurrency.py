@@ -1,4 +1,4 @@
-"""The in-flight limit of one endpoint."""
+"""The in-flight limit of one endpoint, by answers and by looks at an engine that never refuses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.limits.concurrency import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
 
 
 def clean_round(limit, in_flight=None):
-    """As many successes as the limit is wide, with that many rows out."""
+    """As many successes as the limit is wide, with that many rows out; the limit after it."""
     width = limit.value
     for _ in range(width):
         limit.on_success(1, width if in_flight is None else in_flight)
+    return limit.value
 
 
 def test_slow_start_doubles_the_limit_after_each_round_that_used_it():
@@ -36,14 +37,6 @@ def test_a_limit_grows_only_by_rounds_that_used_it():
     for _ in range(5):
         clean_round(limit, in_flight=1)
     assert limit.value == 20
-
-
-def test_rows_of_a_group_count_one_by_one():
-    limit = InFlightLimit(8, 100)
-    limit.on_success(7, 8)
-    assert limit.value == 8
-    limit.on_success(1, 8)
-    assert limit.value == 16
 
 
 def test_an_overload_halves_the_limit_and_ends_slow_start():
@@ -75,19 +68,6 @@ def test_the_limit_never_falls_below_one_and_recovers_from_there():
     assert widths == [2, 4, 5, 6, 7], "up to half of what was too much it doubles"
 
 
-def test_a_cut_after_a_clean_round_says_anew_what_was_too_much():
-    limit = InFlightLimit(64, 1000)
-    limit.on_overload(0.5, 1.0, "full")
-    limit.on_success(32, 32)
-    limit.on_overload(1.5, 2.0, "full")
-    limit.on_overload(2.5, 3.0, "full")
-    widths = []
-    for _ in range(4):
-        widths.append(limit.value)
-        clean_round(limit)
-    assert widths == [8, 16, 17, 18]
-
-
 def faults(limit, share, requests, capacity=10**9, start=0.0):
     """Answers one after the other, of which ``share`` are refusals whatever is in flight, and all
     beyond ``capacity``; returns the limit after each of the second half."""
@@ -106,12 +86,6 @@ def faults(limit, share, requests, capacity=10**9, start=0.0):
 def test_refusals_that_come_whatever_is_in_flight_do_not_starve_the_run():
     limit = InFlightLimit(64, 256)
     assert min(faults(limit, 0.3, 2000)) >= 16
-
-
-def test_a_server_that_can_do_little_is_still_found_out():
-    limit = InFlightLimit(256, 256)
-    widths = faults(limit, 0.0, 4000, capacity=8)
-    assert sum(widths) / len(widths) < 3 * 8
 
 
 def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on():
@@ -139,3 +113,80 @@ def test_a_number_of_the_users_own_is_never_passed():
 def test_there_is_always_room_for_one(start, ceiling):
     for growing in (True, False):
         assert InFlightLimit(start, ceiling, growing=growing).value == 1
+
+
+# --- looks at the engine
+
+
+def test_a_held_limit_does_not_grow_until_it_is_eased():
+    limit = InFlightLimit(16, 1000)
+    limit.hold("something waits")
+    assert (clean_round(limit), limit.held) == (16, "something waits")
+    limit.allow_growth()
+    assert (clean_round(limit), limit.held) == (32, None)
+
+
+@pytest.mark.parametrize(
+    ("start", "eased_between", "expected"), [(100, False, 105), (16, True, 32)]
+)
+def test_slow_start_ends_with_a_second_hold_in_a_row(start, eased_between, expected):
+    limit = InFlightLimit(start, 1000)
+    for _ in range(3):
+        limit.hold("something waits")
+        if eased_between:
+            limit.allow_growth()
+    limit.allow_growth()
+    assert clean_round(limit) == expected
+
+
+def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it():
+    limit = InFlightLimit(100, 1000)
+    assert limit.cut(1.0, "30 wait")
+    assert (limit.value, limit.reason, limit.held) == (85, "30 wait", "30 wait")
+    limit.allow_growth()
+    assert (clean_round(limit), limit.reason) == (89, "clean round")
+
+
+def test_pressing_goes_no_lower_than_told_and_never_raises_a_limit():
+    limit = InFlightLimit(100, 1000)
+    limit.cut(1.0, "many wait", keep=0.5, least=72)
+    assert limit.value == 72
+    assert not limit.cut(2.0, "many wait", keep=0.5, least=90)
+    assert (limit.value, limit.held) == (72, "many wait")
+    for at in range(3, 60):
+        limit.cut(float(at), "many wait", keep=0.5)
+    assert limit.value == 1
+
+
+def test_a_limit_that_the_user_gave_is_not_pressed():
+    limit = InFlightLimit(64, 1000, growing=False)
+    assert not limit.cut(1.0, "many wait")
+    assert limit.value == 64
+
+
+def test_quiet_looks_make_rounds_add_more():
+    limit = InFlightLimit(100, 1000)
+    limit.cut(1.0, "many wait", keep=1.0)
+    for _ in range(QUIET_POLLS):
+        limit.allow_growth(in_flight=10)
+    assert (clean_round(limit), limit.reason) == (125, "nothing waits")
+    limit.hold("something waits")
+    limit.allow_growth()
+    assert (clean_round(limit), limit.reason) == (131, "clean round")
+
+
+def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over():
+    limit = InFlightLimit(16, 64)
+    widths = []
+    for _ in range(3 * SLOW_START_POLLS):
+        limit.allow_growth(limit.value)
+        widths.append(limit.value)
+    assert widths == [16, 32, 32, 64, 64, 64]
+
+
+def test_quiet_polls_do_not_raise_an_unused_limit_or_that_of_a_silent_engine():
+    limit = InFlightLimit(100, 1000)
+    for _ in range(20):
+        limit.allow_growth(79)
+        limit.allow_growth(100, reported=False)
+    assert limit.value == 100

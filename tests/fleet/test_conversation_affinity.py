@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import always, setup
@@ -51,13 +50,3 @@ async def test_rows_of_an_endpoint_that_has_gone_are_taken_by_the_others():
     s.fleet.leave(["home"])
     await second_turns(s, {1: "home", 2: "never there"})
     assert s.backend.shares == {"other": 2}
-
-
-@on_jumping_clock
-async def test_new_rows_are_shared_equally_beside_rows_that_come_back():
-    s = setup({"e0": always(), "e1": always()}, limit=8)
-    s.submit(*range(8))
-    await second_turns(s, {100: "e0", 101: "e0"})
-    sent = s.backend.sent
-    assert Counter(name for _, name, row in sent if row < 100) == {"e0": 4, "e1": 4}
-    assert {name for _, name, row in sent if row >= 100} == {"e0"}

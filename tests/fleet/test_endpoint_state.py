@@ -16,27 +16,6 @@ def a_state(limit=4, own=True):
     return EndpointState(Endpoint("here", "http://h/v1", own=own), InFlightLimit(limit, limit))
 
 
-def test_room_is_what_the_limit_leaves():
-    state = a_state()
-    for in_flight, room, load in ((0, 4, 0.0), (3, 1, 0.75), (5, 0, 1.25), (4, 0, 1.0)):
-        state.in_flight = in_flight
-        assert (state.room, state.load) == (room, load)
-    state.limit.on_overload(0.0, 1.0, "full")
-    assert (state.room, state.load) == (0, 2.0)
-
-
-def test_there_is_no_room_while_down_or_in_doubt():
-    state = a_state()
-    state.await_probe()
-    assert state.room == 0
-    state.on_answer(1.0)
-    assert state.room == 4
-    state.on_down(2.0, GONE)
-    assert (state.room, state.up, state.down_since) == (0, False, 2.0)
-    state.on_answer(3.0)
-    assert (state.room, state.up, state.down_since) == (4, True, None)
-
-
 @pytest.mark.parametrize(
     ("own", "seconds"), [(False, [1, 2, 4, 8, 16, 30, 30]), (True, [1, 2, 4, 5, 5, 5, 5])]
 )

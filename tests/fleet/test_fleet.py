@@ -47,16 +47,6 @@ async def test_a_slow_endpoint_takes_less_and_holds_nobody(concurrency):
     assert seconds < 1.2 * 500 / (1.1 * width) + 10
 
 
-@on_jumping_clock
-async def test_endpoints_are_used_in_proportion_to_their_limits():
-    s = setup({"small": always(), "large": always()}, concurrency=10)
-    s.states[0].limit = type(s.states[0].limit)(4, 4)
-    s.states[1].limit = type(s.states[1].limit)(16, 16)
-    await s.run(500)
-    shares = s.backend.shares
-    assert shares["large"] == pytest.approx(400, rel=0.1)
-
-
 @pytest.mark.parametrize(("concurrency", "limit"), [(5, 100), (100, 5), (1, 1), (7, 4)])
 def test_neither_the_whole_nor_an_endpoints_limit_is_ever_passed(concurrency, limit):
     scripts = {
@@ -68,13 +58,6 @@ def test_neither_the_whole_nor_an_endpoints_limit_is_ever_passed(concurrency, li
     assert max(peak[name] for name in "abc") <= limit
 
 
-def test_an_endpoint_that_answers_well_gets_more_and_more():
-    assert (
-        run_rows({"a": always()}, 1000, limit=4, growing=True, concurrency=64).backend.peak["a"]
-        == 64
-    )
-
-
 @on_jumping_clock
 async def test_urgent_calls_go_before_new_rows():
     s = setup({"a": always()}, limit=1)
@@ -83,31 +66,6 @@ async def test_urgent_calls_go_before_new_rows():
     s.request(s.call(101), urgent=True)
     await s.fleet.wait_idle()
     assert [row for _, _, row in s.backend.sent] == [0, 100, 101, 1, 2, 3, 4]
-
-
-@on_jumping_clock
-async def test_calls_that_come_back_go_before_new_rows():
-    scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD)}
-    s = setup(scripts, limit=1, lookahead=10)
-    await s.run(10)
-    order = [row for _, _, row in s.backend.sent]
-    assert order.index(0, 1) <= 3
-
-
-@on_jumping_clock
-async def test_a_reader_is_held_back_by_what_waits():
-    gate = asyncio.Event()
-    s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=4, lookahead=10)
-    feeding = asyncio.ensure_future(s.feed(1000))
-    await asyncio.sleep(5)
-    stats = s.fleet.stats()
-    assert stats.in_flight == 4
-    assert 1 <= stats.ready <= 4
-    assert not feeding.done()
-    gate.set()
-    await feeding
-    await s.fleet.wait_idle()
-    assert len(s.recorder.replies) == 1000
 
 
 @on_jumping_clock
@@ -122,22 +80,6 @@ async def test_a_reader_is_held_back_by_what_sleeps():
     feeding.cancel()
     s.fleet.abandon_waiting()
     assert 4 <= highest <= 15
-
-
-@on_jumping_clock
-async def test_statistics_tell_the_fleet_as_it_is():
-    s = setup({"a": always(), "b": always()}, limit=3, concurrency=5, lookahead=4)
-    empty = s.fleet.stats()
-    feeding = asyncio.ensure_future(s.feed(9))
-    await asyncio.sleep(0.5)
-    busy = s.fleet.stats()
-    await feeding
-    await s.fleet.wait_idle()
-    done = s.fleet.stats()
-    assert (empty.in_flight, empty.limit, empty.ready, empty.requests) == (0, 5, 0, 0)
-    assert (empty.endpoints, empty.endpoints_up, empty.throttled_s) == (2, 2, 0.0)
-    assert (busy.in_flight, busy.ready, busy.requests) == (5, 4, 5)
-    assert (done.in_flight, done.requests, done.retrying) == (0, 9, 0)
 
 
 @on_jumping_clock
@@ -236,17 +178,6 @@ def test_an_error_of_a_handler_stops_the_run():
 
     with pytest.raises(WriteError, match="the disk is full"):
         run_jumping(main())
-
-
-@on_jumping_clock
-async def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
-    def bug(row, number):
-        raise ZeroDivisionError("a bug")
-
-    s = setup({"a": bug})
-    with pytest.raises(ZeroDivisionError):
-        await s.run(3)
-    assert s.fleet.stats().in_flight == 0
 
 
 @on_jumping_clock

@@ -104,21 +104,3 @@ async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
     await work
     assert len(s.recorder.replies) == 40
     assert {name for _, name, _ in s.backend.sent} == {"old"}
-
-
-@on_jumping_clock
-async def test_an_endpoint_that_came_back_before_its_last_work_was_done_can_leave_again():
-    s = setup({"a": always(seconds=20.0), "b": always()}, limit=4)
-    work = asyncio.ensure_future(s.run(200))
-    await asyncio.sleep(5.0)
-    s.fleet.leave(["a"])
-    fresh = EndpointState(Endpoint("a", "http://a/v1"), InFlightLimit(4, 4))
-    s.fleet.join([fresh])
-    await asyncio.sleep(30.0)  # what the old one had is done
-    s.fleet.leave(["a"])
-    await asyncio.sleep(0.01)
-    at = len(s.backend.sent)
-    await work
-    assert s.backend.shares["a"] > 4
-    assert {name for _, name, _ in s.backend.sent[at:]} == {"b"}
-    assert [state.name for state in s.fleet.states] == ["b"]

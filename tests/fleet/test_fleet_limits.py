@@ -10,13 +10,11 @@ import pytest
 from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.batch_size import BatchSizeRule
-from bagent.fleet.outage import OutagePatience
 from bagent.fleet.retry import RetryPolicy
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
     FULL,
-    GOOD,
     LASTING,
     REFUSED,
     Answer,
@@ -158,29 +156,3 @@ async def test_nothing_is_sent_after_draining_began():
     await asyncio.sleep(60)
     assert [row for _, _, row in s.backend.sent] == [0]
     assert list(s.recorder.ended_at) == [0]
-
-
-@on_jumping_clock
-async def test_draining_does_not_wait_for_probes():
-    probes = {"a": lambda number: REFUSED}
-    s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=OutagePatience(passing=1e6))
-    s.request(s.call(0))
-    await asyncio.sleep(100)
-    before = asyncio.get_running_loop().time()
-    late = await s.fleet.drain(60.0)
-    seconds = asyncio.get_running_loop().time() - before
-    assert (late, seconds) == (0, 0)
-    assert s.recorder.ended_at == {}
-
-
-@on_jumping_clock
-async def test_calls_that_are_not_in_flight_are_dropped_at_the_end():
-    scripts = {"a": lambda row, n: Answer(throttled(600.0) if row == 0 else GOOD, 1.0)}
-    s = setup(scripts, limit=2)
-    s.submit(*range(7))
-    await asyncio.sleep(1.5)
-    stats = s.fleet.stats()
-    assert stats.ready + stats.retrying == 6
-    s.fleet.abandon_waiting()
-    stats = s.fleet.stats()
-    assert (stats.ready, stats.retrying) == (0, 0)

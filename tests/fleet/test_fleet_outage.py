@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-import pytest
-
 from bagent.backends.endpoint import Capabilities
 from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import on_jumping_clock, run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, REFUSED, Answer, always, run_rows, setup
 
 NO_RETRIES = RetryPolicy(retries=0)
@@ -21,15 +19,6 @@ DOWN = {"a": lambda number: REFUSED}
 def until(end, before, after):
     """``before`` up to ``end`` on the loop's clock, then ``after``."""
     return lambda *_: before if asyncio.get_running_loop().time() < end else after
-
-
-def test_a_dead_endpoint_costs_its_rows_no_try_and_the_others_take_them():
-    scripts = {"dead": always(REFUSED, 0.01), "well": always()}
-    s = run_rows(scripts, 200, limit=8, retry=NO_RETRIES, probes={"dead": lambda number: REFUSED})
-    assert len(s.recorder.replies) == 200
-    assert s.backend.shares["dead"] == 8
-    assert s.notices == ["dead does not answer: connection refused"]
-    assert s.fleet.stats().endpoints_up == 1
 
 
 def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_try():
@@ -67,16 +56,6 @@ def test_an_endpoint_that_answers_a_probe_costs_tries():
     assert s.notices == []
 
 
-@pytest.mark.parametrize("code", [401, 500, 503])
-def test_a_bad_answer_to_a_probe_shows_that_somebody_is_there(code):
-    found = Failure("overloaded", "HTTP", passing=True, status=code)
-
-    probes = {"a": lambda number: found}
-    scripts = {"a": lambda row, number: Answer(REFUSED if row == 0 else GOOD, 0.01)}
-    s = run_rows(scripts, 1, retry=RetryPolicy(retries=1), probes=probes)
-    assert s.tries() == {0: 2}
-
-
 @on_jumping_clock
 async def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
     s = setup({"a": always(REFUSED, 0.01), "b": always(seconds=0.05)}, limit=2, probes=DOWN)
@@ -108,14 +87,6 @@ def test_an_endpoint_that_comes_back_is_used_again():
     assert gaps == [1, 2, 4, 8, 16, 30]
 
 
-def test_a_single_endpoint_that_restarts_costs_no_try():
-    down = until(1090.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
-    probes = {"a": until(1090.0, REFUSED, Capabilities())}
-    s = run_rows({"a": down}, 20, limit=4, retry=NO_RETRIES, probes=probes)
-    assert len(s.recorder.replies) == 20
-    assert max(s.tries().values()) == 2
-
-
 @on_jumping_clock
 async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     probes = {name: lambda number: REFUSED for name in "ab"}
@@ -132,21 +103,6 @@ async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     assert s.recorder.ended_at == {}
     stats = s.fleet.stats()
     assert stats.ready + stats.retrying == 10
-
-
-def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
-    async def main():
-        def dying(row, number):
-            return Answer(REFUSED, 0.5 + number)
-
-        s = setup({"a": dying, "b": always()}, limit=4, retry=NO_RETRIES, probes=DOWN)
-        s.submit(*range(8))
-        await s.fleet.wait_idle()
-        return s
-
-    s = run_jumping(main())
-    assert len(s.recorder.replies) == 8
-    assert max(s.recorder.ended_at.values()) < 1010
 
 
 def test_an_answer_proves_an_endpoint_well_whatever_a_probe_said():

@@ -49,24 +49,6 @@ def test_a_refusal_pauses_all_endpoints_of_the_account():
     assert len(s.recorder.replies) == 40
 
 
-def test_no_row_comes_back_earlier_than_told_and_not_all_at_once():
-    s = run_rows(
-        {"a": lambda row, n: Answer(throttled(30.0) if n < 20 else GOOD, 0.1)}, 20, limit=20
-    )
-    again = [s.backend.times(row)[1] for row in range(20)]
-    assert min(again) >= 1030.1
-    assert len(set(again)) > 10
-
-
-def test_a_wait_beyond_the_cap_is_capped_and_said():
-    s = run_rows({"a": lambda row, number: Answer(throttled(86400.0) if number == 0 else GOOD)}, 1)
-    first, second = s.backend.times(0)
-    assert 121 <= second - first <= 134
-    (notice,) = s.notices
-    assert "all wait 120.0 s" in notice
-    assert "86400 s" in notice
-
-
 def test_a_full_server_costs_no_try_and_its_limit_is_cut():
     s = run_rows({"a": lambda row, n: Answer(FULL if n < 30 else GOOD, 0.1)}, 16, limit=16)
     assert len(s.recorder.replies) == 16

@@ -30,7 +30,6 @@ MOVED = Failure("rejected", "HTTP 302: a redirect", status=302)
 NO_POST = Failure("rejected", "HTTP 405", status=405)
 BEHIND_PROXY = Failure("auth", "HTTP 407", status=407)
 NO_REASON = Failure("rejected", "HTTP 451", status=451)
-NO_MONEY = Failure("budget", "HTTP 402: pay first", status=402)
 BLOCKED = Failure("auth", "HTTP 403: you have been blocked", status=403)
 CERTIFICATE = Failure("connect", "certificate not trusted")
 NO_MODEL_400 = Failure("rejected", "HTTP 400: model m does not exist", status=400)
@@ -54,13 +53,11 @@ def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
 LAST = [NOT_FOUND, NO_KEY, BROKEN, MOVED, CERTIFICATE, NO_MODEL_400, WEB_PAGE, SLOW]
 
 
-@pytest.mark.parametrize("endpoints", ["a", "ab"])
 @pytest.mark.parametrize("fault", LAST, ids=lambda failure: failure.message)
-@pytest.mark.parametrize("served", [0, 60])
 @on_jumping_clock
-async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(
-    fault, endpoints, served
-):
+async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(fault):
+    endpoints, served = ("a", 60) if LAST.index(fault) % 2 else ("ab", 0)
+
     def script(row, number):
         lost = len(s.recorder.replies) >= served
         return Answer(fault, 0.01) if lost else Answer(GOOD, 0.5)
@@ -68,28 +65,9 @@ async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(
     s = setup(dict.fromkeys(endpoints, script), limit=32, retry=RetryPolicy(retries=0))
     error = StoppedEarly if fault.passing else NeedsPerson
     with pytest.raises(error, match=re.escape(fault.message)):
-        await s.run(1000)
+        await s.run(200)
     assert len(s.recorder.replies) >= served
     assert s.recorder.failures == {}
-
-
-@pytest.mark.parametrize("fault", [NOT_FOUND, NO_KEY, NO_MONEY], ids=lambda one: one.message)
-@on_jumping_clock
-async def test_endpoints_that_are_lost_one_after_another_fail_no_row(fault):
-    lost_at = {"a": 1005.0, "b": 1040.0, "c": 1080.0}
-
-    def script_of(name):
-        def script(row, number):
-            lost = asyncio.get_running_loop().time() >= lost_at[name]
-            return Answer(fault, 0.01) if lost else Answer(GOOD, 0.5)
-
-        return script
-
-    s = setup({name: script_of(name) for name in lost_at}, limit=8)
-    with pytest.raises(NeedsPerson, match=re.escape(fault.message)):
-        await s.run(100_000)
-    assert s.recorder.failures == {}
-    assert asyncio.get_running_loop().time() < 1080 + 40
 
 
 @pytest.mark.parametrize("fault", LAST, ids=lambda failure: failure.message)
@@ -105,8 +83,9 @@ async def test_a_short_outage_of_the_only_endpoint_fails_no_row(fault):
     assert asyncio.get_running_loop().time() - 1000 < 27
 
 
-@pytest.mark.parametrize("refusal", [NOT_FOUND, BLOCKED, BROKEN], ids=lambda one: one.message)
-@pytest.mark.parametrize("endpoints", ["a", "abcd", "abcdefgh"])
+@pytest.mark.parametrize(
+    ("refusal", "endpoints"), [(NOT_FOUND, "a"), (BLOCKED, "abcd"), (BROKEN, "abcdefgh")]
+)
 @on_jumping_clock
 async def test_rows_that_every_endpoint_refuses_alike_fail_and_hold_no_endpoint_up(
     refusal, endpoints
@@ -125,16 +104,6 @@ async def test_rows_that_every_endpoint_refuses_alike_fail_and_hold_no_endpoint_
     seconds = asyncio.get_running_loop().time() - 1000
     assert seconds < 2 * ideal + (10 if refusal is BROKEN else 0)
     assert max(s.tries().values()) <= 5
-
-
-def test_an_endpoint_that_got_well_again_gets_its_share_again():
-    def script(row, number):
-        ill = asyncio.get_running_loop().time() < 1003.0
-        return Answer(BROKEN, 0.01) if ill else Answer(GOOD, 1.0)
-
-    s = run_rows({"a": script, "b": always()}, 600, limit=8)
-    assert len(s.recorder.replies) == 600
-    assert s.backend.shares["a"] > 150
 
 
 @on_jumping_clock
@@ -206,8 +175,7 @@ def test_an_endpoint_that_hangs_gets_no_more_rows_and_once_dead_loses_its_own():
     assert any(sample.endpoint == "hung" and not sample.healthy for sample in s.samples)
 
 
-@pytest.mark.parametrize("limit", [1, 4])
-def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_again(limit):
+def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_again():
     frozen_until = 1400.0
 
     def frozen(row, number):
@@ -215,14 +183,12 @@ def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_ag
             return Answer(Failure("timeout", "no whole answer", passing=True), 150.0)
         return Answer(GOOD, 1.0)
 
-    s = run_rows(
-        {"frozen": frozen, "well": always(seconds=1.0)}, 1500 * limit, ticks=True, limit=limit
-    )
-    assert len(s.recorder.replies) == 1500 * limit
+    s = run_rows({"frozen": frozen, "well": always(seconds=1.0)}, 1500, ticks=True, limit=1)
+    assert len(s.recorder.replies) == 1500
     assert any("frozen takes requests but has answered none" in line for line in s.notices)
     early = [at for at, name, _ in s.backend.sent if name == "frozen" and at < frozen_until]
-    assert len(early) <= limit + 3, "it is tried now and then, by one call"
-    assert s.backend.shares["frozen"] > 100 * limit
+    assert len(early) <= 4, "it is tried now and then, by one call"
+    assert s.backend.shares["frozen"] > 100
 
 
 def test_an_endpoint_that_answers_only_probes_is_tested_by_single_calls():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.fleet.hostfile import HostChanges, HostfileWatch, parse_hostfile, read_content
+from bagent.fleet.hostfile import HostChanges, HostfileWatch, parse_hostfile
 from bagent.servers.host_selection import select_hosts
 from bagent.types import Json
 
@@ -90,29 +90,12 @@ def test_what_is_no_hostfile_keeps_the_list_with_one_notice(
     assert notice.endswith("the 2 endpoints stay as they were")
 
 
-def test_after_a_broken_moment_the_same_list_is_no_change_and_a_new_one_counts() -> None:
-    w = Watched()
-    w.on_content(b"")
-    w.on_content(OLD)
-    assert w.on_content(OLD) is None
-    assert w.notices == []
-    w.on_content(b"z\n")
-    changes = w.on_content(b"z\n")
-    assert changes is not None and names(changes.removed) == ["a", "b"]
-
-
 def test_comments_and_order_are_no_change() -> None:
     w = Watched()
     content = b"# sorted\nb role=x\na\n"
     w.on_content(content)
     assert w.on_content(content) is None
     assert w.names == ["b", "a"]
-
-
-def test_a_reading_is_the_content_or_the_error(tmp_path: Path) -> None:
-    (tmp_path / "h").write_bytes(OLD)
-    assert read_content(tmp_path / "h") == OLD
-    assert isinstance(read_content(tmp_path / "none"), FileNotFoundError)
 
 
 def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:

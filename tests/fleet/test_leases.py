@@ -17,7 +17,7 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.state import FleetConfig, FleetState
 from bagent.types import EndpointSample, Failure
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import REFUSED, ScriptedBackend
+from support.scripted_fleet import ScriptedBackend
 
 SILENT = Failure("timeout", "no whole answer", passing=True)
 
@@ -169,19 +169,6 @@ def test_a_request_that_takes_its_time_stays_where_the_engine_works():
     assert lent.core.in_flight == 0
 
 
-def test_a_request_is_taken_away_from_hanging_endpoints_once_only():
-    async def work(lent: Lent) -> None:
-        lent.hung |= {"a", "b"}
-        first = [asyncio.create_task(lent.ask()) for _ in range(2)]
-        await asyncio.sleep(0)
-        await lent.others(300.0)
-        assert {lent.named(name).unresponsive for name in "ab"} == {True}
-        lent.hung.clear()
-        assert [len(had) for had in await asyncio.gather(*first)] == [2, 2]
-
-    run("abc", work)
-
-
 def test_streams_stay_with_a_hanging_endpoint_and_end_with_a_dead_one():
     async def work(lent: Lent) -> None:
         lent.hung.add("a")
@@ -210,23 +197,6 @@ def test_a_client_alone_is_answered_though_its_endpoint_died_without_a_word():
 
     lent = run("ab", work)
     assert lent.notices == ["a does not answer: no whole answer", "a answers again"]
-
-
-def test_pieces_of_streams_show_that_an_endpoint_works():
-    async def work(lent: Lent) -> None:
-        async def stream() -> None:
-            lease = await lent.lessor.acquire(frozenset())
-            for _ in range(200):
-                await asyncio.sleep(1.0)
-                lent.lessor.on_chunk(lease)
-            lent.lessor.on_success(lease)
-
-        streaming = asyncio.create_task(stream())
-        await asyncio.sleep(0)
-        await lent.others(180.0)
-        await streaming
-
-    assert run("ab", work).notices == []
 
 
 def test_who_reads_a_stream_slowly_makes_no_endpoint_look_slow_or_stalled():
@@ -261,22 +231,6 @@ def test_an_endpoint_that_joins_gets_its_share_and_one_that_leaves_finishes():
     assert names[3:].count("b") == names[3:].count("c") == 5
     told = [(one.endpoint, one.reason) for one in lent.samples]
     assert told[:3] == [("a", "left the hostfile"), ("b", "joined"), ("c", "joined")]
-
-
-def test_requests_wait_while_all_endpoints_are_gone_and_go_on_when_one_is_back():
-    async def work(lent: Lent) -> None:
-        lent.dead |= {"a", "b"}
-        lease = await lent.lessor.acquire(frozenset())
-        other = await lent.lessor.acquire(frozenset())
-        for one in (lease, other):
-            lent.lessor.on_failure(one, REFUSED)
-        asked = asyncio.create_task(lent.ask())
-        await asyncio.sleep(500.0)
-        assert not asked.done()
-        lent.dead.discard("b")
-        assert await asked == ["b"]
-
-    run("ab", work)
 
 
 def test_who_waits_when_no_more_is_lent_is_told_so():

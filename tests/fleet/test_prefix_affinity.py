@@ -7,14 +7,12 @@ from random import Random
 import pytest
 
 from bagent.fleet.prefix_affinity import (
-    MAX_BYTES,
     MAX_ENDPOINTS,
     MIN_SHARED,
     WINDOW,
     PrefixGroup,
     PrefixIndex,
     PrefixRule,
-    common_prefix,
     warming_saves,
 )
 
@@ -75,23 +73,11 @@ def test_looking_ends_where_nothing_is_shared_and_begins_again():
     assert None not in kin[-20:]
 
 
-def test_always_goes_on_looking():
-    prefixes = PrefixIndex(always=True)
-    families([text(n, 4000) for n in range(2 * WINDOW)], prefixes)
-    assert prefixes.group_of(text(-1, 4000)) is not None
-
-
 def test_one_row_that_is_different_does_not_hide_what_the_others_share_for_ever():
     prefixes = PrefixIndex(always=True)
     prefixes.group_of(b"something else altogether")
     families([row(d % 40, d) for d in range(9 * WINDOW)], prefixes)
     assert len(SYSTEM) <= prefixes.common < len(SYSTEM) + MIN_SHARED
-
-
-def test_very_long_prompts_cost_no_more_than_their_beginning():
-    one = PrefixIndex()
-    long = text(3, MAX_BYTES + 20_000)
-    assert len(set(families([text(8, 2000), long, long[:-5000] + text(4, 900)], one))) == 2
 
 
 def test_a_family_has_a_few_homes_and_forgets_the_oldest():
@@ -100,14 +86,6 @@ def test_a_family_has_a_few_homes_and_forgets_the_oldest():
         family.add_endpoint(f"e{number}")
     family.add_endpoint("e5")
     assert list(family.cached_on) == ["e2", "e3", "e4", "e5"]
-
-
-def test_common_start_counts_equal_bytes():
-    assert common_prefix(b"", b"abc") == 0
-    assert common_prefix(b"abcd", b"abxd") == 2
-    assert common_prefix(b"abc", b"abcdef") == 3
-    long = text(1, 5000)
-    assert common_prefix(long + b"x" + long, long + b"y" + long) == 5000
 
 
 @pytest.mark.parametrize(

@@ -29,23 +29,12 @@ def decide_once(failure, policy=POLICY, call=None, now=100.0, seed=1):
     return count_and_decide(policy, call or a_call(), failure, now, Random(seed))
 
 
-def test_a_lasting_failure_is_final_and_costs_nothing():
-    call = a_call()
-    decision = decide_once(Failure("rejected", "HTTP 400"), call=call)
-    assert (decision.delay, decision.reason, call.counted_attempts) == (None, "", 0)
-
-
 def test_a_row_gets_as_many_tries_after_the_first_as_configured():
     call = a_call()
     policy = RetryPolicy(retries=3)
     decisions = [count_and_decide(policy, call, PASSING, 0.0, Random(1)) for _ in range(4)]
     assert [decision.delay is not None for decision in decisions] == [True, True, True, False]
     assert decisions[-1].reason == "4 tries"
-
-
-def test_no_retries_at_all_is_possible():
-    decision = decide_once(PASSING, RetryPolicy(retries=0))
-    assert (decision.delay, decision.reason) == (None, "")
 
 
 def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
@@ -70,59 +59,13 @@ def test_a_backoff_is_longer_than_the_last_pause_also_after_a_wait_for_a_slot():
         assert all(b > 1.1 * a for a, b in itertools.pairwise(pauses)), pauses
 
 
-def test_a_pause_that_a_server_asked_for_lengthens_no_later_wait():
-    call = a_call()
-    record_pause(call, told(60.0), 0.0, 1.0)
-    record_pause(call, PASSING, 61.0, 62.0)
-    assert decide_once(PASSING, call=call).delay <= 0.75
-
-
-def test_waits_for_a_full_server_grow_by_its_refusals_alone():
-    call = a_call()
-    record_pause(call, BUSY, 0.0, 1.0)
-    record_pause(call, PASSING, 61.0, 62.0)
-    record_pause(call, PASSING, 64.0, 65.0)
-    assert call.pause == 2.0
-    assert decide_once(BUSY, call=call).delay <= 0.75
-
-
-def test_a_long_wait_for_a_slot_lengthens_the_next_wait_within_bounds():
-    call = a_call()
-    record_pause(call, PASSING, 0.0, 1.0)
-    record_pause(call, PASSING, 1000.0, 1001.0)
-    assert decide_once(PASSING, POLICY.while_served(), call=call).delay == 10.0
-
-
-def test_thousands_of_tries_do_not_overflow():
-    call = a_call()
-    policy = RetryPolicy(retries=10_000, throttled=1e12)
-    for failure in (PASSING, BUSY):
-        for _ in range(5000):
-            delay = count_and_decide(policy, call, failure, 0.0, Random(1)).delay
-            assert delay is not None
-            assert delay <= 45.0
-
-
-@pytest.mark.parametrize("seconds", [0.02, 0.5, 3.0, 60.0])
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize(("seconds", "busy"), [(0.02, True), (3.0, False), (60.0, True)])
 def test_nobody_comes_back_earlier_than_told_and_not_all_at_once(seconds, busy):
     delays = [decide_once(told(seconds, busy), seed=seed).delay for seed in range(50)]
     assert min(delays) >= seconds
     assert max(delays) <= seconds + max(0.2, 0.1 * seconds)
     assert len(set(delays)) > 40
     assert max(delays) - min(delays) > 0.1
-
-
-def test_a_told_wait_is_capped():
-    policy = RetryPolicy(retry_after_max=120.0)
-    assert 120.0 <= decide_once(told(86400.0), policy).delay <= 132.0
-
-
-def test_waiting_on_a_full_server_costs_no_try():
-    call = a_call()
-    for step in range(100):
-        assert count_and_decide(POLICY, call, BUSY, float(step), Random(1)).delay is not None
-    assert call.counted_attempts == 0
 
 
 def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
@@ -166,25 +109,10 @@ def test_a_server_that_names_a_time_is_given_several_of_it():
     assert count_and_decide(policy, call, told(60.0), 250.0, Random(1), 0.0).delay is None
 
 
-def test_counted_and_uncounted_failures_back_off_apart():
-    call = a_call()
-    for _ in range(5):
-        count_and_decide(POLICY, call, BUSY, 0.0, Random(1))
-    assert count_and_decide(POLICY, call, PASSING, 0.0, Random(1)).delay < 1.0
-
-
 def test_a_row_whose_time_is_over_is_not_sent_again():
     for failure in (PASSING, BUSY, told(1.0)):
         decision = decide_once(failure, call=a_call(deadline=100.0), now=100.0)
         assert (decision.delay, decision.reason) == (None, "the row's time limit is over")
-
-
-def test_a_row_does_not_sleep_beyond_its_time():
-    for failure in (PASSING, BUSY, told(1.0)):
-        decision = decide_once(failure, call=a_call(deadline=100.4), now=100.0)
-        assert decision.delay is None
-        assert "time limit" in decision.reason
-        assert decide_once(failure, call=a_call(deadline=110.0), now=100.0).delay is not None
 
 
 def streamed_call(**fields):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from random import Random
 
 import msgspec
@@ -15,7 +14,6 @@ from bagent.fleet import retry
 from bagent.fleet.actions import (
     LAST,
     Fail,
-    OpenCircuit,
     ProbeEndpoint,
     Retry,
     RetryReason,
@@ -70,17 +68,6 @@ class Case:
 def the_retry(actions: list[object]) -> Retry:
     (action,) = [action for action in actions if isinstance(action, Retry)]
     return action
-
-
-def test_every_reason_is_a_line_of_the_table() -> None:
-    table = retry.__doc__.split("\n====")[2]
-    lines = [re.split(r" {2,}", line)[0] for line in table.splitlines()[1:]]
-    reasons = [reason.value for reason in RetryReason]
-    assert [line for line in lines if line in reasons] == reasons
-    assert set(lines) - set(reasons) == {
-        "group refused as a whole (400, 413)",
-        "late call at the end of a run",
-    }
 
 
 @pytest.mark.parametrize(
@@ -159,20 +146,9 @@ def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
     assert (action.reason, action.at) == (RetryReason.STREAM_REQUIRED, NOW)
 
 
-def test_an_account_without_money_closes_its_endpoint() -> None:
-    assert any(isinstance(action, OpenCircuit) for action in Case().after(UNPAID))
-
-
 def test_a_fleet_that_takes_nothing_for_long_is_stopped() -> None:
     case = Case(retries=0, throttled_at=NOW - 1000)
     case.fleet.last_served = NOW - 1000
     again, stop = case.after(BUSY)
     assert isinstance(again, Retry)
     assert isinstance(stop, StopFleet)
-
-
-def test_a_pinned_call_without_its_endpoint_is_counted() -> None:
-    case = Case(pinned_to="gone")
-    case.fleet.waiting.add(case.call, urgent=True)
-    (action,) = case.rules.stranded()
-    assert (action.reason, case.call.counted_attempts) == (RetryReason.STRANDED, 1)

@@ -29,11 +29,6 @@ def test_a_slow_endpoint_is_too_slow_once_little_is_left():
     assert not ending.is_too_slow("fast", now, remaining=0)
 
 
-def test_equal_endpoints_are_never_too_slow_for_each_other():
-    ending, now = seen(slow=1.3)
-    assert not ending.is_too_slow("slow", now, remaining=0)
-
-
 def test_nothing_is_judged_before_enough_was_seen():
     ending = TailRule()
     for number in range(20):
@@ -86,16 +81,8 @@ def test_a_slow_endpoint_may_have_part_of_its_share_of_the_last_rows():
     assert slow == 0.6 * 400 * 10 / 40
 
 
-def test_equal_endpoints_may_have_any_number_of_rows():
-    assert most_rows({"a": 30, "b": 27}, remaining=400) == [math.inf, math.inf]
-
-
 def test_an_endpoint_that_answers_long_before_the_end_may_have_any_number_of_rows():
     assert most_rows({"fast": 30, "slow": 10}, remaining=4000)[1] == math.inf
-
-
-def test_nothing_is_limited_before_rows_were_answered():
-    assert most_rows({"a": 1, "b": 1}, remaining=40) == [math.inf, math.inf]
 
 
 def test_an_endpoint_that_answers_as_soon_as_others_may_have_any_number_of_rows():
