@@ -1,4 +1,7 @@
+import http.server
 import json
+import socket
+import threading
 from pathlib import Path
 
 import jsonschema_rs
@@ -11,7 +14,7 @@ from bagent.errors import SchemaError
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of schema files; call it with name=value pairs to fill it."""
+    """A folder of schema files; call it with a dict of them to fill it."""
 
     def write(files):
         for name, value in files.items():
@@ -28,30 +31,17 @@ def load(base, name="root.json"):
     for _, part in walk(schema.document):
         if "$ref" in part:
             assert part["$ref"].startswith("#"), "what is sent must need nothing else"
-    alone = json.loads(schema.text)
-    jsonschema_rs.validator_for(alone, offline=True)
+    jsonschema_rs.validator_for(json.loads(schema.text), offline=True)
     return schema
 
 
-def failing(base, name="root.json"):
+def failing(base):
     with pytest.raises(SchemaError) as caught:
-        OutputSchema.load(Path(name), base=base)
+        OutputSchema.load(Path("root.json"), base=base)
     return str(caught.value)
 
 
 STRING = {"type": "string"}
-
-
-def test_file_beside_the_schema_is_bundled(folder):
-    base = folder(
-        {
-            "root.json": {"$ref": "common.json#/$defs/p"},
-            "common.json": {"$defs": {"p": STRING, "unused": {"type": "null"}}},
-        }
-    )
-    schema = load(base)
-    assert schema.document == {"$ref": "#/$defs/p", "$defs": {"p": STRING}}
-    assert schema.accepts("x") and not schema.accepts(1)
 
 
 def test_files_that_refer_to_each_other_and_back(folder):
@@ -123,12 +113,6 @@ def test_file_of_another_draft_is_read_as_the_roots_with_a_warning(folder):
     schema = load(base)
     assert len(schema.warnings) == 1 and "2020-12" in schema.warnings[0]
     assert not schema.accepts(1)
-
-
-def test_references_of_an_inline_schema_start_at_the_base(folder):
-    base = folder({"common.json": STRING})
-    schema = OutputSchema.load({"items": {"$ref": "common.json"}}, base=base)
-    assert schema.document == {"items": {"$ref": "#/$defs/common"}, "$defs": {"common": STRING}}
 
 
 def test_relative_reference_beside_an_absolute_id_is_the_file(folder):
@@ -233,21 +217,6 @@ def test_ids_of_draft_4_and_anchors_of_draft_7(folder):
     assert seven.accepts({"x": "s"}) and not seven.accepts({"x": 1})
 
 
-def test_single_dynamic_anchor_is_a_plain_reference(folder):
-    base = folder(
-        {
-            "root.json": {
-                "$dynamicAnchor": "node",
-                "type": "object",
-                "additionalProperties": {"$dynamicRef": "#node"},
-            }
-        }
-    )
-    schema = load(base)
-    assert schema.document["additionalProperties"] == {"$ref": "#"}
-    assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
-
-
 def test_true_dynamic_references_keep_their_meaning():
     spec = {
         "$id": "https://example.org/strict-tree",
@@ -269,12 +238,20 @@ def test_true_dynamic_references_keep_their_meaning():
     assert not schema.accepts({"kids": [{"daat": 1}]})
 
 
-def test_recursive_ref_of_2019_09():
-    draft = "https://json-schema.org/draft/2019-09/schema"
-    spec = {"$schema": draft, "type": "object", "additionalProperties": {"$recursiveRef": "#"}}
-    schema = OutputSchema.load(spec, base=Path())
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"$dynamicAnchor": "node", "additionalProperties": {"$dynamicRef": "#node"}},
+        {
+            "$schema": "https://json-schema.org/draft/2019-09/schema",
+            "additionalProperties": {"$recursiveRef": "#"},
+        },
+    ],
+)
+def test_a_single_dynamic_anchor_is_a_plain_reference(spec):
+    schema = OutputSchema.load({"type": "object", **spec}, base=Path())
     assert schema.document["additionalProperties"] == {"$ref": "#"}
-    assert not schema.accepts({"a": 1})
+    assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
 
 
 def test_dynamic_anchors_in_several_files_are_refused(folder):
@@ -320,24 +297,19 @@ def test_reference_that_leads_nowhere_is_an_error_at_load(folder, spec):
     assert message.startswith(f"{base / 'root.json'}: ") and "\n" not in message
 
 
-def test_missing_target_names_the_place_of_the_reference(folder):
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "strin"}, ": not a JSON Schema: #/type"),
+        ("{\n,", ":2:1: not JSON"),
+        ({"items": {"$ref": "#/$defs/nope"}}, ": #/items/$ref: '#/$defs/nope' leads nowhere"),
+    ],
+)
+def test_errors_in_a_referenced_file_name_that_file(folder, part, message):
     base = folder(
-        {
-            "root.json": {"properties": {"a": {"$ref": "parts/b.json"}}},
-            "parts/b.json": {"items": {"$ref": "#/$defs/nope"}},
-        }
+        {"root.json": {"properties": {"a": {"$ref": "parts/b.json"}}}, "parts/b.json": part}
     )
-    message = failing(base)
-    assert message.startswith(
-        f"{base / 'parts/b.json'}: #/items/$ref: '#/$defs/nope' leads nowhere"
-    )
-
-
-def test_errors_in_a_referenced_file_name_that_file(folder):
-    base = folder({"root.json": {"$ref": "b.json"}, "b.json": {"type": "strin"}})
-    assert failing(base).startswith(f"{base / 'b.json'}: not a JSON Schema: #/type")
-    base = folder({"root.json": {"$ref": "b.json"}, "b.json": "{\n,"})
-    assert failing(base).startswith(f"{base / 'b.json'}:2:1: not JSON")
+    assert failing(base).startswith(f"{base / 'parts/b.json'}{message}")
 
 
 def test_dynamic_ref_beside_a_ref_keeps_both(folder):
@@ -352,3 +324,111 @@ def test_dynamic_ref_beside_a_ref_keeps_both(folder):
     )
     schema = load(base)
     assert [schema.accepts(n) for n in (0, 3, 6)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "../secret.json",
+        "../secret.json#/$defs/p",
+        "sub/../../secret.json",
+        "..%2Fsecret.json",
+        "%2e%2e/secret.json",
+        "./../schemas/../secret.json",
+        "/etc/hostname",
+        "//host/secret.json",
+        "file:///etc/hostname",
+        "file:secret.json",
+        "FILE:///etc/hostname",
+        "ftp://127.0.0.1/x",
+        "data:application/json,{}",
+        "urn:example:x",
+        "C:\\secret.json",
+        "..\\secret.json",
+        "root.json?x",
+        "x\x00.json",
+        "link.json",
+        "away/secret.json",
+        "..",
+    ],
+)
+def test_nothing_outside_the_folder_is_read(folder, tmp_path, reference):
+    base = folder({"root.json": {"properties": {"a": {"$ref": reference}}}})
+    (tmp_path / "secret.json").write_text("not json: this would be told if it were read")
+    (base / "link.json").symlink_to(tmp_path / "secret.json")
+    (base / "away").symlink_to(tmp_path)
+    message = failing(base)
+    assert "#/properties/a/$ref" in message
+    assert "not JSON" not in message and "not there" not in message
+
+
+def test_links_inside_the_folder_and_of_the_user_are_followed(folder, tmp_path):
+    base = folder({"real.json": STRING})
+    (base / "link.json").symlink_to(base / "real.json")
+    (tmp_path / "elsewhere.json").write_text('{"$ref": "link.json"}')
+    (base / "root.json").symlink_to(tmp_path / "elsewhere.json")
+    assert not load(base).accepts(1)
+
+
+@pytest.mark.parametrize("name", ["loop.json", "x" * 300 + ".json", "root.json/x", "locked"])
+def test_unreadable_files_are_one_line_errors(folder, name):
+    base = folder({"root.json": {"$ref": name}})
+    (base / "loop.json").symlink_to(base / "loop.json")
+    (base / "locked").mkdir()
+    assert "#/$ref" in failing(base)
+
+
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$schema", "$id"])
+def test_the_network_is_never_asked(folder, key):
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/s.json"
+    with listener:
+        for spec in ({key: url}, {"properties": {"a": {key: url, "$ref": "x.json"}}}):
+            base = folder({"root.json": spec, "x.json": {"type": "string"}})
+            try:
+                schema = OutputSchema.load(Path("root.json"), base=base)
+                schema.accepts({"a": 1})
+                schema.explain({"a": 1})
+            except SchemaError:
+                pass
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+def test_remote_references_are_fetched_only_where_allowed(folder):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.path)
+            answers = {
+                "/s/a.json": {"properties": {"b": {"$ref": "b.json#/$defs/x"}}},
+                "/s/b.json": {"$defs": {"x": STRING}},
+            }
+            self.send_response(200 if self.path in answers else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(answers.get(self.path)).encode())
+
+        def log_message(self, *args):
+            pass
+
+    seen = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/s"
+        base = folder({"root.json": {"$ref": f"{address}/a.json"}})
+        refused = failing(base)
+        assert seen == []
+        schema = OutputSchema.load(Path("root.json"), base=base, allow_remote=True)
+        base = folder({"root.json": {"$ref": f"{address}/no.json"}})
+        with pytest.raises(SchemaError, match="404"):
+            OutputSchema.load(Path("root.json"), base=base, allow_remote=True)
+        server.shutdown()
+        thread.join()
+    assert "network" in refused
+    assert seen == ["/s/a.json", "/s/b.json", "/s/no.json"]
+    assert schema.document["$defs"] == {
+        "a": {"properties": {"b": {"$ref": "#/$defs/x"}}},
+        "x": STRING,
+    }
+    assert not schema.accepts({"b": 1})

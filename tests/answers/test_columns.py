@@ -29,30 +29,24 @@ STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
         ({"type": "string"}, "VARCHAR"),
         ({"type": "string", "format": "date-time"}, "VARCHAR"),
         ({"type": "integer"}, "BIGINT"),
-        ({"type": "integer", "minimum": 0}, "BIGINT"),
         ({"type": "integer", "maximum": 2**63 - 1, "minimum": -(2**63)}, "BIGINT"),
         ({"type": "integer", "maximum": 2**63}, "HUGEINT"),
         ({"type": "integer", "exclusiveMinimum": -(2**64)}, "HUGEINT"),
         ({"type": "integer", "maximum": 2**200}, "DOUBLE"),
-        ({"type": "integer", "maximum": 1e300}, "DOUBLE"),
         ({"type": "number"}, "DOUBLE"),
         ({"type": "boolean"}, "BOOLEAN"),
         ({"type": "object"}, "JSON"),
         ({"type": "null"}, "JSON"),
         ({"type": ["string", "null"]}, "VARCHAR"),
-        ({"type": ["null", "integer"]}, "BIGINT"),
         ({"type": ["integer", "number"]}, "DOUBLE"),
         ({"type": ["integer", "string"]}, "JSON"),
-        ({"type": ["boolean", "integer"]}, "JSON"),
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "DOUBLE"),
         ({"oneOf": [{"type": "string"}, {"const": None}]}, "VARCHAR"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "JSON"),
         ({"anyOf": [{"type": "string"}, {}]}, "JSON"),
         ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "BIGINT"),
         ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "JSON"),
-        ({"enum": ["a", "b"]}, "VARCHAR"),
         ({"enum": ["a", None]}, "VARCHAR"),
-        ({"type": "string", "enum": ["a"]}, "VARCHAR"),
         ({"enum": [1, 2]}, "BIGINT"),
         ({"enum": [1, 2.5]}, "DOUBLE"),
         ({"enum": [1, 2**63]}, "HUGEINT"),
@@ -61,12 +55,9 @@ STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
         ({"enum": ["a", 1]}, "JSON"),
         ({"enum": [["a"]]}, "JSON"),
         ({"const": "x"}, "VARCHAR"),
-        ({"const": None}, "JSON"),
         ({"type": "array", "items": {"type": "string"}}, "VARCHAR[]"),
         ({"type": ["array", "null"], "items": {"type": ["integer", "null"]}}, "BIGINT[]"),
-        ({"type": "array", "items": {"enum": [0.5]}}, "DOUBLE[]"),
         ({"type": "array", "items": {"$ref": "#/$defs/s"}, "$defs": {}}, "VARCHAR[]"),
-        ({"type": "array", "items": {"type": "object"}}, "JSON"),
         (FINDING, 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'),
         ({"type": "array", "items": FINDING}, f"{STRUCT}[]"),
         ({"type": "object", "properties": {"x": FINDING}}, f'STRUCT("x" {STRUCT})'),
@@ -74,7 +65,6 @@ STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
         ({"type": ["object", "string"], "properties": {"a": {}}}, "JSON"),
         ({"type": "array", "items": {"type": "null"}}, "JSON"),
         ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, "JSON"),
-        ({"type": "array"}, "JSON"),
         ({"type": "array", "prefixItems": [{}], "items": {"type": "string"}}, "JSON"),
         ({}, "JSON"),
         (True, "JSON"),
@@ -102,14 +92,10 @@ def test_names_of_the_tables_own_columns_get_a_suffix():
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
-        ({"type": "string"}, "VARCHAR"),
         ({"enum": [1, 2]}, "BIGINT"),
         ({"type": "array", "items": {"type": "string"}}, "VARCHAR[]"),
-        ({"type": "object"}, "JSON"),
         ({"type": "object", "additionalProperties": {"type": "string"}}, "JSON"),
-        ({"type": ["object", "string"], "properties": {"a": {}}}, "JSON"),
         ({"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "string"}]}, "JSON"),
-        ({}, "JSON"),
         (True, "JSON"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, "BOOLEAN"),
     ],
@@ -119,14 +105,27 @@ def test_schema_that_names_no_properties_has_one_column(spec, kind):
     assert OutputSchema.load(spec, base=Path()).column_properties == [None]
 
 
-def test_properties_of_referred_and_combined_schemas_count():
+def test_properties_of_referred_combined_and_recursive_schemas_count():
+    kids = {"type": "array", "items": {"$ref": "#/$defs/base"}}
+    properties = {"a": {"type": "integer"}, "kids": kids}
     spec = {
         "$ref": "#/$defs/base",
         "allOf": [{"properties": {"b": {"type": "string"}}}],
         "properties": {"c": {"type": "boolean"}},
-        "$defs": {"base": {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}}},
+        "$defs": {
+            "base": {
+                "type": ["object", "null"],
+                "properties": properties,
+                "anyOf": [{"$ref": "#/$defs/base"}, {"type": "object"}],
+            }
+        },
     }
-    assert sorted(columns(spec)) == [("a", "BIGINT"), ("b", "VARCHAR"), ("c", "BOOLEAN")]
+    assert sorted(columns(spec)) == [
+        ("a", "BIGINT"),
+        ("b", "VARCHAR"),
+        ("c", "BOOLEAN"),
+        ("kids", "JSON"),
+    ]
 
 
 def test_union_of_objects_has_the_columns_of_all():
@@ -139,23 +138,6 @@ def test_union_of_objects_has_the_columns_of_all():
         ]
     }
     assert columns(spec) == [("kind", "VARCHAR"), ("n", "JSON")]
-
-
-def test_recursive_schema_has_columns():
-    tree = {
-        "$ref": "#/$defs/tree",
-        "$defs": {
-            "tree": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
-                },
-                "anyOf": [{"$ref": "#/$defs/tree"}, {"type": "object"}],
-            }
-        },
-    }
-    assert columns(tree) == [("name", "VARCHAR"), ("kids", "JSON")]
 
 
 def test_duckdb_takes_every_column():

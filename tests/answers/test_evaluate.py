@@ -26,33 +26,26 @@ TOOL = (ToolCall(id="1", name="f", arguments="{}"),)
 
 @pytest.mark.parametrize(
     "reason",
-    [
-        *("stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "eos", "tool_use"),
-        *("STOP", "Stop"),
-    ],
+    ["stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "eos", "tool_use", "STOP"],
 )
 def test_good_ends_are_ok(reason):
-    verdict = evaluate(Reply(GOOD, reason), LIST)
-    assert verdict == AnswerResult(
-        "ok",
-        output=msgspec.Raw(b'{"name":"n","items":["a","b"]}'),
-        value={"name": "n", "items": ["a", "b"]},
-        text=GOOD,
-        how="plain",
-    )
+    value = {"name": "n", "items": ["a", "b"]}
+    output = msgspec.Raw(b'{"name":"n","items":["a","b"]}')
+    good = AnswerResult("ok", output=output, value=value, text=GOOD, how="plain")
+    assert evaluate(Reply(GOOD, reason), LIST) == good
     assert evaluate(Reply("Paris.", reason), None) == AnswerResult("ok", text="Paris.")
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "schema", "text"),
     [
-        *("length", "max_tokens", "model_context_window_exceeded", "MAX_TOKENS"),
-        *("max_output_tokens", "model_length"),
+        ("length", None, "Half a sent"),
+        ("max_tokens", LIST, '{"name":"n","items":["a","b'),
+        ("model_context_window_exceeded", LIST, GOOD),
+        ("MAX_TOKENS", ANYTHING, "[]"),
+        ("max_output_tokens", None, None),
+        ("model_length", LIST, ""),
     ],
-)
-@pytest.mark.parametrize("schema", [None, LIST, ANYTHING])
-@pytest.mark.parametrize(
-    "text", ['{"name":"n","items":["a","b', GOOD, "[]", "Half a sent", "", None]
 )
 def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
     verdict = evaluate(Reply(text, reason), schema)
@@ -73,49 +66,50 @@ def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
         "RECITATION",
     ],
 )
-@pytest.mark.parametrize("schema", [None, LIST])
-def test_filtered_answers_are_refused(reason, schema):
-    verdict = evaluate(Reply(GOOD, reason), schema)
-    assert (verdict.status, verdict.error_kind, verdict.output) == ("refused", "refused", None)
-    assert verdict.passing is False and reason in verdict.error
+def test_filtered_answers_are_refused(reason):
+    for schema in (None, LIST):
+        verdict = evaluate(Reply(GOOD, reason), schema)
+        assert (verdict.status, verdict.error_kind, verdict.output) == ("refused", "refused", None)
+        assert verdict.passing is False and reason in verdict.error
 
 
-@pytest.mark.parametrize("text", [None, "", GOOD])
-@pytest.mark.parametrize("reason", ["stop", None, "banana"])
+@pytest.mark.parametrize(("text", "reason"), [(None, "stop"), ("", None), (GOOD, "banana")])
 def test_refusal_text_is_a_refusal_at_any_end_but_a_cut(text, reason):
     verdict = evaluate(Reply(text, reason, refusal="I can't \ud800help\nwith that."), LIST)
     assert verdict.status == "refused"
     assert verdict.error == "refused: I can't \\ud800help with that."
-
-
-def test_blank_refusal_is_none():
+    assert evaluate(Reply(text, "length", refusal="No."), LIST).status == "truncated"
     assert evaluate(Reply(GOOD, "stop", refusal=" \n"), LIST).status == "ok"
-    assert evaluate(Reply(GOOD, "length", refusal="No."), LIST).status == "truncated"
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", "banana", "", "pause_turn", "stopped", None])
-@pytest.mark.parametrize("schema", [None, LIST, ANYTHING])
-@pytest.mark.parametrize("text", ["[]", GOOD, "text", "", None])
+@pytest.mark.parametrize(
+    ("reason", "schema", "text"),
+    [
+        ("abort", None, "text"),
+        ("error", LIST, GOOD),
+        ("banana", ANYTHING, "[]"),
+        ("", None, None),
+        ("pause_turn", LIST, ""),
+        (None, LIST, GOOD),
+        ("a\ud800\n" * 500, None, "x"),
+    ],
+)
 def test_other_ends_are_passing_failures_and_keep_the_reason(reason, schema, text):
     verdict = evaluate(Reply(text, reason), schema)
     assert (verdict.status, verdict.error_kind) == ("failed", "bad_response")
     assert verdict.passing is True and verdict.output is None
     assert verdict.text == (text or None), "partial text is kept for people"
-    assert (reason or "finish_reason") in verdict.error
-
-
-def test_odd_finish_reason_makes_a_short_valid_line():
-    error = evaluate(Reply("x", "a\ud800\n" * 500), None).error
-    assert len(error) < 200 and "\n" not in error
-    error.encode()
+    assert (reason or "finish_reason").split("\ud800")[0] in verdict.error
+    assert len(verdict.error) < 200 and "\n" not in verdict.error
+    verdict.error.encode()
 
 
 @pytest.mark.parametrize("schema", [None, LIST])
-@pytest.mark.parametrize("text", [None, "", " \n\t"])
-def test_good_end_without_text_is_an_empty_failure(schema, text):
-    verdict = evaluate(Reply(text, "stop"), schema)
-    assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
-    assert verdict.error == "the answer is empty" and verdict.text is None
+def test_good_end_without_text_is_an_empty_failure(schema):
+    for text in (None, "", " \n\t"):
+        verdict = evaluate(Reply(text, "stop"), schema)
+        assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
+        assert verdict.error == "the answer is empty" and verdict.text is None
 
 
 @pytest.mark.parametrize("schema", [None, LIST])
@@ -145,42 +139,36 @@ def test_unclosed_thinking_is_no_answer():
     assert "thinking" in asked.error and asked.output is None
 
 
-def test_closed_leading_thinking_becomes_reasoning():
-    verdict = evaluate(Reply("<think>\nhm\n</think>\n\nParis.", "stop"), None)
-    assert verdict == AnswerResult("ok", text="Paris.", reasoning="hm")
-    verdict = evaluate(Reply(f"hm [\n</think>\n{GOOD}", "stop"), LIST)
-    assert (verdict.status, verdict.how) == ("ok", "think")
-    assert (verdict.reasoning, verdict.text) == ("hm [", GOOD)
-
-
-def test_reasoning_of_the_server_wins_over_inline_thinking():
-    verdict = evaluate(Reply("<think>a</think>Paris.", "stop", reasoning="b"), None)
-    assert (verdict.reasoning, verdict.text) == ("b", "<think>a</think>Paris.")
-    verdict = evaluate(Reply("<think>a</think>Paris.", "stop", reasoning=" "), None)
-    assert (verdict.reasoning, verdict.text) == ("a", "Paris.")
-
-
-def test_thinking_is_kept_for_cut_answers_too():
-    verdict = evaluate(Reply("<think>hm</think>Par", "length"), None)
-    assert (verdict.reasoning, verdict.text) == ("hm", "Par")
-    verdict = evaluate(Reply("<think>hm", "length"), LIST)
-    assert (verdict.reasoning, verdict.text, verdict.status) == ("hm", None, "truncated")
+@pytest.mark.parametrize(
+    ("reply", "schema", "result"),
+    [
+        (Reply("<think>\nhm\n</think>\n\nParis.", "stop"), None, ("ok", "hm", "Paris.")),
+        (Reply(f"hm [\n</think>\n{GOOD}", "stop"), LIST, ("ok", "hm [", GOOD)),
+        # what the server calls reasoning goes before tags
+        (
+            Reply("<think>a</think>Paris.", "stop", reasoning="b"),
+            None,
+            ("ok", "b", "<think>a</think>Paris."),
+        ),
+        (Reply("<think>a</think>Paris.", "stop", reasoning=" "), None, ("ok", "a", "Paris.")),
+        (Reply("<think>hm</think>Par", "length"), None, ("truncated", "hm", "Par")),
+        (Reply("<think>hm", "length"), LIST, ("truncated", "hm", None)),
+    ],
+)
+def test_leading_thinking_becomes_reasoning(reply, schema, result):
+    verdict = evaluate(reply, schema)
+    assert (verdict.status, verdict.reasoning, verdict.text) == result
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "Sure! The name is n.",
-        "I could not find any items, sorry.",
         "{'name': 'n', 'items': []}",
-        "name: n\nitems: [a, b]",
         '"name"',
-        "null",
         "[]",
-        "{}",
         '{"name": "n"}',
         '{"name": 1, "items": []}',
-        '[{"name": "n", "items": []}]',
         "```json\n{}\n```",
         '{"outer": {"name": "n", "items": []}}',
         '"{\\"name\\": \\"n\\", \\"items\\": []}"',
@@ -284,16 +272,6 @@ def test_tool_calls_do_not_fit_a_schema_and_do_not_mend_a_cut():
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "tool call" in asked.error
     assert evaluate(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
-
-
-@pytest.mark.parametrize("cut", range(len(GOOD)))
-def test_no_prefix_of_an_answer_is_ok(cut):
-    for schema in (LIST, ANYTHING):
-        for head in ("", "Sure: ", "```json\n", "<think>[</think>"):
-            assert evaluate(Reply(head + GOOD[:cut], "stop"), schema).status in (
-                "invalid",
-                "failed",
-            )
 
 
 def test_violations_are_few_and_short_for_a_huge_bad_answer():

@@ -4,7 +4,15 @@ import time
 
 import pytest
 
-from bagent.answers.extract import extract_json, why_not_json
+from bagent.answers.extract import (
+    NOT_JSON,
+    decode_lenient,
+    decode_strict,
+    extract_json,
+    malformed_at,
+    why_not_json,
+)
+from bagent.text.unicode import MAX_DEPTH
 
 F = "```"
 HARMONY = "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -23,9 +31,7 @@ def found(text, accept=None):
         (TEXT, OBJ),
         ("  [1, 2]\n", [1, 2]),
         ("5", 5),
-        ("-0.5", -0.5),
         ("true", True),
-        ("null", None),
         ('"positive"', "positive"),
         ('"say {}"', "say {}"),
         (
@@ -39,12 +45,10 @@ def test_whole_text_that_is_json_is_the_value(text, value):
     assert found(text) == (value, "plain")
 
 
-@pytest.mark.parametrize("tag", ["", "json", "JSON", "Json", "json5", "jsonc", "jsonl"])
-@pytest.mark.parametrize(
-    ("before", "after"), [("", ""), ("Here it is:\n", ""), ("", "\nHope it helps!"), ("So ", " ok")]
-)
-def test_fenced_value(tag, before, after):
-    assert found(f"{before}{F}{tag}\n{TEXT}\n{F}{after}") == (OBJ, "fence")
+@pytest.mark.parametrize("tag", ["", "json", "JSON", "json5", "jsonc", "jsonl"])
+def test_fenced_value(tag):
+    for text in (f"{F}{tag}\n{TEXT}\n{F}", f"Here it is:\n{F}{tag}\n{TEXT}\n{F}\nHope it helps!"):
+        assert found(text) == (OBJ, "fence")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,6 @@ def test_fenced_value(tag, before, after):
         (f"{F}json {TEXT} {F}", OBJ),
         (f"{F}json\r\n[1]\r\n{F}\r\n", [1]),
         (f"{F}json\n5\n{F}", 5),
-        (f"{F}\ntrue\n{F}", True),
-        (f'{F}json\n"positive"\n{F}', "positive"),
         (f'{F}json\n"positive"', "positive"),
         (f"{F}json\n{TEXT}", OBJ),
         (f'{F}json\n{{"code": "{F}py\\nx = [\\n{F}"}}\n{F}', {"code": f"{F}py\nx = [\n{F}"}),
@@ -69,21 +71,14 @@ def test_fences_of_all_shapes(text, value):
     assert found(text) == (value, "fence")
 
 
-def test_last_fence_wins_without_a_schema():
+def test_the_last_accepted_fence_wins_then_prose_then_what_was_said():
+    def is_object(value):
+        return isinstance(value, dict)
+
     assert found(f"{F}json\n[1]\n{F}\n{F}json\n[2]\n{F}\n{F}json\nnope\n{F}") == ([2], "fence")
-
-
-def test_accepted_fence_wins_over_a_later_one():
     text = f"{F}json\n{TEXT}\n{F}\nfor example\n{F}json\n[2]\n{F}"
-    assert found(text, lambda value: isinstance(value, dict)) == (OBJ, "fence")
-
-
-def test_accepted_prose_wins_over_a_fence_that_is_not():
-    text = f"{F}json\n[2]\n{F} means {TEXT}"
-    assert found(text, lambda value: isinstance(value, dict)) == (OBJ, "prose")
-
-
-def test_rejected_fence_is_still_what_was_said():
+    assert found(text, is_object) == (OBJ, "fence")
+    assert found(f"{F}json\n[2]\n{F} means {TEXT}", is_object) == (OBJ, "prose")
     extracted = extract_json(f"{F}json\n[2]\n{F} or [3]", lambda value: False)
     assert (extracted.value, extracted.how, extracted.accepted) == ([2], "fence", False)
 
@@ -92,10 +87,7 @@ def test_rejected_fence_is_still_what_was_said():
     ("text", "value"),
     [
         (f"Sure! {TEXT}", OBJ),
-        (f"{TEXT}\n\nLet me know!", OBJ),
-        (f"json\n{TEXT}", OBJ),
         (f"{TEXT}<|im_end|>", OBJ),
-        (f"Answer: {TEXT}.", OBJ),
         (f'"Sure", it said: {TEXT}', OBJ),
         ('It is {"t": "}]{[\\""} as asked', {"t": '}]{["'}),
         ("The list is [1, [2, 3]] then.", [1, [2, 3]]),
@@ -210,34 +202,19 @@ WRAPPINGS = [
 ]
 
 
-PAIRS = [
-    (document, wrapping)
-    for document in DOCUMENTS
-    for wrapping in WRAPPINGS
-    if not (isinstance(document, str) and "Sure" in wrapping)  # a string in prose is a quotation
-]
-
-
-@pytest.mark.parametrize(("document", "wrapping"), PAIRS, ids=range(len(PAIRS)))
-@pytest.mark.parametrize("indent", [None, 2])
-def test_no_prefix_of_an_answer_yields_a_value(wrapping, document, indent):
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_no_prefix_of_an_answer_yields_a_value(wrapping):
     head, tail = wrapping.replace("{{}}", "{ }").split("{}")
-    text = json.dumps(document, indent=indent)
-    for cut in range(len(text)):
-        prefix = head + text[:cut]
-        if "left" in head and not text[:cut].strip():
+    for indent, document in enumerate(DOCUMENTS):
+        if isinstance(document, str) and "Sure" in wrapping:  # a string in prose is a quotation
             continue
-        assert extract_json(prefix, lambda value: True) is None, prefix
-    whole = extract_json(head + text + tail, lambda value: True)
-    assert whole.value == document
-    assert json.loads(whole.raw) == document
-
-
-def test_prefix_with_trailing_commas_yields_no_value():
-    text = '{"a": [1, 2,], "b": {"c": 3,},}'
-    for cut in range(len(text)):
-        assert extract_json(text[:cut], lambda value: True) is None
-    assert extract_json(text).value == {"a": [1, 2], "b": {"c": 3}}
+        text = json.dumps(document, indent=indent % 2 or None)
+        for cut in range(len(text)):
+            if text[:cut].strip() or "left" not in head:
+                assert extract_json(head + text[:cut], lambda value: True) is None, text[:cut]
+        whole = extract_json(head + text + tail, lambda value: True)
+        assert whole.value == document
+        assert json.loads(whole.raw) == document
 
 
 def test_random_text_never_raises_and_raw_is_always_the_value():
@@ -245,7 +222,7 @@ def test_random_text_never_raises_and_raw_is_always_the_value():
     pieces += ["<think>", "</think>", "\ud800", "\ufeff", "NaN", "{}", '{"a":1}', "é", "[THINK]"]
     source = random.Random(7)
     values = 0
-    for _ in range(20_000):
+    for _ in range(4_000):
         text = "".join(source.choices(pieces, k=source.randint(1, 12)))
         extracted = extract_json(text, lambda value: isinstance(value, dict))
         if extracted is None:
@@ -254,37 +231,102 @@ def test_random_text_never_raises_and_raw_is_always_the_value():
         values += 1
         assert json.loads(extracted.raw.decode()) == extracted.value
         assert b"\n" not in extracted.raw
-    assert values > 1000
+    assert values > 200
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 2_000_000,
-        "[]" * 1_000_000,
-        "[" + '\\"' * 1_000_000,
-        "see [1] and {x} " * 125_000,
-        "[ \n```\n" * 300_000,
-        "```json\n" * 250_000,
-        "~~~x ```y " * 200_000,
-        "<think></think>" * 130_000,
-        "<think" * 300_000,
-        "[" + "," * 2_000_000 + "]",
-        "[" + " " * 2_000_000 + ",",
-        "[1" + ", " * 1_000_000 + "]",
-        '"' + "\\" * 2_000_000,
-        "`" * 2_000_000,
-        "</think>" * 250_000,
+        "[" * 200_000,
+        "[]" * 100_000,
+        "[" + '\\"' * 100_000,
+        "see [1] and {x} " * 12_500,
+        "[ \n```\n" * 30_000,
+        "```json\n" * 25_000,
+        "~~~x ```y " * 2_000,
+        "<think></think>" * 13_000,
+        "<think" * 30_000,
+        "[" + "," * 200_000 + "]",
+        "[" + " " * 200_000 + ",",
+        "[1" + ", " * 100_000 + "]",
+        '"' + "\\" * 200_000,
+        "`" * 200_000,
+        "</think>" * 25_000,
     ],
     ids=lambda text: text[:8],
 )
-def test_two_megabytes_of_junk_take_linear_time(text):
+def test_junk_takes_linear_time(text):
     started = time.process_time()
     extract_json(text, lambda value: False)
     why_not_json(text)
-    assert time.process_time() - started < 10  # a quadratic scan would take hours
+    assert time.process_time() - started < 5  # a quadratic scan would take minutes
 
 
 def test_large_answer_in_prose_is_read_whole():
-    text = json.dumps([{"n": n, "t": "x" * 20} for n in range(20_000)])
-    assert len(extract_json(f"Here: {text} done").value) == 20_000
+    text = json.dumps([{"n": n, "t": "x" * 20} for n in range(2_000)])
+    assert len(extract_json(f"Here: {text} done").value) == 2_000
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+def test_monstrous_text_is_not_json_and_does_no_harm(read):
+    deep = "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)
+    for text in ("[" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, deep, f"[{'9' * 5000}]"):
+        assert read(text) is NOT_JSON
+    assert read("[" + "[]," * 5000 + "1]") == [*([[]] * 5000), 1]
+    assert read(deep[1:-1]) is not NOT_JSON
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "[1,]", "[NaN]", "[1e400]", '["\\ud800"]', '["\ud800"]', "\ufeff[]", "[1] x", "01"],
+)
+def test_strict_reader_takes_only_json(text):
+    assert decode_strict(text) is NOT_JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[1,]", [1]),
+        ('{"a": 1 , \n }', {"a": 1}),
+        ('{"a": [1, {"b": 2,},],}', {"a": [1, {"b": 2}]}),
+        ('{"a": ",]", "b": "x,}",}', {"a": ",]", "b": "x,}"}),
+        ('{"a": "\\",]",}', {"a": '",]'}),
+        ('["a\nb\tc"]', ["a\nb\tc"]),
+        ("[NaN, Infinity, -Infinity, 1e999]", ["NaN", "Infinity", "-Infinity", "Infinity"]),
+        ('["\\ud800"]', ["\\ud800"]),
+        ('["\ud800"]', ["\\ud800"]),
+        ('["\ud83d\ude00"]', ["\U0001f600"]),
+        ('{"\\udc00": 1}', {"\\udc00": 1}),
+    ],
+)
+def test_what_is_repaired(text, value):
+    assert decode_lenient(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[,]",
+        '{"a":,}',
+        "[1",
+        '{"a": 1',
+        '["a]',
+        "{'a': 1}",
+        '{"a": True}',
+        "{a: 1}",
+        "[1 2]",
+        "// c\n[1]",
+        "NaN",
+        "tru",
+        "",
+    ],
+)
+def test_nothing_else_is_repaired(text):
+    assert decode_lenient(text) is NOT_JSON
+
+
+def test_words_for_malformed_text_name_line_and_column():
+    assert malformed_at('{"a": 1,\n "b" 2}') == "Expecting ':' delimiter at line 2 column 6"
+    assert "200 levels" in malformed_at("[" * 100_000)
+    assert "4300 digits" in malformed_at("9" * 5000)

@@ -28,18 +28,21 @@ def test_leading_thinking_is_parted_from_the_answer(opening, closing):
     assert split == ("hm, {", "Paris.", True)
 
 
-@pytest.mark.parametrize("opening", ["<think>", "<reasoning>", "[THINK]", "◁think▷"])
-def test_unclosed_thinking_leaves_no_answer(opening):
-    assert split_reasoning(f"{opening}still at it") == ("still at it", "", False)
-
-
-def test_another_tag_does_not_close():
-    assert split_reasoning("<think>a</thinking> b").closed is False
-
-
-def test_closing_mark_without_opening_ends_thinking_that_the_template_opened():
-    assert split_reasoning("first, then\n</think>\n\nParis") == ("first, then", "Paris", True)
-    assert split_reasoning("first, then</think>") == ("first, then", "", True)
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("<think>still at it", ("still at it", "", False)),
+        ("[THINK]still at it", ("still at it", "", False)),
+        ("<think>a</thinking> b", ("a</thinking> b", "", False)),  # another tag closes nothing
+        # the template opened it
+        ("first, then\n</think>\n\nParis", ("first, then", "Paris", True)),
+        ("first, then</think>", ("first, then", "", True)),
+        ("<think>a</think>x <think>b</think> y", ("a", "x <think>b</think> y", True)),
+        ("<|channel|>final<|message|>It is yes.", (None, "It is yes.", True)),
+    ],
+)
+def test_only_what_is_closed_before_the_answer_is_parted(text, split):
+    assert split_reasoning(text) == split
 
 
 @pytest.mark.parametrize(
@@ -51,21 +54,12 @@ def test_closing_mark_without_opening_ends_thinking_that_the_template_opened():
         "use text.split('</think>')[1]\nto cut it",
         "The <think> tag opens, and this closes it:\n</think>\n",
         "a < b </b>\n",
+        "<answer>4</answer>",
+        "the </think> mark",
     ],
 )
 def test_other_text_is_left_as_it_is(text):
     assert split_reasoning(text) == (None, text, True)
-
-
-def test_only_the_leading_block_is_parted():
-    split = split_reasoning("<think>a</think>x <think>b</think> y")
-    assert split == ("a", "x <think>b</think> y", True)
-
-
-def test_harmony_end_token_is_no_part_of_the_answer():
-    thinking = "<|channel|>analysis<|message|>hm<|end|>"
-    answer = "<|start|>assistant<|channel|>final<|message|>5<|return|>"
-    assert split_reasoning(thinking + answer) == ("hm", "5", True)
 
 
 THOUGHT, ANSWER = "the user wants yes", "It is yes."
@@ -97,12 +91,3 @@ def test_reasoning_of_every_family_is_divided_from_the_answer(form):
     assert split.text == ANSWER
     assert THOUGHT in (split.reasoning or "")
     assert split.closed
-
-
-def test_a_final_message_alone_has_no_reasoning():
-    assert split_reasoning("<|channel|>final<|message|>It is yes.") == (None, "It is yes.", True)
-
-
-@pytest.mark.parametrize("text", ["<answer>4</answer>", "the </think> mark", "say `</think>` now"])
-def test_words_in_tags_that_nothing_precedes_are_part_of_the_answer(text):
-    assert split_reasoning(text) == (None, text, True)

@@ -33,31 +33,14 @@ def test_reask_carries_the_answer_and_the_validators_words():
     )
 
 
-def test_prompts_do_not_grow_with_each_try():
-    sizes = []
-    for attempt in range(5):
-        text = "Sorry, I meant something else. " * (attempt + 1) * 200
-        verdict = evaluate(Reply(text, "stop"), SCHEMA)
-        asked = retry_messages(MESSAGES, verdict.text, verdict.violations, SCHEMA)
-        sizes.append(sum(len(message["content"]) for message in asked))
-        assert len(asked) == len(MESSAGES) + 2
-    assert len(set(sizes)) == 1
-
-
-@pytest.mark.parametrize("limit", [100, 2000, 5000])
-def test_long_answer_keeps_head_and_tail_within_the_bound(limit):
+def test_long_answer_keeps_head_and_tail_within_the_bound():
     text = "HEAD" + "x" * 10_000 + "TAIL"
-    asked = retry_messages(MESSAGES, text, ["w"], SCHEMA, limit_chars=limit)
-    content = asked[2]["content"]
-    assert len(content) == limit
-    assert content.startswith("HEAD") and content.endswith("TAIL")
-    assert "10008 characters, middle left out" in content
-
-
-def test_bound_holds_even_for_tiny_limits():
-    assert truncate_middle("abcdef", 3) == "abc"
-    assert truncate_middle("abcdef", 6) == "abcdef"
-    assert truncate_middle("abcdef", 0) == ""
+    for limit in (100, 5000):
+        content = retry_messages(MESSAGES, text, ["w"], SCHEMA, limit_chars=limit)[2]["content"]
+        assert len(content) == limit
+        assert content.startswith("HEAD") and content.endswith("TAIL")
+        assert "10008 characters, middle left out" in content
+    assert [truncate_middle("abcdef", size) for size in (3, 6, 0)] == ["abc", "abcdef", ""]
 
 
 @pytest.mark.parametrize("text", [None, "", " \n"])
@@ -78,36 +61,29 @@ def test_other_kinds_of_json_are_asked_for_by_their_name():
     assert "only the JSON that" in retry_messages(MESSAGES, "x", ["w"], array)[-1]["content"]
 
 
-@pytest.mark.parametrize("role", ["system", "developer"])
-def test_schema_stands_at_the_end_of_the_system_message(role):
-    described = add_schema_instruction(
-        [{"role": role, "content": "You review.", "name": "s"}, MESSAGES[1]], SCHEMA
-    )
-    assert described == [
-        {"role": role, "content": f"You review.\n\n{schema_instruction(SCHEMA)}", "name": "s"},
-        MESSAGES[1],
-    ]
-    assert '"é"' in described[0]["content"]
+PARTS = [{"type": "text", "text": "You review."}]
+TEXT = schema_instruction(SCHEMA)
 
 
-@pytest.mark.parametrize("content", ["", None])
-def test_empty_system_message_becomes_the_schema(content):
-    described = add_schema_instruction([{"role": "system", "content": content}], SCHEMA)
-    assert described == [{"role": "system", "content": schema_instruction(SCHEMA)}]
+@pytest.mark.parametrize(
+    ("messages", "content"),
+    [
+        ([{"role": "system", "content": "You review."}, MESSAGES[1]], f"You review.\n\n{TEXT}"),
+        ([{"role": "developer", "content": "You review."}], f"You review.\n\n{TEXT}"),
+        ([{"role": "system", "content": ""}], TEXT),
+        ([{"role": "system", "content": None}], TEXT),
+        ([{"role": "system", "content": PARTS}], [*PARTS, {"type": "text", "text": TEXT}]),
+    ],
+)
+def test_schema_stands_at_the_end_of_the_system_message(messages, content):
+    described = add_schema_instruction(messages, SCHEMA)
+    assert described == [messages[0] | {"content": content}, *messages[1:]]
 
 
-@pytest.mark.parametrize("messages", [[], [MESSAGES[1]], [MESSAGES[1], MESSAGES[0]]])
-def test_system_message_is_made_where_the_first_is_none(messages):
-    assert add_schema_instruction(messages, SCHEMA) == [
-        {"role": "system", "content": schema_instruction(SCHEMA)},
-        *messages,
-    ]
-
-
-def test_system_message_in_parts_gets_one_more_part():
-    parts = [{"type": "text", "text": "You review."}]
-    described = add_schema_instruction([{"role": "system", "content": parts}], SCHEMA)
-    assert described[0]["content"] == [*parts, {"type": "text", "text": schema_instruction(SCHEMA)}]
+def test_system_message_is_made_where_the_first_is_none():
+    for messages in ([], [MESSAGES[1]], [MESSAGES[1], MESSAGES[0]]):
+        system = {"role": "system", "content": TEXT}
+        assert add_schema_instruction(messages, SCHEMA) == [system, *messages]
 
 
 def test_given_messages_are_left_alone():

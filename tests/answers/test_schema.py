@@ -81,26 +81,23 @@ def test_file_and_inline_give_the_same_schema(tmp_path):
     assert msgspec.json.decode(from_file.text) == spec
 
 
-def test_file_is_found_by_absolute_path_too(tmp_path):
-    (tmp_path / "s.json").write_text("{}")
-    assert load(tmp_path / "s.json", Path("/nowhere")).document == {}
-
-
-def test_byte_order_mark_and_crlf_are_fine(tmp_path):
+def test_an_absolute_path_a_byte_order_mark_and_crlf_are_fine(tmp_path):
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{\r\n"type": "string"}\r\n')
-    assert load(Path("s.json"), tmp_path).document == {"type": "string"}
+    assert load(tmp_path / "s.json", Path("/nowhere")).document == {"type": "string"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_utf16_has_a_clear_message(tmp_path, encoding):
-    (tmp_path / "s.json").write_bytes('{"type": "string"}'.encode(encoding))
-    message = failing(Path("s.json"), tmp_path)
-    assert message == f"{tmp_path / 's.json'}: the file is UTF-16 (save it as UTF-8)"
-
-
-def test_other_encodings_are_named_with_line_and_column(tmp_path):
-    (tmp_path / "s.json").write_bytes(b'{\n"a": "\xe9"}')
-    assert f"{tmp_path / 's.json'}:2:7: not UTF-8 (byte 0xe9)" in failing(Path("s.json"), tmp_path)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xfe{\0}\0", ": the file is UTF-16 (save it as UTF-8)"),
+        ('{"a": 1}'.encode("utf-16-le"), ": the file is UTF-16 (save it as UTF-8)"),
+        ('{"a": 1}'.encode("utf-16-be"), ": the file is UTF-16 (save it as UTF-8)"),
+        (b'{\n"a": "\xe9"}', ":2:7: not UTF-8 (byte 0xe9)"),
+    ],
+)
+def test_other_encodings_are_named(tmp_path, data, message):
+    (tmp_path / "s.json").write_bytes(data)
+    assert f"{tmp_path / 's.json'}{message}" in failing(Path("s.json"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +173,6 @@ def test_drafts_differ_as_they_should():
     assert not old.accepts(1) and old.accepts(1.5)
 
 
-@pytest.mark.parametrize(("spec", "taken"), [(True, True), (False, False), ({}, True)])
-def test_boolean_schemas(spec, taken):
-    schema = load(spec)
-    assert isinstance(schema.document, dict)
-    assert schema.accepts({"a": 1}) is taken
-    assert bool(schema.explain(1)) is not taken
-
-
 def test_inline_schema_must_be_json():
     assert failing({"properties": {1: {}}}) == (
         "#/properties: the key 1 is not text (put it in quotes)"
@@ -226,18 +215,19 @@ GOOD_AND_BAD = {
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_checked_in_every_draft(draft, name):
-    schema = load({"$schema": draft, "type": "object", "properties": {"x": {"format": name}}})
-    good, bad = GOOD_AND_BAD[name]
-    assert schema.accepts({"x": good})
-    assert schema.accepts({"x": 5}), "a format is for strings"
-    assert not schema.accepts({"x": bad})
-    assert schema.explain({"x": bad})[0].startswith("/x: ")
+def test_every_format_is_checked_in_every_draft(draft):
+    properties = {name: {"format": name} for name in FORMATS}
+    schema = load({"$schema": draft, "type": "object", "properties": properties})
     assert schema.warnings == ()
+    for name in FORMATS:
+        good, bad = GOOD_AND_BAD[name]
+        assert schema.accepts({name: good}), name
+        assert schema.accepts({name: 5}), "a format is for strings"
+        assert not schema.accepts({name: bad}), name
+        assert schema.explain({name: bad})[0].startswith(f"/{name}: ")
 
 
-@pytest.mark.parametrize("name", ["banana", "Date", "datetime", "int32", "color", ""])
+@pytest.mark.parametrize("name", ["banana", "Date", ""])
 def test_unknown_format_is_a_warning_with_its_place(name):
     schema = load({"$defs": {"unused": {"items": {"format": name}}}})
     assert schema.warnings == (
@@ -282,25 +272,19 @@ def test_odd_values_never_raise(value):
                 line.encode()
 
 
-def test_integer_too_long_to_write_is_refused_with_words():
-    schema = load({"type": "string"})
-    assert not schema.accepts([-(10**5000)])
-    assert schema.explain([-(10**5000)]) == ["/: a number of more than 4300 digits"]
-
-
-def test_very_deep_value_against_a_recursive_schema_is_refused_not_a_crash():
-    schema = load({"items": {"$ref": "#"}})
+def test_values_that_no_server_should_send_are_refused_at_once():
+    recursive = load({"items": {"$ref": "#"}})
     value = []
     for _ in range(100_000):
         value = [value]
-    assert not schema.accepts(value)
-    assert schema.explain(value) == ["/: nested deeper than 200 levels"]
-
-
-def test_evil_pattern_ends_at_once():
-    schema = load({"pattern": "^(?=a)(a+)+$"})
-    assert not schema.accepts("a" * 50 + "b")
-    assert schema.explain("a" * 50 + "b")
+    assert not recursive.accepts(value)
+    assert recursive.explain(value) == ["/: nested deeper than 200 levels"]
+    text = load({"type": "string"})
+    assert not text.accepts([-(10**5000)])
+    assert text.explain([-(10**5000)]) == ["/: a number of more than 4300 digits"]
+    evil = load({"pattern": "^(?=a)(a+)+$"})
+    assert not evil.accepts("a" * 50 + "b")
+    assert evil.explain("a" * 50 + "b")
 
 
 def test_explaining_a_huge_answer_is_quick_and_bounded():
@@ -310,25 +294,21 @@ def test_explaining_a_huge_answer_is_quick_and_bounded():
 
 
 def test_a_run_needs_only_light_imports():
-    code = (
-        "import sys, bagent.answers.schema.schema, bagent.answers.evaluate\n"
-        "import bagent.answers.retry_prompt\n"
-        "print([m for m in ('jsonschema', 'referencing', 'pydantic', 'urllib.request', 'duckdb')"
-        " if m in sys.modules])\n"
-        "from pathlib import Path\n"
-        "s = bagent.answers.schema.schema.OutputSchema.load({'type': 'string'}, base=Path())\n"
-        "s.explain(1); print('jsonschema' in sys.modules)\n"
-        "try: bagent.answers.schema.schema.OutputSchema.load({'type': 's'}, base=Path())\n"
-        "except Exception: print('jsonschema' in sys.modules)"
-    )
+    code = """
+import sys
+def loaded(*names):
+    print(*[name for name in names if name in sys.modules] or ["none"])
+import bagent.answers.evaluate
+loaded("jsonschema_rs")
+import bagent.answers.schema.schema as schema, bagent.answers.retry_prompt, pathlib
+loaded("jsonschema", "referencing", "pydantic", "urllib.request", "duckdb")
+schema.OutputSchema.load({"type": "string"}, base=pathlib.Path()).explain(1)
+loaded("jsonschema")
+try: schema.OutputSchema.load({"type": "s"}, base=pathlib.Path())
+except Exception: loaded("jsonschema")
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "False", "True"]
-
-
-def test_judging_without_a_schema_does_not_load_the_validator():
-    code = "import sys, bagent.answers.evaluate; print('jsonschema_rs' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.split() == ["none", "none", "none", "jsonschema"]
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,14 @@ from support.replies import ABSENT, ok
 from support.simulated_fleets import simulated
 
 
-@pytest.mark.parametrize("words", [1, 5, 10, 11, 500, 20_000])
-def test_a_text_has_the_words_that_were_asked_for(words: int) -> None:
-    assert len(PromptMaker("s").unique_text(words, "a").split()) == words
-
-
 def test_no_two_texts_begin_alike_and_the_same_name_gives_the_same() -> None:
     text = PromptMaker("salt")
-    beginnings = {tuple(text.unique_text(50, str(n)).split()[:NONCE]) for n in range(2000)}
-    assert len(beginnings) == 2000
+    beginnings = {tuple(text.unique_text(50, str(n)).split()[:NONCE]) for n in range(500)}
+    assert len(beginnings) == 500
     assert text.unique_text(50, "7") == PromptMaker("salt").unique_text(50, "7")
-    assert (
-        text.unique_text(50, "7").split()[:NONCE]
-        != PromptMaker("other").unique_text(50, "7").split()[:NONCE]
-    )
+    assert PromptMaker("other").unique_text(50, "7").split()[:NONCE] not in map(list, beginnings)
+    for words in (1, 11, 20_000):
+        assert len(text.unique_text(words, "a").split()) == words
 
 
 def test_skewed_groups_come_by_their_rank() -> None:

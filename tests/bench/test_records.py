@@ -12,14 +12,6 @@ from bagent.errors import WriteError
 ROW = ClientRow(0, 0, 1.0, 0.5, [1, 2])
 
 
-def test_rows_are_there_for_other_readers_once_they_are_flushed(tmp_path: Path) -> None:
-    file = RowFile(tmp_path / "rows.jsonl")
-    file.write(ROW)
-    file.flush()
-    assert (tmp_path / "rows.jsonl").read_text().count("\n") == 1
-    file.close()
-
-
 def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.symlink_to("/dev/full")

@@ -10,16 +10,11 @@ import pytest
 
 from bagent.bench.plan import BenchPlan, make_plan, plan_stages
 from bagent.bench.routing import REFUSALS, EndpointPicker
-from bagent.bench.schedule import LoadStage, arrival_times, steady_window, worker_share
+from bagent.bench.schedule import LoadStage, arrival_times, steady_window
 
 
 def stage(**fields: Any) -> LoadStage:
     return LoadStage(**{"number": 0, "load": "x", **fields})
-
-
-def test_constant_arrivals_are_on_the_dot() -> None:
-    times = list(arrival_times(stage(rate=4.0, arrival="constant", seconds=1.0)))
-    assert times == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
 
 
 @pytest.mark.parametrize(
@@ -59,37 +54,30 @@ def test_workers_together_are_one_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "fed", "ended", "expected"),
+    ("fields", "fed", "ended", "rounds", "expected"),
     [
-        ({"seconds": 10.0}, 10.0, 12.0, (1.0, 10.0)),
-        ({"seconds": 10.0}, 10.0, 40.0, (1.0, 10.0)),  # a slow answer does not lengthen it
-        ({"requests": 100}, 9.0, 10.0, (0.0, 9.0)),
-        ({"requests": 4}, 0.1, 10.0, (0.0, 10.0)),
-        ({"seconds": 10.0}, 4.0, 5.0, (0.0, 4.0)),  # stopped early
+        ({"seconds": 10.0}, 10.0, 12.0, None, (1.0, 10.0)),
+        ({"seconds": 10.0}, 10.0, 40.0, None, (1.0, 10.0)),  # a slow answer does not lengthen it
+        ({"seconds": 10.0}, 10.0, 14.0, 1.9, (0.0, 14.0)),  # fewer than two rounds count whole
+        ({"seconds": 10.0}, 10.0, 14.0, 2.0, (1.0, 10.0)),
+        ({"requests": 100}, 9.0, 10.0, None, (0.0, 9.0)),
+        ({"requests": 4}, 0.1, 10.0, None, (0.0, 10.0)),
+        ({"seconds": 10.0}, 4.0, 5.0, None, (0.0, 4.0)),  # stopped early
+        # an open loop counts from the request that is a tenth on: the third of 21, at 0.5 s
+        ({"rate": 4.0, "arrival": "constant", "requests": 21}, 5.0, 5.5, None, (0.5, 5.0)),
+        ({"rate": 4.0, "arrival": "constant", "requests": 9}, 2.0, 2.5, None, (0.0, 2.0)),
     ],
 )
 def test_the_steady_window(
-    fields: dict[str, Any], fed: float, ended: float, expected: tuple[float, float]
+    fields: dict[str, Any],
+    fed: float,
+    ended: float,
+    rounds: float | None,
+    expected: tuple[float, float],
 ) -> None:
-    assert steady_window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
-
-
-def test_an_open_loop_counts_from_the_request_that_is_a_tenth_on() -> None:
-    spec = stage(rate=4.0, arrival="constant", requests=21)
-    assert steady_window(spec, 0.0, 5.0, 5.5) == (0.5, 5.0)  # the third of 21 is sent at 0.5 s
-    few = stage(rate=4.0, arrival="constant", requests=9)
-    assert steady_window(few, 0.0, 2.0, 2.5) == (0.0, 2.0)
-
-
-def test_a_loop_that_is_too_slow_to_send_two_rounds_is_measured_whole() -> None:
-    spec = stage(concurrency=4, seconds=10.0)
-    assert steady_window(spec, 0.0, 10.0, 14.0, rounds=1.9) == (0.0, 14.0)
-    assert steady_window(spec, 0.0, 10.0, 14.0, rounds=2.0) == (1.0, 10.0)
-
-
-def test_balanced_routing_gives_each_endpoint_as_many() -> None:
-    picker = EndpointPicker("balanced", [0, 1, 2])
-    assert [picker.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
+    spec = stage(**(fields if "rate" in fields else {"concurrency": 4, **fields}))
+    more = {} if rounds is None else {"rounds": rounds}
+    assert steady_window(spec, 0.0, fed, ended, **more) == expected
 
 
 def test_affinity_keeps_a_group_at_its_endpoint() -> None:
@@ -123,15 +111,12 @@ def test_an_endpoint_without_connections_is_out_and_others_get_its_requests() ->
     assert picker.pick(0, None) is None
 
 
-def test_repeats_alternate_the_order() -> None:
+def test_repeats_alternate_the_order_and_isolated_goes_from_endpoint_to_endpoint() -> None:
     plan = BenchPlan(concurrency=[1, 2], repeats=2)
     loads = [(one.number, one.load, one.repeat) for one in plan_stages(plan, ["a"])]
     assert loads == [(0, "c=1", 0), (1, "c=2", 0), (2, "c=2", 1), (3, "c=1", 1)]
-
-
-def test_isolated_goes_from_endpoint_to_endpoint() -> None:
-    plan = BenchPlan(concurrency=[4], routings=["isolated"])
-    assert [one.only for one in plan_stages(plan, ["a", "b"])] == ["a", "b"]
+    alone = plan_stages(BenchPlan(concurrency=[4], routings=["isolated"]), ["a", "b"])
+    assert [one.only for one in alone] == ["a", "b"]
 
 
 def test_names_tell_loads_apart() -> None:
@@ -149,11 +134,6 @@ def test_options_go_before_the_preset() -> None:
     assert make_plan("quick", {"requests": 9}).seconds is None
     assert make_plan(None, {}).concurrency == (1, 8)
     assert make_plan("quick", {"output_tokens": 9}).output_tokens == 9
-
-
-def test_shares_of_workers_add_up() -> None:
-    assert [worker_share(8, part, 3) for part in range(3)] == [3, 3, 2]
-    assert [worker_share(1, part, 3) for part in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(("name", "most"), [("quick", 60), ("saturation", 330)])

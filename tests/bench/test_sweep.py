@@ -39,22 +39,14 @@ def queue(
         rows.append(RequestSummary(0, at, at, free, "ok", first_token=free))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(("rate", "over"), [(3.0, False), (7.0, False), (13.0, True), (20.0, True)])
-def test_over_saturation_is_waiting_that_grows(rate: float, over: bool, seed: int) -> None:
-    assert over_saturated(stage(), queue(rate, 10.0, seed=seed)) == over
-
-
-def test_few_requests_prove_nothing() -> None:
-    assert not over_saturated(stage(), queue(20.0, 10.0, seconds=0.5))
+def test_over_saturation_is_waiting_that_grows(rate: float, over: bool) -> None:
+    assert over_saturated(stage(), queue(rate, 10.0)) == over
+    assert not over_saturated(stage(), queue(rate, 10.0, seconds=0.5)), "few prove nothing"
 
 
 def test_requests_that_never_began_are_waiting_too() -> None:
-    rows = [RequestSummary(0, n / 10, n / 10, 60.0, "unfinished") for n in range(300)]
-    rows = [
-        RequestSummary(0, row.scheduled, row.sent, row.scheduled + n / 10, "unfinished")
-        for n, row in enumerate(rows)
-    ]
+    rows = [RequestSummary(0, n / 10, n / 10, n / 5, "unfinished") for n in range(300)]
     assert over_saturated(stage(), rows)
 
 

@@ -32,24 +32,25 @@ def held(*texts: str, old: dict[str, Any] | None = None, **numbers: Any) -> list
     return broken_rules([read_rule(text) for text in texts], summary(**numbers), old)
 
 
-def test_a_rule_holds_where_any_load_meets_it() -> None:
-    assert held("output_tok_s<200") == ["output_tok_s<200: output_tok_s is 100 in c=1"]
-    assert held("output_tok_s<50") == []
-
-
-def test_a_rule_may_be_about_one_load() -> None:
-    assert held("ttft_p99_ms@c=64>2000") == []
-    assert held("ttft_p99_ms @ c=64 > 1000") == [
-        "ttft_p99_ms @ c=64 > 1000: ttft_p99_ms is 1500 in c=64"
+@pytest.mark.parametrize(
+    ("rules", "broken"),
+    [
+        (["output_tok_s<200"], ["output_tok_s is 100 in c=1"]),
+        (["output_tok_s<50"], []),
+        (["ttft_p99_ms@c=64>2000"], []),
+        (["ttft_p99_ms @ c=64 > 1000"], ["ttft_p99_ms is 1500 in c=64"]),
+        (["ttft_p99_ms>2000"], ["ttft_p99_ms is not known in c=1"]),
+        (["slow>0", "dead>0"], ["slow is 1"]),
+    ],
+)
+def test_a_rule_is_about_any_load_one_load_or_the_fleet(
+    rules: list[str], broken: list[str]
+) -> None:
+    assert held(*rules) == [f"{rules[0]}: {reason}" for reason in broken]
+    nothing = {**summary(), "loads": []}
+    assert broken_rules([read_rule("ok_share<1")], nothing, None) == [
+        "ok_share<1: ok_share is not known"
     ]
-
-
-def test_a_number_that_is_not_known_does_not_pass() -> None:
-    assert held("ttft_p99_ms>2000") == ["ttft_p99_ms>2000: ttft_p99_ms is not known in c=1"]
-
-
-def test_a_rule_may_be_about_the_fleet() -> None:
-    assert held("slow>0", "dead>0") == ["slow>0: slow is 1"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,6 @@ def test_a_rule_may_be_against_an_older_test(rule: str, now: float, fails: bool)
     ("text", "words"),
     [
         ("ttft", "NAME>NUMBER"),
-        ("ttft_p99_ms>fast", "NAME>NUMBER"),
         ("a=1", "NAME>NUMBER"),
         ("ttft_p99>1", "no number ttft_p99 .did you mean ttft_p99_ms"),
         (
@@ -77,7 +77,6 @@ def test_a_rule_may_be_against_an_older_test(rule: str, now: float, fails: bool)
             "needs a sign .write .95% or -95% for a change since .*, 0.95 for a share",
         ),
         ("rps>1e999", "not a condition"),
-        ("rps<1..2", "not a condition"),
         ("", "not a condition"),
     ],
 )
@@ -98,13 +97,6 @@ def test_loads_that_will_not_be_are_said_before_anything_is_sent() -> None:
         check_rules([read_rule("rps<-5%")], [], compared=False)
 
 
-def test_where_nothing_was_sent_no_rule_passes() -> None:
-    nothing = {**summary(), "loads": []}
-    assert broken_rules([read_rule("ok_share<1")], nothing, None) == [
-        "ok_share<1: ok_share is not known"
-    ]
-
-
 def test_endpoints_with_another_verdict_are_named_the_bad_ones_first() -> None:
     def fleet(**verdicts: str) -> dict[str, Any]:
         rows = [{"endpoint": name, "verdict": word} for name, word in verdicts.items()]
@@ -118,21 +110,14 @@ def test_endpoints_with_another_verdict_are_named_the_bad_ones_first() -> None:
     assert verdict_changes(summary(), fleet(a="slow")) == []
 
 
-def test_a_summary_just_made_is_like_the_one_of_its_file() -> None:
-    now = {**summary(), "plan": {"input_tokens": 256, "ways": ("chat",)}}
-    old = msgspec.json.decode(msgspec.json.encode(now))
-    assert setting_differences(old, now) == []
-    now["plan"]["ways"] = ("list", "chat")
-    assert setting_differences(old, now) == ["ways was ['chat'], is ['list', 'chat']"]
-
-
 def test_other_settings_and_another_fleet_are_said_to_be_unlike() -> None:
-    now = {**summary(), "plan": {"input_tokens": 750, "turns": 2}, "models": ["n"]}
+    now = {**summary(), "plan": {"input_tokens": 750, "turns": 2, "ways": ("a",)}, "models": ["n"]}
     assert setting_differences(summary(), now) == [  # an older version did not have turns
         "input_tokens was 256, is 750",
         "models were ['m'], are ['n']",
     ]
-    assert setting_differences(summary(), summary()) == []
+    old = msgspec.json.decode(msgspec.json.encode(now))
+    assert setting_differences(old, now) == []  # just made, and read from its file
     rows = [{"endpoint": str(n), "verdict": "ok", "requests": 5} for n in range(3)]
     now = {**summary(), "endpoints": [*rows, {"endpoint": "x", "verdict": "dead"}]}
     assert setting_differences({**summary(), "endpoints": rows[:1]}, now) == [
@@ -168,14 +153,10 @@ def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> Non
     ("content", "words"),
     [
         (b"{", "cannot be read"),
-        (b"[]", "no summary"),
         (b'{"loads": []}', "no summary"),
         (b'{"loads": [1], "schema_version": 1}', r"damaged summary: .*loads\[0\]"),
-        (b'{"loads": [{"load": 5}], "schema_version": 1}', "damaged summary"),
         (b'{"loads": [], "plan": null, "schema_version": 1}', "damaged summary"),
-        (b'{"loads": [], "endpoints": [{}], "schema_version": 1}', "damaged summary"),
         (b'{"loads": [], "fleet": {"ok": "x"}, "schema_version": 1}', "damaged summary"),
-        (b'{"loads": [], "schema_version": "1"}', "version '1', not 1"),
         (b'{"loads": [], "schema_version": 99}', "version 99, not 1"),
     ],
 )

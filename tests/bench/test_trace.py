@@ -107,7 +107,6 @@ def test_lines_that_are_no_request_are_left_out_and_spoil_no_other(
     ("name", "text", "words"),
     [
         ("a.jsonl", "", "no row has a time, input tokens and output tokens"),
-        ("a.json", '{"a": 1}', "no row has a time, input tokens and output tokens"),
         ("a.txt", "x", "unknown kind of file"),
         ("a.csv", "a,b\n1,2\n", "no row has a time, input tokens and output tokens"),
         ("a.parquet", "no parquet", "cannot be read"),

@@ -62,19 +62,54 @@ def test_slow_is_slower_than_the_others_by_a_stated_factor(
     assert words(rows, *names) == expected
 
 
-def test_in_an_open_loop_the_pace_decides_since_all_get_the_same_work() -> None:
-    rows = [
-        seen("a", closed=False),
-        seen("b", closed=False, output_tok_s=100.0),
-        seen("c", closed=False, pace_ms=40.0),
-    ]
-    assert words(rows, "a", "b", "c") == ["ok", "ok", "slow"]
+BY_REQUEST = {"tokens": None, "output_tok_s": None}
+STANDS_STILL = {"output_tok_s": 0.0}
 
 
-def test_one_odd_load_among_several_does_not_decide() -> None:
-    rows = [seen("a", load=f"c={n}") for n in (1, 2, 4)]
-    rows += [seen("b", 0.3 if n == 1 else 1.0, load=f"c={n}") for n in (1, 2, 4)]
-    assert words(rows, "a", "b") == ["ok", "ok"]
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # in an open loop all get the same work, so that the pace decides
+        (
+            [
+                seen("a", closed=False),
+                seen("b", closed=False, output_tok_s=100.0),
+                seen("c", closed=False, pace_ms=40.0),
+            ],
+            "ok ok slow",
+        ),
+        # one odd load among several
+        (
+            [seen("a", load=f"c={n}") for n in (1, 2, 4)]
+            + [seen("b", 0.3 if n == 1 else 1.0, load=f"c={n}") for n in (1, 2, 4)],
+            "ok ok",
+        ),
+        # a bad endpoint and one of another model are no measure for the others
+        ([seen("a", 0.5), seen("b", 0.5), seen("c", 5.0, failed=50, ok=50)], "ok ok failing"),
+        ([seen("a", model="7b"), seen("b", 0.1, model="70b")], "ok ok"),
+        # requests that never end, with tokens and without
+        ([seen("a"), seen("b", 0.02, ok=0, requests=2, tokens=30.0)], "ok slow"),
+        ([seen("a"), seen("b", 0.0, ok=0, requests=2, tokens=None)], "ok dead"),
+        ([seen("a"), seen("b", 0.01, requests=8, ok=0, tokens=3, in_flight=8.0)], "ok slow"),
+        # without counts of tokens requests are compared, but not with times of tokens
+        (
+            [seen("a", pace_ms=100.0, **BY_REQUEST), seen("b", pace_ms=900.0, **BY_REQUEST)],
+            "ok slow",
+        ),
+        ([seen("a"), seen("b", pace_ms=900.0, **BY_REQUEST)], "ok ok"),
+        # two that stand still in turns
+        (
+            [
+                *(seen("a"), seen("b", 0.05, **STANDS_STILL)),
+                *(seen("a", 0.05, "c=2", **STANDS_STILL), seen("b", 1.0, "c=2")),
+            ],
+            "ok ok",
+        ),
+    ],
+)
+def test_what_endpoints_are_compared_by(rows: list[EndpointStats], expected: str) -> None:
+    names = sorted({row.endpoint for row in rows})
+    assert words(rows, *names) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -96,36 +131,11 @@ def test_failing_is_more_than_one_in_a_hundred_and_no_chance(
     assert words([seen("a"), bad], "a", "b") == ["ok", expected]
 
 
-def test_a_bad_endpoint_is_no_measure_for_the_others() -> None:
-    rows = [seen("a", 0.5), seen("b", 0.5), seen("c", 5.0, failed=50, ok=50)]
-    assert words(rows, "a", "b", "c") == ["ok", "ok", "failing"]
-
-
-def test_an_endpoint_whose_requests_never_end_but_give_tokens_is_slow_not_dead() -> None:
-    stuck = seen("b", 0.02, ok=0, requests=2, tokens=30.0)
-    assert words([seen("a"), stuck], "a", "b") == ["ok", "slow"]
-    silent = seen("b", 0.0, ok=0, requests=2, tokens=None)
-    assert words([seen("a"), silent], "a", "b") == ["ok", "dead"]
-
-
 def test_what_is_known_before_stays_and_the_reason_is_told() -> None:
     known = EndpointVerdict("b", "dead", "cannot connect")
     first, second = judge(["a", "b"], {"b": known}, [seen("a")])
     assert second == known
     assert (first.verdict, first.reason) == ("ok", "nothing to compare it with")
-
-
-def test_without_token_counts_requests_are_compared() -> None:
-    rows = [
-        seen("a", tokens=None, output_tok_s=None, pace_ms=100.0),
-        seen("b", tokens=None, output_tok_s=None, pace_ms=900.0),
-    ]
-    assert words(rows, "a", "b") == ["ok", "slow"]
-
-
-def test_endpoints_of_another_model_are_no_measure() -> None:
-    rows = [seen("a", model="7b"), seen("b", 0.1, model="70b"), seen("c", 0.1, model="70b")]
-    assert words(rows, "a", "b", "c") == ["ok", "ok", "ok"]
 
 
 def test_a_failing_endpoint_is_told_what_fails_there() -> None:
@@ -145,22 +155,6 @@ def test_each_of_a_large_fleet_is_held_against_the_median_of_the_others() -> Non
         by_work = speeds[place] / statistics.median_high(others)
         by_pace = statistics.median_low(10 / other for other in others) * speeds[place] / 10
         assert one.speed == pytest.approx(min(by_work, by_pace))
-
-
-def test_two_endpoints_that_stand_still_in_turns_are_held_against_each_other_in_both() -> None:
-    rows = [seen("a"), seen("b", 0.05, output_tok_s=0.0)]
-    rows += [seen("a", 0.05, "c=2", output_tok_s=0.0), seen("b", 1.0, "c=2")]
-    assert words(rows, "a", "b") == ["ok", "ok"]
-
-
-def test_a_slow_endpoint_is_named_by_its_first_tokens() -> None:
-    rows = [seen("a"), seen("b"), seen("c", 0.01, requests=8, ok=0, tokens=3, in_flight=8.0)]
-    assert words(rows, "a", "b", "c") == ["ok", "ok", "slow"]
-
-
-def test_times_of_tokens_are_not_held_against_times_of_requests() -> None:
-    rows = [seen("a"), seen("b", tokens=None, output_tok_s=None, pace_ms=900.0)]
-    assert words(rows, "a", "b") == ["ok", "ok"]
 
 
 def test_what_may_be_chance_is_said_and_names_nobody() -> None:
@@ -248,11 +242,6 @@ def failure(endpoint: str, kind: str, n: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_small_fleet_stands_in_the_order_of_its_hostfile() -> None:
-    rows = [endpoint("a"), endpoint("b", "dead", None), endpoint("c", "slow", 0.1)]
-    assert rank_endpoints(rows, 3) == (rows, "")
-
-
 def test_of_a_large_fleet_the_worst_come_first_and_the_rest_is_counted() -> None:
     rows = [endpoint(f"n{n}", speed=1 + n / 100) for n in range(100)]
     rows[70] = endpoint("slower", "slow", 0.1)
@@ -266,6 +255,8 @@ def test_of_a_large_fleet_the_worst_come_first_and_the_rest_is_counted() -> None
 
 
 def test_bad_endpoints_that_find_no_room_are_counted() -> None:
+    few = [endpoint("a"), endpoint("b", "dead", None), endpoint("c", "slow", 0.1)]
+    assert rank_endpoints(few, 3) == (few, ""), "in the order of its hostfile"
     rows = [endpoint(f"n{n}", "dead", None) for n in range(1500)]
     shown, rest = rank_endpoints(rows, 50)
     assert len(shown) == 50

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results, write_job
@@ -19,12 +17,11 @@ def current(folder, stage):
     return [row for row in results(folder) if row["stage"] == stage]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_was_made_of_a_failure_is_made_again_once_it_is_mended(tmp_path, times):
-    script = {"r3": [status(400)] * times + [echo()], "*": [echo()]}
+def test_what_was_made_of_a_failure_is_made_again_once_it_is_mended(tmp_path):
+    script = {"r3": [status(400)] * 2 + [echo()], "*": [echo()]}
     with FakeServer(script, allow_faults=True) as server:
         assert run_stages(tmp_path, server.url, 4, [LEAF, MORE, SUM]).code == 0
-        for _ in range(times):
+        for _ in range(2):
             before = len(server.requests)
             assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
         asked = [seen.prompts[0] for seen in server.requests[before:]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, ok, status
@@ -25,18 +23,6 @@ def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path
     }
 
 
-@pytest.mark.parametrize(("on_failure", "asked"), [("drop", 0), ("include", 2)])
-def test_a_stage_without_survivors_is_never_asked_about_an_empty_text(tmp_path, on_failure, asked):
-    second = {**SECOND, "on_failure": on_failure, "prompt": "two <{{ first }}>"}
-    script = {"r1": [status(400)], "r2": [status(400)], "*": [echo()]}
-    with FakeServer(script, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 2, [FIRST, second])
-        prompts = [seen.prompts[0] for seen in server.requests if "two" in seen.prompts[0]]
-    assert done.code == (1 if on_failure == "drop" else 0), done.err
-    assert len(prompts) == asked
-    assert all('"status":"failed","error":' in prompt for prompt in prompts)
-
-
 def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good_end(tmp_path):
     script = {
         "r1": [status(400), echo()],
@@ -50,27 +36,6 @@ def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good
     found = sql(f"select stage, count(*) n from read_parquet('{tmp_path}/runs/job/results.parquet')"
                 " group by 1 order by 1")  # fmt: skip
     assert found == [{"stage": "first", "n": 4}, {"stage": "second", "n": 4}]
-
-
-def test_an_answer_is_traced_to_its_leaves_by_sql(tmp_path):
-    reduce = {"kind": "reduce", "name": "sum", "fanin": 2, "prompt": "{{ responses }}"}
-    with FakeServer({"*": [ok("short")]}) as server:
-        run_stages(tmp_path, server.url, 5, [FIRST, SECOND, reduce], results={"duckdb": False})
-    leaves = sql(
-        f"""
-        with recursive r as (
-          select *, stage || ':' || id || ':' || answer as ref
-          from read_parquet('{tmp_path}/runs/job/results.parquet')
-        ), up as (
-          select ref, parents from r
-          where stage = 'sum' and not exists (from r as o where list_contains(o.parents, r.ref))
-          union
-          select r.ref, r.parents from up join r on list_contains(up.parents, r.ref)
-        )
-        select ref from up where parents is null order by ref
-        """
-    )
-    assert [row["ref"] for row in leaves] == [f"first:r{n}:0" for n in range(1, 6)]
 
 
 def test_a_vote_is_joined_to_the_fields_of_its_input_row(tmp_path):
@@ -104,7 +69,7 @@ def test_a_stage_may_ask_other_servers_or_some_of_a_hostfile(tmp_path):
 
 def test_the_limit_of_an_account_holds_over_all_stages_that_use_it(tmp_path):
     stages = [{**FIRST, "limits": {"retries": 4}}, {**SECOND, "limits": {"retries": 3}}]
-    server = run_scripted(tmp_path, 6, stages, limits={"rpm": 240})
+    server = run_scripted(tmp_path, 6, stages, limits={"rpm": 960})
     times = sorted(seen.received for seen in server.requests)
-    # Twelve requests at four a second; each stage alone would let the other's pass beside it.
-    assert times[-1] - times[0] > 2.0
+    # Twelve requests at sixteen a second; each stage alone would let the other's pass beside it.
+    assert times[-1] - times[0] > 0.5

@@ -60,9 +60,6 @@ def test_pieces_cover_the_text_and_keep_their_size(overlap):
 def test_a_text_without_blanks_is_cut_all_the_same():
     found = pieces("x" * 10_000, 100, 0)
     assert sum(p.end - p.start for p in found) == 10_000
-
-
-def test_an_empty_text_has_no_pieces():
     assert pieces("", 10, 0) == []
 
 

@@ -15,25 +15,6 @@ def numbers(items: list[StageRow]) -> list[int]:
     return [one.row.index for one in items]
 
 
-def test_split_tickets_keep_their_place_and_empty_ones_leave_none():
-    found: list[StageRow] = []
-    ends: list[bool] = []
-    reader = OrderedReader(found.append, lambda: ends.append(True))
-    first, second, third = Slot(), Slot(), Slot()
-    for ticket in (first, second, third):
-        reader.take(ticket)
-    third.fill(item(9))
-    one, two = first.split(2)
-    two.fill(item(2))
-    inner = one.split(1)
-    second.split(0)
-    reader.end()
-    assert not found
-    inner[0].fill(item(1))
-    assert numbers(found) == [1, 2, 9]
-    assert ends == [True]
-
-
 def test_a_thousand_known_tickets_do_not_nest():
     found: list[StageRow] = []
     reader = OrderedReader(found.append, lambda: None)

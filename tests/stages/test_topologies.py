@@ -10,7 +10,7 @@ from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.job.spec.job import Job
 from bagent.stages.prepare import prepare_stages
-from bagent.stages.topologies import expand_topology, is_single_map, topology_yaml
+from bagent.stages.topologies import expand_topology, topology_yaml
 
 BASE = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\n"
 PROMPT = (
@@ -34,12 +34,6 @@ def load(text: str) -> Job:
     return load_job(JobRequest(text=text, cwd=Path("/tmp")))
 
 
-def test_a_job_of_one_map_has_no_stages():
-    job = load(BASE + PROMPT)
-    assert is_single_map(job)
-    assert prepare_stages(job) == ()
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES.keys())
 def test_a_topology_written_out_is_the_same_stages(topology):
     job = load(f"{BASE}{PROMPT}topology: {topology}\n")
@@ -59,33 +53,21 @@ def test_the_schema_of_the_rows_is_not_asked_of_the_reducer():
 
 
 @pytest.mark.parametrize(
-    ("topology", "words"),
+    ("keys", "words"),
     [
-        ("tree_reduce", "topology tree_reduce needs a prompt for its reduce stage"),
-        ("plan_map_reduce", "topology plan_map_reduce needs a prompt for its plan stage"),
-        ("judge", "topology judge needs a prompt for its judge stage"),
-        ("pipeline", "topology pipeline needs steps"),
-        ("blackboard", "topology blackboard needs sections"),
+        ("topology: tree_reduce", "topology tree_reduce needs a prompt for its reduce stage"),
+        ("topology: plan_map_reduce", "topology plan_map_reduce needs a prompt for its plan stage"),
+        ("topology: judge", "topology judge needs a prompt for its judge stage"),
+        ("topology: pipeline", "topology pipeline needs steps"),
+        ("topology: blackboard", "topology blackboard needs sections"),
+        ("stages: [{kind: reduce, until: 'n < 3'}]", "until of a reduce stage is how many rows"),
+        ("stages: [{kind: map, name: a}, {kind: expand, items: 'a b'}]", r"stages\[1\]\.items"),
+        (
+            "stages: [{kind: map, select: {role: a}}]",
+            "select chooses among the endpoints of a",
+        ),
     ],
 )
-def test_a_topology_that_lacks_something_is_refused(topology, words):
+def test_what_lacks_something_or_is_no_expression_is_refused(keys, words):
     with pytest.raises(JobError, match=words):
-        prepare_stages(load(f"{BASE}{PROMPT}topology: {topology}\n"))
-
-
-def test_the_end_of_a_reduction_is_a_number():
-    stages = "stages: [{kind: reduce, until: 'n < 3', prompt: x}]\n"
-    with pytest.raises(JobError, match="until of a reduce stage is how many rows may be left"):
-        prepare_stages(load(BASE + stages))
-
-
-def test_a_wrong_expression_is_refused_with_its_place():
-    stages = "stages: [{kind: map, name: a, prompt: x}, {kind: expand, items: 'a b'}]\n"
-    with pytest.raises(JobError, match=r"stages\[1\]\.items"):
-        prepare_stages(load(BASE + stages))
-
-
-def test_select_needs_a_hostfile():
-    stages = "stages: [{kind: map, name: a, prompt: x, select: {role: critic}}]\n"
-    with pytest.raises(JobError, match="select chooses among the endpoints of a hostfile"):
-        prepare_stages(load(BASE + stages))
+        prepare_stages(load(f"{BASE}{PROMPT}{keys}\n"))

@@ -16,7 +16,7 @@ from bagent.stages.row import StageRow
 from bagent.stages.slots import Slot
 from bagent.types import Outcome, Row
 
-OPEN = 64
+OPEN = 16
 """Leaves that are in flight at a time; they end in any order."""
 
 
@@ -92,7 +92,7 @@ def held(leaves: int) -> Counter[str]:
 
 
 def test_finished_groups_leave_memory():
-    few, many = held(600), held(6000)
+    few, many = held(150), held(1500)
     assert few["Slot"] > OPEN
     # Ten times the leaves are one level more, of which a group may be open.
     for kind, count in many.items():

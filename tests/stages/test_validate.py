@@ -86,13 +86,9 @@ PLAIN = "stages:\n- {kind: map, name: plain, prompt: x}\n- {kind: expand, items:
     ("query", "message"),
     [
         ("select §scre from rate", "there is no column scre (did you mean score?)"),
-        ("select §r.scre from rate r", "there is no column scre (did you mean score?)"),
         ("select id from §raet", "there is no table raet (did you mean rate?)"),
         ("select id from §sums", "there is no table sums (there are rate)"),
         ("select id form §rate where x", 'syntax error at or near "rate"'),
-        ("§selct 1", 'syntax error at or near "selct"'),
-        ("select id from rate §where", 'syntax error at or near "where"'),
-        ("select §txt from rate join input using (id)", "there is no column txt (did you mean"),
         ("select §i.yeer from rate join input i using (id)", "there is no column yeer (did you"),
         ("select §lengt(text) from rate", "Scalar Function with name lengt does not exist"),
         ("select §unnest(text) as t from rate", "UNNEST() can only be applied to lists"),
@@ -118,16 +114,13 @@ def test_a_query_that_cannot_be_asked_is_refused_at_its_word(look, query, messag
     ("text", "name", "message"),
     [
         (WINNER, "§winer", "did you mean winner?"),
-        (WINNER, "§text", "text is"),
         (ANSWERS, "§rate.scroe", "stages[1].prompt.user: there is no rate.scroe (did you mean"),
         (BEST, "§best.winer", "did you mean winner?"),
         (EXPAND, "§tgs", "stages[1].items: there is no tgs (did you mean tags?)"),
         (EXPAND, "rate.§tgs", "stages[1].items: there is no rate.tgs (did you mean tags?)"),
-        (EXPAND, "answer.§tgs", "stages[1].items: there is no answer.tgs (did you mean tags?)"),
         (EXPAND, "§rat.tags", "stages[1].items: there is no rat (did you mean rate?)"),
         (EXPAND, "§row.tags", "stages[1].items: there is no row"),
         (PLAIN, "§tags", "stages[1].items: there is no tags (there are answer, day, id"),
-        (REDUCE, "§topc", "stage reduce2: by: there is no field topc (did you mean topic?)"),
         (REDUCE, "[topic, §scre]", "by: there is no field scre (did you mean score?)"),
         (REDUCE, "§rate.scre", "by: there is no field rate.scre (did you mean score?)"),
         (SPLIT, "§txt", "split.field: there is no field txt (did you mean text?)"),
@@ -188,7 +181,6 @@ def test_a_query_over_input_without_rows_is_left_to_the_run(look):
     [
         "query: |\n    select id,\n      'é' as e, §scre\n    from rate",
         "query: >\n    select id, 'scre'\n      as e,\n      §scre from rate\n",
-        "query: select id,\n    text,\n    §scre from rate",
         'query: "select id, §scre from rate"',
         'query: §"select \\u0073cre from rate"',  # not in the file as such: the query's place
     ],
@@ -212,7 +204,6 @@ ITEM = "{type: object, properties: {title: {type: string}}}"
         ("{{ §item.titel }}", ITEM),
         ("{{ item.title }} {{ §titel }}", ITEM),
         ("{{ item }} of {{ §topc }}", "{type: string}"),
-        ("{{ item }} of {{ §topc }}", "{enum: [a, b]}"),
     ],
 )
 def test_a_prompt_about_the_items_of_a_plan_is_checked_before_the_plan_is_paid(look, prompt, items):
