@@ -47,7 +47,7 @@ from bagent.fleet.results import ResultHandler
 from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
 from bagent.fleet.state import FleetConfig, FleetState, ResultContext
-from bagent.fleet.tasks import FleetTasks
+from bagent.fleet.tasks import FleetCoroutine, FleetTasks
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
 __all__ = ["Fleet", "FleetConfig"]
@@ -60,6 +60,8 @@ MAX_SKIPPED = 32
 
 SWEEP_SECONDS = 0.25
 """How often waiting calls are searched for those whose deadline has passed."""
+
+NO_CONTEXT = nullcontext()
 
 CHECK_DELAY = 0.25
 """Seconds that a later success has to show that an endpoint works, before a check is sent."""
@@ -157,9 +159,9 @@ class Fleet:
             call.future.set_result(CallResult(result, delivery))
 
     def _abandon(self, calls: Iterable[Call]) -> None:
-        """Cancel the futures of calls that are not in flight: they stay unfinished."""
+        """Cancel the futures of calls that have not ended: their rows stay unfinished."""
         for call in calls:
-            if not (call.ended or call.in_flight):
+            if not call.ended:
                 self._state.calls.discard(call)
                 if call.future is not None:
                     call.future.cancel()
@@ -202,6 +204,13 @@ class Fleet:
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a task that holds no slot; its exception stops the fleet, and a drain ends it."""
         return self._tasks.spawn(work)
+
+    def run_row(self, row: FleetCoroutine) -> None:
+        """Run a row that awaits only the futures of :meth:`request`; its exception stops the fleet.
+
+        A row that awaits anything else has to be spawned.
+        """
+        self._tasks.run(row)
 
     @property
     def stopped(self) -> asyncio.Future[BaseException]:
@@ -255,7 +264,7 @@ class Fleet:
         self._state.closed = True
         self._tasks.cancel_probes()
         self._waiting.clear()
-        self._abandon(list(self._state.calls))
+        self._abandon([call for call in self._state.calls if not call.in_flight])
         self._update_events()
 
     async def drain(self, seconds: float) -> int:
@@ -268,6 +277,7 @@ class Fleet:
             late = self._state.in_flight
 
         await self._tasks.drain(seconds, count)
+        self._abandon(list(self._state.calls))
         return late
 
     def tick(self, remaining: int | None = None) -> None:
@@ -538,14 +548,14 @@ class Fleet:
             state.exclusive = False
             if state.warming is not None:
                 self._scheduler.warmer.end(state)
-        with self._result_context() if len(calls) > 1 else nullcontext():
+        with self._result_context() if size > 1 else NO_CONTEXT:
             self._apply(self._results.handle(request, exchange))
             if self._waiting.suspended:
                 self._apply(self._rules.after_success(state))
             if exchange.status is not None:
                 state.on_answer(fleet.clock(), request.started)
             if fleet.closed:
-                self._abandon(calls)
+                self._abandon(call for call in calls if not call.in_flight)
             if self._health.remove_if_done(state):
                 self._on_removed(state)
             self._endpoints.update(state)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import Any
+
+FleetCoroutine = Coroutine[asyncio.Future[Any], None, None]
+"""A coroutine that awaits nothing but futures of the fleet."""
 
 
 class FleetTasks:
@@ -29,6 +33,20 @@ class FleetTasks:
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work``, which a drain waits for."""
         return self._spawn(work, self.requests)
+
+    def run(self, work: FleetCoroutine) -> None:
+        """Run ``work`` until it awaits a future, and resume it in the turn after that is done.
+
+        It takes one callback of the event loop for each future. A task would take four.
+        """
+        try:
+            future = work.send(None)
+        except (StopIteration, asyncio.CancelledError):
+            return  # it ended, or the fleet was closed
+        except Exception as error:  # noqa: BLE001 - it stops the fleet
+            self.stop(error)
+        else:
+            future.add_done_callback(lambda _: self.run(work))
 
     def spawn_probe(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work``, which a drain cancels."""

@@ -22,8 +22,10 @@ How a row runs
 `row_runner.py:RowRunner._begin` opens a conversation; `agents/conversation.py:Conversation.open`
 renders the prompt and returns the first call. An equal request answers the row if there is one
 (`dedupe.py:RequestDedupe.finished_answer`, `dedupe.py:RequestDedupe.follow`).
-`agents/converse.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, which returns a
-future, and `row_runner.py:RowRunner._run_row` awaits the outcome in a task of its own.
+`fleet/fleet.py:Fleet.run_row` runs `row_runner.py:RowRunner._run_row` without a task of its own;
+rows with tools or a program get one (`fleet/fleet.py:Fleet.spawn`).
+`agents/converse.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, and awaits the
+future that it returns.
 `fleet/fleet.py:Fleet._pump` gives the call to an endpoint with room
 (`fleet/scheduler.py:BatchScheduler.next`), `fleet/fleet.py:Fleet._start` starts a request and
 `fleet/fleet.py:Fleet._send` sends it (`backends/openai/backend.py:OpenAIBackend.send`).

@@ -10,6 +10,7 @@ from bagent.agents.conversation import Conversation
 from bagent.agents.converse import converse
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
+from bagent.fleet.call import Call
 from bagent.fleet.fleet import Fleet
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.feeder import Work
@@ -159,12 +160,15 @@ class RowRunner:
             self._finish(conversation, copy_outcome(conversation, finished, unix()))
         elif not self._dedupe.follow(conversation):
             self._stop_rules.begin(conversation, step.request)
-            work = converse(conversation, step, self._fleet)
-            self._fleet.spawn(self._run_row(conversation, work))
+            work = self._run_row(conversation, step)
+            if self._bounded:
+                self._fleet.spawn(work)
+            else:
+                self._fleet.run_row(work)
 
-    async def _run_row(self, conversation: Conversation, work: Awaitable[Outcome | None]) -> None:
+    async def _run_row(self, conversation: Conversation, call: Call) -> None:
         """Wait for a row's outcome, and write it."""
-        outcome = await work
+        outcome = await converse(conversation, call, self._fleet)
         if outcome is not None:  # else the run ends first, and a later start resumes the row
             self._finish(conversation, outcome)
 

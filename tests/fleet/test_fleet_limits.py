@@ -70,8 +70,29 @@ async def test_an_error_of_a_row_that_waits_for_a_call_stops_the_run():
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
     s.request(s.call(0))
-    s.fleet.spawn(full_disk(s.call(1, deadline=1005.0)))
+    s.fleet.run_row(full_disk(s.call(1, deadline=1005.0)))
     assert isinstance((await s.fleet.stopped), WriteError)
+
+
+@on_jumping_clock
+async def test_a_drain_ends_rows_whose_requests_it_cancels_and_those_that_wait():
+    ended = []
+
+    async def row(call):
+        try:
+            await s.fleet.request(call)
+        except asyncio.CancelledError:
+            ended.append(call.row)
+            raise
+
+    s = setup({"a": lambda row, number: Answer(gate=asyncio.Event())}, limit=1)
+    s.fleet.run_row(row(s.call(0)))
+    s.fleet.run_row(row(s.call(1)))
+    await asyncio.sleep(0.1)
+    assert await s.fleet.drain(1.0) == 1
+    await asyncio.sleep(0)
+    assert sorted(ended) == [0, 1]
+    assert not s.fleet.stopped.done()
 
 
 @on_jumping_clock
