@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next(
         (place for place, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
     ))  # fmt: skip
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from test modules and items, which stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

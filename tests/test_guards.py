@@ -13,10 +13,7 @@ import bagent
 
 PACKAGE = Path(bagent.__file__).parent
 ROOT = PACKAGE.parent
-MODULES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8"))
-    for path in PACKAGE.rglob("*.py")
-}
+Trees = dict[str, ast.Module]
 
 CALLS = {
     "a shell": (
@@ -33,6 +30,21 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def modules() -> Trees:
+    """The syntax trees of the package by path."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8"))
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+@pytest.fixture(scope="module")
+def calls(modules: Trees) -> dict[str, set[str]]:
+    """The dotted names that each module calls."""
+    return {module: set(called(tree)) for module, tree in modules.items()}
+
+
 def called(tree: ast.AST) -> Iterator[str]:
     """The dotted names that a module calls."""
     for node in ast.walk(tree):
@@ -43,19 +55,21 @@ def called(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("pattern", "guards"), CALLS.values(), ids=CALLS)
-def test_only_the_guard_of_a_place_calls_what_acts_on_data(pattern: str, guards: set[str]) -> None:
+def test_only_the_guard_of_a_place_calls_what_acts_on_data(
+    pattern: str, guards: set[str], calls: dict[str, set[str]]
+) -> None:
     callers = {
         module
-        for module, tree in MODULES.items()
-        if any(re.fullmatch(pattern, name) for name in called(tree))
+        for module, names in calls.items()
+        if any(re.fullmatch(pattern, name) for name in names)
     }
     assert callers <= guards
 
 
-def test_no_program_is_started_by_a_shell() -> None:
+def test_no_program_is_started_by_a_shell(modules: Trees) -> None:
     keywords = [
         (module, node.lineno)
-        for module, tree in MODULES.items()
+        for module, tree in modules.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for keyword in node.keywords
@@ -73,10 +87,10 @@ ARGV_OF_A_SHELL = {
 }
 
 
-def test_every_argv_that_begins_with_a_shell_is_known() -> None:
+def test_every_argv_that_begins_with_a_shell_is_known(modules: Trees) -> None:
     result = {
         module
-        for module, tree in MODULES.items()
+        for module, tree in modules.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1
         if isinstance(node.elts[0], ast.Constant) and isinstance(node.elts[0].value, str)
@@ -85,8 +99,8 @@ def test_every_argv_that_begins_with_a_shell_is_known() -> None:
     assert result <= ARGV_OF_A_SHELL.keys()
 
 
-def test_clients_follow_no_redirect() -> None:
-    for module, tree in MODULES.items():
+def test_clients_follow_no_redirect(modules: Trees) -> None:
+    for module, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
                 ("session.get", "session.post", "_opened().get")

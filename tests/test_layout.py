@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import bagent
 
 PACKAGE = Path(bagent.__file__).parent
@@ -42,46 +44,53 @@ VAGUE_NAMES = {
     *("_kept", "_said", "_shown", "_told", "_words"),
 }
 
-TREES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
-        ".__init__"
-    ): ast.parse(path.read_text("utf-8"))
+FILES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
+"""Files by module."""
+
+Trees = dict[str, ast.Module]
 
 
-def test_imports_go_down_the_layers() -> None:
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    """The syntax trees of the package by module."""
+    return {module: ast.parse(path.read_text("utf-8")) for module, path in FILES.items()}
+
+
+def test_imports_go_down_the_layers(trees: Trees) -> None:
     upwards = {
         f"{module} imports {imported}"
-        for module, tree in TREES.items()
+        for module, tree in trees.items()
         for imported in imports(ast.walk(tree))
         if module not in ("bagent", "bagent.__main__") and rank(imported) < rank(module)
     }
     assert upwards == set()
 
 
-def test_no_modules_import_each_other_at_the_top() -> None:
-    graph = {module: set(imports(tree.body)) & set(TREES) for module, tree in TREES.items()}
+def test_no_modules_import_each_other_at_the_top(trees: Trees) -> None:
+    graph = {module: set(imports(tree.body)) & set(FILES) for module, tree in trees.items()}
     while removable := [name for name, targets in graph.items() if not targets & set(graph)]:
         for name in removable:
             del graph[name]
     assert graph == {}
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_no_two_public_classes_have_one_name(trees: Trees) -> None:
     homes = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in trees.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
-def test_local_names_say_what_a_value_is() -> None:
+def test_local_names_say_what_a_value_is(trees: Trees) -> None:
     """Words that fit any value tell a reader nothing; fields of records may have them."""
     offenders = [
         f"{module}:{node.lineno}: {name}"
-        for module, tree in TREES.items()
+        for module, tree in trees.items()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
@@ -106,9 +115,9 @@ def imports(nodes: Iterator[ast.AST] | list[ast.stmt]) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bagent":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if name in TREES else str(node.module)
+                yield name if name in FILES else str(node.module)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in TREES)
+            yield from (alias.name for alias in node.names if alias.name in FILES)
 
 
 def rank(module: str) -> int:

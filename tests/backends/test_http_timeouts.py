@@ -8,6 +8,7 @@ import gzip
 import json
 import socket
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -227,14 +228,15 @@ def bare_deflate(data: bytes) -> bytes:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-ZEROS = bytes(1 << 25)
-SMALL = {
-    "gzip": HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(ZEROS),
-    "gzip members": HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(ZEROS[: 1 << 22]) * 8,
-    "deflate": HEAD + b"Content-Encoding: deflate\r\n\r\n" + zlib.compress(ZEROS),
-    "bare deflate": HEAD + b"Content-Encoding: deflate\r\n\r\n" + bare_deflate(ZEROS),
-    "trailers": HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: b\r\n" * (1 << 21),
+ZEROS = 1 << 25
+SMALL: dict[str, tuple[bytes, Callable[[], bytes]]] = {
+    "gzip": (b"Content-Encoding: gzip", lambda: gzip.compress(bytes(ZEROS))),
+    "gzip members": (b"Content-Encoding: gzip", lambda: gzip.compress(bytes(ZEROS // 8)) * 8),
+    "deflate": (b"Content-Encoding: deflate", lambda: zlib.compress(bytes(ZEROS))),
+    "bare deflate": (b"Content-Encoding: deflate", lambda: bare_deflate(bytes(ZEROS))),
+    "trailers": (b"Transfer-Encoding: chunked", lambda: b"0\r\n" + b"A: b\r\n" * (1 << 21)),
 }
+"""A header and what makes the body, which is large for some."""
 
 
 @pytest.mark.parametrize(
@@ -247,10 +249,13 @@ def test_a_small_answer_that_becomes_a_large_one_is_given_up(
     for module in (http_connection, http_errors):
         monkeypatch.setattr(module, "MAX_BODY", 1 << 23)
 
+    header, make_body = SMALL[kind]
+    body = make_body()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(SMALL[kind])
+            writer.write(HEAD + header + b"\r\n\r\n" + body)
             await writer.drain()
         writer.close()
 
