@@ -5,25 +5,19 @@ from __future__ import annotations
 import pytest
 
 CASES = [
+    ("anthropic://", "anthropic", None),
     ("vllm", "vllm", None),
-    ("sim", "sim", None),
-    ("openai", "openai", None),
-    ("vllm://host:8000", "vllm", "http://host:8000"),
     ("vllm://host", "vllm", "http://host:8000"),
     ("sglang://host", "sglang", "http://host:30000"),
     ("dynamo://host/", "dynamo", "http://host:8000"),
     ("vllm://host:8000/base/", "vllm", "http://host:8000/base"),
-    ("vllm+https://host", "vllm", "https://host"),
     ("vllm+https://host:8443/x", "vllm", "https://host:8443/x"),
     ("VLLM://Host:1", "vllm", "http://Host:1"),
     ("vllm://[::1]:8000", "vllm", "http://[::1]:8000"),
-    ("vllm://[fe80::1]", "vllm", "http://[fe80::1]:8000"),
     ("vllm://node_1.cluster-a:9", "vllm", "http://node_1.cluster-a:9"),
     ("https://api.example.org/v1", "compatible", "https://api.example.org/v1"),
-    ("http://127.0.0.1:8000", "compatible", "http://127.0.0.1:8000"),
     ("https://x.org/openai/v1/chat/completions", "compatible", "https://x.org/openai/v1"),
     ("openai://gateway.example.org/v1", "openai", "https://gateway.example.org/v1"),
-    ("anthropic://", "anthropic", None),
     ("bedrock", "bedrock", None),
 ]
 
@@ -41,34 +35,18 @@ def test_sim_takes_options_and_a_model_name(load, minimal):
     assert url.text == "sim://some/model?replicas=2&decode=50"
 
 
-@pytest.mark.parametrize(
-    ("written", "path"),
-    [
-        ("local://model.gguf", "model.gguf"),
-        ("local://models/m.gguf", "models/m.gguf"),
-        ("local://../m.gguf", "../m.gguf"),
-    ],
-)
-def test_local_names_a_file_relative_to_the_job(load, minimal, tmp_path, written, path):
-    url = load(minimal + f"backend: {written}\n", name="sub/job.yaml").backend.url
-    assert url.file.path == tmp_path / "sub" / path
-    assert str(url.file) == path
-
-
-def test_local_names_a_file_relative_to_the_current_folder_on_the_command_line(
-    load, minimal, tmp_path
-):
+def test_local_names_a_file_relative_to_the_job_or_the_current_folder(load, minimal, tmp_path):
+    text, env = minimal + "backend: local://", {"HOME": "/home/u"}
+    for written, path in [
+        ("../m.gguf", tmp_path / "sub/../m.gguf"),
+        ("/m.gguf", "/m.gguf"),
+        ("~/m.gguf", "/home/u/m.gguf"),
+    ]:
+        url = load(text + written + "\n", name="sub/job.yaml", env=env).backend.url
+        assert str(url.file.path) == str(path)
     options = {"backend": "local://m.gguf?context=4096"}
     url = load(minimal, name="sub/job.yaml", options=options).backend.url
-    assert url.file.path == tmp_path / "m.gguf"
-    assert url.options == {"context": "4096"}
-
-
-def test_local_takes_absolute_paths_and_the_home_folder(load, minimal):
-    env = {"HOME": "/home/u"}
-    assert str(load(minimal + "backend: local:///m.gguf\n").backend.url.file.path) == "/m.gguf"
-    url = load(minimal + "backend: local://~/m.gguf\n", env=env).backend.url
-    assert str(url.file.path) == "/home/u/m.gguf"
+    assert (url.file.path, url.options) == (tmp_path / "m.gguf", {"context": "4096"})
 
 
 def test_a_query_of_the_url_and_of_the_mapping_are_sent(load, minimal):
@@ -126,45 +104,29 @@ REFUSED = [
         "unknown backend gpt (known: vllm sglang dynamo openai anthropic bedrock local sim, "
         "or a URL)",
     ),
-    ("vlm://host", "unknown scheme vlm:// (did you mean vllm://?)"),
     (
         "ftp://host",
         "unknown scheme ftp:// (known: vllm sglang dynamo openai anthropic bedrock "
         "local sim http https)",
     ),
-    ("vllm+ssh://host", "unknown scheme vllm+ssh:// (did you mean vllm://?)"),
     (
         "localhost:8000",
         "localhost:8000 is neither a backend's name nor a URL (write vllm://localhost:8000)",
     ),
-    (
-        "api.example.org/v1",
-        "api.example.org/v1 is neither a backend's name nor a URL (write "
-        "vllm://api.example.org/v1)",
-    ),
     ("vllm://host:0", "port 0 is not between 1 and 65535"),
-    ("vllm://host:65536", "port 65536 is not between 1 and 65535"),
-    ("vllm://host:99999999999999999999", "port 99999999999999999999 is not between 1 and 65535"),
     ("vllm://host:80a", "port 80a is no number"),
     ("vllm://host:", "port (empty) is no number"),
-    ("vllm://host:-1", "port -1 is no number"),
     ("http://host:٨٠", "port ٨٠ is no number"),
-    ("vllm://:8000", "the URL names no host (write vllm://localhost:8000)"),
     ("vllm://", "the URL names no host (write vllm://localhost:8000)"),
-    ("http:///v1", "the URL names no host (write vllm://localhost:8000)"),
     ("vllm://::1:8000", "::1:8000 is no host (an IPv6 address stands in brackets: [::1]:8000)"),
     ("vllm://[::x]:1", "[::x] is no IPv6 address"),
-    ("vllm://[::1", "[::1 is no host (an IPv6 address stands in brackets: [::1]:8000)"),
     ("vllm://ho st:1", "a URL holds no blanks"),
     ("vllm://ho$t:1", "ho$t is no host name"),
     ("http://host/v1#x", "a backend's URL has no #fragment"),
     ("http://host/?a=1&a=2", "a stands twice in the URL"),
     ("bedrock://us", "us is no AWS region (write bedrock://us-east-1)"),
-    ("bedrock://us-east-1/model", "us-east-1/model is no AWS region (write bedrock://us-east-1)"),
     ("sim://?replicas=0", "must be at least 1, got 0"),
     ("sim://?replicas=two", 'replicas: expected a whole number, got the text "two"'),
-    ("sim://?replicas=1.5", "expected a whole number, got 1.5"),
-    ("sim://?a=1&a=2", "a stands twice in the URL"),
 ]
 
 
@@ -181,12 +143,12 @@ def test_a_wrong_name_or_url_is_refused(fault, minimal, written, message):
             "backend.api_key_command: api_key_env and api_key_command exclude each other",
         ),
         ("headers: {'a b': c}", "backend.headers.a b: a b is no header name"),
+        ("headers: [a]", "backend.headers: expected a mapping of text to text, got a list"),
+        ("headers: {a: }", "backend.headers.a: a: expected text, got nothing"),
         (
             'headers: {a: "b\\r\\nc: d"}',
             "backend.headers.a: the value of header a holds characters not allowed",
         ),
-        ("headers: [a]", "backend.headers: expected a mapping of text to text, got a list"),
-        ("headers: {a: }", "backend.headers.a: a: expected text, got nothing"),
         ("proxy: host", 'backend.proxy: expected http://HOST:PORT or none, got the text "host"'),
         (
             "proxy: 'socks5://h:1'",

@@ -16,21 +16,18 @@ LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": 
     ("content", "expected"),
     [
         (LINE, True),
+        (b'{"custom_id": "a", ', False),
         (b"\n  \n\r\n" + LINE, True),
         (b"\xef\xbb\xbf" + LINE, True),
         (b"  " + LINE, True),
-        (LINE.strip(), True),
         (LINE.replace(b'"body"', b'"bod"'), False),
         (b'{"id": 1}\n' + LINE, False),
         (b"", True),
-        (b"\n\n", True),
         (b"not JSON\n" + 2 * LINE, True),
         (LINE.replace(b'"custom_id"', b'"id"') + LINE, True),
         (LINE.replace(b'"custom_id"', b'"id"'), False),
         (b"input: x\n", False),
         (b'["custom_id", "method", "url", "body"]', False),
-        (b'{"custom_id": "a", ', False),
-        (b"\xff\xfe{\x00", False),
         (b'{"custom_id": "\\ud800", "method": "POST", "url": "u", "body": {}}', True),
     ],
 )
@@ -40,19 +37,12 @@ def test_the_first_lines_decide(tmp_path, content, expected):
     assert is_batch_file(path) is expected
 
 
-def test_compressed_files_are_looked_into(tmp_path):
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINE))
-    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(LINE))
-    assert is_batch_file(tmp_path / "b.jsonl.gz")
-    assert is_batch_file(str(tmp_path / "b.jsonl.zst"))
-
-
-@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.zst"])
-def test_a_broken_archive_is_none(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "compress"), [("b.jsonl.gz", gzip.compress), ("b.jsonl.zst", zstandard.compress)]
+)
+def test_compressed_files_are_looked_into(tmp_path, name, compress):
+    (tmp_path / name).write_bytes(compress(LINE))
+    assert is_batch_file(tmp_path / name)
     (tmp_path / name).write_bytes(b"no archive")
     assert not is_batch_file(tmp_path / name)
-
-
-def test_what_is_no_file_is_none(tmp_path):
-    assert not is_batch_file(tmp_path)
     assert not is_batch_file(tmp_path / "missing")

@@ -75,11 +75,6 @@ def test_what_is_said_in_another_way_is_the_same(parts, tmp_path):
     assert parts(written_out) == before
 
 
-def test_a_text_and_a_file_with_that_text_are_the_same(parts):
-    before = parts()
-    assert parts(BASE.replace("{file: s.md}", '"Be brief.\\n"')) == before
-
-
 def test_an_inline_schema_and_a_file_with_it_are_the_same(parts, tmp_path):
     (tmp_path / "s.json").write_text('{"type": "object", "required": ["a"]}')
     before = parts()

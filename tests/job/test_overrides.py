@@ -9,24 +9,17 @@ import pytest
     ("option", "path", "value"),
     [
         ("sampling.temperature=1e-1", "sampling.temperature", 0.1),
-        ("sampling.temperature= 0.5 ", "sampling.temperature", 0.5),
         ("sampling.max_tokens=1e2", "sampling.max_tokens", 100),
         ("sampling.stop=[a, '08', 08]", "sampling.stop", ("a", "08", "08")),
-        ("sampling={seed: 3, top_k: 5}", "sampling.top_k", 5),
         ("model=no", "model", "no"),
-        ("model=08", "model", "08"),
         ("model='quoted: name'", "model", "quoted: name"),
         ("model=a=b", "model", "a=b"),
         ("where=a: b # c", "where", "a: b # c"),
         ("where=*x", "where", "*x"),
         ("limits.timeout=2s", "limits.timeout.idle", 2.0),
-        ("limits.timeout.total=none", "limits.timeout.total", None),
         ("limits.timeout.total=none", "limits.timeout.idle", 120.0),
-        ("stream=true", "stream", True),
-        ("results.allow_failures=5%", "results.allow_failures.percent", 5.0),
         ("backend=sim://?replicas=3", "backend.url.replicas", 3),
         ("prompt=New {{ a }}: {b: c}", "prompt.user.text", "New {{ a }}: {b: c}"),
-        ("prompt={{ a }}", "prompt.user.text", "{{ a }}"),
         ("prompt={% if a %}x{% endif %}", "prompt.user.text", "{% if a %}x{% endif %}"),
     ],
 )
@@ -35,10 +28,6 @@ def test_a_value_is_read_as_in_the_file(load, minimal, option, path, value):
     for part in path.split("."):
         found = getattr(found, part)
     assert found == value
-
-
-def test_a_blank_set_takes_the_default_again(load, minimal):
-    assert load(minimal + "sampling: {seed: 1}\n", sets=("sampling.seed=",)).sampling.seed is None
 
 
 @pytest.mark.parametrize(
@@ -50,9 +39,7 @@ def test_a_blank_set_takes_the_default_again(load, minimal):
             "prompt.user.text",
             "Say {{ text }}",
         ),
-        ("prompt: Say {{ text }}\n", "prompt.system=Be brief", "prompt.system.text", "Be brief"),
         ("prompt: hi\nbackend: vllm\n", "backend.headers.X-A=b", "backend.headers", {"X-A": "b"}),
-        ("prompt: hi\nbackend: vllm\n", "backend.headers.X-A=b", "backend.kind", "vllm"),
         (
             "prompt: hi\nlimits: {timeout: 3s}\n",
             "limits.timeout.idle=1",
@@ -60,7 +47,6 @@ def test_a_blank_set_takes_the_default_again(load, minimal):
             3.0,
         ),
         ("prompt: hi\ntopology: reduce\n", "topology.fanin=4", "topology.name", "reduce"),
-        ("prompt: hi\ntopology: reduce\n", "topology.fanin=4", "topology.fanin", 4),
     ],
 )
 def test_a_key_of_a_short_form_keeps_the_rest(load, text, option, path, value):
@@ -81,14 +67,12 @@ def test_a_number_leads_into_a_list(load, minimal):
     ("option", "message"),
     [
         ("model", "--set: 'model' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
-        ("=x", "--set: '=x' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
         (
             "a..b=1",
             "--set a..b: a..b is no dotted key (write keys with dots, such as --set "
             "sampling.temperature=0.2)",
         ),
         ("modle=x", "--set modle: unknown key modle (did you mean model?)"),
-        ("limits.retires=1", "--set limits.retires: unknown key retires (did you mean retries?)"),
         (
             'sampling.seed="1"',
             '--set sampling.seed: expected a whole number, got the text "1" (remove the quotes)',
@@ -107,12 +91,6 @@ def test_a_number_leads_into_a_list(load, minimal):
             "name.x=1",
             "--set name.x: name has no keys of its own (set it as a whole: --set KEY=VALUE)",
         ),
-        ("answers=0", "--set answers: must be at least 1, got 0"),
-        ("backend=vllm://h:0", "--set backend: port 0 is not between 1 and 65535"),
-        (
-            "input.0=x",
-            "--set input.0: input has no keys of its own (set it as a whole: --set KEY=VALUE)",
-        ),
         (
             "sampling={seed: x}",
             '--set sampling: sampling.seed: expected a whole number, got the text "x"',
@@ -121,11 +99,6 @@ def test_a_number_leads_into_a_list(load, minimal):
             "agent.tools.5.name=x",
             "--set agent.tools.5.name: agent.tools is a list of 1, it has no 5 "
             "(its items are numbered from 0)",
-        ),
-        (
-            "agent.tools.first.name=x",
-            "--set agent.tools.first.name: agent.tools is a list of 1, it "
-            "has no first (its items are numbered from 0)",
         ),
     ],
 )
@@ -138,17 +111,11 @@ def test_a_wrong_option_is_named_in_the_message(fault, minimal, option, message)
     ("options", "message"),
     [
         ({"backend": "vlm"}, "--backend: unknown backend vlm (did you mean vllm?)"),
-        (
-            {"name": "a/b"},
-            '--name: "a/b" cannot name a run (no / or \\, no . or - at its start, at '
-            "most 200 bytes)",
-        ),
         ({"limits.budget_usd": -1.0}, "--budget: must be at least 0, got -1.0"),
         (
             {"results.allow_failures": "x"},
             '--allow-failures: expected a number of rows or a share like 5%, got the text "x"',
         ),
-        ({"input": []}, "--input: expected at least one path, got an empty list"),
     ],
 )
 def test_a_wrong_named_option_is_named_in_the_message(fault, minimal, options, message):
@@ -165,3 +132,4 @@ def test_a_later_set_wins_and_a_named_option_wins_over_all(load, minimal):
     sets = ("model=a", "model=b")
     assert load(minimal + "model: f\n", sets=sets).model == "b"
     assert load(minimal + "model: f\n", sets=sets, options={"model": "c"}).model == "c"
+    assert load(minimal + "model: f\n", sets=("model=",)).model == "auto"

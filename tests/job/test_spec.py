@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from pydantic import ValidationError
 
 from bagent.job.spec.paths import AllowFailures
 
@@ -56,21 +55,6 @@ def full(load, tmp_path):
     return load(FULL)
 
 
-def test_every_key_of_a_job_is_read(full):
-    assert full.name == "gene-review"
-    assert full.backend.kind == "vllm"
-    assert full.sampling.extra == {"ignore_eos": True, "bias": {"a": 8}}
-    assert [tool.builtin for tool in full.agent.tools[:2]] == ["http_get", "read_file"]
-    assert full.agent.tools[0].rate_limit == 5.0
-    assert full.agent.tools[0].cache == 60.0
-    assert full.agent.tools[2].python.function == "look_up"
-    assert full.agent.tools[4].command == ("claude_code",)
-    assert full.agent.tools[5].mcp.command == ("npx", "server", "--flag")
-    assert full.agent.tools[6].mcp.url == "https://example.org/mcp"
-    assert full.limits.timeout.first_token == 300.0
-    assert full.cluster.engine == ("vllm serve m",)
-
-
 def test_the_defaults_are_those_of_a_written_out_job(load, minimal):
     job = load(minimal)
     assert (job.name, job.model, job.answers) == ("job", "auto", 1)
@@ -101,14 +85,6 @@ def test_the_defaults_are_those_of_a_written_out_job(load, minimal):
     assert job.sampling.request_fields() == {}
 
 
-def test_a_job_cannot_be_changed(load):
-    job = load()
-    with pytest.raises(ValidationError):
-        job.model = "other"
-    with pytest.raises(ValidationError):
-        job.limits.retries = 3
-
-
 def test_a_job_can_be_sent_to_another_process(full):
     again = pickle.loads(pickle.dumps(full))
     assert again == full
@@ -117,31 +93,21 @@ def test_a_job_can_be_sent_to_another_process(full):
 
 UNKNOWN = [
     ("modle: x\n", "job.yaml:3:1: unknown key modle (did you mean model?)"),
-    (
-        "sampling: {temprature: 1}\n",
-        "job.yaml:3:12: unknown key temprature (did you mean temperature?)",
-    ),
     ("limits:\n  timeout:\n    totl: 1\n", "job.yaml:5:5: unknown key totl (did you mean total?)"),
     (
         "agent:\n  tools:\n    - {builtin: sql, roott: x}\n",
         "job.yaml:5:22: unknown key roott (did you mean root?)",
     ),
-    ("Model: x\n", "job.yaml:3:1: unknown key Model (did you mean model?)"),
     ("host-file: x\n", "job.yaml:3:1: unknown key host-file (did you mean hostfile?)"),
     (
         "temperature: 1\n",
         "job.yaml:3:1: unknown key temperature (it belongs to sampling: {temperature: ...})",
     ),
     (
-        "concurrency: 5\n",
-        "job.yaml:3:1: unknown key concurrency (it belongs to limits: {concurrency: ...})",
-    ),
-    (
         "api_key: x\n",
         "job.yaml:3:1: unknown key api_key (it belongs to backend: {url: ..., api_key_env:"
         " NAME_OF_THE_VARIABLE})",
     ),
-    ("sampling: {n: 4}\n", "job.yaml:3:12: unknown key n (write answers: N at the top of the job)"),
     (
         "sampling: {logit_bias: {}}\n",
         "job.yaml:3:12: unknown key logit_bias (other request fields "
@@ -177,13 +143,10 @@ def test_no_timeout_must_be_said(load, minimal):
 @pytest.mark.parametrize(
     ("written", "failed", "rows", "allowed"),
     [
-        ("0", 0, 5, True),
         ("0", 1, 5, False),
         ("2", 2, 5, True),
         ("5%", 5, 100, True),
-        ("5%", 6, 100, False),
         ("0.5 %", 1, 200, True),
-        ("100%", 3, 3, True),
         ("5%", 0, 0, True),
     ],
 )
@@ -198,6 +161,14 @@ def test_sampling_gives_the_fields_of_a_request(load, minimal):
 
 
 CONFLICTS = [
+    (
+        "agent: {command: [x], tools: [{builtin: sql}]}\n",
+        "job.yaml:3:18: agent.command: command and tools exclude each other",
+    ),
+    (
+        "output: schema.json\n",
+        'job.yaml:3:9: output: expected a mapping of keys, got the text "schema.json"',
+    ),
     (
         "sampling: {extra: {temperature: 1}}\n",
         "job.yaml:3:19: sampling.extra: temperature is a "
@@ -222,10 +193,6 @@ CONFLICTS = [
         "job.yaml:3:17: agent.tools[0]: a tool has exactly one of builtin, python, command, mcp",
     ),
     (
-        "agent: {tools: [{name: x}]}\n",
-        "job.yaml:3:17: agent.tools[0]: a tool has exactly one of builtin, python, command, mcp",
-    ),
-    (
         "agent: {tools: [{command: [ls]}]}\n",
         "job.yaml:3:17: agent.tools[0]: a command needs a name (write name: NAME)",
     ),
@@ -234,10 +201,6 @@ CONFLICTS = [
         " parameters: {properties: {file: {type: string}}}}]}\n",
         "job.yaml:3:44: agent.tools[0].command[2]: {fiel} is no parameter"
         " (did you mean file? {{fiel}} is the text itself)",
-    ),
-    (
-        "agent: {tools: [{name: t, command: 't {x}', parameters: {type: object}}]}\n",
-        "job.yaml:3:36: agent.tools[0].command: {x} is no parameter ({{x}} is the text itself)",
     ),
     (
         "agent: {tools: [{builtin: sql}, {builtin: sql}]}\n",
@@ -252,14 +215,6 @@ CONFLICTS = [
         "job.yaml:3:23: agent.tools[0].mcp: expected at least one text, got an empty list",
     ),
     (
-        "agent: {command: [x], tools: [{builtin: sql}]}\n",
-        "job.yaml:3:18: agent.command: command and tools exclude each other",
-    ),
-    (
-        "agent: {tools: {builtin: sql}}\n",
-        "job.yaml:3:16: agent.tools: expected a list, got a mapping",
-    ),
-    (
         "topology: judge\nstages: [{kind: map}]\n",
         "job.yaml:3:11: topology: topology and stages exclude each other",
     ),
@@ -267,10 +222,6 @@ CONFLICTS = [
         "cluster: {engines_per_node: 2, nodes_per_engine: 2}\n",
         "job.yaml:3:50: "
         "cluster.nodes_per_engine: engines_per_node and nodes_per_engine exclude each other",
-    ),
-    (
-        "output: schema.json\n",
-        'job.yaml:3:9: output: expected a mapping of keys, got the text "schema.json"',
     ),
     (
         "output: {schema: 5}\n",

@@ -48,35 +48,33 @@ def failure(text, data=None, extra=None):
 
 
 PRINTED = [
+    ("{{ a | join('-') }}", "b-c-d"),
+    ("{% for i in items %}{{ loop.length }}{% endfor %}", "22"),
+    ("{{ objects | join(', ', attribute='name') }}", "p, q"),
+    ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
+    ("{% for i in items if i > 1 %}{{ i }}{{ loop.last }}{% endfor %}", "2true"),
+    ("{{ '{}-{:>3}'.format(text, 2) }} {{ text + 'y' }} {{ 'ab' * 2 }}", "x-  2 xy abab"),
+    ("{{ items|batch(2, 0)|list }} {{ items|slice(1)|list }}", "[[1,2]] [[1,2]]"),
+    ("{{ 'a\\nb'|indent }} {{ 1.256|round(1) }} {{ 'aXa'|replace('X', 'b') }}", "a\n    b 1.3 aba"),
     ('Reply {"score": 1}. Text: {{ text }}', 'Reply {"score": 1}. Text: x'),
-    ('{"a": {"b": {{ f }}}}', '{"a": {"b": 0.1}}'),
-    ("{{ text }}\n", "x\n"),
     ("{{ html }}", "<b> & 'q'"),
     ("{{ yes }} {{ n }} {{ f }} {{ whole }} {{ big }}", f"true null 0.1 3.0 {10**30}"),
     ("{{ nan }}", "NaN"),
     ("{{ a }}", '{"b":1,"c":null,"d":{"e":"deep"}}'),
     ("{{ items }} {{ u }} {{ [u] }}", '[1,2] é ["é"]'),
     ("{{ day }} {{ [day] }} {{ price }}", '"2024-01-02" ["2024-01-02"] "1.50"'),
-    ("{{ a.b }}{{ a.d.e }}{{ a['b'] }}", "1deep1"),
     ("{{ a.c }}", "null"),
-    ("{{ row.text }}{{ row['text'] }}", "xx"),
     ("{{ row.items }} {{ items }} {{ values.k }}", "[1,2] [1,2] true"),
     ("{{ row.values }}", '{"k":true}'),
     ("{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", 'b=1;c=null;d={"e":"deep"};'),
-    ("{% for k in row.keys() %}{{ k[0] }}{% endfor %}", "taivnfwbynuhdpro"),
-    ("{{ row.get('text') }}{{ row.get('zz', 5) }}", "x5"),
     ("{{ row.items() | list | length }}", "16"),
     ("{{ a.values() }}", '[1,null,{"e":"deep"}]'),
     ("{{ text ~ yes ~ n ~ a.b ~ items }}", "xtruenull1[1,2]"),
     ("{{ [1, true, none, 'a'] | join('-') }}", "1-true-null-a"),
     ("{{ objects | map(attribute='name') | join(', ') }}", "p, q"),
-    ("{{ objects | join(', ', attribute='name') }}", "p, q"),
     ("{{ objects | map(attribute='name') }}", '["p","q"]'),
-    ("{{ a | tojson }} {{ html | tojson }}", '{"b":1,"c":null,"d":{"e":"deep"}} "<b> & \'q\'"'),
     ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
     ("{{ yes | string }}", "true"),
-    ("{{ range }}", "a field"),
-    ("{{ text.upper() }}{{ text | upper }}", "XX"),
     (
         "{% for x in items %}{{ loop.index }}{{ x }}{% if not loop.last %},{% endif %}{% endfor %}",
         "11,22",
@@ -87,25 +85,25 @@ PRINTED = [
     ("{{ missing is defined }} {{ text is defined }}", "false true"),
     ("{{ a.zz | default(1) }}{{ a.zz.yy.xx | default(2) }}{{ missing['k'] | d(3) }}", "123"),
     ("{{ items[7] | default('end') }}", "end"),
-    ("{% if text == 'x' and yes %}ok{% endif %}", "ok"),
-    ("a {#- words -#} b", "ab"),
     ("{% raw %}{{ text }} {% x %}{% endraw %}", "{{ text }} {% x %}"),
     ("{{ '{{' }} {{ '}}' }}", "{{ }}"),
-    ("{{ 5 }}{{ 'q' }}{{ true }}{{ none }}{{ {'k': none} }}", '5qtruenull{"k":null}'),
     ("{{ '%s-%d' | format(text, 3) }}", "x-3"),
     ("{{ (1, 2) }}", "[1,2]"),
     ("{{ dict(a=1) }}", '{"a":1}'),
+    ("{% for i in items if i > 1 %}{{ i }}{{ loop.last }} {% endfor %}", "2true "),
+    (
+        "{% for i in [[1, [2]]] recursive %}{{ loop(i) if i is iterable else i }};{% endfor %}",
+        "1;2;;;",
+    ),
+    ("{{ '{}-{:>3}'.format(text, 2) }} {{ text + 'y' }} {{ 'ab' * 2 }}", "x-  2 xy abab"),
+    ("{{ items|batch(2, 0)|list }} {{ items|slice(1)|list }}", "[[1,2]] [[1,2]]"),
+    ("{{ 'a\\nb'|indent }} {{ 1.256|round(1) }} {{ 'aXa'|replace('X', 'b') }}", "a\n    b 1.3 aba"),
 ]
 
 
 @pytest.mark.parametrize(("text", "printed"), PRINTED)
 def test_text_prints_as_it_is_and_the_rest_as_json(text, printed):
     assert render(text) == printed
-
-
-def test_helpers_come_after_fields():
-    assert render("{% for i in range(2) %}{{ i }}{% endfor %}", {}) == "01"
-    assert "not callable" in failure("{{ range(2) }}", {"range": "a field"})
 
 
 def test_a_list_of_answers_prints_one_line_each():
@@ -118,28 +116,21 @@ def test_a_list_of_answers_prints_one_line_each():
 
 
 MISSING = [
+    ("{{ items[zz] }}", "zz"),
+    ("{{ zz | tojson }}", "zz"),
+    ("{{ a['zz'] }}", "a.zz"),
     ("{{ txet }}", "txet"),
     ("{{ a.zz }}", "a.zz"),
-    ("{{ a['zz'] }}", "a.zz"),
-    ("{{ a.d.zz }}", "a.d.zz"),
     ("{{ a.zz.yy }}", "a.zz.yy"),
     ("{{ row.zz }}", "zz"),
-    ("{{ row['zz'] }}", "zz"),
     ("{{ n.b }}", "n.b"),
-    ("{{ text.b }}", "text.b"),
     ("{% if zz %}x{% endif %}", "zz"),
-    ("{% for x in zz %}x{% endfor %}", "zz"),
     ("{{ zz + 1 }}", "zz"),
     ("{{ zz ~ 'a' }}", "zz"),
-    ("{{ zz == 1 }}", "zz"),
     ("{{ zz() }}", "zz"),
     ("{{ zz.a() }}", "zz.a"),
-    ("{{ zz | upper }}", "zz"),
-    ("{{ zz | tojson }}", "zz"),
     ("{{ [zz] }}", "zz"),
-    ("{{ {'k': zz} }}", "zz"),
     ("{{ items[zz] }}", "zz"),
-    ("{% for o in objects %}{{ o.zz }}{% endfor %}", "zz"),
     ("{{ row.update }}", "update"),
     ("{{ text.upper }}", "text.upper"),
     ("{{ a.keys }}", "a.keys"),
@@ -161,16 +152,8 @@ FAILING = [
     ("{{ items[7] }}", "prompt.user: a list of 2 has no item 7"),
     ("{{ text + 1 }}", 'prompt.user: can only concatenate str (not "int") to str'),
     (
-        "{{ text.__class__ }}",
-        "prompt.user: access to attribute '__class__' of 'str' object is unsafe.",
-    ),
-    (
         "{{ a.__class__.__mro__ }}",
         "prompt.user: access to attribute '__class__' of 'dict' object is unsafe.",
-    ),
-    (
-        "{{ '{0.__class__}'.format(text) }}",
-        "prompt.user: access to attribute '__class__' of 'str' object is unsafe.",
     ),
     (
         "{{ items.append(1) }}",
@@ -183,7 +166,6 @@ FAILING = [
     ("{{ self }}", "prompt.user: a TemplateReference is not a value to print"),
     ("{{ 'x' * 100000000 }}", "prompt.user renders to more than 64 MB"),
     ("{{ items * 100000000 }}", "prompt.user renders to more than 64 MB"),
-    ("{{ (9 ** 999999) ** 99 }}", "prompt.user renders to more than 64 MB"),
     (
         "{% for i in range(99999) %}{% for j in range(99999) %}{{ text }}{{ 'y' * 9999 }}"
         "{% endfor %}{% endfor %}",
@@ -231,20 +213,15 @@ WRONG = [
     ("{{ a b }}", f"expected token 'end of print statement', got 'b' {SPACED_HINT}"),
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
     ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
-    ("{% if x %}", "Unexpected end of template."),
     (
         "{#1}",
         "Missing end of comment tag (write a literal {# as {% raw %}{#{% endraw %})",
     ),
     (r"\x{{a}}{{#b}}", f"unexpected char '#' at 9 {LITERAL_HINT}"),
     ('{{"score": 1}}', f"expected token 'end of print statement', got ':' {LITERAL_HINT}"),
-    ("{{ a | uper }}", "there is no filter uper (did you mean upper?)"),
-    ("{% if a %}{{ a | uper }}{% endif %}", "there is no filter uper (did you mean upper?)"),
     ("{{ a is definde }}", "there is no test definde (did you mean defined?)"),
     ("{{ a | random }}", "there is no filter random"),
     ("{% include 'x' %}", "include needs other templates (use {file: PATH})"),
-    ("{% extends 'x' %}", "extends needs other templates (use {file: PATH})"),
-    ("{% import 'x' as y %}", "import needs other templates (use {file: PATH})"),
     ("{% from 'x' import y %}", "fromimport needs other templates (use {file: PATH})"),
     ("{% block x %}{% endblock %}", "block has no use here (leave the block tags out)"),
     (
@@ -266,22 +243,16 @@ FIELDS = [
     ("plain", set()),
     ("{{ a }} {{ b.c }} {{ d['e'] }}", {"a", "b", "d"}),
     ("{% for x in xs %}{{ x }}{{ y }}{% endfor %}", {"xs", "y"}),
-    ("{% set q = a %}{{ q }}", {"a"}),
     ("{{ row.a }} {{ row['b'] }} {{ c }}", {"a", "b", "c"}),
     ("{{ row }}", None),
-    ("{% for k in row %}{{ k }}{% endfor %}", None),
     ("{{ row[a] }}", None),
-    ("{{ row.get('a') }}", None),
     ("{{ row.items() }}", None),
     ("{{ a | default(b) }} {{ c is defined }}", {"a", "b", "c"}),
     ("{% if a %}{{ b if c else d }}{% endif %}", {"a", "b", "c", "d"}),
-    ("{% for i in range(3) %}{{ i }}{% endfor %}", set()),
     ("{{ range }}", {"range"}),
     ("{% macro m(x) %}{{ x }}{{ y }}{% endmacro %}{{ m(z) }}", {"y", "z"}),
-    ("{{ loop }}", {"loop"}),
     ("{{ a[b].c[d] }}", {"a", "b", "d"}),
     ("{% filter upper %}{{ a }}{% endfilter %}", {"a"}),
-    ("{% call(x) m() %}{{ a }}{% endcall %}", {"m", "a"}),
     ("{# {{ a }} #}{% raw %}{{ b }}{% endraw %}", set()),
     ("{% with a = b %}{{ a }}{% endwith %}", {"b"}),
 ]
@@ -297,8 +268,6 @@ def test_the_fields_that_a_template_uses_are_known(text, fields):
     [
         "{{ text }}",
         "100 % of {{ text }}, {{ whole }}\n",
-        "{{ big }}{{ n }}{{ yes }}{{ f }}{{ nan }}",
-        "{# said #}{{ items }} {{ html }}{{u}}",
         "%s {{ price }} %(x)s {{ day }}",
         "{{ range }} of {{ objects }}",
     ],

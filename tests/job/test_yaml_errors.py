@@ -8,6 +8,12 @@ from bagent.errors import JobError
 from bagent.job.yaml.parser import read_yaml
 
 CASES = [
+    ("a: {<<: 1}", "job.yaml:1:9: << takes a mapping, or a list of mappings"),
+    (
+        "a: 1\nb\nc: 2\n",
+        "job.yaml:3:1: a line without a colon stands among KEY: VALUE lines "
+        "(while scanning a simple key that began on line 2)",
+    ),
     (
         "user: {{ text }}\n",
         'job.yaml:1:8: a text that begins with {{ must be quoted (write "{{ NAME }}")',
@@ -27,13 +33,6 @@ CASES = [
         "job.yaml:1:11: not YAML: expected ',' or '}', but got '{' "
         '(inside { } and [ ] write "${NAME}" with quotes)',
     ),
-    (
-        "a: b: c\n",
-        "job.yaml:1:5: a colon and a blank stand inside an unquoted text "
-        "(quote the text, or correct the indentation of this line)",
-    ),
-    ("a: @b\n", "job.yaml:1:4: a text may not begin with @ (quote the text)"),
-    ("a: `b`\n", "job.yaml:1:4: a text may not begin with ` (quote the text)"),
     ("a: %b\n", "job.yaml:1:4: a text may not begin with % (quote the text)"),
     (
         'a: "x\\q"\n',
@@ -52,11 +51,6 @@ CASES = [
         "(while parsing a flow sequence that began on line 1)",
     ),
     ("a: !thing 1\n", "job.yaml:1:4: the tag !thing has no meaning here (leave it out)"),
-    (
-        "a: !!python/name:os.system 1\n",
-        "job.yaml:1:4: the tag !!python/name:os.system has no meaning here (leave it out)",
-    ),
-    ("a: !!binary aGk=\n", "job.yaml:1:4: the tag !!binary has no meaning here (leave it out)"),
     ("a: !!int x\n", "job.yaml:1:4: x is no !!int"),
     ("? [a]\n: b\n", "job.yaml:1:3: a key must be text, not a list or mapping"),
     ("a: 1\n---\nb: 2\n", "job.yaml:3:1: a second YAML document begins here (keep one per file)"),
@@ -64,11 +58,6 @@ CASES = [
         "a: 1\nb\x07: 2\n",
         "job.yaml:2:2: the character U+0007 may not stand in a YAML file "
         '(take it out, or write it as \\u.... inside "double quotes")',
-    ),
-    (
-        "a: 1\nb\nc: 2\n",
-        "job.yaml:3:1: a line without a colon stands among KEY: VALUE lines "
-        "(while scanning a simple key that began on line 2)",
     ),
 ]
 
@@ -85,21 +74,15 @@ def test_the_message_says_where_and_how_to_mend_it(text, message):
     [
         "a: b\n- c\n",
         "a:\n  b: 1\n c: 2\n",
-        "- a\nb: 1\n",
-        "a: 'x' y\n",
         'a: "x" y\n',
-        "a: [1, 2]]\n",
         "a: {b: 1\nc: 2\n",
         "a: &\n",
-        "a: *\n",
         "key: |2x\n  a\n",
         "a: >\n\tb\n",
         "%YAML 3.0\n---\na: 1\n",
         "a: - b\n",
         ": 1\n",
         "a: 1\n  b: 2\n",
-        "}",
-        "]",
         "a: !<> 1\n",
         "&a &b c: 1\n",
         "a: {b c: [d}\n",

@@ -39,7 +39,7 @@ def test_every_text_format_may_be_packed(rows_of, kind, name):
 
 
 @pytest.mark.parametrize("kind", PACK)
-@pytest.mark.parametrize("keep", [0.0, 0.0001, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_an_archive_that_is_cut_off_is_refused_at_once(source_of, kind, keep):
     whole = PACK[kind](LINES.encode())
     cut = whole[: int(keep * (len(whole) - 1))]
@@ -47,13 +47,6 @@ def test_an_archive_that_is_cut_off_is_refused_at_once(source_of, kind, keep):
         source_of(cut, f"in.jsonl.{kind}")
     assert caught.value.exit_code == 2
     assert f"in.jsonl.{kind}" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", PACK)
-def test_a_second_member_that_is_cut_off_is_refused(source_of, kind):
-    whole = PACK[kind](LINES.encode())
-    with pytest.raises(InputError, match="cut off or damaged"):
-        source_of(whole + whole[:-5], f"in.jsonl.{kind}")
 
 
 @pytest.mark.parametrize("kind", PACK)
@@ -106,11 +99,6 @@ def test_files_of_another_kind_than_their_name_says_are_refused(source_of, conte
     for name in ("in.jsonl", "in.csv"):
         with pytest.raises(InputError, match=words):
             source_of(content, name)
-
-
-def test_zero_bytes_at_the_start_are_no_utf16(rows_of):
-    rows = rows_of(b'\x00\x00\x00\x00\n{"id":1}\n')
-    assert [row.error is None for row in rows] == [False, True]
 
 
 def test_progress_counts_bytes_as_they_lie_on_the_disk(source_of):

@@ -9,12 +9,6 @@ def test_a_row_is_read_whatever_ends_its_line(rows_of):
         assert [(row.id, row.line) for row in rows_of(text)] == [(1, 1), (2, 2)]
 
 
-def test_byte_order_mark_and_crlf_leave_no_trace(rows_of):
-    rows = rows_of(b'\xef\xbb\xbf{"id":"a"}\r\n{"id":"b"}\r\n')
-    assert [row.data for row in rows] == [{"id": "a"}, {"id": "b"}]
-    assert rows[0].key == rows_of('{"id":"a"}')[0].key
-
-
 def test_pieces_of_any_size_make_the_same_lines():
     data = b'{"a":1}\n\n{"b":2}\r\nlast'
     for size in range(1, len(data) + 1):

@@ -115,17 +115,6 @@ def test_notes_end_where_ids_do_not_ascend(tmp_path):
     assert left == rows[source.passed :]
 
 
-def test_blank_lines_and_a_mark_keep_places_right(tmp_path):
-    text = "\ufeff" + "".join(line(n) + "\n\n" * (n % 3 == 0) for n in range(COUNT))
-    config = write(tmp_path, text)
-    again(config, ())
-    rows = plain(config)
-    left, source = again(config, {row.key for row in rows if row.index != 3000})
-    assert source.passed > 2000
-    numbers = {row.index for row in left}
-    assert left == [row for row in rows if row.index in numbers]
-
-
 def test_only_rows_of_the_shard_need_be_finished(config):
     part = replace(config, shard=(2, 3))
     mine = plain(part)
@@ -170,15 +159,3 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
         file.write("z")
     with pytest.raises(InputError, match="changed while it was read"):
         list(batches)
-
-
-def test_equal_bytes_in_another_order_of_files_are_known_no_more(tmp_path):
-    for name, start in (("a", 0), ("b", 2000)):
-        write(tmp_path, "".join(line(n) for n in range(start, start + 2000)), f"{name}.jsonl")
-    config = RowsConfig(("a.jsonl", "b.jsonl"), tmp_path)
-    again(config, ())
-    turned = replace(config, inputs=("b.jsonl", "a.jsonl"))
-    rows = plain(turned)
-    left, source = again(turned, {row.key for row in rows})
-    assert source.passed == 0
-    assert left == rows

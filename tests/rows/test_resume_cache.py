@@ -80,12 +80,6 @@ def test_notes_with_other_keys_are_dropped(tmp_path):
     assert path.read_bytes() == MAGIC + b"\1" * 32
 
 
-def test_what_cannot_be_written_is_not_noted(tmp_path):
-    memory = noted(tmp_path / "none" / "p", piece(0))
-    assert not memory.noting
-    assert memory.at("a", 0) is None
-
-
 def test_the_identity_follows_what_makes_keys(tmp_path):
     config = RowsConfig(("a.jsonl",), tmp_path, fields=("x",))
     assert identity_of(config) == identity_of(replace(config, inputs=("b.jsonl",), limit=3))

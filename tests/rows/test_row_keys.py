@@ -10,12 +10,6 @@ def text_of(rows: list[dict]) -> str:
     return "\n".join(json.dumps(row) for row in rows)
 
 
-def test_rows_are_numbered_from_zero_with_their_lines(rows_of):
-    rows = rows_of('{"id":1}\n\n   \n{"id":2}\n\n{"id":3}')
-    assert [(row.index, row.id, row.line) for row in rows] == [(0, 1, 1), (1, 2, 4), (2, 3, 6)]
-    assert {row.source for row in rows} == {"in.jsonl"}
-
-
 def test_one_and_text_one_are_two_ids(source_of):
     source = source_of('{"id":1}\n{"id":"1"}\n{"id":1.0}\n{"id":true}', fields=())
     rows = [row for batch in source.batches() for row in batch]
@@ -25,25 +19,6 @@ def test_one_and_text_one_are_two_ids(source_of):
     assert source.warnings == []
 
 
-def test_other_columns_may_change(rows_of):
-    before = rows_of('{"id":1,"a":"x","note":1}', fields=("a",))
-    after = rows_of('{"new":[1],"a":"x","note":2,"id":1}', fields=("a",))
-    changed = rows_of('{"id":1,"a":"y","note":1}', fields=("a",))
-    assert before[0].key == after[0].key != changed[0].key
-
-
-def test_order_of_names_inside_values_does_not_matter(rows_of):
-    one = rows_of('{"id":1,"a":{"x":1,"y":{"p":1,"q":2}}}')
-    two = rows_of('{"a":{"y":{"q":2,"p":1},"x":1},"id":1}')
-    assert one[0].key == two[0].key
-
-
-def test_null_and_missing_fields_differ(rows_of):
-    null = rows_of('{"id":1,"a":null}', fields=("a",))
-    missing = rows_of('{"id":1}', fields=("a",))
-    assert null[0].key != missing[0].key
-
-
 def test_rows_without_id_are_named_by_content(rows_of):
     rows = rows_of('{"a":1,"z":1}\n{"a":2}\n{"a":1,"z":2}\n{"a":1}', fields=("a",))
     assert rows[0].id == f"{rows[0].key:016x}"
@@ -51,11 +26,6 @@ def test_rows_without_id_are_named_by_content(rows_of):
         rows[0].id, rows[1].id, f"{rows[0].id}-2", f"{rows[0].id}-3"
     ]  # fmt: skip
     assert len({row.key for row in rows}) == 4
-
-
-def test_ids_that_are_lists_or_objects_become_their_text(rows_of):
-    rows = rows_of('{"id":[1, "a"]}\n{"id":{"b": 1, "a": null}}')
-    assert [row.id for row in rows] == ['[1,"a"]', '{"a":null,"b":1}']
 
 
 def test_rows_without_the_id_field_are_counted_in_one_warning(source_of):
@@ -79,14 +49,6 @@ def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
         "rows with an id that came before: 2, each stays a row of its own; "
         'first: "a" at in.jsonl:4, before at in.jsonl:1'
     ]
-
-
-def test_a_repeat_far_from_its_first_is_found_after_ids_that_ascend(source_of):
-    lines = [json.dumps({"id": n}) for n in range(3000)] + ['{"id":7}']
-    source = source_of("\n".join(lines))
-    rows = [row for batch in source.batches() for row in batch]
-    assert len({row.key for row in rows}) == 3001
-    assert "7 at in.jsonl:3001, before at in.jsonl:8" in source.warnings[0]
 
 
 def test_repeats_over_several_sources_name_the_source():
@@ -126,14 +88,6 @@ def test_ids_hold_no_lone_surrogate(rows_of):
     (row,) = rows_of(rb'{"id":"a\udc00"}')
     assert row.id == "a\\udc00"
     assert row.id.encode()
-
-
-def test_openai_batch_lines_are_rows(rows_of):
-    (row,) = rows_of(
-        '{"custom_id":"q1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}'
-    )
-    assert row.id == "q1"
-    assert row.data["body"] == {"model": "m"}
 
 
 def test_nesting_that_can_be_read_but_not_written_is_a_bad_row():

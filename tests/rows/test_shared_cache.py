@@ -138,8 +138,3 @@ def test_keys_that_are_not_those_of_the_rows_are_not_believed(tmp_path):
     note(config, lines(0, 20).encode(), [row.key + PARTS for row in rows])
     for part in range(1, PARTS + 1):
         assert all_of(following(part_of(config, part))) == plain(part_of(config, part))[0]
-
-
-def test_without_the_file_all_is_read(tmp_path):
-    config = part_of(write(tmp_path, INPUTS["ascending"]), 3)
-    assert all_of(following(config)) == plain(config)[0]

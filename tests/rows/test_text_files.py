@@ -1,5 +1,3 @@
-import gzip
-
 from bagent.rows import RowsConfig, open_rows
 
 
@@ -18,22 +16,6 @@ def test_each_file_is_a_row_of_path_and_text(tmp_path):
         {"path": "papers/b.txt", "text": "second"},
     ]
     assert [(row.source, row.line) for row in rows] == [("papers/a.txt", 1), ("papers/b.txt", 1)]
-
-
-def test_the_key_survives_moving_the_whole_folder(tmp_path):
-    keys = []
-    for place in ("one", "two"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "a.txt").write_text("x")
-        keys += [row.key for row in rows_in(tmp_path / place, "*.txt", fields=("path", "text"))]
-    assert keys[0] == keys[1]
-
-
-def test_any_suffix_and_packed_files_are_text(tmp_path):
-    (tmp_path / "a.md").write_text("# a")
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"packed"))
-    (tmp_path / "c").write_text("")
-    assert [row.data["text"] for row in rows_in(tmp_path, "*")] == ["# a", "packed", ""]
 
 
 def test_a_file_that_is_not_utf8_is_a_bad_row(tmp_path):
