@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from support.cli import run_bagent
+from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
 
@@ -25,7 +25,9 @@ def test_a_program_finds_no_key_in_the_environment_of_its_parent(job_dir):
     with FakeServer() as fs:
         backend = {"url": fs.url, "api_key_env": "MY_KEY"}
         write_job(job_dir, "", 1, backend=backend, agent={"command": [sys.executable, "-c", SPY]})
-        done = run_bagent(["run", "job.yaml"], job_dir, {"MY_KEY": "a-secret-key"})
+        command, env = ["run", "job.yaml"], {"MY_KEY": "a-secret-key"}
+        with Running(command, job_dir, env, fresh=True) as running:
+            done = running.finish()
     assert done.code in (0, 1), done.err
     row = results_by_id(job_dir)["r1"]
     # Root sees stars, others may not even look.
