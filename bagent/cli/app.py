@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,6 +108,7 @@ class LazyGroup(TyperGroup):
         return name, load_command(name) if name in COMMANDS else stand_in, remaining
 
 
+@cache
 def load_command(name: str) -> Any:
     """Import the command ``name`` of :data:`COMMANDS`, with its options."""
     function: Callable[..., Any] = getattr(import_module(f"bagent.cli.commands.{name}"), name)
@@ -194,10 +196,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
+@cache
+def _root() -> Any:
+    return typer.main.get_command(app)
+
+
 def _invoke(args: list[str]) -> int:
-    command = typer.main.get_command(app)
     try:
-        result = command.main(args=args, prog_name="bagent", standalone_mode=False)
+        result = _root().main(args=args, prog_name="bagent", standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.Abort:
