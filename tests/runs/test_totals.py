@@ -75,7 +75,7 @@ def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     assert summary(done)["rows"] == (
         f"6 rows: {state['ok']} ok, 2 failed, {state['remaining']} remaining"
     )
-    write_job(job_dir, fs.url, 6, limits={"concurrency": 1})
+    write_job(job_dir, fs.url, 6, limits={"concurrency": 1, "retries": 0})
     again = bagent(["run", "job.yaml", "--progress", "json"])
     first = next(event for event in events(again) if event["event"] in ("progress", "end"))
     assert first["total"] == 6
