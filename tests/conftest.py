@@ -23,27 +23,10 @@ SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat
 # place still fails for a closed file.
 os.fsync = os.fdatasync = lambda file: os.fstat(file if isinstance(file, int) else file.fileno())
 
-LONGEST = (
-    "tests/runs/test_kill.py",
-    "tests/runs/test_exit_codes.py",
-    "tests/end_to_end/",
-    "tests/jobs/",
-    "tests/cli/",
-)
-"""What takes longest, the longest first. Files go whole to one of several processes: what begins
-last should be short, so that none of them is alone at the end."""
-
 
 def pytest_report_header() -> str:
     """Print the seed of the disturbed runs."""
     return f"BAGENT_TEST_SEED={SEED} (set it to repeat the disturbed runs of a day)"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
-    items.sort(key=lambda item: next(
-        (place for place, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
-    ))  # fmt: skip
 
 
 def pytest_collection_finish() -> None:
