@@ -14,7 +14,6 @@ from bagent.agents.plan import StagePlan
 from bagent.backend_kinds import TRAITS
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
-from bagent.backends.registry import BackendConfig, make_backend
 from bagent.check import facts
 from bagent.check.estimate import (
     Sizes,
@@ -282,10 +281,7 @@ class _Check:
         """Return the complete report."""
         transport = Transport()
         servers = self._target.servers
-        config = BackendConfig(
-            enforce=self._prepared.job.output.enforce, keys=servers.keys, bedrock=servers.bedrock
-        )
-        backend = make_backend(servers.kind, transport, config)
+        backend = servers.make_backend(transport, enforce=self._prepared.job.output.enforce)
         try:
             probed = await probe_all(backend, transport, self._target)
             model = self._model(probed)

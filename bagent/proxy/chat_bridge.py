@@ -24,7 +24,6 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.messages import assistant_message
 from bagent.backends.openai.chat import PROVIDER_BLOCKS
-from bagent.backends.registry import BackendConfig, make_backend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.proxy.auth import address_guard, new_token, token_guard
 from bagent.proxy.forward import client_closed_response
@@ -303,8 +302,7 @@ async def bridged(
 ) -> AsyncIterator[Endpoint]:
     """Yield a local endpoint of OpenAI's protocol in front of the only server of ``servers``."""
     (endpoint,) = servers.endpoints
-    config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
-    backend = make_backend(servers.kind, Transport(), config, notice)
+    backend = servers.make_backend(Transport(), notice)
     token = new_token()
     bridge = Bridge(backend, endpoint, token, timeouts, servers.kind)
     runner = web.AppRunner(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.backend_kinds import TRAITS, BackendKind
+from bagent.backends.base import Backend
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.detect import detect_capabilities
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
@@ -60,6 +61,18 @@ class Servers(msgspec.Struct, frozen=True):
     def own(self) -> bool:
         """Whether these are the user's own engines, or may be."""
         return not TRAITS[self.kind].hosted
+
+    def make_backend(
+        self,
+        transport: Transport,
+        notice: Callable[[str], None] = lambda _: None,
+        *,
+        enforce: str = "auto",
+        batching: str = "auto",
+    ) -> Backend:
+        """Return the backend that speaks to these servers."""
+        config = BackendConfig(enforce, batching, self.keys, self.bedrock)
+        return make_backend(self.kind, transport, config, notice)
 
 
 async def open_servers(
@@ -347,9 +360,8 @@ async def check_server(servers: Servers, model: str | None, seconds: float) -> H
     """
     (endpoint,) = servers.endpoints
     end = time.monotonic() + seconds
-    config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
     transport = Transport()
-    backend = make_backend(servers.kind, transport, config)
+    backend = servers.make_backend(transport)
     try:
         capabilities = await backend.probe(endpoint, seconds)
         if isinstance(capabilities, Failure):

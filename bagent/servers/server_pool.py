@@ -14,7 +14,7 @@ import msgspec
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.http.client import Transport
-from bagent.backends.registry import BackendConfig, check_supported, make_backend
+from bagent.backends.registry import check_supported
 from bagent.errors import UsageError
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet
@@ -99,13 +99,9 @@ class ServerResolver:
         sampling = job.sampling.request_fields()
         names = sampling.keys() - job.sampling.extra.keys() - {"max_tokens"}
         check_supported(servers.kind, names, raw=raw, batching=job.batching.mode)
-        config = BackendConfig(
-            enforce=job.output.enforce,
-            batching=job.batching.mode,
-            keys=servers.keys,
-            bedrock=servers.bedrock,
+        backend = servers.make_backend(
+            self.transport, self.notice, enforce=job.output.enforce, batching=job.batching.mode
         )
-        backend = make_backend(servers.kind, self.transport, config, self.notice)
         return self.budgets.wrap(backend, job, servers.kind)
 
 
