@@ -211,8 +211,8 @@ async def open_job_tools(
         env,
         allow_code=spec.allow_code,
         places=[job.source.position((*path, "tools", index)) for index, _ in selected],
+        redact=Redactor(job.source.secrets),
     ) as tools:
-        tools.redact = Redactor(job.source.secrets)
         yield tools
 
 

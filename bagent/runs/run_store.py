@@ -36,6 +36,7 @@ from bagent.store.journal.codec import OK_CODE, code_of, unit_of
 from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index, units_of
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
+from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.journal.segments import part_order
 from bagent.store.lock import LockRenewer, RunLock, is_live, owners
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
@@ -355,15 +356,9 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         info = directory.load(prepared.part)
         policy = make_retry_policy(prepared, info, changed=bool(changed))
         directory.clear_stop()
-        journal = Journal.open(
-            directory.path,
-            prepared.part,
-            clock=time.monotonic,
-            report=notes.append,
-            new_segment=owner.took_over,
+        journal, done, live_totals = _open_journal(
+            prepared, directory, policy, notes, new_segment=owner.took_over
         )
-        journal.redact = make_redactor(prepared.job, options.env)
-        done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         notes += _changes(changed, len(done))
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints, changed, len(done))
@@ -411,17 +406,28 @@ def _changes(changed: list[str], finished: int) -> Iterator[str]:
         yield f"{', '.join(changed)} changed; {finished:,} finished rows are kept as they are"
 
 
-def _finished(
-    directory: RunDir, journal: Journal, policy: ResumePolicy, part: str, notes: list[str]
-) -> tuple[DoneIndex, LiveTotals]:
-    """Return what earlier starts finished; give ``journal`` the index of their outcomes."""
+def _open_journal(
+    prepared: RunContext,
+    directory: RunDir,
+    policy: ResumePolicy,
+    notes: list[str],
+    *,
+    new_segment: bool,
+) -> tuple[Journal, DoneIndex, LiveTotals]:
+    """Return the open journal, and what earlier starts finished."""
+    part, report = prepared.part, notes.append
+    files = JournalFiles.open(directory.path, part, report=report, new_segment=new_segment)
     # Rows that another division into parts finished count too.
-    done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
-    if done.codes:
-        journal.edited = EditedRows(done.indexes)
+    done = load_index(directory.path, None, policy, report=report, seen_by=part)
     live_totals = LiveTotals(done, accept=policy.accept_truncated)
-    journal.on_tombstone = live_totals.take_back_unit
-    return done, live_totals
+    journal = Journal(
+        files,
+        time.monotonic,
+        redact=make_redactor(prepared.job, prepared.options.env),
+        edited=EditedRows(done.indexes) if done.codes else None,
+        on_tombstone=live_totals.take_back_unit,
+    )
+    return journal, done, live_totals
 
 
 def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list[str]) -> RunDir:

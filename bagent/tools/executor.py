@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from bagent.clocks import unix
-from bagent.redaction import Redactor
+from bagent.redaction import NO_SECRETS, Redactor
 from bagent.tools.arguments import canonical, check_arguments, read_arguments
 from bagent.tools.types import (
     Arguments,
@@ -326,6 +326,7 @@ class ToolExecutor:
 
     Args:
         tools: the tools, in the order of ``definitions``.
+        redact: masks secrets in the errors of tools, which go to the model and the journal.
         wall: returns Unix seconds, for ``ToolResult.started``.
     """
 
@@ -333,14 +334,14 @@ class ToolExecutor:
         self,
         tools: Sequence[Tool],
         *,
+        redact: Redactor = NO_SECRETS,
         wall: Callable[[], float] = unix,
     ) -> None:
+        self._redact = redact
         self._wall = wall
         self._runners = {tool.name: ToolRunner(tool) for tool in tools}
         self.definitions: list[Json] = [tool.definition for tool in tools]
         """The tools in the form of a chat request, always in the same order."""
-        self.redact = Redactor()
-        """Masks secrets in the errors of tools, which go to the model and the journal."""
 
     @property
     def names(self) -> list[str]:
@@ -372,10 +373,10 @@ class ToolExecutor:
         answer, shared, cached = await runner.answer(call.arguments, limit)
         if isinstance(answer, ToolFault):
             answer = ToolFault(
-                self.redact(answer.message),
+                self._redact(answer.message),
                 answer.kind,
-                location=self.redact(answer.location),
-                trace=self.redact(answer.trace),
+                location=self._redact(answer.location),
+                trace=self._redact(answer.trace),
             )
         took = round((clock() - began) * 1000, 3)
         return _result(answer, started, shared=shared, cached=cached, latency_ms=took)

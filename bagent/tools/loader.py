@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagent.errors import Position, UsageError
 from bagent.job.spec.agent import ToolSpec
+from bagent.redaction import NO_SECRETS, Redactor
 from bagent.tools.builtin.loader import open_builtin
 from bagent.tools.command_tool import (
     CLAUDE_CODE,
@@ -43,6 +44,7 @@ async def open_tools(
     *,
     allow_code: bool = False,
     places: Sequence[Position] = (),
+    redact: Redactor = NO_SECRETS,
 ) -> AsyncIterator[ToolExecutor]:
     """Check and open the tools of a job; on exit they are closed and their processes ended.
 
@@ -52,6 +54,7 @@ async def open_tools(
         env: the environment of the run; tools get its ordinary variables, and what they name.
         allow_code: whether ``python_eval`` and ``shell`` are allowed.
         places: the position of each of ``specs`` in the job file, for messages.
+        redact: masks secrets in the errors of tools.
 
     Raises:
         UsageError: a tool cannot be opened, or two have one name; nothing stays open.
@@ -65,7 +68,7 @@ async def open_tools(
         # Servers start in parallel: each may take a second or more.
         positions: Sequence[Position | None] = places or [None] * len(specs)
         opened = await _all_opened(opener, specs, positions)
-        pool = ToolExecutor(_distinct(opened, specs, positions))
+        pool = ToolExecutor(_distinct(opened, specs, positions), redact=redact)
         stack.push_async_callback(pool.close)
         yield pool
 

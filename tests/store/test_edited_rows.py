@@ -10,6 +10,8 @@ import pytest
 from bagent.store.journal.codec import salt_of, unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index, open_indexes
 from bagent.store.journal.edited_rows import EditedRows, replaced_lines
+from bagent.store.journal.journal import Journal
+from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.journal.reader import JournalReader
 from bagent.types import Outcome
 
@@ -22,9 +24,12 @@ def unit(outcome: Outcome) -> int:
 
 def going_on(store, **options):
     """The journal of a later start, as a run opens it."""
-    journal = store.open(**options)
-    journal.edited = EditedRows(open_indexes(store.path, store.reports.append))
-    return journal
+    files = JournalFiles.open(store.path, report=store.reports.append, **{"part": "all", **options})
+    return Journal(files, store.clock, edited=edited_rows(store))
+
+
+def edited_rows(store) -> EditedRows:
+    return EditedRows(open_indexes(store.path, store.reports.append))
 
 
 def current(store) -> list[str]:
@@ -75,17 +80,14 @@ def test_another_row_takes_nothing_away(store, outcome, changes):
 
 def test_ids_are_the_same_only_as_typed(store, outcome):
     store.write(outcome(1, id=1), outcome(2, id="1"), outcome(3, id=True))
-    journal = going_on(store)
+    edited = edited_rows(store)
     for row in (1, 2, 3):
-        assert len(journal.edited.replaced_units(outcome(row, key=OTHER_KEY, id=1))) == (row == 1)
-    journal.close()
+        assert len(edited.replaced_units(outcome(row, key=OTHER_KEY, id=1))) == (row == 1)
 
 
 def test_a_row_that_is_only_taken_up_again_takes_nothing_away(store, outcome, failure):
     store.write(failure(1), outcome(2))
-    journal = going_on(store)
-    assert journal.edited.replaced_units(outcome(1)) == []
-    journal.close()
+    assert edited_rows(store).replaced_units(outcome(1)) == []
 
 
 def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, outcome):
@@ -116,11 +118,10 @@ def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
     rows = rng.sample(range(500), 400)
     store.write(*(outcome(row) for row in rows), segment_bytes=4000)
     assert len(open_indexes(store.path, store.reports.append)) > 10
-    journal = going_on(store)
+    earlier = edited_rows(store)
     for row in range(520):
         edited = outcome(row, key=f"{row + 1:016x}")
-        assert journal.edited.replaced_units(edited) == [unit(outcome(row))] * (row in rows)
-    journal.close()
+        assert earlier.replaced_units(edited) == [unit(outcome(row))] * (row in rows)
 
 
 def test_an_earlier_segment_that_is_gone_keeps_no_new_outcome_from_being_written(store, outcome):
@@ -135,11 +136,12 @@ def test_an_earlier_segment_that_is_gone_keeps_no_new_outcome_from_being_written
 
 def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcome):
     store.write(*map(outcome, range(9)))
-    journal = going_on(store)
+    journal = store.open()
+    edited = edited_rows(store)
     for row in range(9, 40):
         journal.write(outcome(row))
     journal.save_index()
-    assert journal.edited.replaced_units(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
+    assert edited.replaced_units(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
     journal.close()
 
 

@@ -1,6 +1,7 @@
 """The journal: append-only JSON lines, the source of truth of a run.
 
 - ``journal``: the writer of one part
+- ``journal_files``: its open segments
 - ``segments``: file names, order and torn ends
 - ``codec``: records to lines and back, outcome codes
 - ``segment_index``: the index file beside a segment

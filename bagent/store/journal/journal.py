@@ -7,10 +7,8 @@ second, so that no row waits for the disk.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import msgspec
 
 from bagent.clocks import unix
 from bagent.errors import WriteError
-from bagent.redaction import Redactor
+from bagent.redaction import NO_SECRETS, Redactor
 from bagent.store.journal.codec import (
     TOMBSTONE,
     decode_outcome,
@@ -28,153 +26,18 @@ from bagent.store.journal.codec import (
     salt_of,
 )
 from bagent.store.journal.edited_rows import EditedRows
-from bagent.store.journal.segment_index import SegmentIndex, open_index
+from bagent.store.journal.journal_files import JournalFiles
+from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.segments import (
     SEGMENT_BYTES,
     Report,
-    Segment,
     Stream,
-    check_part,
-    list_segments,
-    mend_tail,
     read_line,
     segment_path,
     unpack_location,
     write_error,
 )
 from bagent.types import Attempt, EndpointSample, Outcome, ToolRecord, Turn
-
-_UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
-
-
-class SegmentWriter:
-    """Appends complete lines to the segments of one stream; the last one is open."""
-
-    def __init__(self, journal: Path, stream: Stream, part: str, limit: int) -> None:
-        self.journal = journal
-        self.stream = stream
-        self.part = part
-        self.limit = limit
-        self.number = 0
-        self.size = 0
-        self.descriptor = -1
-        self.dirty = False
-        self.retired: deque[int] = deque()
-
-    @property
-    def segment(self) -> Segment:
-        """The segment that is written now."""
-        path = segment_path(self.journal, self.stream, self.part, self.number)
-        return Segment(self.part, self.number, path)
-
-    def start(self, report: Report, *, new_segment: bool, eager: bool) -> None:
-        """Mend the last segment and go on in it, or begin the next one."""
-        segments = list_segments(self.journal, self.stream, self.part)
-        if segments:
-            self.number = segments[-1].number
-            mend_tail(segments[-1].path, report)
-            size = segments[-1].path.stat().st_size
-            if not new_segment and size < self.limit:
-                self.descriptor, self.size = self._open(self.number, 0), size
-                return
-        if eager:
-            self.begin_next()
-
-    def begin_next(self) -> None:
-        """Begin the next segment; the one before it is closed at the next sync.
-
-        Raises:
-            WriteError: the new file cannot be made.
-        """
-        number = self.number + 1
-        while True:
-            try:
-                descriptor = self._open(number, os.O_CREAT | os.O_EXCL)
-                break
-            except FileExistsError:
-                number += 1
-        before, self.descriptor = self.descriptor, descriptor
-        self.number, self.size = number, 0
-        if before >= 0:
-            self.retired.append(before)
-
-    def _open(self, number: int, flags: int) -> int:
-        path = segment_path(self.journal, self.stream, self.part, number)
-        try:
-            return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise write_error(path, error) from error
-
-    def append(self, line: bytes) -> int:
-        """Write whole lines in one call; the byte where they begin.
-
-        Raises:
-            WriteError: not all could be written; what was is taken back.
-        """
-        if self.descriptor < 0:
-            self.begin_next()
-        start = self.size
-        try:
-            written = os.write(self.descriptor, line)
-            if written != len(line):
-                self._write_rest(line, written)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self.descriptor, start)
-            raise write_error(self.segment.path, error) from error
-        self.size = start + len(line)
-        self.dirty = True
-        return start
-
-    def _write_rest(self, line: bytes, written: int) -> None:
-        """A short write mostly means a full disk: the next try names the reason."""
-        while written < len(line):
-            more = os.write(self.descriptor, line[written:])
-            if more == 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written += more
-
-    def sync(self) -> None:
-        """Bring what was written to the disk and close the segments that are full.
-
-        May run in another thread than the writing: only this method closes descriptors.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        retired = []
-        while self.retired:
-            retired.append(self.retired.popleft())
-        try:
-            for descriptor in retired:
-                _fdatasync(descriptor)
-            if self.dirty:
-                self.dirty = False
-                _fdatasync(self.descriptor)
-        finally:
-            for descriptor in retired:
-                os.close(descriptor)
-
-    def close(self) -> None:
-        """Close all files, without a sync."""
-        for descriptor in (*self.retired, self.descriptor):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.retired.clear()
-        self.descriptor = -1
-
-
-def _fdatasync(descriptor: int) -> None:
-    """Sync a file; file systems without sync are ignored."""
-    sync = getattr(os, "fdatasync", os.fsync)
-    try:
-        sync(descriptor)
-    except OSError as error:
-        if error.errno not in _UNSYNCABLE:
-            raise
-
 
 FLUSH_SECONDS = 1.0
 """How long attempts, samples and tool records are buffered."""
@@ -183,39 +46,49 @@ _FLUSH_BYTES = 64 * 1024
 
 
 class Journal:
-    """The journal of one part of a run, opened for writing by its owner.
+    """The journal of one part of a run, written by its owner.
 
     All methods except :meth:`sync` must be called in one thread. After a :class:`WriteError` every
     further write raises it again; reads still work.
+
+    Args:
+        files: its open files; :meth:`close` closes them.
+        clock: seconds; decides when buffered records are written.
+        redact: masks the secrets of the run in errors; answers are written unchanged.
+        edited: finds the outcomes that a new one replaces; None if no earlier start wrote any.
+        on_tombstone: called with each unit that :meth:`write_tombstone` writes.
     """
 
-    def __init__(self, path: Path, part: str, clock: Callable[[], float], limit: int) -> None:
-        self.path = path
-        self.part = part
+    def __init__(
+        self,
+        files: JournalFiles,
+        clock: Callable[[], float],
+        *,
+        redact: Redactor = NO_SECRETS,
+        edited: EditedRows | None = None,
+        on_tombstone: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.path = files.path
+        self.part = files.part
+        self.redact = redact
+        self._files = files
+        self._edited = edited
+        self._on_tombstone = on_tombstone
         self._clock = clock
-        self._limit = limit
+        self._limit = files.limit
         self._failed: WriteError | None = None
         self._raised = False
         self._closed = False
         self._sync_lock = threading.Lock()
         self._new_files = True
-        self._rows = SegmentWriter(path, "rows", part, limit)
-        self._turns = SegmentWriter(path, "turns", part, limit)
-        loose: tuple[Stream, ...] = ("attempts", "endpoints", "tools")
-        self._loose = {stream: SegmentWriter(path, stream, part, limit) for stream in loose}
-        self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in loose}
+        self._rows, self._turns, self._loose = files.rows, files.turns, files.loose
+        self._index = files.index
+        self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in files.loose}
         self._flushed = clock()
-        self._index = SegmentIndex(self._rows.segment)
         self._readers: dict[int, int] = {}
         self._pending: list[tuple[Outcome, bytes]] | None = None
         self._pending_bytes = 0
         self._blocks = 0
-        self.edited: EditedRows | None = None
-        """Finds the outcomes that a new one replaces; None if no earlier start wrote anything."""
-        self.on_tombstone: Callable[[int], None] = lambda _: None
-        """Called with each unit that :meth:`write_tombstone` writes."""
-        self.redact = Redactor()
-        """Masks the secrets of the run in errors; answers are written unchanged."""
 
     @classmethod
     def open(
@@ -228,40 +101,11 @@ class Journal:
         new_segment: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Journal:
-        """Open the journal of ``part`` under ``run_dir`` and repair it after a crash.
-
-        Args:
-            run_dir: the run directory; its folder ``journal`` is made.
-            part: ``all``, or like ``1-of-4``.
-            clock: seconds; decides when buffered records are written.
-            report: called with each repaired or broken line.
-            new_segment: begin a new segment, since a previous owner may still write to the last.
-            segment_bytes: size at which a segment is sealed.
-
-        Raises:
-            WriteError: the journal cannot be written.
-            UsageError: it is a link, or a segment of it was packed or renamed.
-        """
-        path = run_dir / "journal"
-        list_segments(path)  # refuses links
-        journal = cls(path, check_part(part), clock, segment_bytes)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            journal._start(report, new_segment)
-        except OSError as error:
-            journal._close_files()
-            raise write_error(path, error) from error
-        except WriteError:
-            journal._close_files()
-            raise
-        return journal
-
-    def _start(self, report: Report, new_segment: bool) -> None:
-        self._rows.start(report, new_segment=new_segment, eager=True)
-        self._turns.start(report, new_segment=new_segment, eager=False)
-        for writer in self._loose.values():
-            writer.start(report, new_segment=new_segment, eager=False)
-        self._index = open_index(self._rows.segment, report, save=True)
+        """Open a journal that masks and replaces nothing, as :meth:`JournalFiles.open` says."""
+        files = JournalFiles.open(
+            run_dir, part, report=report, new_segment=new_segment, segment_bytes=segment_bytes
+        )
+        return cls(files, clock)
 
     def write(self, outcome: Outcome) -> int:
         """Write the line of a finished row; return its location, for :meth:`read_at`.
@@ -272,8 +116,8 @@ class Journal:
             WriteError: the line could not be written; no part of it remains.
         """
         outcome.error = self.redact.optional(outcome.error)
-        if self.edited is not None:
-            for unit in self.edited.replaced_units(outcome):
+        if self._edited is not None:
+            for unit in self._edited.replaced_units(outcome):
                 self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
         return self._write(outcome)
 
@@ -299,7 +143,7 @@ class Journal:
                 finished_at=unix(),
             )
         )
-        self.on_tombstone(unit)
+        self._on_tombstone(unit)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -519,8 +363,7 @@ class Journal:
         return error
 
     def _close_files(self) -> None:
-        for writer in (self._rows, self._turns, *self._loose.values()):
-            writer.close()
+        self._files.close()
         for descriptor in self._readers.values():
             os.close(descriptor)
         self._readers.clear()
