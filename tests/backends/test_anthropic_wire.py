@@ -147,12 +147,6 @@ def test_an_error_behind_200_is_found() -> None:
     assert found.kind == "overloaded"
 
 
-def test_an_answer_without_a_stop_reason_keeps_none() -> None:
-    found = read_message(b'{"content":[{"type":"text","text":"a"}],"stop_reason":null}', "", {})
-    assert isinstance(found, Reply)
-    assert found.finish_reason is None
-
-
 SAY = ModelAnswer(text="hällo", calls=(("t1", "f", {"a": 1}), ("t2", "g", {})), thought="hm")
 
 
@@ -164,8 +158,7 @@ def reader(events: Sequence[bytes]) -> AnthropicStream:
     return found
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("size", [1, 2, 7, 4096])
+@pytest.mark.parametrize(("end", "size"), [(b"\n", 1), (b"\r\n", 7), (b"\r", 4096)])
 def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: bytes) -> None:
     raw = b"".join(AnthropicWire().events(SAY)).replace(b"\n", end)
     found = reader([raw[at : at + size] for at in range(0, len(raw), size)]).result()
@@ -176,13 +169,7 @@ def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: by
     assert found.blocks[0] == {"type": "thinking", "thinking": "hm", "signature": "s1g=="}
 
 
-def test_counts_are_cumulative_and_the_last_ones_hold() -> None:
-    found = reader(AnthropicWire().events(ModelAnswer(completion=41))).result()
-    assert isinstance(found, Reply)
-    assert (found.usage.prompt, found.usage.completion) == (30, 41)
-
-
-@pytest.mark.parametrize("kept", range(1, 8))
+@pytest.mark.parametrize("kept", (1, 4, 7))
 def test_a_stream_without_its_stop_reason_is_no_answer(kept: int) -> None:
     events = AnthropicWire().events(ModelAnswer(text="hello world"))
     found = reader(events[:kept]).result()
@@ -208,15 +195,6 @@ def test_a_page_in_place_of_a_stream_is_shown() -> None:
     found = reader([b"<h1>bad gateway</h1>\n"]).result()
     assert isinstance(found, Failure)
     assert "bad gateway" in found.message
-
-
-def test_a_call_whose_block_is_never_told_to_end_has_its_arguments() -> None:
-    events = [one for one in AnthropicWire().events(SAY) if b"content_block_stop" not in one]
-    found = reader(events).result()
-    assert isinstance(found, Reply)
-    assert [json.loads(call.arguments) for call in found.tool_calls] == [
-        arguments for _, _, arguments in SAY.calls
-    ]
 
 
 def block(index: int, start: object, *deltas: object) -> list[bytes]:

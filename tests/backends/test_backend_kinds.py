@@ -27,10 +27,6 @@ def test_an_unknown_kind_is_refused_and_not_called_as_an_openai_server():
     assert unsupported_settings("gemini").text() == ""
 
 
-def test_no_kind_is_both_a_provider_and_an_engine_of_ones_own():
-    assert [kind for kind, traits in TRAITS.items() if traits.own and traits.hosted] == []
-
-
 def test_providers_with_prices_are_those_of_the_price_list():
     assert {traits.prices for traits in TRAITS.values() if traits.prices} == {
         price.provider for price in known_prices()

@@ -11,7 +11,7 @@ import pytest
 from bagent.backends.base import Exchange
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request
-from bagent.types import Failure, Reply, Usage
+from bagent.types import Failure, Reply
 from support.backend_calls import QUICK, backend, endpoint
 from support.fake_server import FakeServer
 from support.replies import context_overflow, echo, error_body, ok, status
@@ -80,27 +80,6 @@ def vllm() -> Iterator[FakeServer]:
         yield server
 
 
-def test_raw_prompts_travel_as_one_list_and_come_back_by_index(vllm: FakeServer) -> None:
-    vllm.server.options.order = "reversed"
-    exchange = grouped(vllm, raws(5))
-    assert texts(exchange) == [f"id=r{i} say it" for i in range(5)]
-    (seen,) = vllm.requests
-    assert seen.path == "/v1/completions"
-    assert seen.body["prompt"] == [f"id=r{i} say it" for i in range(5)]
-    assert seen.body["max_tokens"] == 16
-    assert seen.body["temperature"] == 0
-    assert "add_special_tokens" not in seen.body
-    assert (exchange.status, exchange.learned) == (200, False)
-
-
-def test_tokens_are_counted_row_by_row_where_the_engine_tells_ids(vllm: FakeServer) -> None:
-    exchange = grouped(vllm, raws(2))
-    size = len("id=r0 say it")
-    assert [r.usage for r in exchange.results if isinstance(r, Reply)] == [
-        Usage(size, None, size)
-    ] * 2
-
-
 def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
     settings = CallSettings("m", {"temperature": 0}, {}, SCHEMA)
     exchange = grouped(vllm, chats(3, settings))
@@ -119,16 +98,6 @@ def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> 
     for result, prompt in zip(exchange.results, seen.body["prompt"], strict=True):
         assert isinstance(result, Reply)
         assert result.usage.prompt == len(prompt.encode())
-
-
-def test_chats_travel_as_a_batch_where_lists_are_not_wanted(vllm: FakeServer) -> None:
-    exchange = grouped(vllm, chats(4), batching="chat")
-    assert texts(exchange) == [f"be {{brief}} \n id=r{i} naïve?\n" for i in range(4)]
-    (seen,) = vllm.requests
-    assert seen.path == "/v1/chat/completions/batch"
-    assert [talk[0]["content"] for talk in seen.body["messages"]] == ["be {brief} "] * 4
-    assert seen.body["max_tokens"] == 16
-    assert "stream" not in seen.body
 
 
 @pytest.mark.parametrize(
@@ -190,15 +159,6 @@ async def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeS
     assert len(notices) == 1
 
 
-async def test_only_one_chat_answer_carries_token_ids_for_the_proof(vllm: FakeServer) -> None:
-    async with backend() as found:
-        to = endpoint(vllm.url, own=True)
-        await found.probe(to, 5)
-        await found.learn(to, chats(1), QUICK)
-        await asyncio.gather(*(found.send(to, [call], QUICK) for call in chats(8)))
-    assert sum("return_token_ids" in seen.body for seen in vllm.requests) == 1
-
-
 async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
     async with backend() as found:
         exchange = await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
@@ -222,14 +182,3 @@ def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() ->
             assert isinstance(result, Failure)
             assert "***" in result.message
             assert "secret" not in result.message
-
-
-def test_a_doubled_first_token_is_noticed(vllm: FakeServer) -> None:
-    def doubled(body: Any, seen: Any) -> Any:
-        for choice in body["choices"]:
-            if "prompt_token_ids" in choice:
-                choice["prompt_token_ids"].insert(0, choice["prompt_token_ids"][0])
-        return body
-
-    vllm.server.edit = doubled
-    assert grouped(vllm, chats(3), notice=lambda _: None).learned

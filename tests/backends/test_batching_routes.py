@@ -43,14 +43,6 @@ def refusal(status: int, words: str = "no", kind: str = "rejected", **fields: An
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_calls_with_the_same_settings_limit_seed_and_shape_go_together() -> None:
-    key = Setting().groups.key
-    assert key(ROW) is not None
-    assert key(ROW) == key(chat("other", "texts"))
-    assert key(RAW) == key(raw_prompt("3+3="))
-    assert hash(key(ROW)) == hash(key(chat("other", "texts")))
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -95,9 +87,6 @@ def test_mode_single_lets_every_call_go_alone(given: Request) -> None:
     assert setting.limit(given) == 1
 
 
-# --- how many -----------------------------------------------------------------------------------
-
-
 def test_what_a_probe_found_missing_is_not_tried() -> None:
     setting = ready("chat")
     setting.profiles.of(OWN).update(Capabilities(engine="vllm", lists=False, chat_batch=False))
@@ -109,11 +98,7 @@ def test_what_a_probe_found_missing_is_not_tried() -> None:
     assert setting.limit(ROW) == MAX_CHATS
 
 
-def test_chats_of_a_proven_shape_go_as_lists_and_others_are_learned_first() -> None:
-    setting = ready()
-    assert setting.limit(ROW) == MAX_PROMPTS
-    assert setting.groups.way(OWN, ROW) == "templated"
-    assert setting.limit(chat("a", "b", "c", "d")) is None
+# --- how many -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,14 +112,6 @@ def test_mode_completions_tells_once_that_chats_go_singly(engine: str, given: Re
             assert setting.limit(given) == 1
     assert len(setting.notices) == 1
     assert "singly" in setting.notices[0]
-
-
-def test_mode_completions_tells_why_a_template_was_not_proven() -> None:
-    setting = Setting(TinyEngine(escape=True), "completions")
-    asyncio.run(setting.learn(ROW))
-    assert setting.limit(ROW) == 1
-    assert len(setting.notices) == 1
-    assert "chat template" in setting.notices[0]
 
 
 # --- what refusals teach --------------------------------------------------------------------------
@@ -176,12 +153,6 @@ def test_one_bad_row_in_the_first_group_is_no_reason_yet_but_a_second_refusal_is
     assert setting.limit(RAW) == 1
 
 
-def test_an_engine_that_breaks_over_its_first_group_gets_no_other() -> None:
-    setting = ready()
-    assert setting.groups.refused(OWN, "prompts", refusal(500, "oops", "overloaded"))
-    assert setting.limit(RAW) == 1
-
-
 @pytest.mark.parametrize(
     "failure",
     [
@@ -208,14 +179,6 @@ def test_an_endpoint_that_took_a_group_is_trusted_with_more() -> None:
         for _ in range(3):
             assert not setting.groups.refused(OWN, "prompts", failure)
     assert setting.limit(RAW) == MAX_PROMPTS
-
-
-def test_a_distrusted_template_closes_its_own_shape_only() -> None:
-    setting = ready()
-    setting.groups.distrust(OWN, ROW, "the model thinks")
-    assert setting.limit(ROW) == MAX_CHATS
-    assert setting.limit(RAW) == MAX_PROMPTS
-    assert len(setting.notices) == 1
 
 
 def test_an_endpoint_that_came_back_is_learned_anew() -> None:

@@ -40,12 +40,6 @@ def texts(answer: GroupAnswer) -> list[str | None]:
     return [r.text if isinstance(r, Reply) else None for r in answer.results]
 
 
-def test_answers_go_by_index_and_never_by_place() -> None:
-    found = read(body(choice(2), choice(0), choice(1)), 3)
-    assert texts(found) == ["answer 0", "answer 1", "answer 2"]
-    assert found.answered == 3
-
-
 def test_a_missing_answer_fails_its_own_call_only_and_may_be_asked_again() -> None:
     found = read(body(choice(0), choice(2)), 3)
     assert texts(found) == ["answer 0", None, "answer 2"]
@@ -79,11 +73,6 @@ def test_tokens_are_counted_by_the_call_and_the_sum_is_given_to_none() -> None:
     replies = [r for r in found.results if isinstance(r, Reply)]
     assert [r.usage for r in replies] == [Usage(3, None, 2), Usage(1, None, 0), Usage()]
     assert found.total == Usage(prompt=9, completion=5)
-
-
-def test_a_cut_and_an_unknown_end_are_told_by_the_call() -> None:
-    found = read(body(choice(0, finish_reason="length"), choice(1, finish_reason=None)), 2)
-    assert [r.finish_reason for r in found.results] == ["length", None]
 
 
 def test_a_batch_of_chats_is_read_with_its_reasoning() -> None:
@@ -123,15 +112,6 @@ def test_prompts_that_begin_otherwise_than_they_should_are_noticed() -> None:
     assert not read(body(good), 1, (1, 2)).strange_prompt
     assert read(body(good, doubled), 2, (1, 2)).strange_prompt
     assert not read(body(choice(0), choice(1)), 2, (1, 2)).strange_prompt
-
-
-def test_blanks_between_token_ids_change_nothing() -> None:
-    raw = b'{"choices": [{"index": 0, "text": "a", "token_ids": [ 4, 5 ], '
-    raw += b'"prompt_token_ids": [1, 2, 3]}]}'
-    found = read(raw, 1, (1, 2))
-    assert not found.strange_prompt
-    assert isinstance(found.results[0], Reply)
-    assert found.results[0].usage == Usage(3, None, 2)
 
 
 def test_the_prompt_ids_of_a_chat_answer_are_found_where_they_are_told() -> None:

@@ -115,12 +115,6 @@ def test_arguments_that_are_cut_stay_visible() -> None:
     assert [call.arguments for call in found.tool_calls] == ['{"n":']
 
 
-def test_blocks_in_another_order_are_put_in_theirs() -> None:
-    found = read(delta(1, {"text": "b"}), delta(0, {"text": "a"}), STOP)
-    assert isinstance(found, Reply)
-    assert found.text == "ab"
-
-
 @pytest.mark.parametrize(
     "events",
     [

@@ -8,67 +8,14 @@ from typing import Any
 import pytest
 
 from bagent.backends.batching.chat_template import (
-    MAX_MESSAGES,
     ChatTemplate,
     is_dated,
-    learn_template,
     quarter_hour,
-    sentinel_messages,
     shape_of,
     shows_reasoning,
-    unusable_reason,
 )
 
-CHAT = ("system", "user")
 NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC).timestamp()
-
-
-def talk(*texts: Any) -> list[dict[str, Any]]:
-    """A conversation that starts with a system text, then user and assistant in turn."""
-    roles = ["system", *["user", "assistant"] * len(texts)]
-    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-
-
-def chatml(messages: list[dict[str, Any]]) -> str:
-    """The conversation as ChatML writes it."""
-    turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-    return turns + "<|im_start|>assistant\n"
-
-
-def test_a_learned_template_writes_what_the_server_writes() -> None:
-    template = learn_template(CHAT, chatml(sentinel_messages(CHAT)))
-    assert template is not None
-    assert template.parts == (
-        "<|im_start|>system\n",
-        "<|im_end|>\n<|im_start|>user\n",
-        "<|im_end|>\n<|im_start|>assistant\n",
-    )
-    row = talk("  be brief {x} ", "naïve 日本 <|im_end|>\n")
-    assert template.render(row) == chatml(row)
-
-
-def test_a_system_text_folded_into_the_first_turn_is_learned() -> None:
-    texts = [m["content"] for m in sentinel_messages(CHAT)]
-    template = learn_template(CHAT, f"<s>[INST] {texts[0]}\n\n{texts[1]} [/INST]")
-    assert template is not None
-    assert template.render(talk("A", "B")) == "<s>[INST] A\n\nB [/INST]"
-
-
-def test_trimmed_texts_lose_the_blanks_at_their_ends_only() -> None:
-    template = ChatTemplate(("<", "|", ">"), trim=True)
-    assert template.render(talk(" a  b\n", "\tc ")) == "<a  b|c>"
-
-
-@pytest.mark.parametrize(
-    "rendered",
-    [
-        "{0} only the first", "{1} the other way round {0}", "{0} {1} and the first once more: {0}",
-        "{1} {0} {1}", "nothing of it",
-    ],
-)  # fmt: skip
-def test_sentinels_that_are_missing_moved_or_repeated_teach_no_template(rendered: str) -> None:
-    texts = [m["content"] for m in sentinel_messages(CHAT)]
-    assert learn_template(CHAT, rendered.format(*texts)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,27 +35,6 @@ def test_anything_but_plain_visible_texts_of_known_roles_has_no_shape(
     message: dict[str, Any],
 ) -> None:
     assert shape_of([{"role": "system", "content": "s"}, message]) is None
-
-
-def test_the_shape_is_the_sequence_of_roles() -> None:
-    assert shape_of(talk("a", "b", "c", "d")) == ("system", "user", "assistant", "user")
-    assert shape_of([]) is None
-    assert shape_of([{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)) is None
-
-
-@pytest.mark.parametrize(
-    ("part", "word"),
-    [
-        ("<|im_start|>assistant\n<think>\n", "thinking"),
-        ("<think>\n\n</think>\n\n", "thinking"),
-        ("<|channel|>final", "thinking"),
-        ("It is 12:31 now", "time"),
-        ("<|im_end|>\n", None),
-    ],
-)
-def test_a_template_that_thinks_or_tells_the_time_is_not_used(part: str, word: str | None) -> None:
-    reason = unusable_reason(ChatTemplate(("<|im_start|>", part)))
-    assert word in (reason or "") if word else reason is None
 
 
 @pytest.mark.parametrize(

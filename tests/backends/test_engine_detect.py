@@ -20,7 +20,7 @@ from bagent.types import Failure
 from support.backend_calls import backend, endpoint, raw_server
 from support.fake_server import FakeServer
 from support.http_servers import serve_app
-from support.replies import hang, ok, status
+from support.replies import ok
 from support.routes_server import Routes, models, routes_server
 
 VLLM: Routes = {
@@ -109,21 +109,9 @@ def test_metrics_tell_the_engine_where_the_model_list_does_not() -> None:
     assert fields(found, "engine chat_batch") == ("vllm", True)
 
 
-def test_nothing_is_generated_and_no_description_is_built_by_a_known_engine() -> None:
-    _, asked = learn(VLLM)
-    assert all(line.startswith("GET ") for line in asked)
-    assert "GET /openapi.json" not in asked
-    assert len(asked) == len(set(asked))
-
-
 def test_a_server_with_nothing_but_answers_is_unknown_and_no_failure() -> None:
     found, _ = learn({"POST /v1/chat/completions": 200})
     assert found == Capabilities(engine="unknown", models_route=False, metrics=False)
-
-
-def test_an_empty_list_of_models_is_told_from_none() -> None:
-    found, _ = learn({"GET /v1/models": {"object": "list", "data": []}})
-    assert fields(found, "models models_route") == ((), True)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +195,6 @@ def test_an_answer_without_text_is_an_answer() -> None:
         assert isinstance(asyncio.run(_prove(fs.url)), ProbeResult)
 
 
-def test_a_parameter_under_another_name_is_learned() -> None:
-    with FakeServer(refuse={"max_tokens": "max_completion_tokens"}, allow_faults=True) as fs:
-        assert isinstance(asyncio.run(_prove(fs.url)), ProbeResult)
-
-
 @pytest.mark.parametrize(
     ("routes", "route"),
     [
@@ -230,19 +213,6 @@ def test_the_first_route_s_refusal_is_the_reason_where_none_answers() -> None:
     found, asked = prove({"POST /v1/chat/completions": 422, "POST /v1/completions": 404})
     assert isinstance(found, Failure) and found.status == 422
     assert len(asked) == 3
-
-
-def test_a_server_that_is_full_is_asked_once() -> None:
-    with FakeServer({"*": [status(503)]}) as fs:
-        found = asyncio.run(_prove(fs.url))
-        assert len(fs.probes) == 1
-    assert isinstance(found, Failure) and found.status == 503
-
-
-def test_a_silent_server_is_given_up_in_time() -> None:
-    with FakeServer({"*": [hang()]}) as fs:
-        found = asyncio.run(_prove(fs.url, seconds=0.3))
-    assert isinstance(found, Failure) and found.kind == "timeout"
 
 
 def listed(refusals, own, headers=None):
@@ -273,9 +243,4 @@ def test_a_busy_provider_is_asked_for_its_models_again_and_not_before_it_says():
 
 def test_a_provider_that_names_too_late_a_time_for_its_models_is_not_asked_again():
     found, asked = listed(9, own=False, headers={"Retry-After": "30"})
-    assert (found.kind, len(asked)) == ("rate_limited", 1)
-
-
-def test_an_engine_of_ones_own_that_refuses_its_models_is_asked_once():
-    found, asked = listed(1, own=True)
     assert (found.kind, len(asked)) == ("rate_limited", 1)

@@ -55,16 +55,6 @@ def test_a_dynamo_frontend_whose_two_workers_have_three_places_each() -> None:
     )
 
 
-def test_a_dynamo_frontend_that_tells_no_places_does_not_tell_who_waits() -> None:
-    text = """
-dynamo_frontend_inflight_requests{model="m"} 12
-dynamo_frontend_queued_requests{model="m"} 8
-"""
-    assert (load(text).running, load(text).waiting, load(text).capacity) == (12, None, None)
-    text += 'dynamo_frontend_router_queue_pending_requests{model="m",policy_class="a"} 5\n'
-    assert (load(text).running, load(text).waiting) == (7, 5)
-
-
 SGLANG = """
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{model_name="m",tp_rank="0",priority=""} 5.0

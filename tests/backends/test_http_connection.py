@@ -48,11 +48,6 @@ def test_every_member_of_a_gzip_body_counts(size: int) -> None:
     assert read(*(raw[i : i + size] for i in range(0, len(raw), size))) == b"one two"
 
 
-def test_what_follows_the_last_gzip_member_is_ignored() -> None:
-    body = gzip.compress(b"one") + b"\0\0junk"
-    assert read(GZIP % (len(body), body)) == b"one"
-
-
 def test_a_coding_that_is_not_chunked_ends_with_the_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\n"
     assert read(head, b"whole", closed=True) == b"whole"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.backends.http.proxies import excluded, proxy_for, without_userinfo
+from bagent.backends.http.proxies import proxy_for, without_userinfo
 from bagent.errors import UsageError
 
 PROXY = "http://proxy.site:3128"
@@ -101,18 +101,6 @@ def test_another_kind_of_proxy_is_refused_in_words_that_name_the_variable(scheme
     assert scheme in str(error.value)
     assert "https_proxy" in str(error.value)
     assert "secret" not in str(error.value)
-
-
-def test_a_socks_proxy_that_is_not_needed_does_no_harm():
-    env = {"all_proxy": "socks://proxy:1080", "https_proxy": PROXY, "no_proxy": "a.b"}
-    assert proxy_for("https://api.example.org/v1", env) == PROXY
-    assert proxy_for("http://a.b/v1", env) is None
-    assert proxy_for("http://127.0.0.1:8000/v1", env) is None
-
-
-def test_hosts_may_be_given_bare_or_in_brackets():
-    assert excluded("[FD00::1]", 80, "fd00::1")
-    assert excluded("Host.Example.", 80, "example")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from support.backend_calls import (
     request,
     send,
 )
-from support.replies import delta, hang, ok, slow, stream
+from support.replies import delta, hang, ok, stream
 from support.tls import site_authority
 
 LIMIT = 0.3
@@ -98,13 +98,6 @@ def test_pieces_that_keep_coming_have_all_the_time_they_need(fs):
     assert exchange.done - exchange.sent > LIMIT
 
 
-def test_a_whole_answer_does_not_wait_long_for_the_streams_end(fs):
-    fs.set_script({"r1": [stream([delta("a", "stop"), PING], gap=60)]})
-    exchange = ask(fs.url, request(stream=True), Timeouts(idle=LIMIT))
-    assert reply(exchange).text == "a"
-    assert exchange.done - exchange.sent < 10 * LIMIT
-
-
 @pytest.mark.parametrize(("finish", "kind"), [("stop", Reply), (None, Failure)])
 async def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
     event = b"data: " + json.dumps(delta("a", finish)).encode() + b"\n\ndata: [DONE]\n\n"
@@ -118,19 +111,6 @@ async def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
         exchange = await send(endpoint(f"http://127.0.0.1:{port}"), request(stream=True))
     assert isinstance(exchange.results[0], kind)
     assert exchange.done - exchange.sent < 3
-
-
-def test_first_token_and_idle_hold_only_for_streamed_calls(fs):
-    fs.set_script({"*": [slow(0.5, ok("late"))]})
-    timeouts = Timeouts(first_token=0.1, idle=0.1)
-    assert reply(ask(fs.url, timeouts=timeouts)).text == "late"
-
-
-def test_no_limits_at_all_is_possible(fs):
-    fs.set_script({"*": [slow(0.2, ok("late"))]})
-    timeouts = Timeouts(connect=None, first_token=None, idle=None, total=None)
-    for streamed in (False, True):
-        assert reply(ask(fs.url, request(stream=streamed), timeouts)).text == "late"
 
 
 def test_a_connection_is_waited_for_no_longer_than_connect():
@@ -188,12 +168,7 @@ class Endless:
 
 @pytest.mark.parametrize(
     ("kind", "tls", "stream"),
-    [
-        (b"application/json", False, False),
-        (b"text/event-stream", False, True),
-        (b"application/json", True, True),
-        (b"text/event-stream", True, False),
-    ],
+    [(b"application/json", False, False), (b"text/event-stream", True, True)],
 )
 async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes, tls: bool, stream: bool

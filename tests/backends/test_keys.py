@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
@@ -65,16 +64,6 @@ def test_a_program_that_fails_later_is_told_and_ends_nothing() -> None:
     assert asyncio.run(source.renew("old")) is False
     assert source.key == "old"
     assert "login" in notices[0]
-
-
-def test_the_new_key_replaces_the_old_one_in_every_header() -> None:
-    source = KeySource("old", lambda: "new")
-    endpoint = Endpoint("one", "http://one", {"Authorization": "Bearer old", "x-api-key": "old"})
-    assert source.apply(endpoint) is endpoint
-    assert asyncio.run(source.renew("old"))
-    keyed = source.apply(endpoint)
-    assert keyed.headers == {"Authorization": "Bearer new", "x-api-key": "new"}
-    assert source.apply(endpoint) is keyed
 
 
 Bagent = Callable[..., Completed]

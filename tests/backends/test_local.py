@@ -114,13 +114,6 @@ def test_heads_by_layer_and_own_key_sizes_are_read(tmp_path: Path) -> None:
     assert read_model(path).kv_bytes == 30 * 4 * 150 * 2
 
 
-def test_the_tokenizer_may_come_first(tmp_path: Path) -> None:
-    path = tmp_path / "late.gguf"
-    entries = {"tokenizer.ggml.tokens": [1, 2], "tokenizer.ggml.model": "gpt2", **LLAMA}
-    path.write_bytes(_gguf(entries))
-    assert read_model(path).kv_bytes == 23_040
-
-
 def test_an_unknown_architecture_is_taken_as_a_large_one(tmp_path: Path) -> None:
     path = tmp_path / "new.gguf"
     path.write_bytes(_gguf({"general.architecture": "new"}))
@@ -157,21 +150,6 @@ def test_little_memory_means_fewer_then_shorter_slots() -> None:
     assert little.parallel == 1
     assert 512 <= little.context < 4096
     assert fit_settings(RequestedSettings(), path, SMALL, Machine(1, 0)).context == 512
-
-
-def test_what_the_user_asks_stands() -> None:
-    asked = fit_settings(RequestedSettings(1000, 30, 7, "x"), Path("m"), SMALL, Machine(1, 0))
-    assert (asked.context, asked.parallel, asked.threads, asked.template) == (1000, 30, 7, "x")
-    assert asked.connections >= 60
-
-
-def test_only_smollm2_gets_another_template_than_its_own() -> None:
-    machine = Machine(2, GIB)
-    assert fit_settings(RequestedSettings(), Path("m"), SMALL, machine).template == "chatml"
-    assert (
-        fit_settings(RequestedSettings(), Path("m"), replace(SMALL, name="other"), machine).template
-        == ""
-    )
 
 
 @pytest.mark.parametrize(

@@ -24,19 +24,6 @@ def user(text: object) -> Message:
     return {"role": "user", "content": text}
 
 
-def test_turns_alternate_whatever_the_messages_do() -> None:
-    messages = [
-        user("a"),
-        user("b"),
-        {"role": "assistant", "content": "c"},
-        {"role": "assistant", "content": "d"},
-        user("e"),
-    ]
-    talk = read_conversation(messages)
-    assert [turn.role for turn in talk.turns] == ["user", "assistant", "user"]
-    assert talk.turns[0].parts == [TextPart("a"), TextPart("b")]
-
-
 def test_blank_texts_are_left_out_and_blank_turns_with_them() -> None:
     talk = read_conversation(
         [user(" "), {"role": "assistant", "content": None}, user("x"), user("")]
@@ -106,10 +93,6 @@ def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
     assert read_conversation([user("x"), message]).turns[1].parts == [ProviderBlocks(blocks[0])]
 
 
-def test_a_plain_answer_goes_on_as_plain_text() -> None:
-    assert assistant_message(Reply("t", "stop")) == {"role": "assistant", "content": "t"}
-
-
 def told(*calls: tuple[str, str], text: str = "") -> Message:
     """A turn of the assistant with calls: their ids and names."""
     functions = [{"id": key, "function": {"name": name}} for key, name in calls]
@@ -174,16 +157,6 @@ def test_each_call_has_a_result_and_each_result_a_call() -> None:
         TextPart("wait"),
         TextPart("lost"),
     ]
-
-
-def test_calls_that_end_a_conversation_wait_for_their_results() -> None:
-    turns = read_conversation([user("x"), told(("a", "f"))]).turns
-    assert [turn.role for turn in turns] == ["user", "assistant"]
-
-
-def test_the_user_begins() -> None:
-    talk = read_conversation([{"role": "assistant", "content": "Hello."}, user("x")])
-    assert [turn.role for turn in talk.turns] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize(

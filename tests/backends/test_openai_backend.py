@@ -11,8 +11,7 @@ import pytest
 
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.openai.models import read_models
-from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.types import Failure
+from bagent.backends.request import CallSettings
 from support.backend_calls import (
     PLAIN,
     QUICK,
@@ -20,21 +19,16 @@ from support.backend_calls import (
     backend,
     endpoint,
     failure,
-    raw_server,
     reply,
     request,
-    send,
 )
 from support.fake_server import FakeServer
 from support.replies import (
-    at_barrier,
-    canned,
     cut_body,
     delta,
     ok,
     raw,
     status,
-    stream,
     wire,
 )
 
@@ -58,15 +52,6 @@ def test_a_plain_call_sends_exactly_its_bytes(fs):
     assert exchange.first_token is None
 
 
-def test_raw_text_goes_to_completions(fs):
-    text = "id=r1 Once"
-    call = Request(PLAIN, encode_payload(text), prompt=text, path="/completions")
-    assert reply(ask(fs.url, call)).text
-    (seen,) = fs.requests
-    assert seen.path == "/v1/completions"
-    assert seen.body == {"model": "m", "prompt": text}
-
-
 def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
     auto = CallSettings(model=None, sampling={}, extra={})
 
@@ -82,36 +67,6 @@ def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_foun
         asyncio.run(main(fs))
         models = [seen.body.get("model") for seen in fs.requests]
     assert models == [None, "tagged", "m", "fake-model"]
-
-
-async def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
-    messages = [{"role": "user", "content": "x" * 3_000_000}]
-    call = Request(PLAIN, encode_payload(messages), messages=messages)
-    bodies = []
-
-    async def answer(reader, writer):
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        bodies.append(await reader.readexactly(length))
-        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-        assert b"content-type: application/json" in head.lower()
-
-    async with raw_server(answer) as port:
-        await send(endpoint(f"http://127.0.0.1:{port}"), call)
-    (body,) = bodies
-    assert json.loads(body)["messages"] == messages
-
-
-async def test_many_requests_at_once_are_really_as_many(fs):
-    fs.set_script({"*": [at_barrier(120, canned())]})
-
-    async with backend() as found:
-        to = endpoint(fs.url)
-        exchanges = await asyncio.gather(
-            *(found.send(to, [request(f"r{i}")], QUICK) for i in range(120))
-        )
-    assert all(reply(exchange).text for exchange in exchanges)
-    assert fs.peak_in_flight == 120
 
 
 async def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):
@@ -137,12 +92,6 @@ def test_a_compressed_answer_is_read_and_a_broken_one_a_passing_failure(fs, enco
         assert (failure(exchange).kind, failure(exchange).passing) == ("bad_response", True)
     else:
         assert reply(exchange).text == "yes"
-
-
-def test_another_good_status_than_200_is_an_answer_too(fs):
-    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
-    fs.set_script({"r1": [raw(body, status=201)]})
-    assert reply(ask(fs.url)).text == "yes"
 
 
 def test_a_redirect_is_not_followed(fs):
@@ -186,12 +135,6 @@ def test_a_stream_is_asked_for_and_read(fs):
     assert found.ttft_ms == pytest.approx((exchange.first_token - exchange.sent) * 1000, abs=0.01)
 
 
-@pytest.mark.parametrize("end", ["done", "close", "cut"])
-def test_a_stream_that_ends_in_any_way_after_its_finish_reason_is_an_answer(fs, end):
-    fs.set_script({"r1": [stream([delta("a"), delta(finish_reason="stop")], end=end)]})
-    assert reply(ask(fs.url, request(stream=True))).text == "a"
-
-
 def test_whole_json_in_answer_to_a_stream_is_taken(fs):
     body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
     fs.set_script({"r1": [raw(body)], "r2": [raw(body, "text/event-stream")]})
@@ -218,22 +161,6 @@ def probe(url, seconds=5.0, **fields):
             return await found.probe(endpoint(url, **fields), seconds)
 
     return asyncio.run(main())
-
-
-def test_a_probe_tells_what_is_served():
-    with FakeServer(flavour="vllm", max_model_len=4096) as fs:
-        assert probe(fs.url) == Capabilities(
-            models=("fake-model",), context=4096, engine="vllm", models_route=True
-        )
-        assert [seen.path for seen in fs.probes] == ["/v1/models"]
-
-
-def test_a_probe_sends_the_key():
-    with FakeServer(api_key="k") as fs:
-        assert isinstance(probe(fs.url), Failure)
-        assert probe(fs.url, headers={"Authorization": "Bearer k"}) == Capabilities(
-            models=("fake-model",), engine="fake", models_route=True
-        )
 
 
 @pytest.mark.parametrize(

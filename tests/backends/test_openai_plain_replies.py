@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.openai.chat import decode_plain_event, decode_plain_reply, reply_from_choice
+from bagent.backends.openai.chat import decode_plain_reply, reply_from_choice
 from bagent.backends.openai.stream import StreamReader
 from bagent.types import Reply
 
@@ -74,27 +74,6 @@ def test_a_usual_answer_reads_as_the_patient_reader_has_it(name):
 @pytest.mark.parametrize("name", NOT_USUAL)
 def test_what_is_more_than_text_is_left_to_the_patient_reader(name):
     assert decode_plain_reply(msgspec.json.encode(NOT_USUAL[name])) is None
-
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"choices": NaN}', b"\xff"])
-def test_what_is_no_json_of_that_form_is_left_to_the_patient_reader(raw):
-    assert decode_plain_reply(raw) is None
-    assert decode_plain_event(raw) is None
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]},
-        {"choices": [{"delta": {"content": "x"}, "logprobs": {"content": []}}]},
-        {"choices": [{"delta": {"content": "x", "tool_calls": [{"index": 0}]}}]},
-        {"choices": [{"delta": {"content": "x", "reasoning": "hm"}}]},
-        {"choices": [{"delta": {"content": "x"}}], "error": {"message": "full"}},
-        {"choices": [], "usage": USAGE},
-    ],
-)
-def test_an_event_with_more_than_a_piece_is_no_usual_one(event):
-    assert decode_plain_event(msgspec.json.encode(event)) is None
 
 
 @pytest.mark.parametrize("form", ["delta", "text"])

@@ -161,13 +161,6 @@ def test_tool_calls_are_read_in_every_form(calls, read_as):
     assert read(answer({"content": None, "tool_calls": calls}, "tool_calls")).tool_calls == read_as
 
 
-def test_a_function_call_of_the_old_form_is_a_tool_call():
-    message = {"content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}}
-    reply = read(answer(message, "function_call"))
-    assert reply.tool_calls == (ToolCall("call_0", "f", '{"a":1}'),)
-    assert reply.finish_reason == "tool_calls"
-
-
 @pytest.mark.parametrize(
     ("word", "read_as"),
     [
@@ -182,11 +175,6 @@ def test_a_function_call_of_the_old_form_is_a_tool_call():
 def test_finish_reasons_take_openais_words_and_unknown_ones_stay(word, read_as):
     assert normalize_finish_reason(word) == read_as
     assert read(answer({"content": "a"}, word)).finish_reason == read_as
-
-
-@pytest.mark.parametrize("message", [None, 5, "text", []])
-def test_a_message_that_is_none_gives_no_text(message):
-    assert read(answer(message)).text is None
 
 
 @pytest.mark.parametrize(
@@ -214,11 +202,6 @@ def test_what_is_no_json_is_a_passing_failure_that_shows_its_beginning(raw):
     assert "not JSON (text/html) behind HTTP 200: " in failure.message
 
 
-def test_the_first_200_characters_of_an_unreadable_answer_are_kept():
-    failure = read_reply(b"<" + b"x" * 5000, "text/html", {})
-    assert failure.message.endswith(": <" + "x" * 198 + "…")
-
-
 def test_deep_but_readable_arguments_never_raise():
     for depth in range(700, 1400, 7):
         nested = b'{"a":' * depth + b"1" + b"}" * depth
@@ -243,16 +226,6 @@ def test_an_error_is_looked_for_before_choices(body, kind, passing):
     assert (failure.kind, failure.passing) == (kind, passing)
 
 
-def test_of_several_choices_the_one_with_index_0_is_taken_wherever_it_stands():
-    body = {
-        "choices": [
-            {"index": 1, "message": {"content": "b"}, "finish_reason": "stop"},
-            {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"},
-        ]
-    }
-    assert read(body).text == "a"
-
-
 @pytest.mark.parametrize(
     "indexes", [[0, 0], [1, 2], [None, None], ["0", "1"], [0, 0, 1], [None, 1]]
 )
@@ -260,11 +233,6 @@ def test_choices_without_a_clear_first_one_are_a_failure_not_a_guess(indexes):
     choices = [{"index": i, "message": {"content": str(i)}} for i in indexes]
     assert first_choice(choices) is None
     assert read({"choices": choices}).kind == "bad_response"
-
-
-def test_the_only_choice_needs_no_index():
-    assert first_choice([{"message": {}}]) == {"message": {}}
-    assert first_choice([{"index": 3}]) == {"index": 3}
 
 
 LEAVES = [None, True, False, 0, -1, 1.5, float("nan"), 10**30, "", "x", "\ud800", [], {}, [None]]
@@ -304,10 +272,9 @@ def nearly_right(random):
     return body
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_json_is_read(seed):
-    random = Random(seed)
-    for step in range(1500):
+def test_any_json_is_read():
+    random = Random(1)
+    for step in range(2000):
         value = nearly_right(random) if step % 2 else anything(random, 5)
         raw = json.dumps(value).encode()
         assert isinstance(read_reply(raw, "application/json", {}), Reply | Failure)

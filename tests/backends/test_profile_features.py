@@ -9,9 +9,9 @@ import pytest
 
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.types import Reply
-from support.backend_calls import QUICK, backend, endpoint, failure, reply, request
+from support.backend_calls import QUICK, backend, endpoint, reply, request
 from support.fake_server import FakeServer
-from support.replies import close, error_body, gated, ok, ok_tools, status, tool_call
+from support.replies import error_body, gated, ok, ok_tools, status, tool_call
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 BOTH = CallSettings(
@@ -79,13 +79,6 @@ def test_a_turn_that_has_to_call_a_tool_finds_nothing_out(choice):
     assert schemas(bodies) == [False, True, True]
 
 
-def test_what_a_broken_connection_left_open_is_tried_again():
-    with FakeServer({"*": [close(), status(503), CALL]}) as fs:
-        exchanges, bodies = asked(fs, *(request(settings=BOTH) for _ in range(3)))
-    assert schemas(bodies) == [True] * 3
-    assert failure(exchanges[1]).status == 503 and not exchanges[1].learned
-
-
 def test_only_one_request_at_a_time_tries():
     async def main(fs):
         async with backend() as found:
@@ -101,35 +94,6 @@ def test_only_one_request_at_a_time_tries():
         asyncio.run(main(fs))
         found = {seen.rows[0]: "response_format" in seen.body for seen in fs.requests}
     assert found == {"r1": True, "r2": False, "r3": True}
-
-
-def test_a_try_that_was_given_up_is_made_by_another():
-    async def main(fs):
-        async with backend() as found:
-            to = endpoint(fs.url)
-            first = asyncio.create_task(found.send(to, [request("r1", BOTH)], QUICK))
-            await asyncio.to_thread(fs.wait_for, 1)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await found.send(to, [request("r2", BOTH)], QUICK)
-
-    with FakeServer({"r1": [gated(CALL)], "*": [CALL]}) as fs:
-        asyncio.run(main(fs))
-        assert schemas(seen.body for seen in fs.requests) == [True, True]
-
-
-def test_an_endpoint_that_came_back_is_tried_anew():
-    async def main(fs):
-        async with backend() as found:
-            to = endpoint(fs.url)
-            for _ in range(2):
-                await found.send(to, [request(settings=BOTH)], QUICK)
-            found.forget(to)
-            await found.send(to, [request(settings=BOTH)], QUICK)
-
-    with FakeServer({"*": [REFUSED, CALL]}) as fs:
-        asyncio.run(main(fs))
-        assert schemas(seen.body for seen in fs.requests) == [True, False, True]
 
 
 # --- a place in the queue ----------------------------------------------------------------------

@@ -52,25 +52,6 @@ def test_calls_that_were_under_way_when_it_was_learned_are_worth_another_try_too
     assert len(notices) == 1
 
 
-def test_a_lesson_that_comes_while_another_is_under_way_is_kept():
-    settings = with_schema()
-
-    async def main(fs):
-        async with backend() as found:
-            to = endpoint(fs.url)
-            plain = request("r1", settings, max_tokens=5)
-            both = await asyncio.gather(*(found.send(to, [plain], QUICK) for _ in range(5)))
-            for _ in range(2):
-                both += await asyncio.gather(*(found.send(to, [plain], QUICK) for _ in range(5)))
-            return both
-
-    refuse = {"max_tokens": "max_completion_tokens", "response_format": "nothing"}
-    with FakeServer(refuse=refuse) as fs:
-        exchanges = asyncio.run(main(fs))
-    assert [exchange.learned for exchange in exchanges] == [True] * 10 + [False] * 5
-    assert all(reply(exchange).text for exchange in exchanges[10:])
-
-
 def test_max_tokens_goes_by_its_new_name_where_the_model_wants_it():
     calls = [request(max_tokens=7), request(max_tokens=8)]
     with FakeServer(refuse={"max_tokens": "max_completion_tokens"}) as fs:
@@ -101,14 +82,6 @@ def test_an_endpoint_that_refuses_to_stream_is_asked_for_whole_answers(fs, words
     assert notice.startswith("here refuses to stream; ")
 
 
-@pytest.mark.parametrize("code", [400, 415, 422, 501])
-def test_refusals_come_with_several_statuses(fs, code):
-    fs.set_script({"r1": [refusing("response_format is not supported", code), ok()]})
-    (first, second), _ = talk(fs, *(request(settings=with_schema()) for _ in range(2)))
-    assert first.learned
-    assert reply(second).text == "ok"
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -128,22 +101,10 @@ def test_other_refusals_teach_nothing(fs, call, words):
     assert notices == []
 
 
-def test_the_same_refusal_twice_is_final(fs):
-    fs.set_script({"r1": [refusing("json_schema is not supported")]})
-    (first, second), notices = talk(fs, *(request(settings=with_schema()) for _ in range(2)))
-    assert (first.learned, second.learned) == (True, False)
-    assert len(notices) == 1
-
-
 def test_a_schema_is_never_left_out_where_it_must_be_enforced(fs):
     fs.set_script({"r1": [refusing("response_format is not supported")]})
     (exchange,), _ = talk(fs, request(settings=with_schema()), enforce="native")
     assert not exchange.learned
-
-
-def test_a_schema_is_never_sent_where_the_prompt_carries_it(fs):
-    talk(fs, request(settings=with_schema()), enforce="prompt")
-    assert "response_format" not in fs.requests[0].body
 
 
 def test_one_refused_schema_says_nothing_of_another(fs):
@@ -151,19 +112,6 @@ def test_one_refused_schema_says_nothing_of_another(fs):
     good, bad = with_schema("good"), with_schema("bad", b'{"type":"array"}')
     talk(fs, *(request(settings=settings) for settings in (bad, bad, good)))
     assert ["response_format" in seen.body for seen in fs.requests] == [True, False, True]
-
-
-def test_one_endpoint_says_nothing_of_another(fs):
-    async def main(refuser):
-        async with backend() as found:
-            for server in (refuser, fs):
-                to = endpoint(server.url)
-                to = type(to)(server.address, to.url)
-                await found.send(to, [request(settings=with_schema())], QUICK)
-
-    with FakeServer(refuse={"response_format": "x"}) as refuser:
-        asyncio.run(main(refuser))
-    assert "response_format" in fs.requests[0].body
 
 
 @pytest.mark.parametrize("code", [401, 404, 429, 500, 503])

@@ -66,11 +66,6 @@ def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) 
     assert (found.requests.limit, found.requests.remaining) == (500, 499)
 
 
-def test_a_refusal_brings_them_too(provider: Provider) -> None:
-    found = exchanges(provider, Fault("throttled"))[0].limits
-    assert (found is None) == (provider.kind == "bedrock")
-
-
 def test_an_engine_of_ones_own_is_looked_at_only_once_it_has_refused() -> None:
     provider = PROVIDERS[0]
     assert [one.limits for one in exchanges(provider, ModelAnswer(), own=True)] == [None, None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 
 import pytest
 
@@ -33,14 +32,6 @@ def test_what_can_be_no_name_is_an_unknown_one(host: str) -> None:
         run(host)
 
 
-def test_many_look_ups_go_side_by_side() -> None:
-    async def many() -> list[set[str]]:
-        return await asyncio.gather(*(look_up("localhost") for _ in range(300)))
-
-    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
-        assert all(runner.run(many()))
-
-
 def test_giving_up_is_at_once_and_leaves_the_loop_whole() -> None:
     async def give_up() -> set[str]:
         task = asyncio.ensure_future(look_up("localhost"))
@@ -52,11 +43,3 @@ def test_giving_up_is_at_once_and_leaves_the_loop_whole() -> None:
 
     with asyncio.Runner(loop_factory=ResolverLoop) as runner:
         assert runner.run(give_up())
-
-
-def test_threads_that_have_nothing_to_do_end_with_the_loop() -> None:
-    before = set(threading.enumerate())
-    assert run("localhost")
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-        assert not thread.is_alive()

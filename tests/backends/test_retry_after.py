@@ -30,6 +30,7 @@ def http_date(offset: float) -> str:
         ({"Retry-After": http_date(3)}, 3.0),
         ({"Retry-After": "Wednesday, 15-Nov-23 00:00:00 GMT"}, 6400.0),
         ({"Retry-After": "2023-11-14T22:13:25Z"}, 5.0),
+        ({"Retry-After": "2023-11-14T23:13:25+01:00"}, 5.0),
         ({"Retry-After": "3s"}, 3.0),
         ({"Retry-After": "1m30s"}, 90.0),
         ({"Retry-After": "5, 10"}, 10.0),
@@ -72,11 +73,6 @@ def test_a_date_is_counted_from_the_servers_own_clock_where_the_two_differ():
     assert retry_after(ahead, NOW) == pytest.approx(3)
 
 
-def test_a_date_never_ends_the_wait_early_for_the_fraction_that_it_leaves_out():
-    headers = {"Retry-After": http_date(3), "Date": http_date(0)}
-    assert retry_after(headers, NOW + 0.9) == pytest.approx(3)
-
-
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -99,27 +95,6 @@ def test_a_date_never_ends_the_wait_early_for_the_fraction_that_it_leaves_out():
 )
 def test_reset_headers_count_in_every_form(headers, seconds):
     assert retry_after(headers, NOW) == pytest.approx(seconds)
-
-
-def test_the_longest_reset_of_a_spent_limit_counts():
-    headers = {
-        "x-ratelimit-remaining-requests": "0",
-        "x-ratelimit-reset-requests": "2s",
-        "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "7s",
-        "x-ratelimit-remaining-images": "3",
-        "x-ratelimit-reset-images": "24h",
-    }
-    assert retry_after(headers, NOW) == 7.0
-
-
-def test_retry_after_wins_over_reset_headers():
-    headers = {
-        "Retry-After": "1",
-        "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "7s",
-    }
-    assert retry_after(headers, NOW) == 1.0
 
 
 @pytest.mark.parametrize("reset", ["-1", "0", "soon", "", "5 parsecs"])
@@ -189,10 +164,6 @@ def test_anthropics_limits_are_of_requests_prompts_and_answers():
     assert found.input.is_bucket(MINUTE)
     assert found.output.is_bucket(MINUTE)
     assert found.tokens is None, "whatever is scarcest stands there, under one name"
-
-
-def test_headers_of_others_say_nothing():
-    assert read({"Content-Type": "application/json", "Retry-After": "3"}) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from bagent.backends.base import Timeouts
 from bagent.backends.batching.routes import LEARN_AGAIN, MAX_CHATS
 from bagent.backends.batching.wire import MAX_PROMPTS
-from bagent.backends.endpoint import Endpoint
 from bagent.types import Failure, Reply
 from support.tiny_engine import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
 
@@ -81,10 +80,6 @@ def test_templates_that_change_texts_or_heed_them_are_found_out(template: str) -
     assert "chat template" in reason(learned(template))
 
 
-def test_an_engine_that_escapes_special_tokens_in_texts_is_found_out() -> None:
-    assert "chat template" in reason(learned(CHATML, escape=True))
-
-
 def test_a_real_row_that_the_template_treats_otherwise_is_found_out() -> None:
     template = CHATML.replace("m.content", "m.content | replace('2+2', 'two and two')")
     assert "other texts" in reason(learned(template))
@@ -103,14 +98,6 @@ def test_no_answer_is_generated_to_learn_and_few_questions_are_asked() -> None:
     assert set(setting.engine.asked) == {"/tokenize", "/detokenize"}
     assert len(setting.engine.asked) <= 10
     assert setting.engine.urls == {"http://here"}
-
-
-def test_what_is_learned_is_not_asked_again() -> None:
-    setting = learned(CHATML)
-    asked = len(setting.engine.asked)
-    asyncio.run(setting.learn(chat("other", "texts")))
-    assert len(setting.engine.asked) == asked
-    assert setting.engine.probes == 1
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
@@ -137,34 +124,6 @@ def test_an_engine_in_trouble_is_asked_again_later_and_rows_go_alone_meanwhile(
     assert setting.limit(ROW) == 1
     setting.now += LEARN_AGAIN
     assert setting.limit(ROW) is None
-
-
-def test_an_engine_that_does_not_answer_the_probe_is_asked_again_later() -> None:
-    setting = Setting(TinyEngine(down=True))
-    asyncio.run(setting.learn(ROW))
-    assert (setting.limit(ROW), setting.engine.asked) == (1, [])
-    setting.now += LEARN_AGAIN
-    setting.engine.down = False
-    asyncio.run(setting.learn(ROW))
-    assert reason(setting) == ""
-
-
-def test_an_endpoint_forgotten_while_it_is_learned_stays_unknown() -> None:
-    setting = Setting()
-
-    def forget(path: str) -> None:
-        setting.profiles.forget(OWN)
-
-    setting.engine.answer = forget
-    asyncio.run(setting.learn(ROW))
-    assert setting.profiles.of(OWN).shapes == {}
-    assert not setting.profiles.of(OWN).awaits_sample
-
-
-def test_engines_that_are_hosted_are_not_asked() -> None:
-    setting = Setting()
-    asyncio.run(setting.learn(ROW, endpoint=Endpoint("api", "https://api/v1")))
-    assert setting.engine.asked == []
 
 
 def sampled(body: dict[str, object], text: str = "4", reasoning: str | None = None) -> Setting:

@@ -86,12 +86,6 @@ def test_where_a_number_would_not_hold_none_is_asked_for(request_: Request):
     assert told.asked == []
 
 
-def test_hosted_apis_are_not_asked():
-    told = Told()
-    assert count(told, raw_prompt("x"), Endpoint("api", "https://api.example.org/v1")) is None
-    assert told.asked == []
-
-
 @pytest.mark.parametrize(
     ("answer", "asked"),
     [
@@ -117,13 +111,3 @@ def test_a_prompt_that_the_server_refuses_to_count_for_its_length_is_too_long():
     refusal = msgspec.json.encode({"error": {"message": words, "type": "BadRequestError"}})
     assert count(Told((400, refusal)), raw_prompt("x")) == TOO_LONG
     assert count(Told((400, b'{"error": {"message": "no such field"}}')), raw_prompt("x")) is None
-
-
-def test_a_server_that_came_back_is_asked_again():
-    told = Told((404, b""))
-    profiles = EndpointProfiles()
-    counter = PromptCounter(profiles, told.ask, lambda endpoint, request: "")
-    asyncio.run(counter.count(OWN, raw_prompt("x"), 5.0))
-    profiles.forget(OWN)
-    told.answer = (200, b'{"count": 3}')
-    assert asyncio.run(counter.count(OWN, raw_prompt("x"), 5.0)) == 3

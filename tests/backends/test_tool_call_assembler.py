@@ -50,10 +50,6 @@ def test_an_empty_repetition_at_the_end_overwrites_nothing():
     ) == [("a", "f", '{"x":1}')]
 
 
-def test_an_id_that_comes_late_belongs_to_the_call_that_has_none():
-    assert joined([entry(0, None, "f")], [entry(0, "a", None, "{}")]) == [("a", "f", "{}")]
-
-
 @pytest.mark.parametrize("index", [0, None, ...])
 def test_calls_without_useful_index_are_told_apart_by_id(index):
     assert joined(
@@ -72,24 +68,10 @@ def test_calls_without_index_and_id_are_told_apart_by_name(index):
     ) == [("call_0", "f", '{"x":1}'), ("call_1", "g", "{}"), ("call_2", "g", "{}")]
 
 
-def test_a_name_repeated_with_every_piece_starts_no_new_call():
-    assert joined(
-        [entry(0, "a", "f", '{"x"')], [entry(0, "a", "f", ":1")], [entry(0, None, "f", "}")]
-    ) == [("a", "f", '{"x":1}')]
-
-
 def test_arguments_may_be_an_object_or_missing():
     assert joined(
         [entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "h", {})]
     ) == [("a", "f", '{"x":1}'), ("b", "g", "{}"), ("c", "h", "{}")]
-
-
-def test_entries_that_say_nothing_are_no_calls():
-    assert joined([{}], [entry(0, "", "", "")], [{"index": 3, "type": "function"}], None, 5) == []
-
-
-def test_an_entry_without_function_is_read_flat():
-    assert joined({"id": "a", "name": "f", "arguments": "{}"}) == [("a", "f", "{}")]
 
 
 def test_broken_arguments_are_kept_as_they_came():
