@@ -64,13 +64,3 @@ def test_a_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
     assert [batch["id"] for batch in server.made].count("msgbatch_1") == 1
     assert server.tries == 1
     assert run.records[0].batch_id == "msgbatch_1"
-
-
-def test_where_only_others_batches_are_there_ours_is_made(tmp_path: Path) -> None:
-    gone = Course(create=(500, {"type": "api_error", "message": "?"}))
-    server = AnthropicServer(gone, Course(OVER, message()))
-    server.add_foreign(3, "in_progress", "ended")
-    run = go(tmp_path, server, 3)
-    assert run.error is None
-    assert {line["text"] for line in run.lines} == {"fine"}
-    assert server.tries == 2

@@ -11,7 +11,7 @@ from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from bagent.types import Row
 from support.batch_runs import SCHEMA, Options, row, run_through
-from support.batch_services import Course, OpenAIServer, good, nothing, refused
+from support.batch_services import Course, OpenAIServer, good, nothing
 
 PRICE = Price("openai", "m-1", 1000.0, 2000.0, batch=0.5)
 """Dear: 7 and 3 tokens cost 0.0065 dollars in a batch."""
@@ -40,13 +40,6 @@ def test_copies_follow_a_row_into_its_second_round(tmp_path: Path) -> None:
     assert run.error is None
     assert [len(batch["lines"]) for batch in server.made] == [4, 4]
     assert [line["status"] for line in run.lines] == ["ok"] * 6
-
-
-def test_copies_of_a_row_that_fails_for_good_fail_with_it(tmp_path: Path) -> None:
-    server = OpenAIServer(Course(answer=refused(400, "no")))
-    run = run_through(tmp_path, server, same(6), Options(dedupe=True))
-    assert {line["error_kind"] for line in run.lines} == {"rejected"}
-    assert len(server.made) == 1
 
 
 def test_copies_of_a_row_that_was_never_answered_ask_themselves(tmp_path: Path) -> None:

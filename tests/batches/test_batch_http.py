@@ -141,16 +141,3 @@ def test_the_sdk_renews_a_key_and_takes_nothing_from_the_environment(
     assert refused.kind == "auth"
     assert "old-key-11" not in refused.message
     assert "from-the-environment" not in str(headers)
-
-
-def test_a_server_that_is_not_there_is_a_passing_failure_of_the_sdk(tmp_path: Path) -> None:
-    async def main() -> object:
-        client = OpenAIClient(Endpoint("p", "http://127.0.0.1:9/v1"))
-        try:
-            return await client.retrieve("batch-1")
-        finally:
-            await client.close()
-
-    failure = asyncio.run(main())
-    assert isinstance(failure, Failure)
-    assert (failure.kind, failure.passing, failure.status) == ("connect", True, None)

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from bagent.batches.openai import read_batch, read_line
-from bagent.batches.service import request_number
-from bagent.types import Failure, Reply
+from bagent.types import Failure
 from support.batch_runs import run_through
 from support.batch_services import Course, OpenAIServer, chat_body, good, refused
 
@@ -21,13 +20,6 @@ def line(response: Any, error: Any = None) -> bytes:
     return json.dumps(
         {"id": "r", "custom_id": "a-1", "response": response, "error": error}
     ).encode()
-
-
-def test_a_success_is_a_reply() -> None:
-    name, reply = read_line(line({"status_code": 200, "body": chat_body("hi")}))
-    assert name == "a-1"
-    assert isinstance(reply, Reply)
-    assert (reply.text, reply.finish_reason, reply.usage.prompt) == ("hi", "stop", 7)
 
 
 @pytest.mark.parametrize(
@@ -58,30 +50,6 @@ def test_failures_are_told_apart(
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.passing) == (kind, passing)
     assert words in failure.message
-
-
-def test_lone_surrogates_come_through() -> None:
-    raw = line({"status_code": 200, "body": chat_body("half \ud83d")})
-    _, reply = read_line(raw)
-    assert isinstance(reply, Reply)
-    assert reply.text == "half \ud83d"
-
-
-@pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"custom_id": 3}', b"null"])
-def test_what_is_no_line_is_said(raw: bytes) -> None:
-    with pytest.raises(ValueError):
-        read_line(raw)
-
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("b0-all-1-7", 7), ("00000000012", 12), ("b0-all-2-7", None), ("b0-all-1-x", None),
-        ("", None),
-    ],
-)  # fmt: skip
-def test_names_of_requests_are_numbers_of_one_batch(name: str, number: int | None) -> None:
-    assert request_number(name, "b0-all-1") == number
 
 
 def test_a_batch_object_without_a_status_is_no_batch() -> None:

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.batch_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
 from support.batch_services import Course, OpenAIServer, good, never_asked, row_of
 
@@ -76,31 +74,13 @@ def test_killed_at_any_change_of_the_ledger_it_goes_on(tmp_path: Path) -> None:
     assert asyncio.run(kill_everywhere(tmp_path, "before", "after")) > 12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whens", [("before",), ("after",), ("after", "before")])
-def test_killed_before_and_after_each_change_it_goes_on(
-    tmp_path: Path, whens: tuple[str, ...]
-) -> None:
-    assert asyncio.run(kill_everywhere(tmp_path, *whens)) > 12
-
-
 async def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path) -> None:
-    for rows in range(1, ROWS + 1):
+    for rows in (1, 3, 5):
         folder, server = tmp_path / str(rows), scripted()
         async with served(server) as url:
             run = await start(folder, url, kill_row=rows)
             assert isinstance(run.error, Killed)
             check(await start(folder, url), server)
-
-
-async def test_killed_at_every_change_it_gets_to_its_end(tmp_path: Path) -> None:
-    server = scripted()
-    async with served(server) as url:
-        for _ in range(60):
-            run = await start(tmp_path, url, kill_save=(2, "after"))
-            if run.error is None:
-                break
-        check(run, server)
 
 
 async def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> None:
@@ -135,10 +115,3 @@ def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: P
     assert sorted(line["row"] for line in first.lines) == list(range(6))
     assert len(server.made) == 1
     assert {record.state for record in first.records} == {"done"}
-
-
-async def test_what_people_were_told_of_a_batch_is_in_the_ledger(tmp_path: Path) -> None:
-    async with served(OpenAIServer(Course(("in_progress", "completed")))) as url:
-        run = await start(tmp_path, url, kill_notice="is in_progress")
-    assert isinstance(run.error, Killed)
-    assert run.records[0].word == "in_progress"

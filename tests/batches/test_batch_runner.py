@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bagent.batches import scheduler
 from bagent.batches.record import outstanding_warning, status_lines
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
@@ -51,7 +52,7 @@ def shows_nothing(folder: Path, *told: Completed) -> None:
 @pytest.mark.process("kill")
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
-    job_dir: Path, bagent: Bagent, kind: str
+    job_dir: Path, bagent: Bagent, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenAI's run is killed, Anthropic's ended by a signal: one start of each is enough."""
     server: OpenAIServer | AnthropicServer
@@ -66,6 +67,7 @@ def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
             running.send(signal.SIGKILL if kind == "openai" else signal.SIGTERM)
             ended = running.finish()
         outstanding = outstanding_warning(run_dir(job_dir))
+        monkeypatch.setattr(scheduler, "MIN_POLL_INTERVAL", 0.05)
         with in_this_process():
             status = bagent(["status", "job"])
             done = bagent(RUN, env={"MY_KEY": SECRET})

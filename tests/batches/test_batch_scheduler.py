@@ -18,7 +18,6 @@ from bagent.batches.scheduler import (
 )
 
 FED = InputState(over=True, open=False)
-MORE = InputState(over=False, open=True)
 
 
 def record(number: int, state: State, **more: Any) -> BatchRecord:
@@ -26,24 +25,6 @@ def record(number: int, state: State, **more: Any) -> BatchRecord:
     return BatchRecord(
         number, f"b-{number}", "all", rows=10, bytes=1, form=DEFAULT_FORM, state=state, **fields
     )
-
-
-def test_what_has_ended_is_read_before_anything_is_sent() -> None:
-    records = [record(1, "sealed"), record(2, "ended")]
-    step = ProviderBatchScheduler().next(records, MORE, 0.0, 0.0)
-    assert (step.kind, step.record) == ("read", records[1])
-
-
-def test_batches_are_sent_in_order_and_before_looks() -> None:
-    records = [record(1, "waiting"), record(2, "sealed"), record(3, "sealed")]
-    step = ProviderBatchScheduler().next(records, MORE, 0.0, 0.0)
-    assert (step.kind, step.record) == ("send", records[1])
-
-
-def test_rows_are_sealed_once_all_are_there_and_nothing_is_to_be_read() -> None:
-    assert ProviderBatchScheduler().next([], InputState(True, True), 0.0, 0.0).kind == "seal"
-    assert ProviderBatchScheduler().next([], MORE, 0.0, 0.0).kind == "wait"
-    assert ProviderBatchScheduler().next([], FED, 0.0, 0.0).kind == "over"
 
 
 def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
@@ -60,12 +41,6 @@ def test_pauses_after_failures_double_and_are_forgotten_after_a_success() -> Non
     assert scheduler.failed(one, 0.0, retry_after=7.0) == 7.0
     scheduler.succeeded(one, 0.0)
     assert scheduler.failed(one, 0.0) == 2.0
-
-
-def test_a_batch_that_failed_to_go_out_does_not_hold_the_others_up() -> None:
-    scheduler, one, two = ProviderBatchScheduler(), record(1, "sealed"), record(2, "sealed")
-    scheduler.failed(one, 0.0)
-    assert scheduler.next([one, two], FED, 0.0, 0.0).record is two
 
 
 def test_a_refused_batch_waits_until_something_of_ours_has_ended() -> None:
@@ -86,13 +61,6 @@ def test_the_quota_of_one_model_holds_no_other_model() -> None:
     scheduler.refused(one, "token_limit_exceeded", 0, 0.0)
     assert scheduler.next([one, two], FED, 0.0, 1.0).record is two
     assert scheduler.next([one], FED, 0.0, 1.0).until == FIRST_WAIT
-
-
-def test_a_batch_above_the_told_quota_is_divided() -> None:
-    scheduler, one = ProviderBatchScheduler(), record(1, "sealed", tokens=5000)
-    scheduler.refused(one, "Enqueued token limit reached. Limit: 1,000 enqueued tokens.", 0, 0.0)
-    assert scheduler.quota("/v1/x m").cap == 950
-    assert scheduler.next([one], FED, 0.0, 1.0).kind == "split"
 
 
 def test_a_batch_refused_alone_again_and_again_is_halved() -> None:

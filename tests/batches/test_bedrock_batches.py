@@ -94,13 +94,6 @@ def test_few_rows_that_a_job_left_out_are_asked_singly(go: Callable[..., Run]) -
     assert len(run.lines) == 120
 
 
-def test_too_few_rows_for_a_job_are_asked_singly(go: Callable[..., Run]) -> None:
-    run = go(AwsServer(), 5)
-    assert run.error is None
-    assert [line["text"] for line in run.lines] == ["single"] * 5
-    assert any("too few for a batch" in words for words in run.notices)
-
-
 def test_single_calls_keep_within_the_budget_too(go: Callable[..., Run]) -> None:
     price = Price("bedrock", "m-1", 1000.0, 2000.0)
     poor = Options(single_price=price, budget=0.5)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
-from bagent.batches.openai import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
-from bagent.types import Reply
-from support.batch_runs import SCHEMA, Options, in_thread, row, run_rows, run_through, statuses
+from support.batch_runs import SCHEMA, Options, row, run_rows, run_through, statuses
 from support.batch_services import (
     Answer,
     Course,
@@ -80,15 +76,6 @@ def test_rows_that_a_batch_left_out_are_taken_up_again(
     assert len(run.lines) == 4
 
 
-def test_rows_that_no_batch_ever_answers_fail_after_their_tries(tmp_path: Path) -> None:
-    server = OpenAIServer(Course(("in_progress", "cancelling", "cancelled"), nothing))
-    run = run_through(tmp_path, server, 2, Options(retries=2))
-    assert run.error is None
-    assert {line["error_kind"] for line in run.lines} == {"timeout"}
-    assert {line["attempts"] for line in run.lines} == {3}
-    assert len(server.made) == 3
-
-
 def test_lines_that_fail_validation_fail_alone_and_the_others_are_sent_again(
     tmp_path: Path,
 ) -> None:
@@ -120,29 +107,6 @@ def test_a_full_queue_is_waited_for_and_the_file_is_not_sent_again(tmp_path: Pat
     assert run.waited > 120
 
 
-class CountingServer(OpenAIServer):
-    """Notes how many batches go on, whenever one was asked for."""
-
-    out: tuple[int, ...] = ()
-
-    async def _create(self, request: web.Request) -> web.Response:
-        answer = await super()._create(request)
-        words = [self._shown(batch)["status"] for batch in self.made]
-        self.out = (*self.out, sum(word == "in_progress" for word in words))
-        return answer
-
-
-def test_only_what_the_quota_has_room_for_is_with_the_provider_at_once(tmp_path: Path) -> None:
-    told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
-    slow = Course(("in_progress",) * 6 + ("completed",))
-    server = CountingServer(slow, Course(("failed",), faults=[told]), slow)
-    run = run_through(tmp_path, server, 12, Options(size=4))
-    assert run.error is None
-    assert len(run.lines) == 12
-    assert server.out[-1] == 1
-    assert max(server.out) <= 2
-
-
 def test_a_batch_that_is_more_than_the_quota_ever_takes_is_divided(tmp_path: Path) -> None:
     told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
     server = OpenAIServer(Course(("failed",), faults=[told]), Course())
@@ -169,14 +133,6 @@ def test_invalid_answers_go_into_a_second_batch_with_the_validators_words(tmp_pa
     assert run.outcomes["r0"]["first_try_valid"] is True
 
 
-def test_a_truncated_answer_is_asked_for_with_more_room(tmp_path: Path) -> None:
-    cut = good("one two", finish="length")
-    server = OpenAIServer(Course(answer=by_row(good(), r0=cut)), Course())
-    run = run_through(tmp_path, server, 2, Options(grow=2.0))
-    assert set(statuses(run).values()) == {"ok"}
-    assert server.made[1]["lines"][0]["body"]["max_tokens"] == 128
-
-
 def test_a_refused_parameter_name_costs_one_round_and_no_try(tmp_path: Path) -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens'."
     server = OpenAIServer(Course(answer=refused(400, words)), Course())
@@ -199,7 +155,7 @@ def test_a_batch_that_was_made_without_a_word_is_found_and_not_made_twice(
     assert (server.tries, len(server.made)) == (1, 1)
 
 
-@pytest.mark.parametrize("troubles", [[200], [429], [503, 200], [429, 503, 429]])
+@pytest.mark.parametrize("troubles", [[503, 200], [429, 503, 429]])
 def test_a_batch_that_may_still_appear_is_not_made_again(
     tmp_path: Path, troubles: list[int]
 ) -> None:
@@ -260,30 +216,6 @@ def test_request_bodies_for_several_models_go_in_a_batch_each(tmp_path: Path) ->
     assert run.error is None
     assert server.complaints == []
     assert sorted(len(batch["lines"]) for batch in server.made) == [1, 2]
-
-
-@pytest.mark.slow
-def test_the_official_sdk_takes_the_scripted_service(tmp_path: Path) -> None:
-    openai = pytest.importorskip("openai")
-    server = OpenAIServer()
-    file = tmp_path / "in.jsonl"
-    body = {"model": "m", "messages": []}
-    asked = {"custom_id": "a-0", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    file.write_text(json.dumps(asked) + "\n")
-    with in_thread(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client:
-        with file.open("rb") as handle:
-            made = client.files.create(file=handle, purpose="batch")
-        batch = client.batches.create(
-            input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h",
-            metadata={"bagent": "x"},
-        )  # fmt: skip
-        words = [client.batches.retrieve(batch.id).status for _ in range(4)]
-        batch = client.batches.list().data[0]
-        name, reply = read_line(client.files.content(batch.output_file_id).content)
-    assert words == ["validating", "in_progress", "finalizing", "completed"]
-    assert (name, batch.request_counts.completed) == ("a-0", 1)
-    assert isinstance(reply, Reply)
-    assert server.complaints == []
 
 
 BILLING = {"code": "billing_hard_limit_reached", "message": "Billing hard limit has been reached"}
