@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-import bagent
 from bagent.errors import UsageError
 from bagent.hpc.allocation import Allocation, LauncherPlace, auto_shard, read_allocation
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-
-
-def test_outside_of_a_job_nothing_is_told():
-    assert read_allocation({}) == Allocation()
-    assert read_allocation({"SLURM_JOB_ID": " ", "PBS_JOBID": ""}) == Allocation()
 
 
 def test_a_slurm_job():
@@ -70,16 +63,6 @@ def test_the_part_of_a_process_is_its_rank_or_its_place_in_an_array(env, shard):
     assert auto_shard(env) == shard
 
 
-def test_an_array_may_begin_anywhere_and_step():
-    env = {
-        "SLURM_ARRAY_TASK_ID": "14",
-        "SLURM_ARRAY_TASK_MIN": "10",
-        "SLURM_ARRAY_TASK_STEP": "2",
-        "SLURM_ARRAY_TASK_COUNT": "5",
-    }
-    assert auto_shard(env) == (3, 5)
-
-
 @pytest.mark.parametrize(
     ("shards", "expected"),
     [("8", [(2, 8), (4, 8), (8, 8)]), ("1-8", [(1, 8), (3, 8), (7, 8)]), ("1-9:2", None)],
@@ -113,22 +96,6 @@ def test_a_contiguous_array_needs_no_name_and_a_part_of_one_may_have_it():
     assert auto_shard(env | {"BAGENT_SHARDS": "8"}) == (7, 8)
 
 
-def test_every_process_of_every_task_of_an_array_has_its_own_part():
-    parts = [
-        auto_shard(
-            STEP
-            | {
-                "SLURM_PROCID": str(rank),
-                "SLURM_ARRAY_TASK_ID": str(task),
-                "SLURM_ARRAY_TASK_COUNT": "3",
-            }
-        )
-        for task in range(3)
-        for rank in range(4)
-    ]
-    assert parts == [(part, 12) for part in range(1, 13)]
-
-
 def test_the_batch_script_itself_is_no_rank_of_the_job():
     env = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
     assert auto_shard(env) == (1, 1)
@@ -146,14 +113,3 @@ def test_a_number_of_parts_that_is_not_told_is_asked_for(env, words):
     with pytest.raises(UsageError, match=words) as error:
         auto_shard(env)
     assert "BAGENT_SHARDS=N" in str(error.value)
-
-
-def test_no_other_part_of_the_package_reads_these_variables():
-    package = Path(bagent.__file__).parent
-    named = re.compile(r"[\"'](SLURM|PBS|PALS|PMIX|PMI|OMPI)_[A-Z]")
-    found = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if named.search(path.read_text(encoding="utf-8"))
-    }
-    assert found == {"batch_env.py", "hpc/allocation.py"}

@@ -188,24 +188,6 @@ def test_a_job_that_a_person_cancels_does_not_come_back(job_dir, env):
     assert calls(job_dir) == ""
 
 
-def test_engines_that_cannot_start_need_a_person(job_dir, env):
-    write(job_dir, engine=["sh", "-c", "echo out of memory; exit 9", "{port}"])
-    submit(job_dir, env, "--scheduler", "slurm")
-    code, text = finish(start(job_dir, env, SLURM))
-    assert code == 76, text
-    assert "out of memory" in text
-    assert calls(job_dir) == ""
-
-
-def test_rows_that_fail_give_the_code_of_the_run(job_dir, env):
-    write(job_dir)
-    text = (job_dir / "job.yaml").read_text().replace("max_tokens: 500", "max_tokens: 999999")
-    (job_dir / "job.yaml").write_text(text)
-    submit(job_dir, env, "--scheduler", "slurm", "--", "--no-canary")
-    code, text = finish(start(job_dir, env, SLURM))
-    assert code == 1, text
-
-
 @pytest.mark.parametrize(("scheduler", "said"), [("slurm", "sbatch --parsable"), ("pbs", "qsub")])
 def test_go_submits_the_script_that_is_printed(job_dir, env, scheduler, said):
     write(job_dir)

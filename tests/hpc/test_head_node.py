@@ -17,25 +17,6 @@ from bagent.hpc.engines import (
 )
 
 
-def test_a_script_is_gone_once_its_file_has_not_changed_for_so_long(tmp_path):
-    alive = tmp_path / "alive"
-    alive.touch()
-    now, looks = 0.0, []
-
-    def pause():
-        nonlocal now
-        now += 10
-        looks.append(now)
-        if now <= 50:
-            os.utime(alive, ns=(0, int(now)))
-        if now == 80:
-            alive.unlink()
-        return 0
-
-    asyncio.run(until_gone(alive, 60, lambda: now, pause))
-    assert looks[-1] == 110
-
-
 def test_under_slurm_the_job_is_requeued_and_elsewhere_nothing_is_asked():
     asked = []
 
@@ -56,3 +37,22 @@ def test_engines_are_stopped_when_the_script_is_gone(tmp_path):
     (state,) = read_states(tmp_path)
     assert isinstance(state, EngineState)
     assert state.state == "stopped"
+
+
+def test_a_script_is_gone_once_its_file_has_not_changed_for_so_long(tmp_path):
+    alive = tmp_path / "alive"
+    alive.touch()
+    now, looks = 0.0, []
+
+    def pause():
+        nonlocal now
+        now += 10
+        looks.append(now)
+        if now <= 50:
+            os.utime(alive, ns=(0, int(now)))
+        if now == 80:
+            alive.unlink()
+        return 0
+
+    asyncio.run(until_gone(alive, 60, lambda: now, pause))
+    assert looks[-1] == 110

@@ -11,21 +11,8 @@ from bagent.hpc.nodes import engine_nodes, position_of, read_names
 NODES = ["x1.site.org", "x2.site.org", "x3.site.org"]
 
 
-def test_nodes_count_once_in_their_order():
-    assert engine_nodes(["b", "b", "a", "b"], []) == ["b", "a"]
-
-
 def test_a_bad_node_is_left_out_with_or_without_its_domain():
     assert engine_nodes(NODES, ["x2", "x3.other.org"]) == ["x1.site.org"]
-
-
-def test_the_first_good_node_may_be_kept_free():
-    assert engine_nodes(NODES, ["x1"], skip=1) == ["x3.site.org"]
-
-
-def test_no_node_left_is_an_error():
-    with pytest.raises(UsageError, match="no node is left for engines of 3"):
-        engine_nodes(NODES, ["x1", "x2"], skip=1)
 
 
 def test_a_node_finds_itself_by_name_before_rank():

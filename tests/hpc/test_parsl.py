@@ -22,11 +22,6 @@ def plan(cluster="", env=None, workers=1):
     return make_pool_plan(job, workers, around)
 
 
-def test_without_a_scheduler_workers_run_on_this_machine():
-    found = plan("  nodes: 4\n  chunks: 9\n", workers=3)
-    assert (found.where, found.slots, found.chunks) == ("here", 3, 9)
-
-
 def test_inside_a_batch_job_workers_run_on_its_nodes_by_its_launcher():
     found = plan("  scheduler: pbs\n", IN_SLURM, workers=2)
     assert (found.where, found.nodes, found.launcher, found.slots) == ("allocation", 3, "srun", 6)

@@ -6,8 +6,7 @@ import pytest
 
 from bagent.errors import JobError, UsageError
 from bagent.hpc.script import batch_script
-from bagent.hpc.site import load_site, merged, read_site, site_names
-from bagent.job.spec.cluster import ClusterSpec
+from bagent.hpc.site import load_site, read_site, site_names
 from support.submit_plans import CLUSTER, GPUS, plan_of
 
 
@@ -17,11 +16,6 @@ def test_everything_that_is_missing_is_named_at_once():
     text = str(error.value)
     assert text.startswith("job.yaml:")
     assert "cluster.walltime, cluster.engine, cluster.account" in text
-
-
-def test_without_a_scheduler_one_is_asked_for():
-    with pytest.raises(JobError, match=r"the job lacks cluster.scheduler"):
-        plan_of(scheduler=None)
 
 
 TP = "vllm serve m --tensor-parallel-size"
@@ -78,11 +72,6 @@ def test_the_gpus_of_nodes_are_requested_unless_directives_do(cluster, scheduler
     assert requests == ([line] if line else [])
 
 
-def test_one_engine_over_several_nodes_has_all_their_gpus():
-    plan = plan_of(CLUSTER + "  nodes_per_engine: 2\n", "aurora", account="a")
-    assert plan.cluster.engines_per_node is None
-
-
 def test_one_port_is_the_first_of_a_node():
     assert plan_of(
         CLUSTER + "  gpus_per_node: 6\n  ports: 9000\n  engines_per_node: 3\n"
@@ -102,39 +91,11 @@ def test_the_first_queue_that_takes_the_job_is_chosen(nodes, hours, queue):
     assert plan_of(cluster, "aurora", account="a").queue == queue
 
 
-def test_a_job_that_no_queue_takes_is_told_the_limits():
-    cluster = "  nodes: 100\n  walltime: 6h\n  engine: e\n"
-    with pytest.raises(JobError) as error:
-        plan_of(cluster, "aurora", account="a")
-    assert "no queue takes 100 nodes for 6 h" in str(error.value)
-    assert "prod 256+ nodes, at most 24 h" in str(error.value)
-
-
 def test_a_named_queue_is_held_to_its_limits_and_an_unknown_one_is_believed():
     cluster = "  nodes: 16\n  walltime: 1h\n  engine: e\n  queue: "
     with pytest.raises(JobError, match="prod 256"):
         plan_of(cluster + "prod\n", "aurora", account="a")
     assert plan_of(cluster + "R123\n", "aurora", account="a").queue == "R123"
-
-
-def test_a_name_is_made_of_letters_that_schedulers_take():
-    job_name = plan_of().name
-    assert job_name == "review"
-    plan = plan_of("  walltime: 1h\n  engine: e\n")
-    assert plan.run_folder.name == "review"
-    assert plan.batch_folder.name == "review.batch"
-
-
-def test_lists_and_environment_of_site_and_job_are_joined_and_the_rest_replaced():
-    site = load_site("aurora")
-    job = ClusterSpec.model_validate(
-        {"modules": ["vllm"], "env": {"TMPDIR": "/local", "A": "1"}, "gpu_mask": "OTHER"}
-    )
-    found = merged(site, job)
-    assert found.modules == ("frameworks", "vllm")
-    assert (found.env["TMPDIR"], found.env["A"]) == ("/local", "1")
-    assert found.env["ZE_FLAT_DEVICE_HIERARCHY"] == "FLAT"
-    assert (found.gpu_mask, found.filesystems) == ("OTHER", "home:flare")
 
 
 def test_the_known_sites_say_what_nobody_could_try():

@@ -16,15 +16,6 @@ SLURM = Allocation("slurm", "7", node_list="n[1-2,4]")
 PBS = Allocation("pbs", "9")
 STARTED = "Fri Nov 28 07:30:00 2025"
 STARTED_AT = datetime(2025, 11, 28, 7, 30).timestamp()
-QSTAT_JSON = {
-    "Jobs": {
-        "9.server": {
-            "stime": STARTED,
-            "resources_used": {"walltime": "00:10:00"},
-            "Resource_List": {"walltime": "01:00:30", "nodect": 2},
-        }
-    }
-}
 QSTAT_TEXT = f"""Job Id: 9.server
     Job_Name = engines
     resources_used.walltime = 00:10:00
@@ -46,29 +37,12 @@ class Programs:
         return answer(command) if callable(answer) else answer
 
 
-def test_a_told_end_is_believed_without_asking():
-    programs = Programs()
-    assert job_end(Allocation("slurm", "7", end=99.0), programs) == 99.0
-    assert job_end(Allocation(), programs) is None
-    assert programs.asked == []
-
-
-def test_squeue_tells_the_end_in_local_time():
-    end = job_end(SLURM, Programs(squeue="2026-01-31T18:00:00\n"))
-    assert end == datetime(2026, 1, 31, 18).timestamp()
-
-
 @pytest.mark.parametrize("silent", ["", "N/A\n", "Unknown", "NONE"])
 def test_scontrol_is_asked_where_squeue_does_not_tell(silent):
     shown = "JobId=7 JobName=x\n   StartTime=2026-01-31T17:00:00 EndTime=2026-01-31T18:00:00 A=b=c"
     programs = Programs(squeue=silent, scontrol=shown)
     assert job_end(SLURM, programs) == datetime(2026, 1, 31, 18).timestamp()
     assert programs.asked[-1] == ["scontrol", "show", "job", "7"]
-
-
-def test_a_pbs_job_ends_its_walltime_after_its_start():
-    programs = Programs(qstat=json.dumps(QSTAT_JSON))
-    assert job_end(PBS, programs) == STARTED_AT + 3630
 
 
 def test_a_qstat_without_json_is_read_as_text():
@@ -93,13 +67,6 @@ def test_a_qstat_without_json_is_read_as_text():
 )
 def test_an_answer_without_start_or_walltime_is_no_end(text):
     assert job_end(PBS, Programs(qstat=text)) is None
-
-
-def test_the_nodes_of_a_pbs_file_count_once_in_their_order(tmp_path):
-    path = tmp_path / "nodes"
-    path.write_text("x2.hsn.site\nx2.hsn.site\nx1.hsn.site\n\nx2.hsn.site\n")
-    here = Allocation("pbs", "9", node_file=path)
-    assert node_names(here, Programs()) == ["x2.hsn.site", "x1.hsn.site"]
 
 
 def test_slurm_spells_out_its_own_node_list():

@@ -7,26 +7,13 @@ from typing import get_args
 
 import pytest
 
-from bagent.batch_env import SCHEDULER_VARIABLES, SchedulerName
-from bagent.hpc.launcher import LAUNCHERS
+from bagent.batch_env import SchedulerName
 from bagent.hpc.parsl import PoolPlan, _provider
 from bagent.hpc.schedulers import SCHEDULERS
 from bagent.hpc.site import deploy_folder
-from bagent.job.spec.cluster import ClusterSpec, Launcher, Staging
+from bagent.job.spec.cluster import ClusterSpec
 
 NAMES = get_args(SchedulerName)
-
-
-def test_every_scheduler_of_the_job_file_has_variables_and_a_class():
-    assert list(SCHEDULER_VARIABLES) == list(SCHEDULERS) == list(NAMES)
-
-
-def test_launchers_and_keys_of_schedulers_are_those_of_the_job_file():
-    assert set(LAUNCHERS) == set(get_args(Launcher))
-    for scheduler in SCHEDULERS.values():
-        assert scheduler.launcher in LAUNCHERS
-        assert set(scheduler.own_staging) <= set(get_args(Staging))
-        assert set(scheduler.own_keys) <= set(ClusterSpec.model_fields)
 
 
 @pytest.mark.parametrize("name", NAMES)

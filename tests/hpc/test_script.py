@@ -78,13 +78,6 @@ def test_scripts_are_good_shell(tmp_path):
         assert done.stdout == ""
 
 
-def test_nothing_stands_between_the_directives_of_pbs():
-    for name in ("generic-pbs", "aurora", "polaris"):
-        lines = rendered(name).splitlines()
-        marks = [number for number, line in enumerate(lines) if line.startswith("#PBS")]
-        assert marks == list(range(1, len(marks) + 1)), name
-
-
 def test_a_slurm_script_has_no_secret_and_asks_for_a_warning_of_its_shell():
     text = rendered("generic-slurm")
     assert "#SBATCH --signal=B:USR1@20" in text
@@ -111,9 +104,3 @@ def test_words_with_blanks_and_quotes_stay_what_they_are(tmp_path):
         "GREETING=it's $5",
         "export X=$(echo 'a b') # it's",
     ]
-
-
-def test_paths_to_stage_are_those_of_the_job_file():
-    text = batch_script(plan_of(CLUSTER + GPUS + "  stage: [weights, /shared/tokens]\n"))
-    assert "STAGE=(/home/ada/genes/weights /shared/tokens)" in text
-    assert "STAGE_BY=copy" in text

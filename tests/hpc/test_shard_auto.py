@@ -19,11 +19,3 @@ def test_each_rank_of_a_launch_does_its_part_and_together_they_do_all(fs, job_di
         sent.append(len(fs.requests))
     assert 0 < sent[0] < sent[1] < sent[2] == 40
     assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(40))
-
-
-def test_a_rank_of_unknown_many_sends_nothing(fs, job_dir, bagent):
-    write_job(job_dir, fs.url, 4, results=NO_TABLES)
-    done = bagent(RUN, env={"PMIX_RANK": "1"})
-    assert done.code == 2
-    assert "BAGENT_SHARDS" in done.err
-    assert fs.requests == []

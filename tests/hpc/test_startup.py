@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from bagent.hpc import startup
 from bagent.hpc.engines import EngineState, write_state
 from bagent.hpc.startup import (
     await_engines,
     cannot_reach_minimum,
-    is_alive,
     late_step,
     report,
-    still_missing,
-    tail,
     wait_step,
 )
 
@@ -35,15 +34,6 @@ def test_it_is_hopeless_once_too_many_failed(hosts, failed, fraction, lost):
     assert cannot_reach_minimum(hosts, failed, fraction) is lost
 
 
-def test_a_child_that_ended_and_was_not_fetched_is_not_alive():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not is_alive(child.pid)
-    child.wait()
-    assert is_alive(os.getpid())
-    assert not is_alive(2**22 + 1)
-
-
 def test_the_code_of_the_waiting_command_is_kept():
     child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
     assert await_engines(child, lambda: "", 0.05) == 75
@@ -54,13 +44,6 @@ def test_waiting_ends_with_76_for_a_reason(capsys):
     assert await_engines(child, lambda: "5 engines failed", 0.05) == 76
     assert child.returncode is not None
     assert "5 engines failed" in capsys.readouterr().err
-
-
-def test_engines_that_failed_are_not_missed():
-    hosts = [f"{n}.hsn\t{port}\trole=worker\tnode={n}" for n in ("n1", "n2") for port in (1, 2)]
-    failed = [EngineState("n2", 1, 2, "failed")]
-    assert still_missing(hosts, hosts[:1], failed) == hosts[1:3]
-    assert still_missing(hosts, hosts, []) == []
 
 
 def test_start_up_is_told_for_each_engine_and_for_all():
@@ -75,14 +58,8 @@ def test_start_up_is_told_for_each_engine_and_for_all():
     assert lines[4] == "2 restarts"
 
 
-def test_the_end_of_a_file(tmp_path):
-    path = tmp_path / "log"
-    path.write_text("".join(f"line {n}\n" for n in range(9000)))
-    assert tail(path, 2) == "line 8998\nline 8999"
-    assert tail(tmp_path / "none") == ""
-
-
-def wait(folder, launcher):
+def wait(folder, launcher, monkeypatch):
+    monkeypatch.setattr(startup, "await_engines", partial(startup.await_engines, pause=0.05))
     words = [str(folder), "--min-fraction", "1", "--timeout", "60s"]
     return wait_step([*words, "--launcher", str(launcher)])
 
@@ -95,19 +72,21 @@ def folder(tmp_path):
 
 
 @pytest.mark.process("signal")
-def test_an_engine_that_cannot_start_ends_the_waiting_and_shows_its_log(folder, capsys):
+def test_an_engine_that_cannot_start_ends_the_waiting_and_shows_its_log(
+    folder, capsys, monkeypatch
+):
     write_state(folder / "engines", EngineState("n1", 0, 9, "failed", 3, 1.0, None, 1))
     (folder / "engines" / "n1.0.log").write_text("loading\nCUDA out of memory\n")
-    assert wait(folder, os.getpid()) == 76
+    assert wait(folder, os.getpid(), monkeypatch) == 76
     err = capsys.readouterr().err
     assert "1 of 1 engines failed" in err
     assert "CUDA out of memory" in err
 
 
 @pytest.mark.process("signal")
-def test_a_launcher_that_ended_ends_the_waiting(folder, capsys):
+def test_a_launcher_that_ended_ends_the_waiting(folder, capsys, monkeypatch):
     (folder / "launcher.log").write_text("srun: error: no such program\n")
-    assert wait(folder, 2**22 + 1) == 76
+    assert wait(folder, 2**22 + 1, monkeypatch) == 76
     assert "srun: error: no such program" in capsys.readouterr().err
 
 
