@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.errors import JobError
-from bagent.sim import OPTIONS, EngineConfig, SimConfig, parse_sim_url
+from bagent.sim import OPTIONS, SimConfig, parse_sim_url
 
 
 def test_url_options_reach_every_group() -> None:
@@ -55,17 +55,9 @@ def test_wrong_urls_are_explained(url: str, words: str) -> None:
     assert words in str(raised.value)
 
 
-def test_options_that_can_be_unset_take_none() -> None:
-    assert parse_sim_url("sim://?max_queue=none&retry_after=2").faults.max_queue is None
-
-
 def test_every_option_has_help_and_reads_its_own_default() -> None:
     assert len(OPTIONS) > 30
     for option in OPTIONS.values():
         assert option.help.endswith(".")
         text = "none" if option.default is None else str(option.default)
         assert option.read(text) == option.default
-
-
-def test_a_long_context_gets_a_cache_that_holds_it() -> None:
-    assert EngineConfig(max_model_len=1_000_000).kv_blocks == 62_500

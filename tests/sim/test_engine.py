@@ -45,13 +45,6 @@ def text_request(text: str, output: int = 8, salt: str | None = None) -> SimRequ
     return SimRequest(len(packed) // 4, output, blocks)
 
 
-def test_first_token_comes_after_prompt_over_prefill_speed() -> None:
-    engine = SimEngine(CONFIG)
-    seq = finish(engine, SimRequest(500, 1))
-    assert ttft(seq) == pytest.approx(500 / 1000)
-    assert seq.finished_at == seq.first_token_at
-
-
 @pytest.mark.parametrize("batch", [1, 2, 16])
 def test_time_per_token_follows_the_batch_formula(batch: int) -> None:
     engine = SimEngine(CONFIG)
@@ -106,15 +99,6 @@ def test_prefix_cache_shortens_the_second_prefill() -> None:
     assert engine.stats.prefix_queries == 2 * first.request.prompt_tokens
 
 
-def test_answers_are_cached_for_the_next_turn() -> None:
-    engine = SimEngine(CONFIG)
-    first = text_request("a" * 4 * BLOCK * 2, output=2 * BLOCK + 1)
-    finish(engine, first)
-    turn = "a" * 4 * BLOCK * 2 + "word" * (2 * BLOCK + 1) + "and then"
-    second = finish(engine, text_request(turn), 10.0)
-    assert second.cached_tokens == 4 * BLOCK
-
-
 def test_full_kv_cache_preempts_and_everyone_still_ends() -> None:
     config = EngineConfig(max_model_len=256, kv_tokens=512, max_num_batched_tokens=4096)
     engine = SimEngine(config)
@@ -146,16 +130,6 @@ def test_steps_taken_together_give_the_times_of_single_steps() -> None:
     assert ends(stream=False) == pytest.approx(ends(stream=True))
 
 
-def test_streamed_sequences_report_every_step() -> None:
-    engine = SimEngine(CONFIG)
-    seq = engine.submit(SimRequest(10, 5, stream=True), 0.0)
-    seen: list[int] = []
-    while (due := engine.next_event()) is not None:
-        assert engine.advance(due) == [seq]
-        seen.append(engine.generated(seq))
-    assert seen == [1, 2, 3, 4, 5]
-
-
 def test_cancelled_requests_free_their_place_and_blocks() -> None:
     engine = SimEngine(EngineConfig(max_num_seqs=1, prefix_cache=False))
     running = engine.submit(SimRequest(100, 500), 0.0)
@@ -171,42 +145,7 @@ def test_cancelled_requests_free_their_place_and_blocks() -> None:
     assert (engine.kv.usage, engine.stats.aborted) == (0.0, 2)
 
 
-def test_metrics_count_what_happened() -> None:
-    engine = SimEngine(CONFIG)
-    for _ in range(3):
-        engine.submit(SimRequest(10, 20, stopped=True), 0.0)
-    finish(engine, SimRequest(10, 20, stopped=False))
-    stats = engine.stats
-    assert stats.success == {"stop": 3, "length": 1}
-    assert (stats.prompt_tokens, stats.generation_tokens) == (40, 80)
-    assert sum(stats.ttft.counts) == sum(stats.tpot.counts) == 4
-    assert sum(stats.itl.counts) == 4 * 19
-    assert stats.itl.total == pytest.approx(stats.decode.total, rel=0.01)
-
-
-def test_cost_does_not_grow_with_the_length_of_an_answer() -> None:
-    engine = SimEngine(EngineConfig(max_model_len=100_000))
-    engine.submit(SimRequest(10, 90_000), 0.0)
-    events = 0
-    while (due := engine.next_event()) is not None:
-        engine.advance(due)
-        events += 1
-    assert events == 2
-
-
-def test_blocks_are_evicted_longest_unused_first() -> None:
-    config = EngineConfig(max_model_len=160, kv_tokens=256, max_num_batched_tokens=512)
-    engine = SimEngine(config)
-    texts = [letter * 4 * BLOCK * 6 for letter in "abc"]
-    for now, text in enumerate([texts[0], texts[1], texts[0], texts[2]]):
-        finish(engine, text_request(text, output=1), float(now * 10))
-    kept = finish(engine, text_request(texts[0], output=1), 100.0)
-    gone = finish(engine, text_request(texts[1], output=1), 200.0)
-    assert kept.cached_tokens == 5 * BLOCK
-    assert gone.cached_tokens < 5 * BLOCK
-
-
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_mix_of_arrivals_and_cancels_ends_with_nothing_held(seed: int) -> None:
     rng = random.Random(seed)
     length = rng.choice([64, 128, 512])

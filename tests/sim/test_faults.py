@@ -22,7 +22,7 @@ def test_429_rate_is_seeded_and_counted() -> None:
     runs: list[list[int]] = []
 
     async def scene(client) -> None:
-        runs.append(await _statuses(client, 100))
+        runs.append(await _statuses(client, 60))
         counted = client.sim.replicas[0].faults.counts["rate_429"]
         assert runs[-1].count(429) == counted
         assert set(runs[-1]) == {200, 429}
@@ -35,19 +35,7 @@ def test_429_rate_is_seeded_and_counted() -> None:
     play(FAST + "&rate_429=0.3", scene)
     play(FAST + "&rate_429=0.3&seed=1", scene)
     assert runs[0] == runs[1] != runs[2]
-    assert 15 <= runs[0].count(429) <= 45
-
-
-@pytest.mark.parametrize(("option", "header"), [("", None), ("&retry_after=2.5", "2.5")])
-def test_429_names_a_wait_where_told(option, header) -> None:
-    async def scene(client) -> None:
-        url = client.url + "/v1/completions"
-        async with client.session.post(url, json={"prompt": "x"}) as response:
-            assert response.status == 429
-            assert response.headers.get("Retry-After") == header
-            assert (await response.json())["error"]["type"] == "rate_limit_exceeded"
-
-    play("rate_429=1" + option, scene)
+    assert 8 <= runs[0].count(429) <= 28
 
 
 @on_sim("max_num_seqs=2&max_queue=3")
@@ -96,16 +84,6 @@ async def test_malformed_answers_are_200_and_no_json(client) -> None:
     with pytest.raises(json.JSONDecodeError):
         await client.events("/v1/completions", {"prompt": "x", "max_tokens": 16})
     assert client.sim.replicas[0].faults.counts["malformed"] == 2
-
-
-@on_sim(FAST + "&disorder_rate=1")
-async def test_disordered_choices_keep_their_indexes(client) -> None:
-    reply = await client.completion(["a", "b", "c"], max_tokens=4)
-    assert [c["index"] for c in reply["choices"]] == [2, 1, 0]
-    singles = [await client.completion(p, max_tokens=4) for p in "abc"]
-    texts = [s["choices"][0]["text"] for s in singles]
-    assert [c["text"] for c in reversed(reply["choices"])] == texts
-    assert client.sim.replicas[0].faults.counts["disorder"] == 1
 
 
 @on_sim(FAST + "&replicas=2&dead_after=3&faulty=1")

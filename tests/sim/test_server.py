@@ -12,7 +12,6 @@ import time
 import aiohttp
 import pytest
 
-from bagent.errors import UsageError
 from bagent.sim import SimConfig, start_sim
 from bagent.sim.server import VERSION
 from support.sim_client import on_sim
@@ -55,20 +54,6 @@ async def test_list_prompts_are_answered_prompt_major(client) -> None:
     assert usage["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
     assert reply["metrics"] is None
     assert singles[0]["object"] == "text_completion"
-
-
-@on_sim(FAST)
-async def test_rendered_chat_as_a_completion_is_the_same_prompt(client) -> None:
-    messages = [{"role": "system", "content": " S "}, {"role": "user", "content": "{x}<|im_end|>"}]
-    body = {"messages": messages, "return_prompt_text": True, "max_tokens": 20}
-    _, chat = await client.post("/v1/chat/completions", body)
-    text = chat["prompt_text"]
-    _, counted = await client.post("/tokenize", {"messages": messages})
-    assert counted["count"] == chat["usage"]["prompt_tokens"]
-    _, back = await client.post("/detokenize", {"tokens": counted["tokens"]})
-    assert back["prompt"] == text
-    reply = await client.completion(text, max_tokens=20, add_special_tokens=False)
-    assert reply["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
 
 
 @on_sim(FAST)
@@ -225,25 +210,6 @@ async def test_load_shows_while_it_lasts_and_a_lost_client_frees_the_engine(clie
     assert engine.stats.aborted == 6
 
 
-@on_sim(FAST + "&replicas=3&output_tokens=40&output_spread=fixed")
-async def test_replicas_have_their_own_addresses_engines_and_ids(client) -> None:
-    assert len(set(client.sim.urls)) == 3
-    names = set()
-    for url in client.sim.urls:
-        async with client.session.post(url + "/v1/completions", json={"prompt": "x"}) as reply:
-            names.add((await reply.json())["id"])
-    assert len(names) == 3
-    assert [r.engine.stats.success["length"] for r in client.sim.replicas] == [1, 1, 1]
-
-
-async def test_a_taken_port_is_a_usage_error_and_leaves_nothing_open() -> None:
-    async with start_sim(SimConfig()) as first:
-        port = int(first.urls[0].rsplit(":", 1)[1])
-        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with start_sim(SimConfig(port=port)):
-                pass
-
-
 async def test_closing_ends_requests_in_flight_at_once() -> None:
     async with aiohttp.ClientSession() as session:
         async with start_sim(SimConfig()) as sim:
@@ -255,19 +221,3 @@ async def test_closing_ends_requests_in_flight_at_once() -> None:
         assert time.perf_counter() - begun < 2
         with pytest.raises(aiohttp.ClientError):
             await task
-
-
-@pytest.mark.parametrize("runner", ["asyncio", "uvloop"])
-def test_many_calls_at_once_are_answered_on_every_event_loop(runner) -> None:
-    async def main() -> list[int]:
-        async with start_sim(SimConfig()) as sim, aiohttp.ClientSession() as session:
-
-            async def call(number: int) -> int:
-                body = {"prompt": f"say {number}", "max_tokens": 2}
-                async with session.post(f"{sim.urls[0]}/v1/completions", json=body) as reply:
-                    return reply.status
-
-            return await asyncio.gather(*map(call, range(80)))
-
-    run = asyncio.run if runner == "asyncio" else pytest.importorskip("uvloop").run
-    assert set(run(main())) == {200}
