@@ -106,22 +106,6 @@ def test_a_stream_that_breaks_off_is_no_answer() -> None:
         assert "hello to all of you".startswith(found.text)
 
 
-def test_pieces_pass_as_they_come() -> None:
-    async def work(endpoint: Endpoint, _: ProviderServer) -> str:
-        sent = {"model": "m-1", "messages": [{"role": "user", "content": "x"}], "stream": True}
-        async with (
-            aiohttp.ClientSession(headers=endpoint.headers) as session,
-            session.post(f"{endpoint.url}/chat/completions", json=sent) as answer,
-        ):
-            first = await answer.content.readline()
-        return first.decode()
-
-    # The server never ends the answer: what has come of it is here all the same.
-    stuck = Fault("hang", after=3, say=ModelAnswer(text="hello to all of you"))
-    first = behind(stuck, work=work)
-    assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["content"]
-
-
 def test_thinking_is_given_back_for_clients_that_do_not_know_of_it() -> None:
     async def work(endpoint: Endpoint, server: ProviderServer) -> Any:
         asking: list[Message] = [{"role": "user", "content": "The weather?"}]

@@ -162,19 +162,6 @@ def test_how_a_client_leaves_decides_what_is_metered(tmp_path):
     assert [row["error_kind"] for row in (early, silent)] == ["client_closed"] * 2
 
 
-def test_each_call_is_an_attempt_with_a_group_and_tokens_of_its_own(tmp_path):
-    async def work(proxy, session):
-        return [await ask(proxy, session) for _ in range(2)]
-
-    with FakeServer({"r1": [status(500), ok("yes"), ok("yes")]}) as fs:
-        through([fs.url], work, tmp_path / "run")
-    lines = "".join(p.read_text() for p in (tmp_path / "run").glob("journal/attempts-*.jsonl"))
-    attempts = [json.loads(line) for line in lines.splitlines()]
-    assert len({one["group"] for one in attempts}) == 3
-    assert [one.get("completion_tokens") for one in attempts] == [None, 1, 1]
-    assert [one.get("error_kind") for one in attempts] == ["overloaded", None, None]
-
-
 @pytest.mark.parametrize(
     ("tail", "ended"),
     [

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 
 import pytest
 
-from bagent.errors import UsageError
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, chat, rows_of, through
-from support.replies import close, delta, hang, ok, raw, status, stream
+from support.replies import close, delta, ok, raw, status, stream
 
 
 def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
@@ -26,9 +24,7 @@ def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
 LOGIN_PAGE = raw(b"<html>login", "text/html")
 
 
-@pytest.mark.parametrize(
-    "bad", [close(), status(503), status(500), status(429), status(401), status(404), LOGIN_PAGE]
-)
+@pytest.mark.parametrize("bad", [close(), status(503), status(429), status(401), LOGIN_PAGE])
 def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
     async def work(proxy, session):
         return [await ask(proxy, session) for _ in range(20)]
@@ -117,21 +113,3 @@ def test_a_stream_passes_piece_by_piece_and_its_tokens_are_counted(tmp_path):
     (row,) = rows_of(tmp_path / "run")
     assert row["status"] == "ok"
     assert row["ttft_ms"] is not None
-
-
-def test_a_client_that_hangs_up_frees_the_engine(tmp_path):
-    async def work(proxy, session):
-        with pytest.raises(asyncio.TimeoutError):
-            async with asyncio.timeout(0.5):
-                await ask(proxy, session)
-        await asyncio.to_thread(fs.wait_for, 1, "finished")
-
-    with FakeServer({"r1": [hang()]}) as fs:
-        through([fs.url], work, tmp_path / "run")
-        assert fs.requests[0].cancelled
-
-
-def test_a_port_that_is_taken_leaves_no_run_directory(tmp_path):
-    with FakeServer() as fs, pytest.raises(UsageError, match="cannot listen"):
-        through([fs.url], ask, tmp_path / "run", port=fs.port)
-    assert not (tmp_path / "run").exists()

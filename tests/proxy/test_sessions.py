@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.proxy.forward import SessionAffinity, client_name, session_name
+from bagent.proxy.forward import client_name, session_name
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, rows_of, through
 from support.replies import close, ok, status
@@ -63,19 +63,6 @@ def test_a_wrong_model_s_name_is_told_to_who_asked_and_rests_nobody(tmp_path):
     assert {row["error_kind"] for row in rows_of(tmp_path / "run")} == {None, "rejected"}
 
 
-def test_an_endpoint_without_a_side_route_goes_on_with_what_it_has(tmp_path):
-    async def work(proxy, session):
-        url = f"{proxy.url}/messages/count_tokens?beta=true"
-        for _ in range(12):
-            async with session.post(url, json={"messages": []}) as answer:
-                assert answer.status == 404
-        return [(await ask(proxy, session))[0] for _ in range(4)]
-
-    with FakeServer({"*": [ok("yes")]}) as first, FakeServer({"*": [ok("yes")]}) as second:
-        assert through([first.url, second.url], work, tmp_path / "run") == [200] * 4
-        assert len(first.requests) == len(second.requests) == 2
-
-
 def test_models_are_listed_and_one_is_told_by_its_name(tmp_path):
     async def work(proxy, session):
         found = []
@@ -109,10 +96,3 @@ def test_a_request_is_named_by_its_row_before_its_own_id():
     headers["x-api-key"] = "bagent-r1"
     assert (client_name(headers), session_name(headers)) == ("r1", "r1")
     assert (client_name({}), session_name({})) == (None, None)
-
-
-def test_only_the_conversations_heard_of_last_are_remembered():
-    affinity = SessionAffinity(size=2)
-    for name in ("a", "b", "a", "c"):
-        affinity.set(name, f"at-{name}")
-    assert [affinity.get(name) for name in ("a", "b", "c", None)] == ["at-a", None, "at-c", None]
