@@ -17,7 +17,7 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.state import FleetConfig, FleetState
 from bagent.types import EndpointSample, Failure
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import ScriptedBackend
+from support.scripted_fleet import REFUSED, ScriptedBackend
 
 SILENT = Failure("timeout", "no whole answer", passing=True)
 
@@ -231,6 +231,22 @@ def test_an_endpoint_that_joins_gets_its_share_and_one_that_leaves_finishes():
     assert names[3:].count("b") == names[3:].count("c") == 5
     told = [(one.endpoint, one.reason) for one in lent.samples]
     assert told[:3] == [("a", "left the hostfile"), ("b", "joined"), ("c", "joined")]
+
+
+def test_requests_wait_while_all_endpoints_are_gone_and_go_on_when_one_is_back():
+    async def work(lent: Lent) -> None:
+        lent.dead |= {"a", "b"}
+        lease = await lent.lessor.acquire(frozenset())
+        other = await lent.lessor.acquire(frozenset())
+        for one in (lease, other):
+            lent.lessor.on_failure(one, REFUSED)
+        asked = asyncio.create_task(lent.ask())
+        await asyncio.sleep(500.0)
+        assert not asked.done()
+        lent.dead.discard("b")
+        assert await asked == ["b"]
+
+    run("ab", work)
 
 
 def test_who_waits_when_no_more_is_lent_is_told_so():
