@@ -74,14 +74,6 @@ def test_missing_credentials_come_with_what_to_do() -> None:
     assert "AWS_PROFILE" in found.message
 
 
-def test_a_time_that_a_gateway_names_is_kept() -> None:
-    told = {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}
-    answer = {"Error": {"Code": "ThrottlingException", "Message": ""}, "ResponseMetadata": told}
-    found = failure_from_exception(aws.ClientError(answer, "Converse"), "here")
-    assert found is not None
-    assert (found.kind, found.retry_after) == ("rate_limited", 7.0)
-
-
 STOP: dict[str, Any] = {"messageStop": {"stopReason": "tool_use"}}
 USED = {"toolUse": {"toolUseId": "a", "name": "f"}}
 

@@ -69,20 +69,6 @@ def test_total_bounds_each_request_of_a_kept_open_connection(fs):
         late(exchange, "no whole answer from here within 0.3 s")
 
 
-def test_total_bounds_a_body_that_trickles():
-    async def trickle(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        while not reader.at_eof():
-            writer.write(b" ")
-            await asyncio.sleep(0.02)
-
-    async def main():
-        async with raw_server(trickle) as port:
-            return await send(endpoint(f"http://127.0.0.1:{port}"), timeouts=Timeouts(total=LIMIT))
-
-    late(asyncio.run(main()), "no whole answer from here within 0.3 s")
-
-
 def test_comments_do_not_keep_a_stream_alive(fs):
     fs.set_script({"r1": [stream([delta("half"), *[PING] * 100], gap=0.1)]})
     limits = Timeouts(idle=LIMIT)

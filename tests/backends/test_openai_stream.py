@@ -273,10 +273,3 @@ def test_a_stream_that_broke_is_a_passing_failure_with_its_text(rest, words):
     assert isinstance(failure, Failure)
     assert (failure.passing, failure.text) == (True, "half")
     assert words in failure.message
-
-
-@pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content", "refusal"])
-def test_any_kind_of_content_is_a_first_token(name):
-    reader = StreamReader(0.0, lambda: 2.0)
-    reader.feed(delta(**{name: "a"}))
-    assert reader.first_token == 2.0

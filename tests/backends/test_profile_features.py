@@ -11,7 +11,7 @@ from bagent.backends.request import CallSettings, OutputFormat
 from bagent.types import Reply
 from support.backend_calls import QUICK, backend, endpoint, reply, request
 from support.fake_server import FakeServer
-from support.replies import error_body, gated, ok, ok_tools, status, tool_call
+from support.replies import error_body, ok, ok_tools, status, tool_call
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 BOTH = CallSettings(
@@ -77,23 +77,6 @@ def test_a_turn_that_has_to_call_a_tool_finds_nothing_out(choice):
     with FakeServer({"*": [CALL]}) as fs:
         _, bodies = asked(fs, forced, request(settings=BOTH), msgspec.structs.replace(forced))
     assert schemas(bodies) == [False, True, True]
-
-
-def test_only_one_request_at_a_time_tries():
-    async def main(fs):
-        async with backend() as found:
-            to = endpoint(fs.url)
-            first = asyncio.create_task(found.send(to, [request("r1", BOTH)], QUICK))
-            await asyncio.to_thread(fs.wait_for, 1)
-            await found.send(to, [request("r2", BOTH)], QUICK)
-            fs.release()
-            await first
-            await found.send(to, [request("r3", BOTH)], QUICK)
-
-    with FakeServer({"r1": [gated(CALL)], "*": [CALL]}) as fs:
-        asyncio.run(main(fs))
-        found = {seen.rows[0]: "response_format" in seen.body for seen in fs.requests}
-    assert found == {"r1": True, "r2": False, "r3": True}
 
 
 # --- a place in the queue ----------------------------------------------------------------------

@@ -19,7 +19,6 @@ from bagent.backends.http.client import (
     NETWORK_ERRORS,
     StreamStalled,
     StreamTimeout,
-    is_stale,
     network_failure,
 )
 
@@ -100,24 +99,6 @@ def test_a_full_machine_is_waited_for_and_costs_no_try(number):
         assert "this machine" in found.message
 
 
-@pytest.mark.parametrize(
-    ("error", "stale"),
-    [
-        (aiohttp.ServerDisconnectedError(), True),
-        (ConnectionResetError(), True),
-        (aiohttp.ClientConnectionResetError(), True),
-        (BrokenPipeError(), True),
-        (aiohttp.ClientOSError(errno.ECONNRESET, "x"), True),
-        (connector_error(errno.ECONNREFUSED), False),
-        (aiohttp.ClientPayloadError(), False),
-        (TimeoutError(), False),
-        (aiohttp.ServerTimeoutError(), False),
-    ],
-)
-def test_a_closed_connection_is_told_from_other_errors(error, stale):
-    assert is_stale(own(error)) is stale
-
-
 def test_patience_ends_with_its_own_words():
     async def main(lifted):
         async with StreamTimeout(0.01, 0.02) as patience:
@@ -130,16 +111,3 @@ def test_patience_ends_with_its_own_words():
     for lifted in (False, True):
         with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.02 s"):
             asyncio.run(main(lifted))
-
-
-def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
-    async def main():
-        async with StreamTimeout(0.05, 0.05) as patience:
-            for _ in range(4):
-                await asyncio.sleep(0.02)
-                patience.on_chunk()
-            patience.finish_within(0.01)  # earlier than the timer: it is set anew
-            await asyncio.sleep(60)
-
-    with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.05 s"):
-        asyncio.run(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from random import Random
 
 import pytest
@@ -74,28 +73,6 @@ def test_the_end_of_a_run_is_shared_out_in_small_groups():
     assert batch_size(AUTO, 1024, 256, 256, supply, 16.0) == 2
     more = Supply(ready=8, endpoints=4, more=True)
     assert batch_size(AUTO, 1024, 256, 256, more, 16.0) == 8
-
-
-@on_jumping_clock
-async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
-    events = []
-
-    @contextlib.contextmanager
-    def together():
-        events.append("begin")
-        yield
-        events.append("end")
-
-    s = setup(
-        {"a": always()},
-        limit=8,
-        group=BatchSizeRule(4, single=False),
-        result_context=together,
-        limits={"a": 4},
-    )
-    s.recorder.on_end = events.append
-    await s.run(9, announced=True)
-    assert events == ["begin", "begin", 0, 1, 2, 3, "end", 4, 5, 6, 7, "end", 8]
 
 
 @pytest.mark.parametrize(("count", "concurrency"), [(4, 64), (3, 100)])

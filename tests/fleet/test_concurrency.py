@@ -126,19 +126,6 @@ def test_a_held_limit_does_not_grow_until_it_is_eased():
     assert (clean_round(limit), limit.held) == (32, None)
 
 
-@pytest.mark.parametrize(
-    ("start", "eased_between", "expected"), [(100, False, 105), (16, True, 32)]
-)
-def test_slow_start_ends_with_a_second_hold_in_a_row(start, eased_between, expected):
-    limit = InFlightLimit(start, 1000)
-    for _ in range(3):
-        limit.hold("something waits")
-        if eased_between:
-            limit.allow_growth()
-    limit.allow_growth()
-    assert clean_round(limit) == expected
-
-
 def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it():
     limit = InFlightLimit(100, 1000)
     assert limit.cut(1.0, "30 wait")
@@ -182,11 +169,3 @@ def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over():
         limit.allow_growth(limit.value)
         widths.append(limit.value)
     assert widths == [16, 32, 32, 64, 64, 64]
-
-
-def test_quiet_polls_do_not_raise_an_unused_limit_or_that_of_a_silent_engine():
-    limit = InFlightLimit(100, 1000)
-    for _ in range(20):
-        limit.allow_growth(79)
-        limit.allow_growth(100, reported=False)
-    assert limit.value == 100

@@ -194,16 +194,6 @@ def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
     assert {row: name for _, name, row in s.backend.sent}[5000] == "untold"
 
 
-@on_jumping_clock
-async def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
-    s = fleet_of({"short": 2048, "long": 8192})
-    s.request(call_of(s, 3000, pinned_to="short"))
-    s.request(call_of(s, 3001, pinned_to="long"))
-    await s.fleet.wait_idle()
-    assert sorted(s.recorder.replies) == [3001]
-    assert s.recorder.failures[3000][0].kind == "context_overflow"
-
-
 def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason():
     def prepare(s: Setup) -> None:
         s.backend.scripts["long"] = always(REFUSED, 0.01)

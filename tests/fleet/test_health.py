@@ -189,11 +189,3 @@ def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_ag
     early = [at for at, name, _ in s.backend.sent if name == "frozen" and at < frozen_until]
     assert len(early) <= 4, "it is tried now and then, by one call"
     assert s.backend.shares["frozen"] > 100
-
-
-def test_an_endpoint_that_answers_only_probes_is_tested_by_single_calls():
-    broken = Failure("connect", "the server closed the connection", passing=True)
-
-    s = run_rows({"bad": always(broken, 0.01), "good": always(seconds=1.0)}, 600, limit=32)
-    assert len(s.recorder.replies) == 600
-    assert s.backend.shares["bad"] < 64

@@ -194,24 +194,6 @@ def test_first_tokens_alone_keep_the_limit_near_what_the_engine_runs(capacity: i
     assert (engine.made - made) / 120 >= 0.95 * engine.best
 
 
-def test_a_second_client_gets_its_share_of_an_engine_that_a_first_one_has_filled() -> None:
-    engine = Engine(64, Random(1))
-    first = Client(engine, InFlightLimit(16, 1024))
-    first.run(60.0)
-    second = Client(engine, InFlightLimit(64, 1024), owner=1, now=60.0)
-    while first.now < 240.0:
-        for client in (first, second):
-            client.run(client.now + 0.01)
-    made = engine.made
-    while first.now < 300.0:
-        for client in (first, second):
-            client.run(client.now + 0.01)
-    assert (engine.made - made) / 60 >= 0.95 * engine.best
-    for client in (first, second):
-        settled = client.between(120.0, 300.0)
-        assert 28 <= min(settled) <= max(settled) <= 56
-
-
 def test_a_list_that_has_just_come_is_no_queue():
     load = EngineLoad(at=0.0, running=64, waiting=24)
     assert LoadFeedback().judge(0.0, load, 150).action == "hold"

@@ -43,20 +43,3 @@ async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_retries_and_alon
         "dead serves nothing, and no other endpoint may have this row (3 tries)"
     )
     assert all(name == "dead" for _, name, row in s.backend.sent if row < 4)
-
-
-@on_jumping_clock
-async def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
-    def script(row: int, number: int):
-        up = asyncio.get_running_loop().time() >= 1.0
-        return always()(row, number) if up else always(REFUSED, 0.01)(row, number)
-
-    def probe(number: int):
-        from bagent.backends.endpoint import Capabilities
-
-        return Capabilities() if asyncio.get_running_loop().time() >= 1.0 else REFUSED
-
-    s = setup({"a": script, "b": always()}, probes={"a": probe})
-    s.request(s.call(0, pinned_to="a"))
-    await finish(s)
-    assert list(s.recorder.replies) == [0]

@@ -8,7 +8,6 @@ import pytest
 
 from bagent.fleet.prefix_affinity import (
     MAX_ENDPOINTS,
-    MIN_SHARED,
     WINDOW,
     PrefixGroup,
     PrefixIndex,
@@ -52,12 +51,6 @@ def test_what_all_rows_share_makes_no_kin():
     assert len(set(found)) == 100
 
 
-def test_a_heading_in_common_makes_no_kin_of_long_documents():
-    heading = text(5, MIN_SHARED)
-    found = families([SYSTEM + text(77, 900)] + [SYSTEM + heading + text(n, 6000) for n in (1, 2)])
-    assert found[1] is not found[2]
-
-
 def test_short_prompts_are_not_looked_at():
     assert families([b"Review this: %d" % n for n in range(10)]) == [None] * 10
 
@@ -71,13 +64,6 @@ def test_looking_ends_where_nothing_is_shared_and_begins_again():
     kin = families([row(d, q) for d in range(4) for q in range(50)], prefixes)
     assert len(set(kin[-20:])) == 1
     assert None not in kin[-20:]
-
-
-def test_one_row_that_is_different_does_not_hide_what_the_others_share_for_ever():
-    prefixes = PrefixIndex(always=True)
-    prefixes.group_of(b"something else altogether")
-    families([row(d % 40, d) for d in range(9 * WINDOW)], prefixes)
-    assert len(SYSTEM) <= prefixes.common < len(SYSTEM) + MIN_SHARED
 
 
 def test_a_family_has_a_few_homes_and_forgets_the_oldest():

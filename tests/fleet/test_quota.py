@@ -149,13 +149,6 @@ def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
     assert account.wait(5.0) == pytest.approx(6.0, abs=0.01)
 
 
-def test_what_earlier_requests_tell_later_is_old():
-    quota = RateQuota(120.0)
-    quota.update(10.0, Allowance(100, 0, 40.0), 8)
-    quota.update(11.0, Allowance(100, 50, 40.0), 3)
-    assert quota.wait(11.0, 8, 1) == pytest.approx(39.0, abs=0.01)
-
-
 def test_what_was_started_since_counts_against_what_is_left():
     quota = RateQuota(120.0)
     quota.update(0.0, Allowance(100, 10, 40.0), 0)

@@ -36,11 +36,6 @@ def test_the_longest_of_several_waits_counts():
     assert pace.pause_remaining(10.2) == pytest.approx(60.0)
 
 
-def test_a_wait_longer_than_the_cap_is_capped():
-    assert RequestPacer(None, 120).on_refusal(0.0, 1.0, 86400.0) == 120.0
-    assert RequestPacer(None, 0.5).on_refusal(0.0, 1.0, None) == 0.5
-
-
 def test_pauses_double_where_the_server_names_none():
     pace = RequestPacer(None, 1000)
     now, pauses = 0.0, []
@@ -80,22 +75,6 @@ def test_the_rate_creeps_up_by_three_percent_a_second():
     assert pace.rate == pytest.approx(1.03 * rate, rel=0.01)
 
 
-def test_the_rate_is_searched_from_below_where_nothing_was_served():
-    pace = RequestPacer(None, 120)
-    pace.on_refusal(0.0, 1.0, None)
-    assert pace.rate == 1.0
-    now, rates = 3.0, []
-    for _ in range(6):
-        end = now + 1.0
-        while now < end:
-            pace.start(now)
-            pace.on_success(now + 0.01, now)
-            now += 1 / pace.rate
-        rates.append(pace.rate)
-    assert all(1.2 * low < high < 2.5 * low for low, high in itertools.pairwise(rates))
-    assert rates[-1] > 8
-
-
 def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
     pace = RequestPacer(None, 1000)
     now = 0.0
@@ -111,11 +90,6 @@ def test_a_fixed_rate_is_never_passed_in_any_minute(per_minute):
     times = starts(RequestPacer(per_minute, 120), 5 * per_minute + 3)
     for first, later in zip(times, times[per_minute:], strict=False):
         assert later - first >= 60 - 1e-6
-
-
-def test_a_fixed_rate_is_reached_though_timers_are_late():
-    times = starts(RequestPacer(60_000, 120), 5000, late=0.002)
-    assert times[-1] == pytest.approx(5.0, rel=0.02)
 
 
 def test_a_learned_rate_never_passes_the_fixed_one():

@@ -77,16 +77,6 @@ def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
     assert (decision.delay, decision.reason) == (None, "refused for 1800 s")
 
 
-def test_a_full_server_is_waited_on_while_it_serves_others():
-    call = a_call()
-    policy = RetryPolicy(retries=1)
-    for second in range(0, 1800, 10):
-        served = float(second - 12)
-        assert (
-            count_and_decide(policy, call, BUSY, float(second), Random(1), served).delay is not None
-        )
-
-
 @pytest.mark.parametrize(("retries", "seconds"), [(0, 15), (1, 15), (3, 70), (5, 310), (30, 1800)])
 def test_a_server_that_serves_nobody_is_given_up_sooner_the_fewer_tries_are_wanted(
     retries, seconds
@@ -99,14 +89,6 @@ def test_a_server_that_serves_nobody_is_given_up_sooner_the_fewer_tries_are_want
     decision = count_and_decide(policy, call, BUSY, seconds + 0.1, Random(1), 0.0)
     assert decision.delay is None
     assert "refused" in decision.reason
-
-
-def test_a_server_that_names_a_time_is_given_several_of_it():
-    call = a_call()
-    policy = RetryPolicy(retries=0)
-    assert count_and_decide(policy, call, told(60.0), 0.0, Random(1), 0.0).delay is not None
-    assert count_and_decide(policy, call, told(60.0), 230.0, Random(1), 0.0).delay is not None
-    assert count_and_decide(policy, call, told(60.0), 250.0, Random(1), 0.0).delay is None
 
 
 def test_a_row_whose_time_is_over_is_not_sent_again():

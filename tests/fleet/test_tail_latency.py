@@ -55,12 +55,6 @@ def test_a_copy_that_is_not_needed_before_it_is_sent_leaves_its_slot_free():
     assert len(s.backend.sent) == 1
 
 
-def test_where_the_others_stand_still_the_slow_one_is_needed_again():
-    ending, now = seen()
-    assert ending.is_too_slow("slow", now, remaining=100)
-    assert not ending.is_too_slow("slow", now + 1000, remaining=100)
-
-
 def most_rows(rates, remaining, in_flight=100):
     """Return how many rows each endpoint may have, after 10 s at these rows per second."""
     rule, states, answers = TailRule(), [], []
@@ -83,16 +77,6 @@ def test_a_slow_endpoint_may_have_part_of_its_share_of_the_last_rows():
 
 def test_an_endpoint_that_answers_long_before_the_end_may_have_any_number_of_rows():
     assert most_rows({"fast": 30, "slow": 10}, remaining=4000)[1] == math.inf
-
-
-def test_an_endpoint_that_answers_as_soon_as_others_may_have_any_number_of_rows():
-    rule, states = TailRule(), []
-    for name, rate in (("large", 8), ("small", 2)):  # it has fewer rows, by its limit
-        state = EndpointState(Endpoint(name, "http://h/v1"), InFlightLimit(rate, rate))
-        states.append(state)
-        for row in range(rate * 10):
-            rule.add(name, 1000.0 + row / rate, 1.0)
-    assert rule.most_rows(states[1], 1010.0, states, remaining=20) == math.inf
 
 
 def test_an_endpoint_that_has_answered_nothing_yet_is_slow():

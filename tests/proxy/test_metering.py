@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from contextlib import ExitStack
 
 import pytest
 
 from bagent.proxy.metering import ProxyRecord, UsageMeter, usage_in
 from bagent.proxy.server import without_preamble
 from support.fake_server import FakeServer
-from support.proxy_calls import ask, rows_of, through
+from support.proxy_calls import ask, post_chat, rows_of, running_proxy, through
 from support.replies import gated, ok, status
 
 
@@ -56,6 +58,19 @@ def test_rows_are_numbered_on_after_a_start_that_ended(tmp_path):
     noted(tmp_path, "a", "b")
     noted(tmp_path, "c")
     assert {row["id"]: row["row"] for row in rows_of(tmp_path)} == {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.process("kill")
+def test_rows_are_numbered_on_after_a_start_that_was_killed(tmp_path):
+    with ExitStack() as stack:
+        proxy = running_proxy(stack, tmp_path, stack.enter_context(FakeServer()))
+        assert [post_chat(proxy.out.strip()) for _ in range(3)] == [200] * 3
+        proxy.send(signal.SIGKILL)
+        proxy.finish()
+    noted(tmp_path / "run", "later")
+    rows = rows_of(tmp_path / "run")  # the last of the three may not have been written yet
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= 3 and rows[-1]["id"] == "later"
 
 
 def events(*bodies):
@@ -105,6 +120,13 @@ def test_the_responses_api_counts_cached_tokens_within_the_prompt(answer):
 
 
 STARTED = {"input_tokens": 2, "cache_read_input_tokens": 5, "output_tokens": 1}
+
+
+def test_the_messages_api_counts_cached_tokens_beside_the_prompt():
+    usage, model = usage_in(
+        json.dumps({"type": "message", "model": "m", "usage": STARTED}).encode()
+    )
+    assert (counts(usage), model) == ((7, 5, 1, None), "m")
 
 
 def test_a_stream_of_messages_tells_what_was_read_first_and_what_was_written_last():

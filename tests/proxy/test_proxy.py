@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from bagent.errors import UsageError
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, chat, rows_of, through
 from support.replies import close, delta, ok, raw, status, stream
@@ -113,3 +114,9 @@ def test_a_stream_passes_piece_by_piece_and_its_tokens_are_counted(tmp_path):
     (row,) = rows_of(tmp_path / "run")
     assert row["status"] == "ok"
     assert row["ttft_ms"] is not None
+
+
+def test_a_port_that_is_taken_leaves_no_run_directory(tmp_path):
+    with FakeServer() as fs, pytest.raises(UsageError, match="cannot listen"):
+        through([fs.url], ask, tmp_path / "run", port=fs.port)
+    assert not (tmp_path / "run").exists()

@@ -74,18 +74,6 @@ def test_lower_priority_number_is_served_earlier_where_enabled(enabled: bool) ->
     assert run_until_idle(engine) == ([first, soon, late] if enabled else [first, late, soon])
 
 
-def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
-    config = EngineConfig(
-        prefill=1000.0, decode=50.0, batch_slowdown=0.0, max_num_batched_tokens=100, max_num_seqs=8
-    )
-    engine = SimEngine(config)
-    engine.submit(SimRequest(10, 100), 0.0)
-    long = finish(engine, SimRequest(990, 1), 0.05)
-    # 990 tokens in chunks of 99 (one place is the decoding sequence's): 10 mixed steps.
-    assert long.first_token_at is not None
-    assert long.first_token_at - 0.05 == pytest.approx(10 * (0.099 + 0.02), abs=0.021)
-
-
 def test_prefix_cache_shortens_the_second_prefill() -> None:
     engine = SimEngine(CONFIG)
     shared = "you are a careful reviewer. " * 40

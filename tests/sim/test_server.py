@@ -17,7 +17,6 @@ from bagent.sim.server import VERSION
 from support.sim_client import on_sim
 
 FAST = "speedup=1000"
-TOOL = {"type": "function", "function": {"name": "now"}}
 
 
 @on_sim("max_model_len=4096")
@@ -33,43 +32,6 @@ async def test_small_routes(client) -> None:
     assert "/v1/chat/completions/batch" in paths
     assert (await client.get("/nothing"))[0] == 404
     assert (await client.get("/tokenize"))[0] == 405
-
-
-@on_sim(FAST)
-async def test_list_prompts_are_answered_prompt_major(client) -> None:
-    prompts = ["one", "two", "three"]
-    reply = await client.completion(prompts, n=2, max_tokens=8, return_token_ids=True)
-    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
-    singles = [await client.completion(p, n=2, max_tokens=8) for p in prompts]
-    texts = [c["text"] for single in singles for c in single["choices"]]
-    assert [c["text"] for c in reply["choices"]] == texts
-    for i, choice in enumerate(reply["choices"]):
-        ids = choice["prompt_token_ids"]
-        _, back = await client.post("/detokenize", {"tokens": ids})
-        assert back == {"prompt": prompts[i // 2]}
-        _, answer = await client.post("/detokenize", {"tokens": choice["token_ids"]})
-        assert answer == {"prompt": choice["text"]}
-    usage = reply["usage"]
-    assert usage["prompt_tokens"] == sum(s["usage"]["prompt_tokens"] for s in singles)
-    assert usage["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
-    assert reply["metrics"] is None
-    assert singles[0]["object"] == "text_completion"
-
-
-@on_sim(FAST)
-async def test_chat_batch_answers_each_conversation(client) -> None:
-    rows = [[{"role": "user", "content": f"row {i}"}] for i in range(3)]
-    path = "/v1/chat/completions/batch"
-    status, reply = await client.post(path, {"messages": rows, "max_tokens": 30})
-    assert status == 200
-    assert [c["index"] for c in reply["choices"]] == [0, 1, 2]
-    singles = [await client.chat(f"row {i}", max_tokens=30) for i in range(3)]
-    texts = [s["choices"][0]["message"]["content"] for s in singles]
-    assert [c["message"]["content"] for c in reply["choices"]] == texts
-    assert reply["usage"]["prompt_tokens_details"] is None
-    for wrong in ({"stream": True}, {"n": 2}, {"tools": [TOOL]}, {"messages": rows[0]}):
-        status, _ = await client.post(path, {"messages": rows, **wrong})
-        assert status == 400
 
 
 @pytest.mark.parametrize(
