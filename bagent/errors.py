@@ -22,7 +22,6 @@ exceptions to each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 EXIT_OK = 0
 EXIT_ROWS_FAILED = 1
@@ -48,9 +47,12 @@ EXIT_CODES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in a file: ``line`` and ``column`` count from 1; 0 means unknown."""
+    """A position in a file: ``line`` and ``column`` count from 1; 0 means unknown.
 
-    file: str | Path
+    The text of ``file`` is its path or URL.
+    """
+
+    file: object
     line: int = 0
     column: int = 0
 

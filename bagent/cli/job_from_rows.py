@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bagent.errors import UsageError
+from bagent.remote import is_remote
 
 ROWS = 200
 """Rows whose columns are looked at."""
@@ -78,7 +79,7 @@ class ColumnChoice:
     conversation: bool
 
 
-def make_job(source: Path, folder: Path) -> tuple[str, ColumnChoice]:
+def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
     """Return the text of ``folder/job.yaml`` for the rows of ``source``, and its columns.
 
     Raises:
@@ -86,7 +87,9 @@ def make_job(source: Path, folder: Path) -> tuple[str, ColumnChoice]:
         UsageError: no row of it can be read, or it is an OpenAI batch file, which needs no job.
     """
     columns = inspect_columns(_first_rows(source), source)
-    path = os.path.relpath(source.absolute(), folder.absolute())
+    path = source
+    if not is_remote(source):
+        path = os.path.relpath(Path(source).absolute(), folder.absolute())
     listed = ", ".join(map(_literal, columns.names[:SHOWN_COLUMNS]))
     more = len(columns.names) - SHOWN_COLUMNS
     if columns.conversation:
@@ -96,7 +99,9 @@ def make_job(source: Path, folder: Path) -> tuple[str, ColumnChoice]:
     text = JOB.format(
         columns=listed + (f" and {more} more" if more > 0 else ""),
         job=_literal(str(folder / "job.yaml")),
-        name=_yaml(re.sub(r"[^A-Za-z0-9_-]+", "-", source.name.split(".")[0]).strip("-") or "job"),
+        name=_yaml(
+            re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source).name.split(".")[0]).strip("-") or "job"
+        ),
         input=_yaml(path),
         id=f"id: {_yaml(columns.id)}\n" if columns.id is not None else "",
         prompt=prompt,
@@ -104,10 +109,10 @@ def make_job(source: Path, folder: Path) -> tuple[str, ColumnChoice]:
     return text, columns
 
 
-def _first_rows(source: Path) -> list[dict[str, Any]]:
+def _first_rows(source: str) -> list[dict[str, Any]]:
     from bagent.rows import RowsConfig, is_batch_row, open_rows
 
-    reader = open_rows(RowsConfig(inputs=(str(source.absolute()),), base=Path.cwd()))
+    reader = open_rows(RowsConfig(inputs=(source,), base=Path.cwd()))
     rows = reader.peek(ROWS)
     reader.close()
     readable = [row.data for row in rows if row.data]
@@ -122,7 +127,7 @@ def _first_rows(source: Path) -> list[dict[str, Any]]:
     return readable
 
 
-def inspect_columns(rows: Sequence[dict[str, Any]], source: Path) -> ColumnChoice:
+def inspect_columns(rows: Sequence[dict[str, Any]], source: str) -> ColumnChoice:
     """Choose the id and the text among the columns of ``rows``.
 
     Raises:

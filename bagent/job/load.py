@@ -269,7 +269,8 @@ def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadCon
     if job.prompt is None and plain and not (job.agent and job.agent.command):
         paths = job.input.path if job.input else ()
         # Whether piped rows are batch lines is only known once the first of them is there.
-        if not (len(paths) == 1 and (str(paths[0].path) == "-" or is_batch_file(paths[0].path))):
+        only = paths[0] if len(paths) == 1 else None
+        if not (only and (only.path == "-" or (only.local and is_batch_file(only.local)))):
             add(at, "prompt is missing", 'write prompt: "... {{ field }} ..."')
     if (
         job.hostfile

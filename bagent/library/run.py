@@ -386,7 +386,7 @@ def _hide_temporary_file(error: BagentError, job: Path) -> None:
     for name in (str(job.absolute()), str(job)):
         error.message = error.message.replace(name, "job")
         error.hint = error.hint.replace(name, "job")
-    if error.at is not None and Path(error.at.file).name == job.name:
+    if error.at is not None and Path(str(error.at.file)).name == job.name:
         error.at = replace(error.at, file="job")
 
 

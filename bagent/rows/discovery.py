@@ -6,13 +6,23 @@ import difflib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, glob, has_magic
 from pathlib import Path
 from typing import Literal
 
 from bagent.errors import InputError, Position
+from bagent.remote import (
+    InputFile,
+    RemoteFile,
+    check_url,
+    find_remote_files,
+    is_pattern,
+    is_remote,
+    open_remote,
+    plain_url,
+)
 from bagent.rows.config import RowsConfig
 from bagent.rows.formats.compression import Packing, packing_of, unreadable
 from bagent.rows.warnings import RowWarnings
@@ -98,9 +108,9 @@ _STDIN_NAMES = ("-", "/dev/stdin", "/dev/fd/0")
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """One file: ``name`` is its path for rows and people, ``size`` its bytes on the disk."""
+    """One file: ``name`` is its path for rows and people, ``size`` its bytes as stored."""
 
-    path: Path
+    path: InputFile
     name: str
     format: Format
     packing: Packing
@@ -150,7 +160,9 @@ def find_sources(config: RowsConfig, warnings: RowWarnings) -> list[Source]:
 def _identity(source: Source) -> object:
     """Return what is equal for two names of one thing; a link is another name of its file."""
     if isinstance(source, FileSource):
-        return os.path.realpath(source.path), source.format == "text"
+        path = source.path
+        name = path.url if isinstance(path, RemoteFile) else os.path.realpath(path)
+        return name, source.format == "text"
     return source
 
 
@@ -164,8 +176,10 @@ def _expand(item: str | Mapping[str, str], base: Path, number: int) -> list[Sour
     return [_text(path, base) for path in _paths(item["files"], base)]
 
 
-def _paths(pattern: str, base: Path) -> list[Path]:
+def _paths(pattern: str, base: Path) -> Sequence[InputFile]:
     """Return the file of that name, else the files that the pattern matches, sorted."""
+    if is_remote(pattern):
+        return _remote_files(pattern)
     path = base / pattern
     if path.exists() or not has_magic(pattern):
         if path.is_dir():
@@ -180,7 +194,20 @@ def _paths(pattern: str, base: Path) -> list[Path]:
     return files
 
 
-def _file(path: Path, base: Path) -> FileSource:
+def _remote_files(url: str) -> list[RemoteFile]:
+    problem = check_url(url)
+    if problem:
+        raise InputError(problem, at=Position(plain_url(url)))
+    try:
+        files = find_remote_files(url) if is_pattern(url) else [open_remote(url)]
+    except OSError as error:
+        raise unreadable(plain_url(url), error) from error
+    if not files:
+        raise InputError(f"no file matches {url}", hint="write { , } out as a list" * ("{" in url))
+    return files
+
+
+def _file(path: InputFile, base: Path) -> FileSource:
     name = _name(path, base)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     size = _size(path)
@@ -195,12 +222,14 @@ def _file(path: Path, base: Path) -> FileSource:
     return FileSource(path, name, _FORMATS[kind], packing, size)
 
 
-def _text(path: Path, base: Path) -> FileSource:
+def _text(path: InputFile, base: Path) -> FileSource:
     return FileSource(path, _name(path, base), "text", packing_of(path), _size(path))
 
 
-def _size(path: Path) -> int:
+def _size(path: InputFile) -> int:
     """Return bytes of a readable regular file."""
+    if isinstance(path, RemoteFile):
+        return path.stat.size
     try:
         status = path.stat()
     except FileNotFoundError as error:
@@ -230,7 +259,10 @@ def _size(path: Path) -> int:
 def _nearest_hint(path: Path) -> str:
     """Return a hint with the nearest name in the folder, if any is near."""
     if any(_URL.match(part + "/") for part in path.parts):
-        return "nothing is fetched: copy it here, or let DuckDB read it with input: {sql: ...}"
+        return (
+            "read from afar are s3, gs, az, hf, http and https: copy it here, or let DuckDB read"
+            " it with input: {sql: ...}"
+        )
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
@@ -239,7 +271,9 @@ def _nearest_hint(path: Path) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _name(path: Path, base: Path) -> str:
+def _name(path: InputFile, base: Path) -> str:
     """Return the path from the base folder on, or whole where it is not below it; valid UTF-8."""
+    if isinstance(path, RemoteFile):
+        return clean_text(str(path))
     relative = path.relative_to(base) if path.is_relative_to(base) else path
     return clean_text(str(relative))

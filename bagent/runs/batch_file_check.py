@@ -67,9 +67,8 @@ def check_lines(job: Job, piped: Iterable[dict[str, Json]]) -> None:
                 " url and body",
             )
     for item in job.input.path if job.input else ():
-        path = Path(item.path)
-        if str(path) != "-" and not item.is_glob:
-            _check_file(path)
+        if item.local is not None and item.path != "-":
+            _check_file(item.local)
 
 
 def _check_file(path: Path) -> None:

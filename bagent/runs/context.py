@@ -262,8 +262,8 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     if job.input is None:
         raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
     if job.prompt is None and is_single_map(job):
-        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
-        if paths and all(str(p) == "-" or (p.is_file() and is_batch_file(p)) for p in paths):
+        paths = [item.local for item in job.input.path]
+        if paths and all(str(p) == "-" or (p and p.is_file() and is_batch_file(p)) for p in paths):
             return job, True
         raise JobError("the job has no prompt", hint="write prompt: ...")
     return job, False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
@@ -74,7 +73,7 @@ def requested_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> lis
     if not prepared.own_bodies or job.model != "auto":
         models = job_models(job, stage_path("map", prepared.prompt))
     elif config.sample is None and config.where is None and job.input:
-        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
+        paths = [item.local for item in job.input.path if item.local is not None]
         models = batch_models(paths, config.limit)
     else:
         models = []

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from bagent import load_job
+from bagent.remote import storage_of
 from support.cli import run_bagent
+from support.remote_files import file_server
 
 TEXT = (Path(__file__).resolve().parents[2] / "jobs" / "README.md").read_text()
 RECIPE = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```yaml\n(.*?)```", re.M | re.S)
@@ -41,6 +43,7 @@ def test_every_recipe_is_found() -> None:
         "Tools",
         "Conversations",
         "Embed",
+        "Rows in a bucket",
     ]
 
 
@@ -52,7 +55,7 @@ def test_every_recipe_loads(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"Embed"}))
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"Embed", "Rows in a bucket"}))
 def test_every_recipe_runs_on_a_simulated_engine(folder: Path, name: str) -> None:
     text = re.sub(r"vllm://node0\d:8000", "sim://?speedup=50", RECIPES[name])
     (folder / "job.yaml").write_text(text)
@@ -60,3 +63,16 @@ def test_every_recipe_runs_on_a_simulated_engine(folder: Path, name: str) -> Non
     done = run_bagent(["run", "job.yaml", "--allow-failures", "100%"], folder)
     assert done.code == 0, done.err
     assert re.search(r"^rows +[1-9]\d* ok", done.err, re.M), done.err
+
+
+def test_the_recipe_for_a_bucket_runs(folder: Path) -> None:
+    text = RECIPES["Rows in a bucket"].replace("vllm://node01:8000", "sim://?speedup=50")
+    (folder / "job.yaml").write_text(text)
+    with file_server() as site:
+        storage_of.cache_clear()
+        site.files["bucket/rows/a.jsonl"] = (folder / "rows.jsonl").read_bytes()
+        command = ["run", "job.yaml", "--allow-failures", "100%"]
+        done = run_bagent(command, folder, env=site.env)
+        storage_of.cache_clear()
+    assert done.code == 0, done.err
+    assert "4 rows" in done.err

@@ -100,8 +100,8 @@ FILES = {"job.yaml": JOB, "prompt.md": PROMPT, "schema.json": SCHEMA, "rows.json
 """Name and text of every file of the starter job."""
 
 Source = Annotated[
-    Path | None,
-    typer.Option("--from", metavar="FILE", help="Write the job for the rows of this file."),
+    str | None,
+    typer.Option("--from", metavar="FILE", help="Write the job for the rows of this file or URL."),
 ]
 
 

@@ -333,7 +333,7 @@ class ToolSpec(Section):
     database: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="sql: the DuckDB file that it may read."
     )
-    files: Annotated[tuple[InputPath, ...], InputPathsKind(stdin=False)] = Field(
+    files: Annotated[tuple[InputPath, ...], InputPathsKind(rows=False)] = Field(
         default=(), description="sql: data files that it may read, each a table."
     )
     query: Annotated[str | None, Text(empty=False)] = Field(

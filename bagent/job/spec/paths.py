@@ -10,6 +10,7 @@ from typing import Any, Literal
 from bagent.job.spec.types import TEXT, IntegerKind, Kind, NumberKind, as_number, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
+from bagent.remote import check_url, is_pattern, is_remote
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
@@ -36,11 +37,16 @@ class ResolvedPath:
 
 @dataclass(frozen=True, slots=True)
 class InputPath:
-    """One input: an absolute path, an absolute glob where ``is_glob``, or ``-`` for stdin."""
+    """One input: an absolute path, a glob where ``is_glob``, a URL, or ``-`` for stdin."""
 
     path: str
     text: str
     is_glob: bool = False
+
+    @property
+    def local(self) -> Path | None:
+        """The file on this machine, ``-`` for stdin; None for a glob and a URL."""
+        return None if self.is_glob or is_remote(self.path) else Path(self.path)
 
     def __str__(self) -> str:
         return self.text
@@ -122,8 +128,12 @@ class PathKind(Kind):
 
 @dataclass(frozen=True)
 class InputPathsKind(Kind):
-    """A path, a glob, ``-`` (only with ``stdin``), or a list of these."""
+    """A path, a glob, a URL, ``-``, or a list of these.
 
+    ``rows``: they are rows, which may also come from stdin and from afar.
+    """
+
+    rows: bool = True
     stdin: bool = True
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[InputPath, ...]:
@@ -134,8 +144,13 @@ class InputPathsKind(Kind):
         return tuple(self._input_path(item, context) for item in items)
 
     def _input_path(self, value: Any, context: LoadContext | None) -> InputPath:
-        if value in _STDIN_NAMES and self.stdin:
+        if value in _STDIN_NAMES and self.stdin and self.rows:
             return InputPath(STDIN, STDIN)
+        if isinstance(value, str) and is_remote(value):
+            problem = check_url(value) if self.rows else "only files of this machine are read here"
+            if problem:
+                raise invalid(problem)
+            return InputPath(str(value), str(value), is_pattern(value))
         location = resolve_path(value, context)
         text = str(value) if isinstance(value, str) else location.text
         if not glob.has_magic(text) or location.path.exists():

@@ -116,7 +116,7 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
     elif source.format != "text":
         stream = ByteStream(source.path, source.packing)
         try:
-            check_start(stream.reader.peek(4), source.path)
+            check_start(stream.start(), source.path)
         finally:
             stream.close()
     if isinstance(source, FileSource) and source.packing and source.size <= CHECK_WHOLE:

@@ -6,10 +6,10 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO, Literal
 
 from bagent.errors import InputError, MissingPackage, Position
+from bagent.remote import InputFile, RemoteError
 
 Packing = Literal["", "gz", "zst"]
 """How a file is compressed; empty: not at all."""
@@ -51,7 +51,7 @@ class ByteStream:
             is cut off or damaged.
     """
 
-    def __init__(self, path: Path, packing: Packing = "") -> None:
+    def __init__(self, path: InputFile, packing: Packing = "") -> None:
         self._path = path
         try:
             self._file = path.open("rb")
@@ -63,6 +63,13 @@ class ByteStream:
         elif packing == "zst":
             raw = _Zstd(self._file, path)
         self.reader = io.BufferedReader(raw, BLOCK) if raw else self._file
+
+    def start(self) -> bytes:
+        """Return the first unpacked bytes, four or more if there are, without reading them on."""
+        try:
+            return self.reader.peek(4)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the unpacked bytes, in pieces of at most :data:`BLOCK`."""
@@ -85,12 +92,12 @@ class ByteStream:
         self._file.close()
 
 
-def packing_of(path: Path) -> Packing:
+def packing_of(path: InputFile) -> Packing:
     """Return how a file is compressed, by its suffix."""
     return _PACKINGS.get(path.suffix.lower(), "")
 
 
-def check_whole(path: Path, packing: Packing) -> None:
+def check_whole(path: InputFile, packing: Packing) -> None:
     """Unpack an archive to its end, keeping nothing.
 
     Raises:
@@ -104,13 +111,15 @@ def check_whole(path: Path, packing: Packing) -> None:
         stream.close()
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
+def unreadable(path: str | InputFile, error: OSError) -> InputError:
     """Return the error for an unreadable file."""
-    reason = (error.strerror or str(error)).lower()
+    reason = error.strerror or str(error)
+    if not isinstance(error, RemoteError):
+        reason = reason.lower()
     return InputError(f"cannot be read: {reason}", at=Position(path))
 
 
-def text_blocks(blocks: Iterator[bytes], name: str | Path) -> Iterator[bytes]:
+def text_blocks(blocks: Iterator[bytes], name: str | InputFile) -> Iterator[bytes]:
     """Yield the same bytes without a leading UTF-8 byte-order mark.
 
     Raises:
@@ -127,7 +136,7 @@ def text_blocks(blocks: Iterator[bytes], name: str | Path) -> Iterator[bytes]:
     yield from blocks
 
 
-def without_mark(start: bytes, name: str | Path) -> bytes:
+def without_mark(start: bytes, name: str | InputFile) -> bytes:
     """Return the first bytes of a text without its byte-order mark; they must not be half of one.
 
     Raises:
@@ -137,7 +146,7 @@ def without_mark(start: bytes, name: str | Path) -> bytes:
     return start.removeprefix(b"\xef\xbb\xbf")
 
 
-def check_start(start: bytes, name: str | Path) -> None:
+def check_start(start: bytes, name: str | InputFile) -> None:
     """Refuse what is not UTF-8 text by the first bytes of a file.
 
     Raises:
@@ -158,7 +167,7 @@ def check_start(start: bytes, name: str | Path) -> None:
 class _Decompressor(io.RawIOBase):
     """Shared part of the readers below: ``_next`` gives unpacked bytes, empty at the end."""
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: InputFile, kind: str) -> None:
         self._path = path
         self._kind = kind
         self._buffered = memoryview(b"")
@@ -188,7 +197,7 @@ class _Decompressor(io.RawIOBase):
 class _Gzip(_Decompressor):
     """Members one after the other, as the gzip module reads them."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: InputFile) -> None:
         super().__init__(path, "gzip")
         self._file = file
         self._members = gzip.GzipFile(fileobj=file)
@@ -208,7 +217,7 @@ class _Gzip(_Decompressor):
 class _Zstd(_Decompressor):
     """Frames one after the other; each must reach its end."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: InputFile) -> None:
         super().__init__(path, "zstd")
         try:
             import zstandard

@@ -221,7 +221,7 @@ class CsvFile:
         self._width = 1
         self._stream = ByteStream(source.path, source.packing)
         try:
-            check_start(self._stream.reader.peek(4), source.path)
+            check_start(self._stream.start(), source.path)
             self._lines = PhysicalLines(self._stream, source)
             self._separator = self._find_separator()
             plain = source.format == "tsv" and not _QUOTED_NAMES.fullmatch(self._lines.peek())

@@ -19,6 +19,8 @@ import msgspec
 from bagent import duck
 from bagent.duck import Access, Setting, SqlError, file_literal
 from bagent.errors import InputError, MissingPackage, Position
+from bagent.remote import RemoteFile
+from bagent.remote.tables import serve_file
 from bagent.rows.decode import Chunk, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
 from bagent.rows.formats.jsonl import ROWS
@@ -35,6 +37,7 @@ ONE_QUERY = "one SELECT; a DuckDB file: FROM read_duckdb('FILE', table_name = 'T
 """How to write the sql of an input."""
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_REMOTE_ERROR = re.compile(r"RemoteError: (?:\[Errno \d+\] )?")
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 _AS_THEY_ARE = frozenset(
@@ -134,7 +137,10 @@ class Table:
 
     def _prepare_parquet(self, source: FileSource) -> None:
         # The names as the file has them: DuckDB renames those that differ in case only.
-        path = file_literal(source.path)
+        if isinstance(source.path, RemoteFile):
+            path = serve_file(self._connection, source.path)
+        else:
+            path = file_literal(source.path)
         schema = self._run(
             lambda: self._connection.execute(
                 f"SELECT name, num_children FROM parquet_schema({path})"
@@ -191,6 +197,8 @@ class Table:
             # DuckDB's words name the file and the kind of its own error, which says no more.
             message = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
             hint = "is it Parquet, and whole? copy or make it again"
+            if match := _REMOTE_ERROR.match(message):
+                message, hint = message[match.end() :], ""
             raise InputError(
                 f"the Parquet file cannot be read: {message}", hint=hint, at=at
             ) from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 
+from bagent.remote import InputFile
 from bagent.rows.decode import Chunk, Unreadable, decode_line
 from bagent.rows.formats.jsonl import (
     LONGEST,
@@ -47,7 +47,7 @@ class ElementSplitter:
         longest: bytes of one element, at most.
     """
 
-    def __init__(self, name: str | Path, *, array: bool, longest: int = LONGEST) -> None:
+    def __init__(self, name: str | InputFile, *, array: bool, longest: int = LONGEST) -> None:
         self._name = name
         self._longest = longest
         self._top = 1 if array else 0  # how many brackets are open around an element
@@ -135,7 +135,7 @@ class ElementSplitter:
             elements.append((line, text.rstrip()))
 
 
-def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Iterator[Chunk]:
+def json_chunks(source: str, blocks: Iterable[bytes], name: str | InputFile) -> Iterator[Chunk]:
     """Yield the rows of a .json file, whichever of its forms it has."""
     blocks = iter(blocks)
     head = b""

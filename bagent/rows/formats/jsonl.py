@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from bagent.errors import InputError, Position
+from bagent.remote import InputFile
 from bagent.rows.decode import Chunk, Item, decode_lines
 
 ROWS = 512
@@ -24,7 +24,7 @@ class LineSplitter:
         longest: bytes of one line, at most.
     """
 
-    def __init__(self, name: str | Path, longest: int = LONGEST) -> None:
+    def __init__(self, name: str | InputFile, longest: int = LONGEST) -> None:
         self._name = name
         self._longest = longest
         self._parts: list[bytes] = []  # of the line that has not ended yet
@@ -56,7 +56,7 @@ class LineSplitter:
         return [b"".join(self._parts)] if self._parts else []
 
 
-def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[bytes]]:
+def split_lines(blocks: Iterable[bytes], name: str | InputFile) -> Iterator[list[bytes]]:
     """Yield the lines of each block, as :class:`LineSplitter` cuts them."""
     splitter = LineSplitter(name)
     for block in blocks:
@@ -64,7 +64,7 @@ def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[byte
     yield splitter.finish()
 
 
-def too_long(name: str | Path, line: int) -> InputError:
+def too_long(name: str | InputFile, line: int) -> InputError:
     """Return the error for one row of more than :data:`LONGEST` bytes."""
     return InputError(
         f"one row is longer than {LONGEST >> 20} MiB",

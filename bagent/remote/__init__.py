@@ -1,0 +1,28 @@
+"""Files in buckets and on web servers.
+
+urls      which texts are URLs, and patterns over buckets
+storage   what a store can do, its errors, and bounded retries
+s3        S3, through boto3
+web       http and https, by byte ranges
+drivers   gs, az and hf, through fsspec
+files     remote files, opened as local ones are
+tables    Parquet files for DuckDB
+"""
+
+from bagent.remote.files import InputFile, RemoteFile, find_remote_files, open_remote
+from bagent.remote.storage import RemoteError, Storage, storage_of
+from bagent.remote.urls import check_url, is_pattern, is_remote, plain_url
+
+__all__ = [
+    "InputFile",
+    "RemoteError",
+    "RemoteFile",
+    "Storage",
+    "check_url",
+    "find_remote_files",
+    "is_pattern",
+    "is_remote",
+    "open_remote",
+    "plain_url",
+    "storage_of",
+]

@@ -1,0 +1,105 @@
+"""What a store of remote files can do, its errors, and bounded retries."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from bagent.remote.urls import scheme_of
+
+T = TypeVar("T")
+
+WAITS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each retry of a request that failed for a passing reason."""
+
+CHANGED = "it was changed while it was read: give the same command again"
+"""The message for a file whose version is another than the one that was found."""
+
+
+class RemoteError(OSError):
+    """A request for a remote file failed.
+
+    Args:
+        message: what is wrong, one line.
+        passing: whether the same request may succeed.
+        missing: whether there is no such file.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False, missing: bool = False) -> None:
+        super().__init__(errno.ENOENT if missing else errno.EIO, message)
+        self.passing = passing
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStat:
+    """One file as its store describes it: ``version`` changes with its content, if known."""
+
+    url: str
+    size: int
+    version: str = ""
+
+
+class Storage(Protocol):
+    """One kind of store. Each method makes one attempt and raises :class:`RemoteError`."""
+
+    def stat(self, url: str) -> RemoteStat:
+        """Return the size and the version of a file."""
+
+    def find(self, prefix: str) -> Iterator[RemoteStat]:
+        """Yield all files whose URL begins with ``prefix``."""
+
+    def read(self, file: RemoteStat, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` of this version of a file."""
+
+    def write(self, url: str, path: Path) -> None:
+        """Write a local file to ``url``, whole or not at all."""
+
+    def remove(self, url: str) -> None:
+        """Delete a file; one that is not there is no error."""
+
+
+@cache
+def storage_of(scheme: str) -> Storage:
+    """Return the store of a scheme.
+
+    Raises:
+        MissingPackage: its driver is not installed.
+    """
+    if scheme == "s3":
+        from bagent.remote.s3 import S3Storage
+
+        return S3Storage()
+    if scheme in ("http", "https"):
+        from bagent.remote.web import WebStorage
+
+        return WebStorage()
+    from bagent.remote.drivers import DriverStorage
+
+    return DriverStorage(scheme)
+
+
+def storage_for(url: str) -> Storage:
+    """Return the store of a URL; raises as :func:`storage_of`."""
+    return storage_of(scheme_of(url))
+
+
+def retrying(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """Return what ``call`` returns; make it again while it fails for a passing reason.
+
+    Raises:
+        RemoteError: the last failure, after one call more than there are :data:`WAITS`.
+    """
+    for wait in WAITS:
+        try:
+            return call()
+        except RemoteError as error:
+            if not error.passing:
+                raise
+        sleep(wait)
+    return call()

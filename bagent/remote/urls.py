@@ -1,0 +1,97 @@
+"""URLs of remote files: their schemes, patterns over them, and what may not stand in them."""
+
+from __future__ import annotations
+
+import re
+from glob import has_magic
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
+"""What is read from afar. ``gcs`` and ``abfs`` are other names that their drivers know."""
+
+_REMOTE = re.compile(rf"(?:{'|'.join(SCHEMES)})://", re.IGNORECASE)
+_SECRET = re.compile(r"(?i)sig|signature|token|key|secret|password|.*[-_](?:signature|token|key)")
+
+
+def is_remote(text: str) -> bool:
+    """Return whether ``text`` is a URL of a remote file."""
+    return _REMOTE.match(text) is not None
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme in small letters."""
+    return url.partition("://")[0].lower()
+
+
+def is_web(url: str) -> bool:
+    """Return whether the URL is one of a web server, which cannot list its files."""
+    return scheme_of(url) in ("http", "https")
+
+
+def is_pattern(url: str) -> bool:
+    """Return whether the URL stands for the files that it matches."""
+    return not is_web(url) and has_magic(url)
+
+
+def check_url(url: str) -> str | None:
+    """Return what is wrong with the URL of a file; None if nothing is."""
+    parts = urlsplit(url)
+    bucket = url.partition("://")[2].partition("/")[0]
+    if not bucket:
+        return "the URL names no bucket or host"
+    if has_magic(bucket):
+        return "the name of a bucket cannot be a pattern"
+    if is_web(url) and "*" in parts.path:
+        return "a web server does not list its files: name each file"
+    if "@" in bucket and scheme_of(url) != "az":
+        return "a URL may not hold a user or a password, since a run stores its input's name"
+    if is_web(url) and any(_SECRET.fullmatch(name) for name, _ in parse_qsl(parts.query)):
+        return (
+            "the URL holds a key or a signature, which the run would store: name the bucket"
+            " (s3://...), whose keys come from the environment"
+        )
+    return None
+
+
+def plain_url(url: str) -> str:
+    """Return the URL for people and results: of a web server without a user and its query."""
+    if not is_web(url):
+        return url
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def fixed_prefix(pattern: str) -> str:
+    """Return the beginning of a pattern that holds no sign of one."""
+    return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+
+
+def pattern_matches(pattern: str) -> re.Pattern[str]:
+    """Return an expression for the URLs that a pattern matches, as the shell does.
+
+    ``*`` and ``?`` stay inside one folder, ``**`` is any depth. Names that begin with a dot are
+    matched only where the pattern names the dot.
+    """
+    parts: list[str] = []
+    position = 0
+    while position < len(pattern):
+        begins = position == 0 or pattern[position - 1] == "/"
+        if begins and pattern[position:] == "**":
+            parts.append(r"(?:(?!\.)[^/]+/)*(?!\.)[^/]+")
+            break
+        if begins and pattern.startswith("**/", position):
+            parts.append(r"(?:(?!\.)[^/]+/)*")
+            position += 3
+        elif pattern[position] in "*?":
+            parts.append(r"(?!\.)" if begins else "")
+            parts.append("[^/]*" if pattern[position] == "*" else "[^/]")
+            position += 1
+        elif pattern[position] == "[" and (end := pattern.find("]", position + 2)) > 0:
+            characters = pattern[position + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            negated = characters.startswith("!")
+            parts.append(f"[^/{characters[1:]}]" if negated else f"[{characters}]")
+            position = end + 1
+        else:
+            parts.append(re.escape(pattern[position]))
+            position += 1
+    return re.compile("".join(parts))

@@ -1,0 +1,102 @@
+"""Whole runs over rows in a bucket: resumed, sampled, shown, and what is wrong said in words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.remote import storage
+from support.cli import run_bagent
+from support.jobs import results, results_by_id, write_job
+from support.remote_files import file_server
+from support.replies import echo
+from support.run_outcomes import NO_TABLES, RUN, error_of
+
+LINES = b"".join(b'{"id": "r%04d", "text": "row %d", "other": %d}\n' % (n, n, n) for n in range(60))
+
+
+@pytest.fixture
+def site(monkeypatch):
+    with file_server() as server:
+        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+        storage.storage_of.cache_clear()
+        server.files["b/rows/a.jsonl"] = LINES
+        yield server
+        storage.storage_of.cache_clear()
+
+
+@pytest.fixture
+def job(fs, job_dir, site):
+    """Writes a job whose rows are in the bucket."""
+    fs.set_script({"*": [echo()]})
+
+    def write(source="s3://b/rows/*.jsonl", **keys):
+        keys = {"prompt": {"user": "id={{ id }} {{ text }}"}, "results": NO_TABLES} | keys
+        write_job(job_dir, fs.url, None, input=source, **keys)
+
+    return write
+
+
+def test_a_run_over_a_bucket_samples_filters_and_goes_on(fs, site, job, job_dir):
+    job(where="other < 50")
+    done = run_bagent([*RUN, "--limit", "5"], job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 5
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 50
+    rows = results_by_id(job_dir)
+    assert rows["r0007"]["source"] == "s3://b/rows/a.jsonl"
+    assert rows["r0007"]["line"] == 8
+
+
+def test_the_input_is_shown_again_from_the_bucket(site, job, job_dir):
+    job()
+    assert run_bagent(RUN, job_dir, env=site.env).code == 0
+    shown = run_bagent(["results", "--with-input"], job_dir, env=site.env)
+    assert {row["input"]["other"] for row in shown.lines()} == set(range(60))
+
+
+def test_check_and_init_read_a_bucket(fs, site, job, job_dir):
+    job()
+    done = run_bagent(["check", "job.yaml", "--prompts", "1"], job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert "s3://b/rows/*.jsonl" in done.out
+    assert "id=r0000" in done.out
+    site.files["b/t.csv"] = b"nr,story\n1,long text one\n2,long text two\n"
+    done = run_bagent(["init", "made", "--from", "s3://b/t.csv"], job_dir, env=site.env)
+    assert done.code == 0, done.err
+    done = run_bagent(["run", "made/job.yaml", "--progress", "none"], job_dir, env=site.env)
+    assert done.code == 0, done.err
+
+
+def test_a_bucket_that_refuses_is_one_line_and_sends_nothing(fs, site, job, job_dir):
+    job("s3://b/rows/a.jsonl")
+    site.faults = [403]
+    message = error_of(run_bagent(RUN, job_dir, env=site.env))
+    assert "s3://b/rows/a.jsonl: cannot be read: the bucket refuses it (403" in message
+    assert fs.requests == []
+
+
+def test_tools_and_keys_of_the_job_take_no_remote_files(site, job, job_dir):
+    job("https://user:secret@host.example/a.jsonl")
+    message = error_of(run_bagent(RUN, job_dir))
+    assert "may not hold a user or a password" in message
+    assert ":secret@" not in message
+
+
+@pytest.mark.process("kills a run")
+def test_a_killed_run_over_a_bucket_does_nothing_twice_and_loses_nothing(fs, site, job, job_dir):
+    job(limits={"concurrency": 4})
+    fs.set_script({"*": [echo(delay=0.05)]})
+    run_bagent(RUN, job_dir, env=site.env, kill_at=lambda: fs.wait_for(15, "finished", 60))
+    finished = {row["id"] for row in results(job_dir)}
+    before = len(fs.requests)
+    site.faults = ["ok", "cut", 503]
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    rows = results(job_dir)
+    assert sorted(row["id"] for row in rows) == [f"r{n:04d}" for n in range(60)]
+    sent_again = [json.dumps(r.body) for r in fs.requests[before:]]
+    assert not any(f"id={name} " in text for name in finished for text in sent_again)

@@ -1,0 +1,199 @@
+"""Rows from buckets and web servers: the same rows as from local files, by ranges."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import duckdb
+import pytest
+
+from bagent.errors import InputError
+from bagent.remote import files, storage
+from bagent.rows import RowsConfig, open_rows
+from support.remote_files import file_server
+
+LINES = b"".join(b'{"id": %d, "text": "row %d"}\n' % (n, n) for n in range(3000))
+
+
+@pytest.fixture
+def site(monkeypatch):
+    with file_server() as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        for name in ("http_proxy", "HTTP_PROXY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+        storage.storage_of.cache_clear()
+        yield server
+        storage.storage_of.cache_clear()
+
+
+@pytest.fixture(params=["s3", "http"])
+def url(request, site):
+    """Where the files of the bucket ``b`` are."""
+    return "s3://b" if request.param == "s3" else f"{site.url}/b"
+
+
+def parquet_bytes(tmp_path, query, options=""):
+    path = tmp_path / "made.parquet"
+    duckdb.sql(f"COPY ({query}) TO '{path}' (FORMAT parquet {options})")
+    return path.read_bytes()
+
+
+def rows_of(tmp_path, *inputs, **settings):
+    reader = open_rows(RowsConfig(inputs, tmp_path, **settings))
+    return [row for batch in reader.batches() for row in batch]
+
+
+def test_every_format_gives_the_rows_of_the_local_file(site, url, tmp_path):
+    contents = {
+        "a.jsonl": LINES,
+        "a.jsonl.gz": gzip.compress(LINES),
+        "a.csv": b"id,text\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(3000)),
+        "a.json": json.dumps([json.loads(line) for line in LINES.splitlines()]).encode(),
+        "a.parquet": parquet_bytes(
+            tmp_path, "select range as id, 'row ' || range as text from range(3000)"
+        ),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        site.files[f"b/{name}"] = content
+        local = rows_of(tmp_path, str(tmp_path / name))
+        remote = rows_of(tmp_path, f"{url}/{name}")
+        assert len(remote) == 3000
+        assert [(r.key, r.index, r.line, r.data) for r in remote] == [
+            (r.key, r.index, r.line, r.data) for r in local
+        ]
+        assert remote[0].source == f"{url}/{name}"
+
+
+def test_where_sample_limit_and_shard_hold_for_remote_files(site, url, tmp_path):
+    site.files["b/a.jsonl"] = LINES
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    for settings in ({"where": "id % 7 = 0"}, {"sample": 20}, {"limit": 5}, {"shard": (2, 3)}):
+        remote = rows_of(tmp_path, f"{url}/a.jsonl", **settings)
+        local = rows_of(tmp_path, "a.jsonl", **settings)
+        assert [row.id for row in remote] == [row.id for row in local]
+
+
+def test_text_files_of_a_bucket_are_rows(site, tmp_path):
+    site.files |= {"b/p/1.txt": b"one", "b/p/2.txt": b"two"}
+    rows = rows_of(tmp_path, {"files": "s3://b/p/*.txt"})
+    assert [row.data["text"] for row in rows] == ["one", "two"]
+
+
+def test_patterns_match_as_on_a_disk(site, tmp_path):
+    site.page = 2
+    for name in (
+        "x/b.jsonl",
+        "x/a.jsonl",
+        "x/sub/c.jsonl",
+        "x/.hidden.jsonl",
+        "x/a.json",
+        "y/z.jsonl",
+    ):
+        site.files[f"b/{name}"] = json.dumps({"id": name}).encode()
+    site.files["b/x/"] = b""
+
+    def ids(pattern):
+        return [row.id for row in rows_of(tmp_path, f"s3://b/{pattern}")]
+
+    assert ids("x/*.jsonl") == ["x/a.jsonl", "x/b.jsonl"]
+    assert ids("**/*.jsonl") == ["x/a.jsonl", "x/b.jsonl", "x/sub/c.jsonl", "y/z.jsonl"]
+    assert ids("x/**") == ["x/a.json", "x/a.jsonl", "x/b.jsonl", "x/sub/c.jsonl"]
+    assert ids("[!x]/?.jsonl") == ["y/z.jsonl"]
+    with pytest.raises(InputError, match=r"no file matches s3://b/q/\*"):
+        ids("q/*.jsonl")
+
+
+def test_a_large_file_comes_by_ranges_and_a_limit_reads_its_start(site, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "AHEAD", 1 << 16)
+    monkeypatch.setattr(files, "LEAST", 1 << 12)
+    site.files["b/a.jsonl"] = b"".join(
+        b'{"id": %d, "text": "%s"}\n' % (n, b"x" * 400) for n in range(20000)
+    )
+    assert len(rows_of(tmp_path, f"{url}/a.jsonl", limit=3)) == 3
+    assert site.read < 1 << 20
+    site.requests.clear()
+    assert len(rows_of(tmp_path, f"{url}/a.jsonl")) == 20000
+    assert site.read < 1.1 * len(site.files["b/a.jsonl"])
+
+
+def test_what_is_cut_off_is_read_on_where_it_ended(site, url, tmp_path):
+    site.files["b/a.jsonl"] = LINES
+    site.faults = ["ok", "cut", 503, "cut", "ok", 500]
+    assert [row.id for row in rows_of(tmp_path, f"{url}/a.jsonl")] == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ([403], "403"),
+        ([404], "there is no such file"),
+        ([503] * 4, "503"),
+        (["ok", *[500] * 4], "500"),
+    ],
+)
+def test_a_refusal_is_one_clear_error(site, url, tmp_path, faults, message):
+    site.files["b/a.jsonl"] = LINES
+    site.faults = list(faults)
+    with pytest.raises(InputError, match=message) as caught:
+        rows_of(tmp_path, f"{url}/a.jsonl")
+    assert f"{url}/a.jsonl" in str(caught.value)
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(site, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "AHEAD", 1 << 12)
+    monkeypatch.setattr(files, "LEAST", 1 << 12)
+    site.files["b/a.csv"] = b"id\n" + b"".join(b"%d\n" % n for n in range(200_000))
+    reader = open_rows(RowsConfig((f"{url}/a.csv",), tmp_path))
+    reader.peek(1)
+    site.files["b/a.csv"] = site.files["b/a.csv"].replace(b"9", b"8")
+    with pytest.raises(InputError, match="changed while it was read"):
+        list(reader.batches())
+
+
+def test_a_server_without_ranges_gives_small_files_only(site, tmp_path, monkeypatch):
+    site.ranges = False
+    site.files["b/a.jsonl"] = LINES
+    assert len(rows_of(tmp_path, f"{site.url}/b/a.jsonl")) == 3000
+    monkeypatch.setattr(files, "AHEAD", 1 << 12)
+    site.files["b/a.jsonl"] = LINES * 20
+    with pytest.raises(InputError, match="sends no byte ranges: download the file first"):
+        rows_of(tmp_path, f"{site.url}/b/a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://user:secret@host.example/a.jsonl", "may not hold a user or a password"),
+        ("https://host.example/a.jsonl?X-Amz-Signature=1", "holds a key or a signature"),
+        ("https://host.example/*.jsonl", "does not list its files"),
+        ("s3://", "names no bucket"),
+        ("s3://b*/x.jsonl", "cannot be a pattern"),
+    ],
+)
+def test_urls_that_cannot_be_read_are_refused(tmp_path, url, message):
+    with pytest.raises(InputError, match=message) as caught:
+        open_rows(RowsConfig((url,), tmp_path))
+    assert "secret" not in str(caught.value).replace("password", "")
+
+
+def test_a_missing_driver_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    storage.storage_of.cache_clear()
+    with pytest.raises(
+        InputError.__base__, match=r"gs:// needs gcsfs \(pip install 'bagent-batch\[remote\]'"
+    ):
+        open_rows(RowsConfig(("gs://b/a.jsonl",), tmp_path))
+
+
+def test_only_the_row_groups_that_are_needed_are_read(site, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "AHEAD", 1 << 16)
+    monkeypatch.setattr(files, "LEAST", 1 << 12)
+    query = "select range as id, repeat(md5(range::text), 20) as text from range(400000)"
+    content = parquet_bytes(tmp_path, query, ", row_group_size 8192, compression zstd")
+    site.files["b/a.parquet"] = content
+    assert len(rows_of(tmp_path, f"{url}/a.parquet", limit=10)) == 10
+    assert site.read < len(content) / 4
