@@ -133,7 +133,7 @@ def test_where_it_does_not_the_sum_or_the_reason_is_said(
 
 def test_an_own_engine_is_warmed_where_the_job_says_always(tmp_path: Path) -> None:
     found = advice(tmp_path, OWN | {"batching": {"prefix": "always"}}, 2000.0, 500)
-    assert (found.warms, found.rows) == (True, 64)
+    assert (found.warms, found.rows) == (True, 256)
 
 
 def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:
