@@ -356,17 +356,19 @@ class Fleet:
 
     # --- actions --------------------------------------------------------------------------------
 
-    def _apply(self, actions: Iterable[Action]) -> None:
-        """Do what results, probes and checks ask for."""
-        closed, waiting = self._state.closed, self._waiting
+    def _apply(self, actions: Iterable[Action]) -> bool:
+        """Do what results, probes and checks ask for; return whether a call ended."""
+        closed, waiting, ended = self._state.closed, self._waiting, False
         for action in actions:
             if type(action) is Complete:  # the common case, faster than a pattern
+                ended = True
                 self._end(action.call, action.reply, action.delivery)
                 if action.call.in_flight:
                     self._cancel_copies(action.call)
                 continue
             match action:
                 case Fail(call, failure, delivery):
+                    ended = True
                     self._end(call, failure, delivery)
                 case Retry(call, at) if not closed:
                     if at == LAST:
@@ -383,6 +385,7 @@ class Fleet:
                     self._health.apply(action)
                 case StopFleet(error):
                     self._tasks.stop(error)
+        return ended
 
     def _cancel_copies(self, call: Call) -> None:
         for state in self._endpoints.states:
@@ -549,9 +552,9 @@ class Fleet:
             if state.warming is not None:
                 self._scheduler.warmer.end(state)
         with self._result_context() if size > 1 else NO_CONTEXT:
-            self._apply(self._results.handle(request, exchange))
+            ended = self._apply(self._results.handle(request, exchange))
             if self._waiting.suspended:
-                self._apply(self._rules.after_success(state))
+                ended |= self._apply(self._rules.after_success(state))
             if exchange.status is not None:
                 state.on_answer(fleet.clock(), request.started)
             if fleet.closed:
@@ -559,7 +562,7 @@ class Fleet:
             if self._health.remove_if_done(state):
                 self._on_removed(state)
             self._endpoints.update(state)
-            if any(call.ended for call in calls):
+            if ended:
                 # The rows write their outcomes, or ask again, before their slots are given away.
                 await asyncio.sleep(0)
         self._pump()

@@ -80,18 +80,20 @@ class RowRunner:
         self._bounded = plan.agent is not None or plan.program is not None
         self._begun = 0
         self._ended = 0
+        loop = asyncio.get_running_loop()
+        self._clock = loop.time
         self._turn_began = 0.0
         self._all_ended = asyncio.Event()
         self._no_followers = asyncio.Event()
         self._row_ended = asyncio.Event()
-        self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.stop_reason: asyncio.Future[StopReason] = loop.create_future()
         """Gets the reason to stop, once the stop rules have one."""
 
     async def run(self, source: AsyncIterable[Work]) -> None:
         """Send all rows and wait until each has ended; cancel it to stop sending."""
         if self._alone:
             self._fleet.expect(True)
-        self._turn_began = asyncio.get_running_loop().time()
+        self._turn_began = self._clock()
         async for batch in source:
             if self._gate is not None:
                 await self._gate()
@@ -130,12 +132,12 @@ class RowRunner:
         """Return whether enough rows began in this turn of the event loop."""
         if self._begun % BEGUN_AT_ONCE == 0:
             return True
-        return asyncio.get_running_loop().time() - self._turn_began > LONGEST_TURN_SECONDS
+        return self._clock() - self._turn_began > LONGEST_TURN_SECONDS
 
     async def _yield_to_loop(self) -> None:
         """Let signals and answers be handled, which wait while templates are rendered."""
         await asyncio.sleep(0)
-        self._turn_began = asyncio.get_running_loop().time()
+        self._turn_began = self._clock()
 
     def _full(self) -> bool:
         """Return whether no further agent may be opened."""
@@ -149,7 +151,7 @@ class RowRunner:
         """Open a row's conversation and send its first call, unless an equal one answers it."""
         give_up_at = None
         if self._plan.row_seconds is not None:
-            give_up_at = asyncio.get_running_loop().time() + self._plan.row_seconds
+            give_up_at = self._clock() + self._plan.row_seconds
         conversation = Conversation(self._plan, row, answer, give_up_at=give_up_at)
         step = conversation.open()
         if isinstance(step, Outcome):
