@@ -17,7 +17,7 @@ import pytest
 from bagent.errors import InputError
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.tables.build import TableOptions, make_tables
-from bagent.store.tables.schema import RESULTS, TABLES
+from bagent.store.tables.schema import TABLES
 from bagent.types import Attempt, EndpointSample, Row, ToolRecord
 
 
@@ -46,25 +46,6 @@ def ask(path: Path, sql: str) -> list[tuple]:
         return connection.execute(sql).fetchall()
 
 
-def test_columns_are_those_users_know_in_their_order(store, outcome):
-    store.write(outcome(0))
-    build(store)
-    assert pq.read_schema(store.path / "results.parquet").names == list(RESULTS)
-    names = [row[0] for row in ask(store.path / "run.duckdb", "describe results")]
-    assert names == list(RESULTS)
-    displayed = {row[0] for row in ask(store.path / "run.duckdb", "show tables")}
-    assert displayed == set(TABLES)
-
-
-def test_first_failures_and_new_keys_after_many_good_rows_are_all_there(store, outcome, failure):
-    late = outcome(4, output=msgspec.Raw(b'{"n":4,"extra":"x"}'))
-    store.write(outcome(0), outcome(1), outcome(2), failure(3), late)
-    build(store)
-    rows = table(store, "results")
-    assert [row["error"] for row in rows] == [None, None, None, "no answer", None]
-    assert json.loads(rows[4]["output"]) == {"n": 4, "extra": "x"}
-
-
 def test_rows_stand_in_input_order_with_their_current_outcome(store, outcome, failure):
     store.write(
         outcome(2), failure(0), outcome(1, answer=1), outcome(1), failure(3), outcome(0), failure(2)
@@ -72,22 +53,6 @@ def test_rows_stand_in_input_order_with_their_current_outcome(store, outcome, fa
     build(store)
     rows = [(row["row"], row["answer"], row["status"]) for row in table(store, "results")]
     assert rows == [(0, 0, "ok"), (1, 0, "ok"), (1, 1, "ok"), (2, 0, "ok"), (3, 0, "failed")]
-
-
-def test_order_and_text_hold_across_the_chunks_in_which_lines_are_loaded(store, outcome):
-    rows = [n ^ 37 for n in range(4096)]
-    store.write(*(outcome(n, text=f"{n} " * 1800) for n in rows), segment_bytes=9_000_000)
-    build(store)
-    displayed = [(row["row"], row["text"]) for row in table(store, "results")]
-    assert displayed == [(n, f"{n} " * 1800) for n in range(4096)]
-
-
-def test_many_parts_and_segments_make_one_set_of_tables(store, outcome):
-    for part in range(3):
-        rows = [outcome(n) for n in range(part, 90, 3)]
-        store.write(*reversed(rows), part=f"{part + 1}-of-3", segment_bytes=2500)
-    build(store)
-    assert [row["id"] for row in table(store, "results")] == [f"r{n}" for n in range(90)]
 
 
 def test_ids_are_text_whatever_they_were(store, outcome):
@@ -222,13 +187,6 @@ def test_what_failed_is_listed_once_per_row_and_unreadable_lines_apart(store, ou
     assert not (store.path / "failed.jsonl").exists()
 
 
-def test_without_keep_input_there_is_no_input_but_still_the_list_of_failures(store, failure):
-    store.write(failure(0))
-    build(store, rows=[row_of(failure(0), {"id": "r0"})], info=RunInfo("r", keep_input=False))
-    assert table(store, "results")[0]["input"] is None
-    assert (store.path / "failed.jsonl").read_text() == '{"id":"r0"}\n'
-
-
 def test_an_input_that_is_gone_is_a_note(store, outcome):
     store.write(outcome(0))
 
@@ -308,36 +266,10 @@ def test_a_reader_of_the_old_database_stops_nothing(store, outcome):
     assert ask(store.path / "run.duckdb", "select count(*) from results") == [(2,)]
 
 
-def test_an_empty_journal_makes_empty_tables(store):
-    store.path.mkdir()
-    build(store)
-    assert all(table(store, name) == [] for name in TABLES)
-
-
 def test_lines_longer_than_duckdb_usually_reads(store, outcome):
     store.write(outcome(0, text="x" * 20_000_000), outcome(1))
     build(store)
     assert [len(row["text"]) for row in table(store, "results")] == [20_000_000, 6]
-
-
-def test_the_child_runs_with_a_home_that_cannot_be_written(store, outcome, tmp_path):
-    store.write(outcome(0))
-    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
-    done = subprocess.run(
-        command, env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(table(store, "results")) == 1
-
-
-def test_what_the_child_reports_has_no_name_of_the_program_before_it(store, outcome):
-    store.write(outcome(0))
-    with next((store.path / "journal").glob("*.jsonl")).open("ab") as file:
-        file.write(b"broken\n")
-    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "left out: 1 broken line of the journal" in done.stderr.splitlines()
-    assert "bagent: " not in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_exit_74(store, outcome, tmp_path):

@@ -91,13 +91,6 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     assert good == [o for o in by_input if o.status == "ok"]
 
 
-def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
-    rows = [5, 10**12, -3, 7, 10**15, 0, 6]
-    store.write(*(outcome(n, key=f"{k:016x}") for k, n in enumerate(rows)))
-    with JournalReader(store.path, store.reports.append) as lines:
-        assert [line.row for line in lines.ordered()] == sorted(rows)
-
-
 @pytest.mark.parametrize("kind", ERROR_KINDS)
 def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     item = failure(1, kind)
@@ -146,14 +139,6 @@ def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, o
     assert seen("1-of-2") == ["all", "1-of-2", "1-of-3"]
     assert seen("3-of-4") == names
     assert seen("all") == names
-
-
-def test_all_parts_or_one(store, outcome):
-    store.write(outcome(0), part="1-of-2")
-    store.write(outcome(1), part="2-of-2")
-    assert len(load(store)) == 2
-    assert load(store, part="1-of-2").has(unit(outcome(0)))
-    assert not load(store, part="1-of-2").has(unit(outcome(1)))
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage", "other segment"])

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -30,13 +28,6 @@ def attempt(row: int) -> Attempt:
 
 def turn(row: int, number: int, text: str) -> Turn:
     return Turn(f"{row:016x}", row, "main", 0, number, [{"role": "assistant", "content": text}])
-
-
-def test_a_line_is_on_file_when_write_returns(store, outcome):
-    journal = store.open()
-    journal.write(outcome(1))
-    assert lines_of(store.segment())[0]["id"] == "r1"
-    journal.close()
 
 
 def test_read_at_finds_each_line_also_in_sealed_segments(store, outcome):
@@ -196,45 +187,6 @@ def test_on_a_full_disk_the_line_is_taken_back_and_the_reason_is_told(small_disk
     journal.close()
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert len(done) == content.count(b"\n")
-
-
-_LIMITED = """
-import resource, sys
-from pathlib import Path
-from bagent.errors import WriteError
-from bagent.store.journal.journal import Journal
-from bagent.types import Outcome
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)
-try:
-    for n in range(99):
-        journal.write(Outcome(key=f"{n:016x}", row=n, id=n, source="s", line=n, stage="main",
-            status="ok", text="x" * 200))
-except WriteError as error:
-    print(error.exit_code, error)
-journal.close()
-"""
-
-
-def test_a_file_size_limit_is_told_like_a_full_disk(store):
-    done = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(store.path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("74 ")
-    assert os.strerror(errno.EFBIG) in done.stdout
-    content = store.segment().read_bytes()
-    assert content.endswith(b"}\n")
-    assert len(content) < 3000
-
-
-def test_a_directory_that_cannot_be_made_is_a_write_error(tmp_path, store):
-    store.path = tmp_path / "file"
-    store.path.write_text("")
-    with pytest.raises(WriteError):
-        store.open()
 
 
 def test_a_disk_that_refuses_to_sync_is_told_at_the_next_write(store, outcome):

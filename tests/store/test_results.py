@@ -22,12 +22,6 @@ def ids(store, expected: ResultQuery | None = None) -> list[str]:
     return [r["id"] for r in iter_results(store.path, expected, report=store.reports.append)]
 
 
-def test_results_come_as_they_were_finished_or_in_order_of_the_input(store, outcome, failure):
-    store.write(outcome(2), failure(0), outcome(1), outcome(0))
-    assert ids(store) == ["r2", "r1", "r0"]
-    assert ids(store, ResultQuery(ordered=True)) == ["r0", "r1", "r2"]
-
-
 def test_statuses_and_stages_can_be_chosen(store, outcome, failure):
     store.write(outcome(0), failure(1), outcome(0, stage="judge", id="j0"))
     assert ids(store, ResultQuery(statuses=frozenset({"failed"}))) == ["r1"]
@@ -40,14 +34,6 @@ def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outco
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
     assert ids(store, ResultQuery(done=done)) == ["r0", "r2"]
     assert ids(store, ResultQuery(done=done, ordered=True)) == ["r0", "r2"]
-
-
-def test_a_result_is_one_line_of_json_with_nested_output(store, outcome):
-    store.write(outcome(3), outcome(4, output=None))
-    results = iter_results(store.path, report=store.reports.append)
-    first, second = (json.loads(encode_result(result)) for result in results)
-    assert (first["output"], first["answer"], first["ttft_ms"]) == ({"n": 3}, 0, None)
-    assert second["output"] is None
 
 
 def test_the_input_is_found_also_out_of_order(store, outcome):

@@ -68,24 +68,6 @@ def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, o
     assert count_outcomes(indexes) == done_index(indexes, ResumePolicy()).codes == expected
 
 
-def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):
-    good = [outcome(n) for n in range(50)]
-    store.write(*good, failure(60), outcome(3))
-    (loaded,) = open_indexes(store.path, store.reports.append)
-    (members,) = open_indexes(store.path, store.reports.append)
-    members.columns()
-    expected = sorted([*map(unit, good), unit(good[3])])
-    for index in (loaded, members):
-        assert index.failures
-        assert list(index.ok_units()) == expected
-        for low, high in [
-            (0, expected[9]),
-            (expected[9], expected[30]),
-            (expected[30] + 1, 1 << 64),
-        ]:
-            assert list(index.ok_units(low, high)) == [u for u in expected if low <= u < high]
-
-
 def test_a_file_without_ascending_units_is_still_read(store, outcome):
     store.write(*(outcome(n) for n in range(30)))
     (index,) = open_indexes(store.path, store.reports.append)

@@ -47,7 +47,13 @@ def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
     return created
 
 
-@pytest.mark.parametrize("chunk", [4, 64, 2048])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        4,
+        64,
+    ],
+)
 @pytest.mark.parametrize(
     "order", ["in order", "in flight", "shuffled", "backwards", "with rows that are gone"]
 )
@@ -64,18 +70,6 @@ def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, fail
         assert near.has_all(units) is not bool(missing)
         answers.append(near.has_all([item for item in units if item not in missing]))
     assert all(answers)
-
-
-def test_few_units_are_looked_up_one_by_one_in_the_order_of_writing(store, outcome):
-    rng, single = random.Random(4), []
-    numbers = sorted(range(ROWS), key=lambda n: n + rng.randrange(64))
-    store.write(*(outcome(n) for n in numbers), segment_bytes=20_000)
-    indexes = open_indexes(store.path, store.reports.append)
-    done = done_index(indexes, ResumePolicy())
-    near = SequentialLookup(indexes, (), lambda item: single.append(item) or done.has(item), 64)
-    for start in range(0, ROWS, AT_ONCE):
-        assert near.has_all([unit(outcome(n)) for n in range(start, start + AT_ONCE)])
-    assert len(single) < ROWS / 10
 
 
 @pytest.mark.parametrize("kind", [list, lambda keys: array("Q", keys)])

@@ -9,7 +9,6 @@ import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index
-from bagent.store.journal.reader import JournalReader
 from bagent.store.results import iter_results
 from bagent.types import Outcome
 
@@ -51,9 +50,3 @@ def test_void_lines_are_as_a_plain_reading_takes_them(store, outcome, failure, s
     assert sum(index.statuses.values()) == len(expected)
     result = {r["row"]: r["finished_at"] for r in iter_results(store.path, report=print)}
     assert result == {item.row: item.finished_at for item in expected.values()}
-
-
-def test_a_journal_without_void_lines_is_not_searched_for_them(store, outcome):
-    store.write(outcome(0), outcome(1), outcome(0))
-    with JournalReader(store.path, store.reports.append) as lines:
-        assert [location.row for location in lines.written()] == [0, 1]

@@ -53,13 +53,6 @@ def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
     assert second.begun == []
 
 
-def test_what_was_begun_is_read_again(tmp_path):
-    begun = [ToolCall("c", "f", '{"a":1}')]
-    write(tmp_path, [a_turn(1, 1, begun=begun, request_hash="00ff")])
-    (turn,) = load(tmp_path).pop(unit_of(1, "main", 0))
-    assert (turn.begun, turn.request_hash) == (begun, "00ff")
-
-
 def test_turn_0_says_that_a_conversation_begins_anew(tmp_path):
     write(tmp_path, [a_turn(1, 1), a_turn(1, 2), a_turn(1, 0)])
     assert len(load(tmp_path)) == 0

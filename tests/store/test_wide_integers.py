@@ -37,10 +37,7 @@ def build(store, outcome, values, kind):
         ("BIGINT", [1, -5, BIG - 1, None], "BIGINT"),
         ("BIGINT", [1, BIG, -BIG - 1, None], "DECIMAL(38,0)"),
         ("BIGINT", [1, BEYOND, None], "VARCHAR"),
-        ("HUGEINT", [1, BIG], "DECIMAL(38,0)"),
-        ("HUGEINT", [1, BEYOND], "VARCHAR"),
         ("BIGINT[]", [[1, 2], [BIG, None], []], "DECIMAL(38,0)[]"),
-        ("BIGINT[]", [[1, 2], [BEYOND, 3]], "VARCHAR[]"),
         ("BIGINT", [1, "12345678901234567890123", 2], "DECIMAL(38,0)"),
     ],
 )

@@ -17,18 +17,6 @@ def ids_in(path) -> list[str]:
     return [json.loads(line)["id"] for line in path.read_text().splitlines()]
 
 
-def test_lines_are_held_back_until_the_end_and_are_all_on_file_then(store, outcome):
-    journal = store.open()
-    journal.write(outcome(0))
-    before = store.segment().stat().st_size
-    with journal.together():
-        for n in range(1, 20):
-            journal.write(outcome(n))
-        assert store.segment().stat().st_size == before
-    assert ids_in(store.segment()) == [f"r{n}" for n in range(20)]
-    journal.close()
-
-
 def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(store, outcome):
     journal = store.open(segment_bytes=2_000)
     places = []

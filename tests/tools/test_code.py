@@ -29,10 +29,8 @@ def test_code_runs_only_where_the_job_allows_it(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        ("6 * 7", "42\n"),
         ("x = 2\nprint('a')\nx + 1", "a\n3\n"),
         ("None", ""),
-        ("def f():\n    return [n for n in range(3)]\nf()", "[0, 1, 2]\n"),
         ("if __name__ == '__main__':\n    print('main')", "main\n"),
     ],
 )
@@ -41,12 +39,6 @@ def test_python_gives_what_it_prints_and_its_last_value(
 ) -> None:
     result = once(tmp_path, PYTHON, {"code": code})
     assert (result.text, result.error) == (shown, None)
-
-
-def test_an_error_goes_back_with_its_traceback(tmp_path: Path) -> None:
-    result = once(tmp_path, PYTHON, {"code": "1 / 0"})
-    assert result.error == "failed"
-    assert "ZeroDivisionError" in result.text
 
 
 def test_the_shell_gives_its_output_and_may_read_an_empty_stdin(tmp_path: Path) -> None:
@@ -91,16 +83,17 @@ def test_code_runs_in_the_root_of_the_tool_where_it_has_one(tmp_path: Path) -> N
         once(tmp_path, {**SHELL, "root": "nope"}, {"command": "ls"})
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
-    result = once(tmp_path, PYTHON, {"code": "x = bytearray(16 << 30)"})
-    assert "MemoryError" in result.text
-
-
-def test_files_are_bounded(tmp_path: Path) -> None:
-    code = "open('big', 'wb').truncate(1 << 30)"
-    assert once(tmp_path, PYTHON, {"code": code}).error == "failed"
-
-
-def test_endless_code_is_stopped(tmp_path: Path) -> None:
-    entry = {**PYTHON, "timeout": 1}
-    assert once(tmp_path, entry, {"code": "while True: pass"}).error == "timeout"
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        ("x = bytearray(16 << 30)", "failed", "MemoryError"),
+        ("open('big', 'wb').truncate(1 << 30)", "failed", ""),
+        ("while True: pass", "timeout", ""),
+    ],
+)
+def test_memory_files_and_time_of_code_are_bounded(
+    tmp_path: Path, code: str, error: str, words: str
+) -> None:
+    result = once(tmp_path, {**PYTHON, "timeout": 3}, {"code": code})
+    assert result.error == error
+    assert words in result.text

@@ -99,11 +99,6 @@ def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
     assert result.text == "done\n"
 
 
-def test_output_that_is_not_utf8_is_shown_as_well_as_it_can_be(tmp_path: Path) -> None:
-    entry = python("import sys; sys.stdout.buffer.write(b'caf\\xe9')")
-    assert once(tmp_path, entry, {}).text == "caf\ufffd"
-
-
 @pytest.mark.parametrize(
     ("how", "setsid"),
     [("timeout", ""), ("deadline", "setsid"), ("cancelled", ""), ("cancelled", "setsid")],
@@ -156,7 +151,6 @@ def test_preambles_of_headers_are_dropped_where_the_job_says_so(tmp_path: Path) 
     ("text", "rest"),
     [
         ("x-amz-id: 1", ""),
-        ("\n\nplain", "\n\nplain"),
         ("x-other: 1\nbody", "x-other: 1\nbody"),
         ("  x-amz-a: 1\r\n\nbody", "body"),
     ],
@@ -179,11 +173,10 @@ def test_claude_code_gets_its_task_as_text_on_stdin(tmp_path: Path) -> None:
     ("entry", "words"),
     [
         ({"name": "n", "command": ["no-such-program-here"]}, "no such program"),
-        ({"name": "n", "command": ["./missing.sh"]}, "no such program"),
         ({"name": "n", "command": ["./plain.txt"]}, "chmod +x ./plain.txt"),
         ({"command": "claude_code"}, "cannot run claude"),
-        ({"name": "a b", "command": ["true"]}, "letters, digits"),
         ({"name": "n", "command": ["true"], "parameters": {"type": "string"}}, "object"),
+        ({"name": "a b", "command": ["true"]}, "letters, digits"),
         ({"name": "n", "command": ["true"], "parameters": {"properties": {"q": 1}}}, "not a JSON"),
     ],
 )

@@ -94,44 +94,24 @@ def test_the_tools_of_a_server_are_listed_at_start_and_called(visit: Visit) -> N
     assert visit.definition["function"]["description"] == "Add two numbers."
     assert visit.definition["function"]["parameters"]["required"] == ["a", "b"]
     assert (visit.results["add"].text, visit.results["add"].error) == ("5", None)
+    assert visit.results["fail"].error == "failed"
+    assert "no such ship" in visit.results["fail"].text
+    assert visit.results["dotted"].text == "dotted"
+    assert [name for name, has in visit.effects.items() if not has] == ["add", "die_once"]
 
 
-def test_a_server_is_started_once_and_ends_with_the_pool(visit: Visit) -> None:
+def test_a_server_is_started_once_sees_no_secret_and_ends_with_the_pool(visit: Visit) -> None:
+    seen = visit.results["environment"].text.split()
+    assert "SECRET" not in seen
+    assert {"PATH", "NAMED"} <= set(seen)
     assert len(visit.starts) == 1
     assert is_gone(visit.starts[0])
 
 
-def test_only_tools_that_say_so_are_free_of_side_effects(visit: Visit) -> None:
-    assert [name for name, has in visit.effects.items() if not has] == ["add", "die_once"]
-
-
-def test_a_tool_that_fails_is_a_fault_with_its_words(visit: Visit) -> None:
-    assert visit.results["fail"].error == "failed"
-    assert "no such ship" in visit.results["fail"].text
-
-
-def test_a_name_that_no_function_may_have_is_changed(visit: Visit) -> None:
-    assert visit.results["dotted"].text == "dotted"
-
-
-def test_no_secret_reaches_a_server_unless_it_is_named(visit: Visit) -> None:
-    seen = visit.results["environment"].text.split()
-    assert "SECRET" not in seen
-    assert {"PATH", "NAMED"} <= set(seen)
-
-
 def test_the_name_of_the_entry_goes_before_the_names_of_its_tools(tmp_path: Path) -> None:
     entry = small(tmp_path, name="my")
+    entry["mcp"]["tools"] = ["add"]
     assert call(tmp_path, "my_add", entry, a=1, b=1).text == "2"
-
-
-@in_event_loop
-async def test_only_the_named_tools_are_taken(tmp_path: Path) -> None:
-    entry = small(tmp_path)
-    entry["mcp"]["tools"] = ["fail", "add"]
-    async with opened(tmp_path, entry) as pool:
-        result = pool.names
-    assert result == ["add", "fail"]
 
 
 def test_a_tool_that_the_server_has_not_is_told(tmp_path: Path) -> None:
@@ -187,7 +167,6 @@ async def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["false"], "mcp: "),
         (["sh", "-c", "echo no key given >&2; exit 1"], "no key given"),
         (["no-such-server"], "no such program"),
     ],
@@ -318,14 +297,6 @@ def test_an_address_that_nobody_serves_is_told_without_its_query(tmp_path: Path)
         call(tmp_path, "x", {"mcp": "http://127.0.0.1:1/mcp?key=k-1"})
     assert "mcp: http://127.0.0.1:1/mcp:" in str(caught.value)
     assert "k-1" not in str(caught.value)
-
-
-@in_event_loop
-async def test_an_http_server_that_is_gone_is_a_fault(tmp_path: Path) -> None:
-    async with http_server(tmp_path) as url, opened(tmp_path, {"mcp": url}) as pool:
-        os.kill(starts(tmp_path)[0], signal.SIGKILL)
-        result = await pool.call(asked("add", a=1, b=1))
-    assert result.error == "failed"
 
 
 # --- a server that others made ----------------------------------------------------------------

@@ -70,7 +70,13 @@ def test_serpapi_is_asked_with_the_key_in_the_query() -> None:
     assert dict(request.query) == {"q": "x", "engine": "google", "num": "10", "api_key": KEY}
 
 
-@pytest.mark.parametrize("answer", [{}, {"web": None}, {"web": {"results": []}}, {"web": {}}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"web": None},
+        {"web": {"results": []}},
+    ],
+)
 def test_nothing_found_is_an_answer(answer: Any) -> None:
     result, _ = search("/brave", answer, query="x")
     assert (result.text, result.error) == ("[nothing found]", None)
