@@ -218,7 +218,7 @@ class ToolRunner:
 
     def _start(self, key: bytes, arguments: Arguments) -> InFlightCall:
         run = self._window.add(arguments) if self._window else self._run_one(arguments)
-        flight = InFlightCall(key, asyncio.ensure_future(self._cut(run)))
+        flight = InFlightCall(key, asyncio.ensure_future(self._text_for_model(run)))
         self._all.add(flight.task)
         if self.tool.policy.coalesce:
             self._flights[key] = flight
@@ -260,7 +260,8 @@ class ToolRunner:
             describe_exception(error), location=failing_line(error), trace=traceback_text(error)
         )
 
-    async def _cut(self, run: Awaitable[str]) -> str:
+    async def _text_for_model(self, run: Awaitable[str]) -> str:
+        """Return the result of a run as it is shared, cached, sent to the model and written."""
         return truncate(await run, self.tool.policy.max_tokens)
 
     async def _run_one(self, arguments: Arguments) -> str:
