@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.http.client import Transport
 from bagent.backends.http.resolver import ResolverLoop
-from bagent.backends.openai.backend import OpenAIBackend
 from bagent.bench.client import PromptSizes, calibrate
 from bagent.bench.load_generator import WorkerShare
 from bagent.bench.monitors import ServerWatch
@@ -511,10 +509,7 @@ async def _check_fleet(request: BenchRequest, notify: Callable[[str], None]) -> 
     plan = HealthCheckPlan(CALL_SECONDS, min(MAX_CHECKS_AT_ONCE, count), count, request.model)
     transport = Transport()
     try:
-        backend = OpenAIBackend(transport)
-        return await FleetHealthCheck(
-            request.endpoints, plan, transport, CompletionProbe(backend)
-        ).run()
+        return await FleetHealthCheck(request.endpoints, plan, transport).run()
     finally:
         await transport.close()
 

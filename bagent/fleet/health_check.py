@@ -19,6 +19,7 @@ from bagent.backends.engines.detect import choose_model, detect_capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.openai.models import fetch_models
 from bagent.types import Failure
 
@@ -145,7 +146,6 @@ class FleetHealthCheck:
         endpoints: what to check.
         plan: how.
         transport: connects to them; stays open.
-        prover: sends the real requests.
 
     Attributes:
         results: the results so far, in the order of the endpoints.
@@ -157,14 +157,13 @@ class FleetHealthCheck:
         endpoints: Sequence[Endpoint],
         plan: HealthCheckPlan,
         transport: Transport,
-        prover: CompletionProbe,
     ) -> None:
         self.results: list[HealthResult | None] = [None] * len(endpoints)
         self.ready = 0
         self._endpoints = endpoints
         self._plan = plan
         self._transport = transport
-        self._prover = prover
+        self._prover = CompletionProbe(OpenAIBackend(transport))
         self._due: asyncio.PriorityQueue[tuple[float, int]] = asyncio.PriorityQueue()
         self._pauses = [_FIRST_PAUSE] * len(endpoints)
         self._unchecked = len(endpoints)

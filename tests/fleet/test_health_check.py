@@ -11,9 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.http.client import Transport
-from bagent.backends.openai.backend import OpenAIBackend
 from bagent.fleet import health_check
 from bagent.fleet.health_check import FleetHealthCheck, HealthCheckPlan, HealthResult
 from support.fake_server import FakeServer
@@ -34,9 +32,7 @@ def call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> tuple[list[Hea
     async def run() -> list[HealthResult]:
         transport = Transport()
         try:
-            roll_call = FleetHealthCheck(
-                endpoints, plan, transport, CompletionProbe(OpenAIBackend(transport))
-            )
+            roll_call = FleetHealthCheck(endpoints, plan, transport)
             found = await roll_call.run()
             assert roll_call.ready == sum(one.ready for one in found)
             return found

@@ -228,25 +228,21 @@ def _plan(
 def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthResult]:
     import asyncio
 
-    from bagent.backends.engines.probe import CompletionProbe
     from bagent.backends.http.client import Transport
     from bagent.backends.http.resolver import ResolverLoop
-    from bagent.backends.openai.backend import OpenAIBackend
     from bagent.cli.render.hosts import log_progress
     from bagent.fleet.health_check import FleetHealthCheck
     from bagent.interrupts import run_interruptible
 
     async def call() -> list[HealthResult]:
         transport = Transport()
-        roll_call = FleetHealthCheck(
-            endpoints, plan, transport, CompletionProbe(OpenAIBackend(transport))
-        )
-        telling = asyncio.ensure_future(log_progress(roll_call, plan.seconds))
+        check = FleetHealthCheck(endpoints, plan, transport)
+        progress = asyncio.ensure_future(log_progress(check, plan.seconds))
         try:
-            return await roll_call.run()
+            return await check.run()
         finally:
-            telling.cancel()
-            await asyncio.wait([telling, asyncio.ensure_future(transport.close())], timeout=0.5)
+            progress.cancel()
+            await asyncio.wait([progress, asyncio.ensure_future(transport.close())], timeout=0.5)
 
     return run_interruptible(call(), ResolverLoop)
 
