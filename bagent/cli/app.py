@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "results": "Print rows as jsonl, csv, parquet or a table.",
         "query": "Ask a run with DuckDB SQL.",
         "view": "Look at every row of a run in the browser.",
+        "publish": "Copy the tables of a run to a bucket or a folder.",
         "report": "Write one HTML page about a run.",
         "compare": "Compare two runs, or a run with known answers.",
     },

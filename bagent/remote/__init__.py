@@ -3,6 +3,7 @@
 urls      which texts are URLs, and patterns over buckets
 storage   what a store can do, its errors, and bounded retries
 s3        S3, through boto3
+local     folders of this machine, to publish to
 web       http and https, by byte ranges
 drivers   gs, az and hf, through fsspec
 files     remote files, opened as local ones are
@@ -11,7 +12,7 @@ tables    Parquet files for DuckDB
 
 from bagent.remote.files import InputFile, RemoteFile, find_remote_files, open_remote
 from bagent.remote.storage import RemoteError, Storage, storage_of
-from bagent.remote.urls import check_url, is_pattern, is_remote, plain_url
+from bagent.remote.urls import check_url, is_pattern, is_remote, plain_url, publish_problem
 
 __all__ = [
     "InputFile",
@@ -24,5 +25,6 @@ __all__ = [
     "is_remote",
     "open_remote",
     "plain_url",
+    "publish_problem",
     "storage_of",
 ]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bagent.remote.urls import scheme_of
+from bagent.remote.urls import is_remote, scheme_of
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Storage(Protocol):
 
 @cache
 def storage_of(scheme: str) -> Storage:
-    """Return the store of a scheme.
+    """Return the store of a scheme; an empty one is this machine's folders.
 
     Raises:
         MissingPackage: its driver is not installed.
@@ -79,14 +79,18 @@ def storage_of(scheme: str) -> Storage:
         from bagent.remote.web import WebStorage
 
         return WebStorage()
+    if not scheme:
+        from bagent.remote.local import LocalStorage
+
+        return LocalStorage()
     from bagent.remote.drivers import DriverStorage
 
     return DriverStorage(scheme)
 
 
 def storage_for(url: str) -> Storage:
-    """Return the store of a URL; raises as :func:`storage_of`."""
-    return storage_of(scheme_of(url))
+    """Return the store of a URL or a path; raises as :func:`storage_of`."""
+    return storage_of(scheme_of(url) if is_remote(url) else "")
 
 
 def retrying(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:

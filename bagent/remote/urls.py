@@ -53,6 +53,17 @@ def check_url(url: str) -> str | None:
     return None
 
 
+def publish_problem(target: str) -> str | None:
+    """Return why results cannot be published to a URL or the path of a folder; None if they can."""
+    if "://" not in target:
+        return None
+    if not is_remote(target) or is_web(target):
+        return "results are published to s3://, gs://, az://, hf:// or a folder"
+    if is_pattern(target):
+        return "name one folder, no pattern"
+    return check_url(target)
+
+
 def plain_url(url: str) -> str:
     """Return the URL for people and results: of a web server without a user and its query."""
     if not is_web(url):

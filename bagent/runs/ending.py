@@ -15,6 +15,7 @@ from bagent.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_ROWS_FAILED,
+    BagentError,
     WriteError,
 )
 from bagent.observe.snapshot import Snapshot
@@ -51,7 +52,7 @@ def finish_run(
     notice: Callable[[str], None],
     store: RunStore | None = None,
 ) -> RunEnding:
-    """Close the journal, make the tables of a finished run, and return how it ended.
+    """Close the journal, make and publish the tables of a finished run; return how it ended.
 
     Args:
         stop: what ended the run early; None where all rows have ended.
@@ -66,13 +67,30 @@ def finish_run(
         ending = _close(store, ending)
     if tables is None or ending.code not in (EXIT_OK, EXIT_ROWS_FAILED):
         return ending
-    failure = make_tables(tables, notice)
+    failure, action = make_tables(tables, notice), MAKE_AGAIN
+    if not failure:
+        failure, action = publish_results(context, notice)
     if not failure:
         return ending
     if store is not None:
         failure = store.journal.redact(failure)
-        store.record_end(EXIT_CANNOT_WRITE, failure, MAKE_AGAIN)
-    return RunEnding(EXIT_CANNOT_WRITE, snapshot, failure, MAKE_AGAIN)
+        store.record_end(EXIT_CANNOT_WRITE, failure, action)
+    return RunEnding(EXIT_CANNOT_WRITE, snapshot, failure, action)
+
+
+def publish_results(context: RunContext, notice: Callable[[str], None]) -> tuple[str, str]:
+    """Publish the tables where the job says so; return why that failed, and what to do."""
+    target = context.job.results.publish
+    if target is None:
+        return "", ""
+    from bagent.store.publish import publish_tables
+
+    try:
+        publish_tables(context.run_dir, target)
+    except BagentError as error:
+        return str(error.message), error.hint
+    notice(f"published: {target}/manifest.json")
+    return "", ""
 
 
 def _close(store: RunStore, ending: RunEnding) -> RunEnding:

@@ -8,4 +8,5 @@
 - ``run_input``: the input rows of a stored run
 - ``tables``: Parquet and DuckDB files
 - ``export_batch``: OpenAI batch output lines
+- ``publish``: copies of the tables in a bucket or a folder
 """

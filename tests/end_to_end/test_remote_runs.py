@@ -100,3 +100,29 @@ def test_a_killed_run_over_a_bucket_does_nothing_twice_and_loses_nothing(fs, sit
     assert sorted(row["id"] for row in rows) == [f"r{n:04d}" for n in range(60)]
     sent_again = [json.dumps(r.body) for r in fs.requests[before:]]
     assert not any(f"id={name} " in text for name in finished for text in sent_again)
+
+
+def test_a_run_publishes_at_its_end_and_again_by_command(fs, site, job, job_dir):
+    job(results={"publish": "s3://b/out", "duckdb": False})
+    site.faults = ["ok"] * 6 + [403] * 9
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 74, done.err
+    assert "cannot publish to s3://b/out" in done.err
+    site.faults = []
+    done = run_bagent(["publish"], job_dir, env=site.env)
+    assert done.code == 0, done.err
+    manifest = json.loads(site.files["b/out/manifest.json"])
+    assert {"results", "answers", "attempts"} <= set(manifest["tables"])
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 60
+    done = run_bagent(["publish", "job", "copy"], job_dir)
+    assert done.code == 0, done.err
+    assert (job_dir / "copy" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("target", ["https://host.example/x", "ftp://x/y", "s3://b/*"])
+def test_places_that_nothing_can_be_published_to_are_refused(fs, site, job, job_dir, target):
+    job(results={"publish": target})
+    assert "publish" in error_of(run_bagent(RUN, job_dir))
+    assert fs.requests == []

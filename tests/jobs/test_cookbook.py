@@ -74,5 +74,6 @@ def test_the_recipe_for_a_bucket_runs(folder: Path) -> None:
         command = ["run", "job.yaml", "--allow-failures", "100%"]
         done = run_bagent(command, folder, env=site.env)
         storage_of.cache_clear()
+        assert "bucket/runs/labels/manifest.json" in site.files
     assert done.code == 0, done.err
     assert "4 rows" in done.err

@@ -15,6 +15,7 @@ from bagent.job.spec.paths import (
     AllowFailures,
     AllowFailuresKind,
     PathKind,
+    PublishTargetKind,
     ResolvedPath,
     resolve_path,
 )
@@ -265,8 +266,23 @@ class ResultsSpec(Section):
         default=True, description="Make Parquet files at the end."
     )
     duckdb: Annotated[bool, Flag()] = Field(default=True, description="Make run.duckdb at the end.")
+    publish: Annotated[str | None, PublishTargetKind()] = Field(
+        default=None,
+        description="Bucket or folder that gets a copy of the tables at the end.",
+        examples=["s3://bucket/runs/review"],
+    )
     allow_failures: Annotated[AllowFailures, AllowFailuresKind()] = Field(
         default=AllowFailures(0),
         description="Up to this many failed rows, or this share of them, the exit code stays 0.",
         examples=[10, "5%"],
     )
+
+    @model_validator(mode="after")
+    def _check_publish(self) -> ResultsSpec:
+        if self.publish is not None and not (self.parquet or self.duckdb):
+            raise invalid(
+                "publish copies tables, and parquet and duckdb are both false",
+                "leave parquet: false out",
+                key="publish",
+            )
+        return self

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bagent.job.spec.types import TEXT, IntegerKind, Kind, NumberKind, as_number, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
-from bagent.remote import check_url, is_pattern, is_remote
+from bagent.remote import check_url, is_pattern, is_remote, publish_problem
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
@@ -168,6 +168,28 @@ class InputPathsKind(Kind):
     def describe(self) -> Json:
         """One text, or a list of texts."""
         return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+
+
+@dataclass(frozen=True)
+class PublishTargetKind(Kind):
+    """The URL of a folder in a bucket, or a path relative to the current folder."""
+
+    def read(self, value: Any, context: LoadContext | None) -> str | None:
+        """Return the URL, or the absolute path."""
+        if isinstance(value, str) and "://" in value:
+            problem = publish_problem(value)
+            if problem:
+                raise invalid(problem)
+            return str(value).rstrip("/")
+        return str(resolve_path(value, context, base="cwd").path)
+
+    def dump(self, value: Any) -> Json:
+        """Return the same text."""
+        return None if value is None else str(value)
+
+    def describe(self) -> Json:
+        """Text."""
+        return TEXT
 
 
 @dataclass(frozen=True)
