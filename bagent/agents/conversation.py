@@ -329,7 +329,7 @@ class Conversation:
         if self.plan.truncated is not None or not self.plan.own_bodies:
             return self.plan.truncated == "accept"
         body = self.row.data.get("body")
-        names = ("max_tokens", "max_completion_tokens")
+        names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
         return isinstance(body, dict) and any(body.get(name) is not None for name in names)
 
     # --- across processes ----------------------------------------------------------------------

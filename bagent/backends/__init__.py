@@ -20,6 +20,7 @@ profile         what each endpoint accepts, learned from its responses
 keys            API keys
 wrappers        newer keys after a refusal; backends without groups
 messages        chat messages as alternating turns, for Anthropic and Bedrock
+typed_stream    streams whose events name their type
 prefix_cache    prompt prefixes to mark for explicit caches
 openai          chat, completions, embeddings, responses; also for engines and gateways
 anthropic       the Messages API

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bagent.backends.openai.chat import PROVIDER_BLOCKS, content_text
+from bagent.backends.openai.chat import PROVIDER_BLOCKS, RESPONSE_ITEMS, content_text
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Json, Message, Reply
 
@@ -217,7 +217,12 @@ def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
 
 
 def _is_own(blocks: list[Json], typed: bool | None) -> bool:
-    return typed is None or all(isinstance(b, dict) and ("type" in b) == typed for b in blocks)
+    return typed is None or all(
+        isinstance(block, dict)
+        and ("type" in block) == typed
+        and block.get("type") not in RESPONSE_ITEMS
+        for block in blocks
+    )
 
 
 def _arguments(raw: Json) -> dict[str, Json]:

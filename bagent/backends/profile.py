@@ -111,6 +111,8 @@ class EndpointProfile(msgspec.Struct):
     not_before: float = 0.0
     """When to try to learn again (Unix seconds)."""
     forms: dict[FormScope, Form] = msgspec.field(default_factory=dict)
+    responses_models: set[str] = msgspec.field(default_factory=set)
+    """Models that it serves by ``/responses`` only."""
     features: dict[Feature, bool | None] = msgspec.field(default_factory=dict)
     """Whether a feature works; None while a request tries it."""
 
@@ -227,6 +229,8 @@ def _refused_name(request: Request, message: str, used: Form) -> str | None:
     """Return the sampling parameter that the server refuses."""
     if request.body is not None or not _NOT_TAKEN.search(message):
         return None
+    if "encrypted" in message.lower() and "include" not in used.without:
+        return "include"
     sampling = request.settings.sampling
     for name in _DROPPED:
         camel = re.sub("_(.)", lambda match: match[1].upper(), name)

@@ -27,6 +27,7 @@ class BackendConfig(msgspec.Struct, frozen=True):
 
     enforce: str = "auto"
     batching: str = "auto"
+    api: str = "auto"
     keys: KeySource | None = None
     """Source of newer keys, None if the key does not change."""
     bedrock: BedrockConfig | None = None
@@ -55,7 +56,13 @@ def make_backend(
 
 
 def _make_openai(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
-    return OpenAIBackend(transport, enforce=config.enforce, batching=config.batching, notice=notice)
+    return OpenAIBackend(
+        transport,
+        enforce=config.enforce,
+        batching=config.batching,
+        api=config.api,
+        notice=notice,
+    )
 
 
 def _make_anthropic(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
@@ -95,7 +102,7 @@ SAMPLING: dict[Protocol, SamplingNames] = {
 
 
 def check_supported(
-    kind: BackendKind, sampling: AbstractSet[str], *, raw: bool, batching: str
+    kind: BackendKind, sampling: AbstractSet[str], *, raw: bool, batching: str, api: str = "auto"
 ) -> None:
     """Refuse settings that the API of ``kind`` does not support, before anything is sent.
 
@@ -103,6 +110,7 @@ def check_supported(
         sampling: the names of the sampling parameters that the job sets.
         raw: whether prompts are raw texts.
         batching: the job's ``batching.mode``.
+        api: the backend's ``api``.
 
     Raises:
         UsageError: with what to change in the job.
@@ -111,6 +119,12 @@ def check_supported(
     if raw and RAW in traits.unsupported:
         raise UsageError(
             f"backend {kind} takes no raw prompts", hint="write prompt: {system: ..., user: ...}"
+        )
+    if api == "responses" and (raw or batching in ("completions", "chat")):
+        refused = "raw prompts" if raw else f"batching: {{mode: {batching}}}"
+        raise UsageError(
+            f"api: responses takes messages, one row a request, and no {refused}",
+            hint="write backend: {url: ..., api: chat}",
         )
     if batching in ("completions", "chat") and LISTS in traits.unsupported:
         raise UsageError(

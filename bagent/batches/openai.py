@@ -21,6 +21,8 @@ from bagent.backends.keys import KeySource
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.openai.errors import failure_from_body, failure_from_status, shorten
 from bagent.backends.openai.raw_request import CHAT, read_by_route
+from bagent.backends.openai.responses import PATH as RESPONSES
+from bagent.backends.openai.responses_request import ResponsesWriter, goes_to_responses
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import fetch_all
@@ -46,6 +48,7 @@ class OpenAIBatches(LearnedForms):
 
     Args:
         own: the address is OpenAI's own: it takes ``max_completion_tokens`` for every model.
+        api: which API carries calls; see the OpenAI backend.
         enforce: whether the schema is asked for by the API; see the OpenAI backend.
         notice: gets a line for people when something is learned.
     """
@@ -56,19 +59,25 @@ class OpenAIBatches(LearnedForms):
         keys: KeySource | None,
         *,
         own: bool,
+        api: str = "auto",
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
         super().__init__(endpoint, LIMITS, enforce, notice)
+        self._api = api
         self._client = OpenAIClient(endpoint, keys)
         self._own = own
-        self._writers: dict[tuple[str, Form], BodyWriter] = {}
+        self._writers: dict[tuple[str, Form, str], BodyWriter] = {}
 
     # --- requests ---------------------------------------------------------------------------------
 
     def group(self, request: Request) -> str:
         """Return route and model: a batch has one of each."""
-        return f"/v1{request.path} {self._model(request)}"
+        return f"/v1{self._path(request)} {self._model(request)}"
+
+    def _path(self, request: Request) -> str:
+        by_responses = goes_to_responses(request, self._api, self._model(request))
+        return RESPONSES if by_responses else request.path
 
     def _model(self, request: Request) -> str:
         return str(request.settings.model or (request.body or {}).get("model") or "")
@@ -83,10 +92,13 @@ class OpenAIBatches(LearnedForms):
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """Return ``{"custom_id", "method", "url", "body"}``."""
-        key = (request.settings.model or "", form)
+        path = self._path(request)
+        key = (request.settings.model or "", form, path)
         writer = self._writers.get(key)
         if writer is None:
-            writer = self._writers[key] = BodyWriter(
+            by_responses = request.body is None and path == RESPONSES
+            make_writer = ResponsesWriter if by_responses else BodyWriter
+            writer = self._writers[key] = make_writer(
                 key[0],
                 native_schema=form.native_schema,
                 completion_limit=form.completion_limit,
@@ -96,7 +108,7 @@ class OpenAIBatches(LearnedForms):
         payload = "prompt" if request.prompt is not None else None
         body = writer.body(request, key=payload, stream=False)
         head = b'{"custom_id":"%s","method":"POST","url":"/v1%s","body":'
-        return head % (name.encode(), request.path.encode()) + body + b"}"
+        return head % (name.encode(), path.encode()) + body + b"}"
 
     # --- batches ----------------------------------------------------------------------------------
 

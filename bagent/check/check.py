@@ -345,7 +345,7 @@ class _Check:
         sizes: Sizes,
         tokenizer: Tokenizer | None,
     ) -> CheckReport:
-        prepared, options = self._prepared, self._options
+        prepared, options, api = self._prepared, self._options, self._target.servers.api
         job, context = prepared.job, plan.budget.context
         made = len(self._rows) / self._looked_at if self._looked_at else 1.0
         least, most = self._requests_of_a_row(probed)
@@ -377,7 +377,7 @@ class _Check:
             dedupe=is_deduplicated(job),
             stream=facts.stream_text(plan),
             results=facts.short_path(prepared.run_dir, options.run.cwd),
-            parameters=facts.first_parameters(sample, plan, job.output.enforce),
+            parameters=facts.first_parameters(sample, plan, job.output.enforce, api),
             prompts=tuple(
                 facts.prompt_report(result, sizes, index)
                 for index, result in enumerate(sample[: options.prompts])

@@ -113,12 +113,14 @@ def failing_rows(sample: Sequence[Sampled]) -> list[RowReport]:
     ]
 
 
-def first_parameters(sample: Sequence[Sampled], plan: StagePlan, enforce: str) -> dict[str, Json]:
+def first_parameters(
+    sample: Sequence[Sampled], plan: StagePlan, enforce: str, api: str
+) -> dict[str, Json]:
     """Return the first request that can be sent, without its prompt."""
     for sampled in sample:
         if sampled.request is not None:
             native = enforce != "prompt"
-            return parameters(sampled.request, plan.settings.model, native_schema=native)
+            return parameters(sampled.request, plan.settings.model, native_schema=native, api=api)
     return {}
 
 

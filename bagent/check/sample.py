@@ -12,6 +12,7 @@ from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
 from bagent.backends.openai import embeddings
 from bagent.backends.openai.chat import BodyWriter
+from bagent.backends.openai.responses_request import ResponsesWriter, goes_to_responses
 from bagent.backends.request import Request, encode_payload
 from bagent.types import Json, Message, Outcome, Row
 
@@ -178,10 +179,14 @@ def _as_embedding(sampled: Sampled) -> Sampled:
     return msgspec.structs.replace(sampled, request=embedding, name=None)  # equal texts are sent
 
 
-def parameters(request: Request, model: str | None, *, native_schema: bool) -> dict[str, Json]:
+def parameters(
+    request: Request, model: str | None, *, native_schema: bool, api: str
+) -> dict[str, Json]:
     """Return the body of ``request`` on the wire without the prompt and streaming."""
+    by_responses = goes_to_responses(request, api, model or "")
+    make_writer = ResponsesWriter if by_responses else BodyWriter
     body: dict[str, Any] = msgspec.json.decode(
-        BodyWriter(model or "", native_schema=native_schema).body(
+        make_writer(model or "", native_schema=native_schema).body(
             request, key="prompt" if request.prompt is not None else None
         )
     )

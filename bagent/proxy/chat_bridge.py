@@ -25,8 +25,7 @@ from bagent.backends.http.client import Transport
 from bagent.backends.messages import assistant_message
 from bagent.backends.openai.chat import PROVIDER_BLOCKS
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.proxy.auth import address_guard, new_token, token_guard
-from bagent.proxy.forward import client_closed_response
+from bagent.proxy.auth import address_guard, client_closed_response, new_token, token_guard
 from bagent.servers.resolve import Servers
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
@@ -167,6 +166,31 @@ MAX_TURNS = 4096
 """Turns whose provider blocks are remembered, for clients that send back only the tool calls."""
 
 
+class TurnMemory:
+    """Provider blocks of turns with tools, for clients that send back only the tool calls."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[str, list[Json]] = OrderedDict()
+
+    def remember(self, reply: Reply) -> None:
+        """Remember the blocks that must be sent back with the tool calls of a turn."""
+        if reply.blocks is not None and reply.tool_calls:
+            self._blocks[reply.tool_calls[0].id] = reply.blocks
+            if len(self._blocks) > MAX_TURNS:
+                self._blocks.popitem(last=False)
+
+    def restore(self, body: dict[str, Json]) -> None:
+        """Restore signed or encrypted reasoning in the turns of a body that lacks it."""
+        messages = body.get("messages")
+        for message in messages if isinstance(messages, list) else ():
+            calls = message.get("tool_calls") if isinstance(message, dict) else None
+            first = calls[0] if isinstance(calls, list) and calls else None
+            if isinstance(first, dict) and PROVIDER_BLOCKS not in message:
+                blocks = self._blocks.get(str(first.get("id")))
+                if blocks is not None:
+                    message[PROVIDER_BLOCKS] = blocks
+
+
 class Bridge:
     """Answers chats with ``backend``; for one event loop.
 
@@ -186,7 +210,7 @@ class Bridge:
         self._endpoint = endpoint
         self._token = token
         self._timeouts = timeouts
-        self._blocks: OrderedDict[str, list[Json]] = OrderedDict()
+        self._turns = TurnMemory()
 
     def app(self) -> web.Application:
         """Return the web application."""
@@ -211,13 +235,13 @@ class Bridge:
             return _refusal(Failure("rejected", f"the body is no JSON: {error}", status=400))
         if not isinstance(body, dict):
             return _refusal(Failure("rejected", "the body is no object", status=400))
-        self._restore_blocks(body)
+        self._turns.restore(body)
         if body.get("stream"):
             return await self._stream(request, body)
         result = await self._send(_request(body, None))
         if isinstance(result, Failure):
             return _refusal(result)
-        self._remember_blocks(result)
+        self._turns.remember(result)
         return web.Response(
             body=msgspec.json.encode(completion(result, _model(body))),
             content_type="application/json",
@@ -242,7 +266,7 @@ class Bridge:
                 chunk = await chunks.get()
             result = sending.result()
             if isinstance(result, Reply):
-                self._remember_blocks(result)
+                self._turns.remember(result)
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
             for data in last_chunks(stream, result, streamed=streamed, usage=usage):
                 await answer.write(data)
@@ -260,24 +284,6 @@ class Bridge:
                 break
         (result,) = exchange.results
         return result
-
-    def _remember_blocks(self, reply: Reply) -> None:
-        """Remember the provider blocks that must be sent back with the tool calls of a turn."""
-        if reply.blocks is not None and reply.tool_calls:
-            self._blocks[reply.tool_calls[0].id] = reply.blocks
-            if len(self._blocks) > MAX_TURNS:
-                self._blocks.popitem(last=False)
-
-    def _restore_blocks(self, body: dict[str, Json]) -> None:
-        """Restore signed thinking blocks in turns of clients that dropped them."""
-        messages = body.get("messages")
-        for message in messages if isinstance(messages, list) else ():
-            calls = message.get("tool_calls") if isinstance(message, dict) else None
-            first = calls[0] if isinstance(calls, list) and calls else None
-            if isinstance(first, dict) and PROVIDER_BLOCKS not in message:
-                blocks = self._blocks.get(str(first.get("id")))
-                if blocks is not None:
-                    message[PROVIDER_BLOCKS] = blocks
 
 
 def _model(body: dict[str, Json]) -> str:

@@ -7,7 +7,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -22,15 +21,11 @@ from bagent.backends.openai.errors import failure_from_status, find_error
 from bagent.backends.request import CallSettings, Request
 from bagent.clocks import unix
 from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
-from bagent.proxy.auth import CLIENT_NAME
+from bagent.proxy.auth import CLIENT_NAME, client_closed_response
 from bagent.proxy.metering import ProxyRecord, UsageMeter
+from bagent.proxy.translate import Response, TranslatingTransport
 from bagent.text.json import decode_json
 from bagent.types import Failure
-
-if TYPE_CHECKING:
-    import aiohttp
-
-    from bagent.backends.http.connection import PlainResponse
 
 OWN_KEY = "bagent-"
 """Prefix of a key that is no secret but the name of the client."""
@@ -60,13 +55,6 @@ def _own_name(headers: Mapping[str, str]) -> str | None:
         key = key or headers.get("x-api-key", "")
         name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
     return name or None
-
-
-def client_closed_response(request: web.Request) -> web.Response:
-    """Abort the connection of a client that hung up, so that nothing is logged."""
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response(status=499)
 
 
 class SessionAffinity:
@@ -148,7 +136,7 @@ class Forwarder:
         timeouts: Timeouts,
         patience: float,
     ) -> None:
-        self._transport = transport
+        self._transport = TranslatingTransport(transport)
         self._lessor = lessor
         self._meter = meter
         self._timeouts = timeouts
@@ -301,7 +289,7 @@ class Forwarder:
     async def _stream(
         self,
         request: web.Request,
-        response: aiohttp.ClientResponse | PlainResponse,
+        response: Response,
         answer: web.StreamResponse,
         lease: EndpointLease,
         record: ProxyRecord,
@@ -354,9 +342,7 @@ def _network_failure(
     return Failure("connect", lease.cancel_reason, passing=True)
 
 
-async def _read_answer(
-    response: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
-) -> bytes:
+async def _read_answer(response: Response, endpoint: Endpoint, record: ProxyRecord) -> bytes:
     """Return the body of an answer that is no stream, without the endpoint's keys."""
     if response.status >= 400:
         record.failure, raw = await _read_error(response, endpoint)
@@ -366,9 +352,7 @@ async def _read_answer(
     return raw
 
 
-async def _read_error(
-    response: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint
-) -> tuple[Failure, bytes]:
+async def _read_error(response: Response, endpoint: Endpoint) -> tuple[Failure, bytes]:
     """Return the failure and body of an error response, without the endpoint's keys."""
     text = (await read_body(response)).decode("utf-8", "replace")
     failure = failure_from_status(response.status, text, response.headers)
@@ -376,9 +360,7 @@ async def _read_error(
     return failure, endpoint.without_secrets(text).encode()
 
 
-def _malformed(
-    path: str, response: aiohttp.ClientResponse | PlainResponse, raw: bytes
-) -> Failure | None:
+def _malformed(path: str, response: Response, raw: bytes) -> Failure | None:
     """Return the failure if the body of an HTTP 200 cannot be an answer of the route."""
     core = path in CORE_ROUTES
     if response.status != 200 or not (core or response.content_type == "application/json"):

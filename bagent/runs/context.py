@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bagent.answers.schema.schema import OutputSchema
+from bagent.backends.openai.raw_request import route_of
 from bagent.batches.service import check_batches
 from bagent.errors import InputError, JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
@@ -98,6 +99,8 @@ class RunContext:
     warnings: list[str]
     """What the person should know; :func:`open_input` adds what the first rows show."""
     stages: tuple[PreparedStage, ...] = ()
+    routes: set[str] = field(default_factory=set)
+    """Routes of the first lines of a batch file; :func:`open_input` adds them."""
 
     @property
     def piped(self) -> bool:
@@ -201,6 +204,7 @@ def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowRea
     readable = [row for row in first if row.error is None]
     if prepared.own_bodies:
         check_lines(prepared.job, [row.data for row in readable] if prepared.piped else [])
+        prepared.routes.update(filter(None, (route_of(row.data.get("url")) for row in readable)))
     sample = [row.data for row in readable]
     if sample:
         _check_id(prepared.job, sample)

@@ -120,7 +120,12 @@ def make_service(resolved: ResolvedServers, services: RunServices) -> BatchServi
     assert protocol == "openai"
     own = TRAITS[servers.kind].hosted and job.backend is not None and job.backend.base is None
     return OpenAIBatches(
-        endpoint, servers.keys, own=own, enforce=enforce, notice=services.messages.notify
+        endpoint,
+        servers.keys,
+        own=own,
+        api=servers.api,
+        enforce=enforce,
+        notice=services.messages.notify,
     )
 
 

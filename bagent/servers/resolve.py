@@ -56,6 +56,8 @@ class Servers(msgspec.Struct, frozen=True):
     bedrock: BedrockConfig | None = None
     select: Mapping[str, Json] | None = None
     """Which endpoints of a hostfile these are; None for all."""
+    api: str = "auto"
+    """The API that carries calls; see :class:`bagent.job.spec.backend.BackendRef`."""
 
     @property
     def own(self) -> bool:
@@ -71,7 +73,7 @@ class Servers(msgspec.Struct, frozen=True):
         batching: str = "auto",
     ) -> Backend:
         """Return the backend that speaks to these servers."""
-        config = BackendConfig(enforce, batching, self.keys, self.bedrock)
+        config = BackendConfig(enforce, batching, self.api, self.keys, self.bedrock)
         return make_backend(self.kind, transport, config, notice)
 
 
@@ -135,6 +137,7 @@ def single_server(
         ref.kind,
         simulated=ref.kind == "sim",
         keys=_key_source(ref, key, notice),
+        api=ref.api,
     )
 
 
@@ -163,7 +166,8 @@ def hostfile_servers(
     key = _fleet_key(ref, env, run_commands=run_commands)
     endpoints = host_endpoints(read_hostfile(path), path, ref, env, key, run_commands=run_commands)
     kind = ref.kind if ref and TRAITS[ref.kind].own else "vllm"
-    return Servers(endpoints, kind, keys=_key_source(ref, key, notice))
+    api = ref.api if ref else "auto"
+    return Servers(endpoints, kind, keys=_key_source(ref, key, notice), api=api)
 
 
 def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
@@ -303,7 +307,7 @@ async def _start_local(
     notice(f"started a local model: {local.model}, {local.parallel} at once")
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {local.api_key}"}
     endpoint = Endpoint("local", local.url, headers=headers, account="local", own=True)
-    return Servers([endpoint], "local", context=local.context, slots=local.parallel)
+    return Servers([endpoint], "local", context=local.context, slots=local.parallel, api=ref.api)
 
 
 async def _start_sim(
@@ -319,7 +323,7 @@ async def _start_sim(
         Endpoint(urlsplit(url).netloc, url, headers=headers, account="sim", own=True)
         for url in (f"{u}/v1" if not u.endswith("/v1") else u for u in sim.urls)
     ]
-    return Servers(endpoints, "sim", simulated=True)
+    return Servers(endpoints, "sim", simulated=True, api=ref.api)
 
 
 def resolve_backend(

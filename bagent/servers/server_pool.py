@@ -98,7 +98,7 @@ class ServerResolver:
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
         sampling = job.sampling.request_fields()
         names = sampling.keys() - job.sampling.extra.keys() - {"max_tokens"}
-        check_supported(servers.kind, names, raw=raw, batching=job.batching.mode)
+        check_supported(servers.kind, names, raw=raw, batching=job.batching.mode, api=servers.api)
         backend = servers.make_backend(
             self.transport, self.notice, enforce=job.output.enforce, batching=job.batching.mode
         )

@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 
+from bagent.backends.openai.chat import read_usage
+from bagent.backends.openai.chat_from_responses import chat_request
+from bagent.backends.openai.response_events import ResponseEvents
 from bagent.sim import tokens
 from bagent.sim.replies import IncrementalText, ReplyHead, ReplySample, encode, make_usage
 from bagent.sim.requests import ApiError
@@ -74,107 +77,33 @@ class Responses(Protocol):
 
     def __init__(self, head: ReplyHead, sample: ReplySample) -> None:
         super().__init__(head, sample)
-        self._number = 0
+        self._events = ResponseEvents(f"resp_{head.id}", head.created, head.model)
 
     def body(self) -> Body:
         """Return a response object."""
-        return self._response([self._item(done=True)], done=True)
-
-    def _response(self, output: list[Body], *, done: bool) -> Body:
-        cut = done and self.sample.answer.finish_reason == "length"
-        usage = make_usage([self.sample], 1)
-        details = usage["prompt_tokens_details"] or {}
-        usage_fields = {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": details.get("cached_tokens") or 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
-        }
-        return {
-            "id": f"resp_{self.head.id}",
-            "object": "response",
-            "created_at": self.head.created,
-            "status": "incomplete" if cut else "completed" if done else "in_progress",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "error": None,
-            "instructions": None,
-            "metadata": {},
-            "model": self.head.model,
-            "output": output,
-            "parallel_tool_calls": True,
-            "temperature": None,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": None,
-            "usage": usage_fields if done else None,
-        }
-
-    def _item(self, *, done: bool) -> Body:
         answer = self.sample.answer
-        status = "completed" if done else "in_progress"
-        if answer.tool is not None:
-            return {
-                "type": "function_call",
-                "id": f"fc_{self.head.id}",
-                "call_id": answer.tool.id,
-                "name": answer.tool.name,
-                "arguments": answer.tool.arguments if done else "",
-                "status": status,
-            }
-        content = [self._part(answer.text)] if done else []
-        return {
-            "type": "message",
-            "id": f"msg_{self.head.id}",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    @staticmethod
-    def _part(text: str) -> Body:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def _item_event(self, kind: str, **fields: Json) -> Body:
-        """Return an event of the only item; those of a message's text name its part as well."""
-        location: Body = {"item_id": self._item(done=False)["id"], "output_index": 0}
-        if self.sample.answer.tool is None:
-            location["content_index"] = 0
-        return self._event_body(kind, **location, **fields)
-
-    def _event_body(self, kind: str, **fields: Json) -> Body:
-        self._number += 1
-        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+        text = answer.text if answer.tool is None else answer.tool.arguments
+        response: Body = [*self.begin(), *self.delta_events(text), *self.end()][-1]["response"]
+        return response
 
     def begin(self) -> Iterator[Body]:
         """Yield the events up to the first delta."""
-        for kind in ("created", "in_progress"):
-            yield self._event_body(kind, response=self._response([], done=False))
-        item = self._item(done=False)
-        yield self._event_body("output_item.added", output_index=0, item=item)
-        if self.sample.answer.tool is None:
-            yield self._item_event("content_part.added", part=self._part(""))
+        tool = self.sample.answer.tool
+        yield from self._events.begin()
+        if tool is None:
+            yield from self._events.open("text")
+        else:
+            yield from self._events.open_call(tool.id, tool.name)
 
     def delta_events(self, text: str) -> Iterator[Body]:
         """Yield a delta."""
-        if self.sample.answer.tool is not None:
-            yield self._item_event("function_call_arguments.delta", delta=text)
-        else:
-            yield self._item_event("output_text.delta", delta=text, logprobs=[])
+        kind = "text" if self.sample.answer.tool is None else "arguments"
+        yield from self._events.piece(kind, text)
 
     def end(self) -> Iterator[Body]:
         """Yield the events from the end of the text to that of the response."""
-        answer, item = self.sample.answer, self._item(done=True)
-        if answer.tool is not None:
-            name, arguments = answer.tool.name, answer.tool.arguments
-            kind = "function_call_arguments.done"
-            yield self._item_event(kind, name=name, arguments=arguments)
-        else:
-            yield self._item_event("output_text.done", text=answer.text, logprobs=[])
-            yield self._item_event("content_part.done", part=self._part(answer.text))
-        yield self._event_body("output_item.done", output_index=0, item=item)
-        response = self._response([item], done=True)
-        yield self._event_body(response["status"], response=response)
+        usage = read_usage(make_usage([self.sample], 1))
+        yield from self._events.end(self.sample.answer.finish_reason, usage)
 
 
 class Messages(Protocol):
@@ -258,33 +187,10 @@ def _object(text: str) -> Json:
 
 def responses_to_chat(raw: bytes) -> bytes:
     """Return the chat request for a body of ``/v1/responses``."""
-    body = _decoded(raw)
-    messages = _system(body.get("instructions"))
-    items = body.get("input")
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    for item in _list(items, "input"):
-        messages.append(_item_event(item))
-    form = (body.get("text") or {}).get("format") or {}
-    if form.get("type") == "json_schema":
-        form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-    tools = [_tool(tool, "parameters") for tool in body.get("tools") or () if "name" in tool]
-    choice = body.get("tool_choice") if tools else None
-    if isinstance(choice, dict):
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    return _chat(body, messages, tools, choice, form, body.get("max_output_tokens"))
-
-
-def _item_event(item: Body) -> Body:
-    kind = item.get("type")
-    if kind == "function_call_output":
-        content = _text(item.get("output"))
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    return {"role": item.get("role", "user"), "content": _text(item.get("content"))}
+    try:
+        return encode(chat_request(_decoded(raw)))
+    except ValueError as error:
+        raise ApiError(400, f"{error}.") from None
 
 
 def messages_to_chat(raw: bytes) -> bytes:

@@ -29,7 +29,11 @@ SCHEMA = OutputFormat(
 )
 
 
-@pytest.fixture(params=[*PROVIDERS, ENGINES[0]], ids=lambda provider: provider.kind)
+def name(provider: Provider) -> str:
+    return f"{provider.kind}-{provider.api}"
+
+
+@pytest.fixture(params=[*PROVIDERS, ENGINES[0]], ids=name)
 def provider(request: pytest.FixtureRequest) -> Provider:
     found: Provider = request.param
     return found
@@ -96,7 +100,13 @@ def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stre
         provider, ModelAnswer(text="wet"), calls=[call(*messages, stream=stream, tools=(WEATHER,))]
     )
     assert talk.reply.text == "wet"
-    if provider.kind in OWN_PROTOCOL:
+    if provider.api == "responses":
+        kinds = [item.get("type", item.get("role")) for item in talk.server.body["input"]]
+        assert kinds == ["user", "reasoning", "message", *["function_call"] * 2,
+                         *["function_call_output"] * 2, "user"]  # fmt: skip
+        assert talk.server.body["input"][1]["encrypted_content"] == "s1g=="
+        assert talk.server.body["include"] == ["reasoning.encrypted_content"]
+    elif provider.kind in OWN_PROTOCOL:
         assert "s1g==" in json.dumps(talk.server.body["messages"][1])
         assert len(talk.server.body["messages"]) == 3
 
@@ -147,7 +157,10 @@ def test_a_schema_is_asked_for_natively(provider: Provider, stream: bool) -> Non
     talk = ask(provider, ModelAnswer(text='{"n":1}'), calls=[call(stream=stream, output=SCHEMA)])
     assert talk.reply.text == '{"n":1}'
     body = talk.server.body
-    if provider.kind not in OWN_PROTOCOL:
+    if provider.api == "responses":
+        told = {"name": "answer", "schema": json.loads(SCHEMA.document), "strict": True}
+        assert body["text"] == {"format": {"type": "json_schema", **told}}
+    elif provider.kind not in OWN_PROTOCOL:
         assert body["response_format"]["json_schema"]["schema"]["required"] == ["n"]
     elif provider.kind == "anthropic":
         told = {"type": "json_schema", "schema": json.loads(SCHEMA.document)}
@@ -173,7 +186,7 @@ def test_a_refused_schema_is_asked_for_in_words_from_then_on(provider: Provider)
     assert talk.reply.text == '{"n":1}'
     assert len(talk.notices) == 1
     last = talk.server.bodies[1]
-    assert not {"response_format", "output_config", "outputConfig"} & last.keys()
+    assert not {"response_format", "output_config", "outputConfig", "text"} & last.keys()
     if provider.kind in OWN_PROTOCOL:
         assert "additionalProperties" in json.dumps(last["system"])
 
@@ -216,8 +229,11 @@ def test_images_travel_in_the_providers_form(provider: Provider) -> None:
     content = [{"type": "text", "text": "What is it?"}, image]
     talk = ask(provider, ModelAnswer(), calls=[call({"role": "user", "content": content})])
     assert talk.reply.text
-    _, sent = talk.server.body["messages"][0]["content"]
-    if provider.kind == "anthropic":
+    _, sent = talk.server.body.get("messages", talk.server.body.get("input"))[0]["content"]
+    if provider.api == "responses":
+        url = image["image_url"]["url"]
+        assert sent == {"type": "input_image", "image_url": url, "detail": "auto"}
+    elif provider.kind == "anthropic":
         source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
         assert sent == {"type": "image", "source": source}
     elif provider.kind == "bedrock":
@@ -226,6 +242,9 @@ def test_images_travel_in_the_providers_form(provider: Provider) -> None:
         assert sent == image
 
 
+@pytest.mark.parametrize(
+    "provider", [one for one in (*PROVIDERS, ENGINES[0]) if one.api == "auto"], ids=name
+)
 def test_a_body_of_the_users_own_is_put_into_the_providers_form(provider: Provider) -> None:
     body = {
         "model": "theirs",

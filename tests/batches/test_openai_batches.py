@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from bagent.backends.endpoint import Endpoint
+from bagent.batches.openai import OpenAIBatches, read_line
 from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.types import Reply
 from support.batch_runs import SCHEMA, Options, row, run_rows, run_through, statuses
 from support.batch_services import (
     Answer,
@@ -19,6 +23,8 @@ from support.batch_services import (
     nothing,
     refused,
 )
+from support.provider_calls import call
+from support.provider_protocols import ModelAnswer, ResponsesWire
 
 
 def test_rows_go_in_one_file_and_come_back_judged(tmp_path: Path) -> None:
@@ -249,3 +255,29 @@ def test_what_only_a_person_can_mend_stops_the_run_until_the_next_start(
     assert again.error is None
     assert statuses(again) == {f"r{n}": "ok" for n in range(4)}
     assert [len(batch["lines"]) for batch in server.made] == sizes
+
+
+def test_a_batch_of_responses_has_their_route_bodies_and_answers() -> None:
+    service = OpenAIBatches(
+        Endpoint("here", "http://127.0.0.1:1/v1"),
+        None,
+        own=True,
+        api="responses",
+        enforce="auto",
+        notice=lambda _: None,
+    )
+    request = call(max_tokens=64)
+    line = json.loads(service.line(request, service.form(request), "b0-all-1-0"))
+    assert service.group(request) == "/v1/responses m-1"
+    assert line["url"] == "/v1/responses"
+    assert line["body"] == {
+        "model": "m-1",
+        "store": False,
+        "input": [{"role": "user", "content": "Say hello."}],
+        "max_output_tokens": 64,
+    }
+    body = ResponsesWire().whole(ModelAnswer())
+    answer = {"custom_id": "b0-all-1-0", "response": {"status_code": 200, "body": body}}
+    name, reply = read_line(json.dumps(answer).encode(), "/responses")
+    assert isinstance(reply, Reply)
+    assert (name, reply.text, reply.usage.completion) == ("b0-all-1-0", "hello world", 7)

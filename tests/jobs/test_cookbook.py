@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.remote_files import file_server
 TEXT = (Path(__file__).resolve().parents[2] / "jobs" / "README.md").read_text()
 RECIPE = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```yaml\n(.*?)```", re.M | re.S)
 RECIPES = dict(RECIPE.findall(TEXT))
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(60)).decode()
 TOOLS = '''
 def price_of(ship: str) -> float:
     """The price of a ship."""
@@ -27,6 +29,7 @@ def price_of(ship: str) -> float:
 def folder(tmp_path: Path) -> Path:
     rows = [{"id": n, "text": f"Anna and Ben met {n} times."} for n in range(4)]
     for row in rows:
+        row["photo"] = PNG
         row["messages"] = [{"from": "human", "value": row["text"]}, {"from": "gpt", "value": "No."}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "tools.py").write_text(TOOLS)
@@ -42,6 +45,8 @@ def test_every_recipe_is_found() -> None:
         "Summarise what is too long",
         "Tools",
         "Conversations",
+        "Responses",
+        "Images",
         "Embed",
         "Rows in a bucket",
     ]

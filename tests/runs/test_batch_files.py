@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.http_servers import in_thread
-from support.jobs import write_rows
+from support.jobs import sql, write_rows
 from support.routes_server import models, routes_server
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
@@ -96,6 +96,14 @@ def test_each_kind_of_line_comes_back_as_the_server_answered_it(run_lines):
     assert [row["cached_tokens"] for row in rows] == [8, 8, None, 8]
 
 
+def test_vectors_of_a_batch_file_are_floats_in_the_answers(job_dir, run_lines):
+    done, _, _ = run_lines([line("a", "/embeddings")])
+    assert done.code == 0, done.err
+    answers = job_dir / "runs/b/answers.parquet"
+    [row] = sql(f"select value, typeof(value) as kind from read_parquet('{answers}')")
+    assert row == {"value": [[0.5, 1.0], [1.0, 2.0]], "kind": "FLOAT[][]"}
+
+
 def test_a_filtered_answer_keeps_its_response(server, run_lines):
     server[2]["POST /v1/chat/completions"] = FILTERED
     done, [entry], [row] = run_lines([line("a", "/chat/completions")])
@@ -121,6 +129,14 @@ def test_the_end_of_a_response_decides_the_status(server, run_lines, change, sta
     server[2]["POST /v1/responses"] = {**RESPONSE, **change}
     _, _, [row] = run_lines([line("a", "/responses")])
     assert (row["status"], row["text"]) == (status, text)
+
+
+def test_a_response_that_was_cut_at_the_lines_own_limit_is_accepted(server, run_lines):
+    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    server[2]["POST /v1/responses"] = {**RESPONSE, **cut}
+    body = {"model": "m", "input": "a", "max_output_tokens": 2}
+    done, _, [row] = run_lines([line("a", "/responses", body=body)])
+    assert (done.code, row["status"]) == (0, "truncated")
 
 
 def test_a_line_that_is_no_request_is_bad_input_of_its_own(server, run_lines):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyarrow import parquet
+
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import sql
@@ -24,6 +26,10 @@ def test_rows_are_embedded_in_batches_and_come_as_floats(tmp_path):
     found = sql(f"select id, value from read_parquet('{tmp_path}/runs/job/answers.parquet')")
     assert len(found) == 150
     assert all(len(row["value"]) == 8 and isinstance(row["value"][0], float) for row in found)
+    table = parquet.read_table(tmp_path / "runs/job/answers.parquet", columns=["value"])
+    column = table["value"].combine_chunks()
+    matrix = column.values.to_numpy(zero_copy_only=True).reshape(len(column), -1)
+    assert (matrix.shape, matrix.dtype) == ((150, 8), "float32")
 
 
 POISONED = {

@@ -21,7 +21,13 @@ from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Reply
 from support.provider_bedrock import BedrockWire
 from support.provider_engines import DynamoWire, SglangWire, VllmWire
-from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_protocols import (
+    AnthropicWire,
+    ModelAnswer,
+    OpenAIWire,
+    ResponsesWire,
+    Wire,
+)
 from support.provider_server import Fault, ProviderServer, serve
 
 # One reader of boto3's descriptions of services for all tests: they take most of a test's time.
@@ -44,6 +50,7 @@ class Provider(msgspec.Struct, frozen=True):
 
     kind: str
     wire: Callable[[], Wire]
+    api: str = "auto"
 
     def endpoint(self, url: str, key: str = SECRET) -> Endpoint:
         """An endpoint called ``here`` at the server's address."""
@@ -61,12 +68,13 @@ class Provider(msgspec.Struct, frozen=True):
     ) -> Backend:
         """A backend with connections of its own."""
         reached = BedrockConfig(4, region="us-east-1", endpoint_url=url, proxy="none")
-        config = BackendConfig(keys=keys, bedrock=reached)
+        config = BackendConfig(keys=keys, bedrock=reached, api=self.api)
         return make_backend(self.kind, Transport(), config, notice)
 
 
 PROVIDERS = [
     Provider("openai", OpenAIWire),
+    Provider("openai", ResponsesWire, "responses"),
     Provider("anthropic", AnthropicWire),
     Provider("bedrock", BedrockWire),
 ]

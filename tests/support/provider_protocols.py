@@ -146,6 +146,103 @@ class OpenAIWire(Wire):
         return sse({"error": {"message": "The server had an error", "code": 503}})
 
 
+# --- OpenAI's responses -----------------------------------------------------------------------
+
+
+class ResponsesWire(OpenAIWire):
+    """``/v1/responses``, with the rules that it enforces; errors are those of chats."""
+
+    def complaint(self, body: Json) -> str | None:
+        """Nothing of chat completions; its tools name their function beside the type."""
+        if "input" not in body:
+            return super().complaint(body)
+        unknown = body.keys() & {"messages", "max_tokens", "response_format", "stream_options"}
+        if unknown:
+            return f"Unknown parameter: {sorted(unknown)}"
+        nested = [tool for tool in body.get("tools") or () if "function" in tool]
+        return "tools: missing required parameter: name" if nested else None
+
+    def whole(self, say: ModelAnswer) -> Json:
+        """A response object."""
+        cut = say.stop == "length"
+        return {
+            "id": "resp_1",
+            "object": "response",
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "error": None,
+            "model": "m-1",
+            "output": self._items(say),
+            "usage": {
+                "input_tokens": say.prompt,
+                "input_tokens_details": {"cached_tokens": say.cached},
+                "output_tokens": say.completion,
+                "output_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+
+    def events(self, say: ModelAnswer) -> list[bytes]:
+        """The events of each item, and the whole response at the end."""
+        response = self.whole(say)
+        begun = {**response, "status": "in_progress", "output": [], "usage": None}
+        events: list[Json] = [{"type": "response.created", "response": begun}]
+        for index, item in enumerate(response["output"]):
+            empty = {**item, "content": [], "arguments": ""}
+            events.append({"type": "response.output_item.added", "item": empty})
+            events += [
+                {"type": f"response.{kind}.delta", "output_index": index, "delta": piece}
+                for kind, piece in self._deltas(item)
+            ]
+            events.append({"type": "response.output_item.done", "item": item})
+        events.append({"type": f"response.{response['status']}", "response": response})
+        return [sse(event, event["type"]) for event in events]
+
+    @staticmethod
+    def _items(say: ModelAnswer) -> list[Json]:
+        items: list[Json] = []
+        if say.thought:
+            summary = [{"type": "summary_text", "text": say.thought}]
+            items.append(
+                {
+                    "type": "reasoning",
+                    "id": "rs_1",
+                    "summary": summary,
+                    "encrypted_content": "s1g==",
+                }
+            )
+        if say.text is not None or say.stop == "refusal":
+            part = {"type": "output_text", "text": say.text, "annotations": []}
+            if say.stop == "refusal":
+                part = {"type": "refusal", "refusal": "I cannot help with that."}
+            items.append({"type": "message", "id": "msg_1", "role": "assistant", "content": [part]})
+        items += [
+            {
+                "type": "function_call",
+                "id": f"fc_{call_id}",
+                "call_id": call_id,
+                "name": name,
+                "arguments": json.dumps(arguments),
+            }
+            for call_id, name, arguments in say.calls
+        ]
+        return items
+
+    @staticmethod
+    def _deltas(item: Json) -> list[tuple[str, str]]:
+        if item["type"] == "function_call":
+            return [("function_call_arguments", piece) for piece in pieces(item["arguments"])]
+        if item["type"] == "reasoning":
+            return [("reasoning_summary_text", item["summary"][0]["text"])]
+        part = item["content"][0]
+        kind = "refusal" if part["type"] == "refusal" else "output_text"
+        return [(kind, piece) for piece in pieces(part.get("text") or part.get("refusal"))]
+
+    def inner_error(self) -> bytes:
+        """An event of its own."""
+        error = {"type": "error", "code": "503", "message": "The server had an error"}
+        return sse(error, "error")
+
+
 # --- Anthropic --------------------------------------------------------------------------------
 
 STOP_WORDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.http.sse import InvalidEvent, SSEDecoder
 from bagent.backends.messages import (
     ChatMessages,
     ImagePart,
@@ -25,10 +24,11 @@ from bagent.backends.messages import (
     read_conversation,
 )
 from bagent.backends.openai.chat import normalize_finish_reason, optional_text
-from bagent.backends.openai.errors import failure_from_body, not_json, shorten, unexpected_body
+from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.backends.typed_stream import TypedEventStream
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
@@ -318,16 +318,10 @@ _GROWING = {
 """The deltas that append to a text: the key of the block, and that of the delta."""
 
 
-class AnthropicStream:
-    """Assembles a streamed message; see :class:`bagent.backends.http.request.EventReader`.
+class AnthropicStream(TypedEventStream):
+    """Assembles a streamed message. Token counts are cumulative, so the last ones count."""
 
-    Only a stop reason completes a message, not the end of the stream. Token counts are cumulative,
-    so the last ones count.
-
-    Args:
-        started: when the request was sent, on ``clock`` (seconds).
-        on_call: gets every tool call once its arguments are whole.
-    """
+    last_event = "a stop reason"
 
     def __init__(
         self,
@@ -335,39 +329,16 @@ class AnthropicStream:
         clock: Callable[[], float],
         on_call: Callable[[ToolCall], None] | None = None,
     ) -> None:
-        self._on_call = on_call
-        self._clock = clock
-        self._started = started
-        self.first_token: float | None = None
-        self.pieces = 0
-        self.done = False
-        self.error: Failure | None = None
+        super().__init__(started, clock, on_call)
         self.tool_calls: list[ToolCall] = []
         """Calls whose arguments are whole: each may be run before the stream ends."""
-        self._lines = SSEDecoder()
         self._message: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, list[str]] = {}
 
-    def feed(self, data: bytes) -> None:
-        """Parse the next bytes of the body."""
-        self._take(lambda: self._lines.feed(data))
-
-    def _take(self, read: Callable[[], list[dict[str, Any]]]) -> None:
-        try:
-            for event in read():
-                if self.done or self.error is not None:
-                    return
-                self._event(event)
-        except InvalidEvent as error:
-            self.error = self.error or _broken(f"not JSON in the stream: {shorten(str(error))}")
-
-    def _event(self, event: dict[str, Any]) -> None:
-        kind = event.get("type")
-        if kind == "error" or (kind is None and "error" in event):
-            self.error = failure_from_body(event, {}) or _broken("an error without words")
-        elif kind == "message_start":
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == "message_start":
             self.pieces += 1
             message = event.get("message")
             self._message.update(message if isinstance(message, dict) else {})
@@ -377,7 +348,8 @@ class AnthropicStream:
             content_block = event.get("content_block")
             block = dict(content_block) if isinstance(content_block, dict) else {}
             self._blocks[event.get("index") or 0] = block
-            self._seen(bool(block.get("text") or block.get("type") == "tool_use"))
+            if block.get("text") or block.get("type") == "tool_use":
+                self._seen()
         elif kind == "content_block_delta":
             self.pieces += 1
             self._delta(event.get("index") or 0, event.get("delta") or {})
@@ -390,10 +362,6 @@ class AnthropicStream:
         elif kind == "message_stop":
             self.done = True
 
-    def _seen(self, content: bool) -> None:
-        if content and self.first_token is None:
-            self.first_token = self._clock()
-
     def _count(self, usage: Any) -> None:
         if isinstance(usage, dict):
             self._usage.update({name: n for name, n in usage.items() if n is not None})
@@ -403,11 +371,12 @@ class AnthropicStream:
         kind = str(delta.get("type"))
         if kind == "input_json_delta":
             self._inputs.setdefault(index, []).append(str(delta.get("partial_json") or ""))
-            self._seen(True)
+            self._seen()
         elif kind in _GROWING:
             key, source = _GROWING[kind]
             block[key] = (block.get(key) or "") + str(delta.get(source) or "")
-            self._seen(kind in ("text_delta", "thinking_delta"))
+            if kind in ("text_delta", "thinking_delta"):
+                self._seen()
             if delta.get("encrypted_content") is not None:  # of a compaction; the last one counts
                 block["encrypted_content"] = delta["encrypted_content"]
         elif kind == "citations_delta":
@@ -444,24 +413,13 @@ class AnthropicStream:
         """The text received so far."""
         return "".join(str(block.get("text") or "") for _, block in sorted(self._blocks.items()))
 
-    def result(self) -> Reply | Failure:
-        """Return the reply, or the failure of a stream without a stop reason."""
-        self._take(self._lines.finish)
-        if self.error is not None and not self.whole:
-            return msgspec.structs.replace(self.error, text=self.text or None)
-        if not self.whole:
-            if self._lines.stray and not self.pieces:
-                return read_message(self._lines.stray, "text/event-stream", {})
-            failure = _broken("the stream ended without a stop reason")
-            return msgspec.structs.replace(failure, text=self.text or None)
+    def _reply(self, ttft_ms: float | None) -> Reply:
         for index in list(self._inputs):  # the end of their blocks was never reported
             self._join(self._blocks[index], index)
-        ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         blocks = [block for _, block in sorted(self._blocks.items())]
         return reply_from_message(
-            {**self._message, "content": blocks, "usage": self._usage}, ttft_ms=ttft
+            {**self._message, "content": blocks, "usage": self._usage}, ttft_ms=ttft_ms
         )
 
-
-def _broken(message: str) -> Failure:
-    return Failure("bad_response", message, passing=True, status=200)
+    def _read_whole(self, raw: bytes) -> Reply | Failure:
+        return read_message(raw, "text/event-stream", {})

@@ -246,14 +246,31 @@ class HttpExchange:
             self._profile(endpoint).sends_limits = True
 
 
-async def read_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+class Chunked(Protocol):
+    """Content that arrives in chunks."""
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        """Yield the chunks."""
+        ...
+
+
+class HasContent(Protocol):
+    """A response whose body arrives in chunks."""
+
+    @property
+    def content(self) -> Chunked:
+        """The body."""
+        ...
+
+
+async def read_body(response: HasContent) -> bytes:
     """Return the body of a response."""
     if isinstance(response, PlainResponse):
         return await response.read()
     return b"".join([piece async for piece in body_chunks(response)])
 
 
-def body_chunks(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
+def body_chunks(response: HasContent) -> AsyncIterator[bytes]:
     """Yield the body of a response as it arrives, up to its limit."""
     pieces = response.content.iter_any()
     # The pool's connections enforce the limit themselves.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.batching.routes import ROUTE_PATHS, GroupRoutes, group_body, group_results
@@ -21,6 +23,11 @@ from bagent.backends.http.request import (
 from bagent.backends.openai.chat import BodyWriter, read_reply
 from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import read_line_reply
+from bagent.backends.openai.responses import (
+    PATH as RESPONSES,
+)
+from bagent.backends.openai.responses import WANTS_RESPONSES, ResponsesStream, read_response
+from bagent.backends.openai.responses_request import LEAST_LIMIT, ResponsesWriter, goes_to_responses
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.openai.tokenize import PromptCounter
 from bagent.backends.profile import EndpointForms, EndpointProfiles, Form, OptionalFeatures
@@ -28,9 +35,11 @@ from bagent.backends.request import Request
 from bagent.clocks import unix
 from bagent.types import Failure, Reply
 
+NO_RESPONSES = "if the server has no /v1/responses, write backend: {url: ..., api: chat}"
+
 
 class OpenAIBackend:
-    """Sends calls to ``/chat/completions``, and raw text to ``/completions``.
+    """Sends calls to ``/chat/completions`` or ``/responses``, and raw text to ``/completions``.
 
     Without a model in the settings it sends the endpoint's own: its tag ``model``, else the first
     that a probe found, else none.
@@ -40,6 +49,8 @@ class OpenAIBackend:
             it, ``native`` asks always, ``prompt`` never.
         batching: how calls may share requests: ``single`` never, ``completions`` as lists of
             prompts, ``chat`` as batches of chats, ``auto`` as what the endpoint is known to do.
+        api: ``chat`` or ``responses``; ``auto`` takes chats, and responses for models that are
+            known to need them or whose endpoint says so.
         clock: Unix seconds.
         notice: called with a line for people when something is learned of an endpoint.
     """
@@ -50,16 +61,19 @@ class OpenAIBackend:
         *,
         enforce: str = "auto",
         batching: str = "auto",
+        api: str = "auto",
         clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport
+        self._api = api
         self._clock = clock
+        self._notice = notice
         self._profiles = EndpointProfiles()
         self._http = HttpExchange(transport, self._profiles, clock)
         self._forms = EndpointForms(self._profiles, enforce, notice)
         self._features = OptionalFeatures(self._profiles)
-        self._writers: dict[tuple[str, Form], BodyWriter] = {}
+        self._writers: dict[tuple[str, Form, bool], BodyWriter] = {}
         self._groups = GroupRoutes(self._profiles, batching, clock, notice)
         self._learner = TemplateProber(
             self._groups, self._profiles, self._ask, self.probe, self._model
@@ -68,11 +82,19 @@ class OpenAIBackend:
 
     def group_key(self, request: Request) -> Hashable | None:
         """Return the settings, limits and shape of the call."""
-        return self._groups.key(request)
+        return None if self._api == "responses" else self._groups.key(request)
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """Return the limit by what is known of the endpoint."""
-        return self._groups.limit(endpoint, request)
+        return 1 if self._by_responses(endpoint, request) else self._groups.limit(endpoint, request)
+
+    def _by_responses(self, endpoint: Endpoint, request: Request) -> bool:
+        """Return whether a call goes to ``/responses``."""
+        if self._api == "chat" or request.body is not None:
+            return False
+        model = self._model(endpoint, request)
+        learned = model in self._profiles.of(endpoint).responses_models
+        return goes_to_responses(request, "responses" if learned else self._api, model)
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
@@ -107,10 +129,30 @@ class OpenAIBackend:
         exchange.done = self._clock()
         if isinstance(result, Failure) and exchange.status is not None:
             if not exchange.learned:
-                exchange.learned = self._forms.learn(endpoint, request, result, form)
+                exchange.learned = self._learn_api(endpoint, request, result) or (
+                    self._forms.learn(endpoint, request, result, form)
+                )
             result = redact_failure(result, endpoint, exchange)
+            if result.status == 404 and self._by_responses(endpoint, request):
+                message = f"{result.message}; {NO_RESPONSES}"
+                result = msgspec.structs.replace(result, message=message)
         exchange.results = result if isinstance(result, list) else [result] * len(group)
         return exchange
+
+    def _learn_api(self, endpoint: Endpoint, request: Request, failure: Failure) -> bool:
+        """Take ``/responses`` for a model that chats are refused for; return whether to resend."""
+        if (
+            self._api != "auto"
+            or failure.status not in (400, 403, 404)
+            or not WANTS_RESPONSES.search(failure.message)
+            or request.body is not None
+            or self._by_responses(endpoint, request)
+        ):
+            return False
+        model = self._model(endpoint, request)
+        self._profiles.of(endpoint).responses_models.add(model)
+        self._notice(f"{endpoint.name} serves {model} by /responses only; it is called there")
+        return True
 
     async def _send_able(
         self,
@@ -139,15 +181,21 @@ class OpenAIBackend:
         exchange: Exchange,
     ) -> Reply | Failure:
         stream = request.stream and form.stream
-        body = self._writer(endpoint, request, form).body(
+        by_responses = self._by_responses(endpoint, request)
+        body = self._writer(endpoint, request, form, by_responses).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
-        http_request = HttpRequest(endpoint, request.path, body, timeouts)
-        if stream:
-            on_call = request.watch() if request.watch else None
-            reader = StreamReader(exchange.sent, self._clock, on_call)
-            http_request.began = request.began
-            return await self._http.send(http_request, exchange, read_reply, reader)
+        path = RESPONSES if by_responses else request.path
+        http_request = HttpRequest(endpoint, path, body, timeouts)
+        if stream or by_responses:
+            reader = None
+            if stream:
+                on_call = request.watch() if request.watch else None
+                make_reader = ResponsesStream if by_responses else StreamReader
+                reader = make_reader(exchange.sent, self._clock, on_call)
+                http_request.began = request.began
+            read = _read_response if by_responses else read_reply
+            return await self._http.send(http_request, exchange, read, reader)
         waits = self._profiles.of(endpoint).awaits_sample
         sample = self._groups.awaits_sample(endpoint, request) if waits else None
         if sample is None:
@@ -220,19 +268,20 @@ class OpenAIBackend:
         except NETWORK_ERRORS as error:
             return network_failure(error, endpoint, timeouts)
 
-    def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
+    def _writer(
+        self, endpoint: Endpoint, request: Request, form: Form, by_responses: bool = False
+    ) -> BodyWriter:
         model = self._model(endpoint, request)
-        key = (model, form)
+        key = (model, form, by_responses)
         writer = self._writers.get(key)
         if writer is None:
-            writer = BodyWriter(
-                model,
-                native_schema=form.native_schema,
-                completion_limit=form.completion_limit,
-                without=form.without,
-                hints=form.hints,
-                strict=form.strict,
-            )
+            fields = msgspec.structs.asdict(form)
+            del fields["stream"]
+            if by_responses:
+                least = 1 if endpoint.own else LEAST_LIMIT
+                writer = ResponsesWriter(model, least_limit=least, **fields)
+            else:
+                writer = BodyWriter(model, **fields)
             self._writers[key] = writer
         return writer
 
@@ -253,3 +302,8 @@ class OpenAIBackend:
     async def close(self) -> None:
         """Close all connections."""
         await self._transport.close()
+
+
+def _read_response(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
+    """Parse a response; see :data:`bagent.backends.http.request.WholeReader`."""
+    return read_response(raw, headers)

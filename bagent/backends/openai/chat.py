@@ -163,6 +163,9 @@ PROVIDER_BLOCKS = "provider_blocks"
 """Key of an assistant message that holds the turn in its provider's own form. It is not sent to
 others, since a run may continue with another backend."""
 
+RESPONSE_ITEMS = frozenset(("reasoning", "message", "function_call"))
+"""Types of the blocks of a turn from OpenAI's responses."""
+
 _OWN_MARK = b'"%s":' % PROVIDER_BLOCKS.encode()
 
 MAX_PRIORITY = 100
@@ -181,6 +184,12 @@ class BodyWriter:
             or ``higher`` numbers, or ``nvext``; empty for none.
         strict: False omits the strict mode of schemas and tools.
     """
+
+    stream_members = b',"stream":true,"stream_options":{"include_usage":true}'
+    limit_keys: tuple[str, ...] = _LIMIT_KEYS
+    """Fields that limit the answer."""
+    least_limit = 1
+    """A smaller limit is sent as this one."""
 
     def __init__(
         self,
@@ -207,15 +216,17 @@ class BodyWriter:
         if request.body is not None:
             return self._own_body(request.body)
         head, limited, chosen = self._kept_head(request)
-        parts = [head, b'"', (key or self._messages_key).encode(), b'":', _payload(request)]
+        parts = [head, b'"', (key or self._messages_key).encode(), b'":', self._payload(request)]
         if request.max_tokens is not None and not limited:
-            parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
+            limit = max(request.max_tokens, self.least_limit)
+            parts.append(b',"%s":%d' % (self._limit_key.encode(), limit))
         if request.tool_choice is not None and not chosen:
-            parts.append(b',"tool_choice":' + encode_payload(request.tool_choice))
+            choice = self._tool_choice(request.tool_choice)
+            parts.append(b',"tool_choice":' + encode_payload(choice))
         if request.returning and self._hint is not None:
             parts.append(self._hint % min(request.returning, MAX_PRIORITY))
         if request.stream and stream:
-            parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
+            parts.append(self.stream_members)
         parts.append(b"}")
         return b"".join(parts)
 
@@ -247,6 +258,13 @@ class BodyWriter:
 
     def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
         """Return the beginning of the body, and whether it limits the answer already."""
+        fields = self._fields(settings, seed)
+        limited = any(fields.get(name) is not None for name in self.limit_keys)
+        head = encode_payload(fields)[:-1]
+        return head + b"," if fields else head, limited
+
+    def _fields(self, settings: CallSettings, seed: int | None) -> dict[str, Any]:
+        """Return what the calls of ``settings`` share."""
         fields: dict[str, Any] = {"model": self.model} if self.model else {}
         fields.update(settings.sampling)
         if seed is not None:
@@ -265,9 +283,15 @@ class BodyWriter:
                 schema["strict"] = True
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         fields.update(settings.extra)
-        limited = any(fields.get(name) is not None for name in _LIMIT_KEYS)
-        head = encode_payload(fields)[:-1]
-        return head + b"," if fields else head, limited
+        return fields
+
+    def _tool_choice(self, choice: Json) -> Json:
+        """Return a tool choice in the form of the API."""
+        return choice
+
+    def _payload(self, request: Request) -> bytes:
+        """Return the messages or the prompt in the form of the API."""
+        return _payload(request)
 
     def _own_body(self, body: Mapping[str, Json]) -> bytes:
         """Return a body written by the user, without streaming and with the chosen model."""

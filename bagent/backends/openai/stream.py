@@ -152,6 +152,7 @@ class StreamReader:
     Args:
         started: when the request was sent, on ``clock`` (seconds).
         on_call: gets every tool call once its arguments are whole.
+        heard: gets each piece, ``text`` or ``reasoning``.
 
     ``first_token`` is when the first piece of an answer came, ``first_answer`` the first that is
     no thinking. ``pieces`` counts the events that showed life: comments do not, a proxy sends them
@@ -163,8 +164,10 @@ class StreamReader:
         started: float,
         clock: Callable[[], float],
         on_call: Callable[[ToolCall], None] | None = None,
+        heard: Callable[[str, str], None] | None = None,
     ) -> None:
         self._clock = clock
+        self._heard = heard
         self.first_token: float | None = None
         self.first_answer: float | None = None
         self.pieces = 0
@@ -257,6 +260,11 @@ class StreamReader:
             if self.first_token is None:
                 self.first_token = self.first_answer
         self._text.append(text)
+        self._hear("text", text)
+
+    def _hear(self, kind: str, piece: str | None) -> None:
+        if self._heard is not None and piece:
+            self._heard(kind, piece)
 
     def _end_event(self) -> None:
         """Handle an empty line: an event that is not JSON by now is an error."""
@@ -323,6 +331,8 @@ class StreamReader:
         if content is not None:
             self._seen_content = True
             self._text.append(content)
+        self._hear("reasoning", reasoning)
+        self._hear("text", content)
         if reasoning:
             self._reasoning.append(reasoning)
             self._keep(delta)

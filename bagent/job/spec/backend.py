@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import Field, model_validator
@@ -15,7 +15,16 @@ from pydantic import Field, model_validator
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.job.spec.base import Section
 from bagent.job.spec.paths import PathKind, ResolvedPath, resolve_path
-from bagent.job.spec.types import IntegerKind, Kind, Text, TextList, TextMap, as_number, invalid
+from bagent.job.spec.types import (
+    Choice,
+    IntegerKind,
+    Kind,
+    Text,
+    TextList,
+    TextMap,
+    as_number,
+    invalid,
+)
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
 from bagent.text.suggest import describe_value, nearest_name
@@ -28,6 +37,8 @@ NAMES: tuple[str, ...] = tuple(kind for kind in TRAITS if kind != "compatible")
 """The backends that have a name of their own."""
 
 _SCHEMES = (*NAMES, "http", "https")
+Api = Literal["auto", "chat", "responses"]
+
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 _BEDROCK_OPTIONS = ("endpoint", "profile")
 _HOST = re.compile(r"[\w.-]+")
@@ -155,6 +166,11 @@ class BackendRef(Section):
         description="A name or a URL.",
         examples=["vllm://host:8000", "https://api.example.org/v1"],
     )
+    api: Annotated[Api, Choice(Api)] = Field(
+        default="auto",
+        description="Which API carries calls: OpenAI's chat completions or responses; auto takes"
+        " chat, and responses for models that need them.",
+    )
     api_key_env: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="The environment variable that holds the API key."
     )
@@ -180,6 +196,16 @@ class BackendRef(Section):
     def expand(cls, data: Any) -> Any:
         """Expand a text to the URL."""
         return {"url": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _check_api(self) -> BackendRef:
+        if self.api != "auto" and TRAITS[self.kind].protocol != "openai":
+            raise invalid(
+                f"backend {self.kind} has an API of its own",
+                "api is for OpenAI and servers like it",
+                key="api",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_key(self) -> BackendRef:

