@@ -203,9 +203,6 @@ BROUGHT = {
     ),
     "key": ({"backend": {"url": "URL", "api_key_env": "AWS_KEY"}}, "sends", "AWS_KEY"),
     "header": ({"backend": {"url": "URL", "headers": {"A": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
-    "query": ({"backend": {"url": "URL", "query": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
-    "path": ({"backend": "URL/${AWS_KEY}"}, "sends", "AWS_KEY"),
-    "model": ({"model": "${AWS_KEY}"}, "sends", "AWS_KEY"),
     "body": ({"sampling": {"extra": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
     "hosts": ({"hostfile": "hosts.txt", "backend": "vllm"}, "sends", "AWS_KEY"),
     "vllm": ({"backend": "vllm+URL"}, "sends", "VLLM_API_KEY"),
@@ -243,15 +240,8 @@ COPY = "COPY (SELECT 1) TO 'ran'"
     ("keys", "message"),
     [
         ({"input": {"sql": f"{COPY}; SELECT 1 AS id, 'a' AS text"}}, "these are 2"),
-        ({"input": {"sql": f"WITH x AS ({COPY}) SELECT 1 AS id, 'a' AS text"}}, "holds COPY"),
-        ({"input": {"sql": "INSTALL httpfs; SELECT 1 AS id, 'a' AS text"}}, "these are 2"),
         ({"input": {"sql": "FROM 'https://127.0.0.1:9/x.parquet'"}}, "httpfs"),
         ({"where": f"(WITH x AS ({COPY}) SELECT 1) = 1"}, "holds COPY"),
-        ({"where": f"true); {COPY}; --"}, "where"),
-        (
-            {"prompt": None, "stages": [MAP, {"kind": "sql", "query": f"SELECT 1; {COPY}"}]},
-            "these are 2",
-        ),
         (
             {
                 "prompt": None,
@@ -318,11 +308,7 @@ def test_a_model_that_is_not_served_is_a_warning(
         ({"prompt": {"user": "{{ nope }}"}}, "nope is in none of the first 3 rows"),
         ({"input": "missing.jsonl"}, "missing.jsonl"),
         ({"output": {"schema": {"type": "objekt"}}}, "not a JSON Schema"),
-        ({"backend": None}, "backend"),
-        ({"sampling": {"temperature": "hot"}}, "temperature"),
-        (["--price", "much"], "price"),
         (["--rows", "0"], "rows"),
-        (["--prompts", "-1"], "prompts"),
         (["--set", "modle=x"], "set"),
     ],
 )

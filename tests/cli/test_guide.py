@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from bagent.cli.commands import guide
 from support.pages import GUIDES
 
@@ -22,13 +20,6 @@ def test_a_guide_in_a_pipe_is_its_markdown(bagent):
     assert bagent(["guide", "reference"]).out.startswith("# Reference")
 
 
-def test_an_unknown_topic_names_the_nearest_one_or_all(bagent):
-    done = bagent(["guide", "resum"])
-    assert (done.code, done.out) == (2, "")
-    assert "did you mean resume?" in done.err
-    assert "topics: jobs, outputs" in bagent(["guide", "xyzzy"]).err
-
-
 def test_a_guide_on_a_terminal_has_styles_and_no_fences(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -36,9 +27,3 @@ def test_a_guide_on_a_terminal_has_styles_and_no_fences(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "open_run" in text
     assert "```" not in text
-
-
-@pytest.mark.parametrize("topic", ["glossary", "inside"])
-def test_order_names_guides_that_are_there(topic):
-    assert topic in guide.topics()
-    assert set(guide.ORDER) <= set(guide.topics())

@@ -9,6 +9,7 @@ import pytest
 
 from bagent.cli import completion
 from bagent.cli.app import COMMANDS, GROUPS, load_command
+from support.stored_runs import make_run, stored
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +90,8 @@ def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
 def test_shells_complete_jobs_runs_sites_and_guides(job_dir, bagent, monkeypatch):
     monkeypatch.chdir(job_dir)
     assert completion.run_names("") == []
-    bagent(["init"])
-    bagent(["run", "job.yaml", "--limit", "1"])
+    (job_dir / "job.yaml").touch()
+    make_run(job_dir / "runs" / "genes", [stored(0)])
     assert completion.run_names("ge") == ["genes"]
     assert completion.job_files("jo") == ["job.yaml"]
     assert completion.job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
@@ -105,13 +106,11 @@ def test_a_shell_that_asks_for_completions_gets_them(bagent):
     assert (done.code, done.out.split()) == (0, ["query"])
 
 
-@pytest.mark.parametrize("command", ["query", "compare", "report"])
-def test_json_is_for_programs(job_dir, bagent, command):
-    bagent(["init"])
-    bagent(["run", "job.yaml"])
-    arguments = {
-        "query": ["genes", "select count(*) as n from results"],
-        "compare": ["genes", "genes"],
-        "report": ["genes"],
-    }[command]
-    assert json.loads(bagent([command, *arguments, "--json"]).out)
+def test_json_is_for_programs(job_dir, bagent):
+    make_run(job_dir / "runs" / "genes", [stored(0)])
+    for command in (
+        ["query", "genes", "select count(*) as n from results"],
+        ["compare", "genes", "genes"],
+        ["report", "genes"],
+    ):
+        assert json.loads(bagent([*command, "--json"]).out)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import socket
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagent.fleet.hostfile import read_hostfile
-from support.cli import Completed, Running, clean_env, hanging_names_env
+from support.cli import Completed, Running, hanging_names_env
 from support.fake_server import FakeServer
 from support.replies import status
 
@@ -122,10 +115,8 @@ def test_a_node_file_of_a_batch_system_is_a_hostfile(bagent: Bagent, job_dir: Pa
         (["hosts", "none.txt"], "none.txt: the hostfile cannot be read: no such file"),
         (["hosts", "bad.txt"], "bad.txt:2: port x is no number"),
         (["hosts", "key.txt"], "key.txt:1: the environment variable NO_SUCH_KEY is not set"),
-        (["hosts", "ok.txt", "--timeout", "soon"], "--timeout soon: not a duration"),
         (["hosts", "ok.txt", "--timeout", "0"], "--timeout 0: not a duration"),
         (["hosts", "ok.txt", "--min-hosts", "2"], "--min-hosts 2: 1 endpoint is in the hostfile"),
-        (["hosts", "ok.txt", "--min-fraction", "90"], "--min-fraction 90: not between 0 and 1"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_2(
@@ -202,10 +193,10 @@ def test_waiting_ends_when_enough_came_up(job_dir: Path) -> None:
 def test_waiting_in_vain_is_75_and_the_table_is_there(bagent: Bagent, job_dir: Path) -> None:
     with FakeServer() as fs, FakeServer({"*": [status(503, "Loading model")]}) as late:
         hosts = write(job_dir, fs.address, late.address)
-        done = bagent(["hosts", hosts, "--wait", "--timeout", "2s", "--write", "ready.txt"])
+        done = bagent(["hosts", hosts, "--wait", "--timeout", "1s", "--write", "ready.txt"])
     assert done.code == 75
     assert [line.split()[1] for line in done.out.splitlines()[2:]] == ["ready", "loading"]
-    assert "1 of 2 endpoints ready after 2s, 2 required" in done.err.splitlines()[-1]
+    assert "1 of 2 endpoints ready after 1s, 2 required" in done.err.splitlines()[-1]
     assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"
 
 
@@ -242,26 +233,3 @@ def test_a_server_s_words_cannot_colour_the_screen(bagent: Bagent, job_dir: Path
     assert done.code == 0, done.err
     assert "\x1b" not in done.out and "\u202e" not in done.out
     assert "\\x1b[31mred" in done.out
-
-
-@pytest.mark.process("terminal")
-def test_on_a_terminal_the_table_has_colours_and_fits(job_dir: Path) -> None:
-    with FakeServer(flavour="vllm") as fs:
-        hosts = write(job_dir, fs.address, DEAD)
-        main, other = pty.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
-        env = clean_env(job_dir / ".home", {"TERM": "xterm-256color", "COLUMNS": "140"})
-        command = [sys.executable, "-m", "bagent", "hosts", str(hosts)]
-        process = subprocess.Popen(command, stdout=other, stderr=subprocess.DEVNULL, env=env)
-        os.close(other)
-        out = b""
-        try:
-            while piece := os.read(main, 65536):
-                out += piece
-        except OSError:  # the other end is closed
-            pass
-        assert process.wait(30) == 1
-        os.close(main)
-    text = out.decode()
-    assert "\x1b[32mready" in text and "\x1b[31mdead" in text
-    assert fs.address in text

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from bagent.cli import process
-from bagent.cli.render.reference import reference_text
-from bagent.job.spec.json_schema import job_schema
 from support.jobs import write_job
 
 
@@ -49,17 +44,14 @@ def test_a_row_in_another_encoding_says_how_to_save_the_file(job_dir, bagent):
     assert "not UTF-8 (save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8)" in done.out
 
 
-@pytest.mark.parametrize("command", ["run", "results"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+    ],
+)
 def test_a_bug_names_the_option_that_shows_where(monkeypatch, capsys, command):
     monkeypatch.setattr("sys.argv", ["bagent", command])
     process.report_fault(ValueError("odd"))
     message = capsys.readouterr().err
     assert "bagent has a bug: ValueError: odd (the same command with --debug shows" in message
-
-
-def test_defaults_are_printed_as_they_are_written_in_a_job():
-    text = reference_text()
-    assert "Default: runs." in text
-    assert "the exit code stays 0. Default: 0." in text
-    assert "Default: {" not in text
-    assert yaml.safe_load(Path("schemas/job.schema.json").read_text()) == job_schema()

@@ -56,7 +56,7 @@ def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
     assert bagent(count).lines() == [{"n": 5}]
 
 
-@pytest.mark.parametrize("kept", [{"parquet": False}, {"parquet": False, "duckdb": False}])
+@pytest.mark.parametrize("kept", [{"parquet": False, "duckdb": False}])
 def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir, kept):
     run = make_run(job_dir / "runs" / "bare", [stored(0)], **kept)
     done = bagent(["query", "bare", "select count(*) as n from results", "--format", "jsonl"])

@@ -102,17 +102,6 @@ def test_without_a_run_all_are_listed_latest_first(bagent, job_dir: Path):
     assert [line.split()[0] for line in lines[2:]] == ["third", "second", "first"]
 
 
-def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent, job_dir: Path):
-    make_run(job_dir / "runs" / "torn", [stored(0), stored(1)])
-    (job_dir / "runs" / "torn" / "run.json").write_bytes(b"")
-    done = bagent(["status", "torn", "--json"])
-    assert done.code == 0
-    assert done.lines()[0]["ok"] == 2
-    assert done.err.count("\n") == 1
-    assert "run.json" in done.err
-    assert bagent(["status"]).code == 0
-
-
 @pytest.mark.process("concurrent")
 def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir: Path):
     make_run(job_dir / "runs" / "going", [stored(0)], starts=[Start(1.0, exit_code=75)])

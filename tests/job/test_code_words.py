@@ -10,56 +10,41 @@ from bagent.job.spec.agent import code_words
 COMMANDS = """
 sh -c CODE
 bash -lc CODE x
-bash -c -l CODE x
 bash -o pipefail -ec CODE
 bash --rcfile f -c CODE
-bash script.CODE -c x
 sh -s CODE
 zsh -fc CODE
-fish -c CODE
 env A=b sh -c CODE
 env -S CODE
 timeout 5 bash -c CODE
-srun -n1 bash -lc CODE
 docker run --rm image sh -c CODE
 find . -exec sh -c CODE ;
-busybox sh -c CODE
-su user -c CODE
 flock file -c CODE
 script -qc CODE /dev/null
 watch CODE CODE
 ssh CODE CODE CODE
 /usr/bin/python3.11 -Ic CODE a
-bash CODE x
 python3 -cCODE
 python -W ignore -c CODE
-python -m module.CODE -c x
 python script.CODE -c x
-uv run python -c CODE
 perl -ne CODE file
 ruby -e CODE
 node --eval=CODE
-node -p CODE
 php -r CODE
 Rscript -e CODE
 awk -F : CODE file
 awk -f program.CODE file
 sed -i CODE file
-sed -e CODE file
 psql -d x -c CODE
 sqlite3 file CODE CODE
-sqlite3 -csv file CODE
 sqlite3 -cmd CODE file CODE
-duckdb -c CODE
 duckdb -readonly -csv file CODE
 node -pe CODE
 node --require m -e CODE x
 sbatch --wrap CODE
 make --eval=CODE all
-rbash -c CODE
 pwsh -Command CODE
 grep -r x docs
-claude -p x
 """
 
 

@@ -107,7 +107,6 @@ def test_a_short_secret_is_masked_only_where_it_stands_alone(load):
         ("hf_abcdefghijklmnopqrstuvwxyz", "***"),
         ("https://u:p@h/?a=1&token=x#f", "https://***@h/?a=1&token=***#f"),
         ("mail me@example.org", "mail me@example.org"),
-        ("Basic English", "Basic English"),
         ("risk-averse", "risk-averse"),
     ],
 )

@@ -27,12 +27,6 @@ def refused(tmp_path, *inputs, words):
     assert caught.value.exit_code == 2
 
 
-def test_lists_keep_their_order_and_relative_paths_start_from_the_base(files):
-    assert ids_of(files, "sub/c.jsonl", "b.jsonl", "a.jsonl") == [
-        "sub/c.jsonl", "b.jsonl", "a.jsonl"
-    ]  # fmt: skip
-
-
 def test_numbers_and_lines_over_several_files(files):
     source = open_rows(RowsConfig((str(files / "*.jsonl"),), files))
     rows = [row for batch in source.batches() for row in batch]

@@ -110,11 +110,6 @@ def test_sql_finds_files_from_the_base_folder(tmp_path):
     assert [row.data for row in rows] == [{"id": 8, "b": "y"}, {"id": 7, "b": "x"}]
 
 
-def test_sql_columns_of_type_json_are_values(tmp_path):
-    query = """select '{"a":[1]}'::JSON as j, null::JSON as n"""
-    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"j": {"a": [1]}, "n": None}]
-
-
 @pytest.mark.parametrize(
     ("query", "words"),
     [

@@ -59,13 +59,6 @@ def test_rows_on_which_it_fails_are_left_out_with_one_warning(source_of):
     assert "left out: 1,000; first in.jsonl:2: Conversion Error" in warning
 
 
-def test_a_failing_condition_that_cannot_be_guarded_fails_row_by_row(source_of):
-    where = "CAST(v AS INTEGER) IN (SELECT i FROM range(5) r(i))"
-    source = source_of('{"id":1,"v":"4"}\n{"id":2,"v":"x"}\n{"id":3,"v":"9"}', where=where)
-    assert [row.id for batch in source.batches() for row in batch] == [1]
-    assert "left out: 1; first in.jsonl:2" in source.warnings[0]
-
-
 def test_an_unknown_name_is_refused_at_once_with_the_nearest(source_of):
     with pytest.raises(
         InputError, match=r"no field 'tagz' in the first rows \(did you mean tags\?\)"
@@ -79,11 +72,6 @@ def test_an_unknown_name_is_refused_at_once_with_the_nearest(source_of):
 def test_brackets_that_close_too_early_are_refused(source_of, where):
     with pytest.raises(InputError, match="where"):
         source_of(TEXT, where=where)
-
-
-def test_an_unknown_function_is_refused(source_of):
-    with pytest.raises(InputError, match=r"where: Catalog Error.*lenght"):
-        source_of(TEXT, where="lenght(t) > 0")
 
 
 def test_types_that_fit_no_row_are_refused_and_csv_is_explained(source_of):

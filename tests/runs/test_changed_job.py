@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from support.jobs import rows, write_job, write_rows
-from support.replies import echo, status
+from support.replies import echo
 from support.stage_jobs import NO_TABLES, RUN
 
 CONTINUE = [*RUN, "--on-change", "continue"]
@@ -32,15 +32,6 @@ def test_status_and_report_tell_which_rows_an_earlier_prompt_made(fs, job_dir, b
     assert "4 of 6 rows ended before it" in page
     assert "first id={{ id }}" in page
     assert "second id={{ id }}" in page
-
-
-def test_a_prompt_that_made_no_row_is_not_on_the_page(fs, job_dir, bagent):
-    fs.set_script({"*": [status(400)]})
-    assert start(bagent, job_dir, fs, "first id={{ id }}").code == 1
-    fs.set_script({"*": [echo()]})
-    assert start(bagent, job_dir, fs, "second id={{ id }}", "--on-change", "continue").code == 0
-    assert bagent(["report", "job", "-o", "page.html"]).code == 0
-    assert "first id" not in (job_dir / "page.html").read_text()
 
 
 def test_the_earlier_text_of_a_prompt_file_is_not_made_up(fs, job_dir, bagent):

@@ -42,7 +42,6 @@ def test_rows_that_lack_the_id_others_have_are_named_by_content(fs, job_dir, bag
     ("text", "words"),
     [
         ('{\n "id": "r1",\n "text": "x"\n}\n', "is it one JSON document over several lines?"),
-        ("id,text\nr1,x\n", "is it a table?"),
     ],
 )
 def test_rows_in_another_form_than_the_name_says_are_told(fs, job_dir, bagent, text, words):
@@ -52,10 +51,3 @@ def test_rows_in_another_form_than_the_name_says_are_told(fs, job_dir, bagent, t
     assert done.code == 1
     assert words in done.err
     assert fs.requests == []
-
-
-def test_a_run_directory_has_a_name(job_dir, bagent):
-    write_job(job_dir, "sim", 1)
-    done = bagent(["run", "job.yaml", "-o", ""])
-    assert done.code == 2
-    assert "--output: the name is empty (name the folder of the run)" in done.err

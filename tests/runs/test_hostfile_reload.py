@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.endpoint_state import EndpointState
@@ -108,8 +110,11 @@ def states(endpoints: Sequence[Endpoint]) -> list[EndpointState]:
 
 
 def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bagent.runs.hostfile_reload.HOSTFILE_SECONDS", 0.02)
+    monkeypatch.setattr("bagent.fleet.hostfile.SETTLE_SECONDS", 0.1)
+
     async def main() -> Seen:
         hosts = tmp_path / "hosts.txt"
         hosts.write_text("a\nb\n")

@@ -75,13 +75,6 @@ def test_endpoints_are_the_same_ones_and_what_is_in_flight_adds_up(state):
     assert found.fleet.throttled_s == 3.0
 
 
-def test_the_slowest_reader_is_where_the_run_is(state):
-    ahead = replace(state, feed=FeedStats(30, 0, 100, 100, True))
-    found = whole([ahead, state])
-    assert (found.feed.read, found.feed.position, found.feed.ended) == (40, 50, False)
-    assert whole([ahead, ahead]).feed.ended
-
-
 def test_an_end_is_guessed_only_where_every_worker_guesses(state):
     assert whole([state, replace(state, eta_s=20.0)]).eta_s == 20.0
     found = whole([state, replace(state, eta_s=None, remaining=None, to_do=None)])

@@ -17,7 +17,7 @@ from bagent.runs.output import StdoutWriter
 from bagent.store.lock import LockRenewer, RunLock, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
-from support.replies import echo, error_body, gated, ok, ok_tools, status, tool_call
+from support.replies import echo, gated, ok, ok_tools, tool_call
 
 pytestmark = pytest.mark.slow  # each test runs the command several times
 
@@ -49,18 +49,6 @@ def test_a_part_is_refused_while_another_division_is_at_work(fs, job_dir, bagent
         fs.release()
         assert whole.finish().code == 0
     assert len(fs.requests) == 4
-
-
-def test_failures_of_an_ended_run_are_taken_up_also_after_a_start_that_stopped(fs, job_dir, bagent):
-    fs.set_script({"r2": [status(400, error_body(400, "no"))], "*": [echo()]})
-    write_job(job_dir, fs.url, 3, results=NO_TABLES)
-    assert bagent(RUN).code == 1
-    fs.stop()
-    assert bagent([*RUN, "--wait-hosts", "500ms"]).code == 75
-    fs.restart()
-    fs.set_script({"*": [ok("now")]})
-    assert bagent(RUN).code == 0
-    assert results_by_id(job_dir)["r2"]["text"] == "now"
 
 
 def batch_entry(name: str, body: dict) -> bytes:
@@ -193,16 +181,3 @@ def test_a_slow_reader_of_stdout_gets_every_line_in_order():
         return found
 
     assert asyncio.run(main()).split() == [b"%d" % number for number in range(30_000)]
-
-
-def test_a_failed_last_line_of_stdout_is_reported():
-    async def main() -> OSError | None:
-        reader, writer = os.pipe()
-        lines = StdoutWriter(writer, lambda _: None)
-        os.close(reader)
-        lines.put(b"the last one")
-        await lines.finish()
-        os.close(writer)
-        return lines.failure
-
-    assert isinstance(asyncio.run(main()), BrokenPipeError)

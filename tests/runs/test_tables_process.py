@@ -13,7 +13,7 @@ import pytest
 from bagent.runs.tables_process import TablesChild
 from support.cli import Running
 from support.jobs import write_job
-from support.replies import echo, hang
+from support.replies import echo, gated
 from support.stored_runs import make_run, stored
 
 
@@ -66,11 +66,13 @@ def test_a_failure_is_told_with_its_words(tmp_path: Path) -> None:
 
 @pytest.mark.process("signal")
 def test_a_run_that_stops_early_makes_no_tables_and_waits_for_none(fs, job_dir):
-    fs.set_script({"r2": [hang()], "*": [echo()]})
+    fs.set_script({"r2": [gated(echo())], "*": [echo()]})
     write_job(job_dir, fs.url, 3)
-    with Running(["run", "job.yaml", "--progress", "none"], job_dir) as run:
+    with Running(["run", "job.yaml", "--progress", "plain"], job_dir) as run:
         fs.wait_for(3)
         run.send_to_group(signal.SIGINT)
+        run.wait_for_err("waiting up to")
+        fs.release()
         assert run.finish().code == 75
         members = subprocess.run(
             ["pgrep", "-s", str(run.process.pid)], capture_output=True, text=True, check=False

@@ -20,7 +20,7 @@ from bagent.runs.parallel.workers import Worker, finish_parts, part_options
 from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import results, results_by_id, rows, write_job, write_rows
-from support.replies import echo, error_body, slow, status
+from support.replies import echo, slow
 
 pytestmark = pytest.mark.slow  # each test starts several processes
 
@@ -75,17 +75,6 @@ def test_workers_end_in_good_order_when_the_first_process_is_killed(fs, job_dir,
     assert done.code == 0, done.err
     assert sorted(results_by_id(job_dir)) == ids(40)
     assert len(fs.requests) == 40
-
-
-def test_failures_are_counted_over_all_workers(fs, job_dir, bagent):
-    bad = {f"r{n}": [status(400, error_body(400, "no such thing"))] for n in range(1, 4)}
-    fs.set_script({**bad, "*": [echo()]})
-    write_job(job_dir, fs.url, 30, results=NO_TABLES)
-    done = bagent(RUN)
-    assert done.code == 1, done.err
-    assert "30 rows: 27 ok, 3 failed" in done.err
-    assert bagent([*RUN, "--allow-failures", "10%", "--skip-failed"]).code == 0
-    assert bagent([*RUN, "--allow-failures", "2", "--skip-failed"]).code == 1
 
 
 def test_edited_and_mended_rows_have_their_new_answers_only(fs, job_dir, bagent):

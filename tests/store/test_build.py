@@ -323,37 +323,6 @@ def test_where_nothing_can_be_locked_there_are_still_parquet_files(store, outcom
     assert not (store.path / "run.duckdb").exists()
 
 
-def test_rows_of_the_input_are_read_by_the_rows_room(store, tmp_path):
-    from bagent.rows import RowsConfig, read_again
-    from bagent.types import Outcome
-
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"id":"a","t":1}\n\n{"id":"b","t":2}\nbroken\n')
-    config = RowsConfig(inputs=(str(path),), base=tmp_path, limit=1)
-    every = RowsConfig(inputs=(str(path),), base=tmp_path)
-    rows = [row for batch in read_again(every) for row in batch]
-    store.write(
-        *(
-            Outcome(
-                key=f"{r.key:016x}",
-                row=r.index,
-                id=r.id,
-                source=r.source,
-                line=r.line,
-                stage="main",
-                status="ok" if r.error is None else "bad_input",
-                error_kind=None if r.error is None else "bad_input",
-            )
-            for r in rows
-        )
-    )
-    build(store, info=RunInfo("r", rows=json.loads(config.to_json())))
-    assert [row["input"] for row in table(store, "results")] == [
-        '{"id":"a","t":1}', '{"id":"b","t":2}', None,
-    ]  # fmt: skip
-    assert (store.path / "bad_lines.txt").read_bytes() == b"broken\n"
-
-
 def test_an_answer_that_is_no_object_stands_in_the_column_value(store, outcome):
     raws = (b'"yes"', b"7", b"[1,2]")
     store.write(*(outcome(n, output=msgspec.Raw(raw)) for n, raw in enumerate(raws)))

@@ -9,7 +9,6 @@ from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.results import (
     AnswerStore,
     ResultQuery,
-    RunSummary,
     encode_result,
     iter_results,
     summary,
@@ -77,13 +76,6 @@ def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
     assert units.find(unit_of(int(outcome(2).key, 16), "main", 0)).text == "second"
     assert len(units) == 2
     units.close()
-
-
-def test_unknown_counts_stay_unknown(store, outcome):
-    store.write(outcome(0), outcome(1))
-    messages = summary(store.path, store.reports.append)
-    assert (messages.prompt_tokens, messages.cost_usd, messages.without_tokens) == (None, None, 2)
-    assert summary(store.path / "nothing", store.reports.append) == RunSummary()
 
 
 def test_sums_count_every_line_and_say_how_many_had_none(store, outcome, failure):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import (
-    ResumePolicy,
-    count_outcomes,
-    done_index,
     open_indexes,
 )
-from bagent.store.journal.segment_index import MAGIC, SegmentIndex
+from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
 
@@ -58,31 +54,6 @@ def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, 
         assert len(set(ok)) == len(ok)
         result |= dict.fromkeys(ok, 0) | bad
     assert result == by_reading(created)
-
-
-def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, outcome):
-    created = mixed(outcome, 7, 400, ["ok", "failed"])
-    store.write(*created, segment_bytes=3000)
-    indexes = open_indexes(store.path, store.reports.append)
-    expected = Counter(by_reading(created).values())
-    assert count_outcomes(indexes) == done_index(indexes, ResumePolicy()).codes == expected
-
-
-def test_a_file_without_ascending_units_is_still_read(store, outcome):
-    store.write(*(outcome(n) for n in range(30)))
-    (index,) = open_indexes(store.path, store.reports.append)
-    expected = list(index.ok_units())
-    sidecar = store.segment().with_suffix(".idx")
-    content = sidecar.read_bytes()
-    start = len(MAGIC) + 8
-    size = int.from_bytes(content[len(MAGIC) : start], "little")
-    header = content[start : start + size].replace(b',"ok":30', b"")
-    columns = content[start + size : -8 * 30]
-    sidecar.write_bytes(MAGIC + len(header).to_bytes(8, "little") + header + columns)
-    (old,) = open_indexes(store.path, store.reports.append)
-    assert not old.failures
-    assert list(old.ok_units()) == expected
-    assert sidecar.read_bytes() == MAGIC + len(header).to_bytes(8, "little") + header + columns
 
 
 def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):

@@ -40,11 +40,6 @@ def test_turns_come_back_in_their_order_and_once(tmp_path):
     assert texts(index, 3) == []
 
 
-def test_finished_conversations_are_left_out(tmp_path):
-    write(tmp_path, [a_turn(1, 1), a_turn(2, 1)])
-    assert len(load(tmp_path, done=[1, 2])) == 0
-
-
 def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
     begun = [ToolCall("c", "f", "{}")]
     write(tmp_path, [a_turn(1, 1), a_turn(1, 2, "half", begun=begun), a_turn(1, 2, "whole")])

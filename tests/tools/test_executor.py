@@ -339,13 +339,6 @@ def test_a_long_answer_is_cut_with_a_note_and_a_short_one_is_not() -> None:
 
 
 @on_jumping_clock
-async def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> None:
-    result = await ToolExecutor([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
-    assert result.started == 1234.5
-    assert result.latency_ms == pytest.approx(1000, abs=5)
-
-
-@on_jumping_clock
 async def test_closing_stops_runs_and_answers_who_waits() -> None:
     run = Counted(3600)
     pool = ToolExecutor([tool(run)])
@@ -354,19 +347,6 @@ async def test_closing_stops_runs_and_answers_who_waits() -> None:
     await pool.close()
     assert "stopped" in (await waiting).text
     assert run.stopped == 1
-
-
-@on_jumping_clock
-async def test_definitions_have_the_openai_form_in_the_order_of_the_job() -> None:
-    names = ["zeta", "alpha", "mid"]
-    one = tool(Counted(), ADD)
-    tools = [Tool(name, one.description, one.schema, one.run) for name in names]
-    definitions = ToolExecutor(tools).definitions
-    assert [one["function"]["name"] for one in definitions] == ["zeta", "alpha", "mid"]
-    assert definitions[0] == {
-        "type": "function",
-        "function": {"name": "zeta", "description": "words", "parameters": ADD},
-    }
 
 
 # --- windows ----------------------------------------------------------------------------------
@@ -445,12 +425,6 @@ async def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
     await asyncio.wait(tasks)
     await asyncio.sleep(0.1)
     assert batches.stopped == 1
-
-
-def test_one_call_of_a_batch_may_fail_alone() -> None:
-    batches = Batches(lambda calls: [ToolFault("no 0") if not c["x"] else "ok" for c in calls])
-
-    assert errors_of(batches.tool(), {"x": 0}, {"x": 1}) == ["failed", None]
 
 
 def test_a_batch_with_too_few_answers_answers_nobody_wrongly() -> None:

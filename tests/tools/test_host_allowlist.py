@@ -79,7 +79,7 @@ def test_private_addresses_are_allowed_only_where_they_are_listed(
     assert HostAllowlist.read([entry]).allows_address(address, port) is allowed
 
 
-@pytest.mark.parametrize("entry", ["", "http://example.org", "a/b", "user@host", "a*b", "*.*.org"])
+@pytest.mark.parametrize("entry", ["", "user@host", "a*b", "*.*.org"])
 def test_an_entry_that_is_no_host_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(entry)}$"):
         read_entry(entry)

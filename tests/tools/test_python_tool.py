@@ -192,15 +192,6 @@ async def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -
 
 
 @in_event_loop
-async def test_a_coroutine_is_cancelled_at_its_time_limit(base: Path) -> None:
-    async with opened(base, entry("wait_forever", timeout=0.1)) as pool:
-        result = await pool.call(asked("wait_forever", x=1))
-        loop = asyncio.get_running_loop()
-        ended = await loop.run_in_executor(None, gate(base).wait, 20)
-    assert (result.error, ended) == ("timeout", True)
-
-
-@in_event_loop
 async def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(base: Path) -> None:
     async with opened(base, entry("block", timeout=0.3)) as pool:
         first = await pool.call(asked("block", x=1))
