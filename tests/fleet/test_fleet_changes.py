@@ -104,3 +104,16 @@ async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
     await work
     assert len(s.recorder.replies) == 40
     assert {name for _, name, _ in s.backend.sent} == {"old"}
+
+
+@on_jumping_clock
+async def test_all_room_of_an_endpoint_that_joins_is_used_at_once():
+    s = setup({"old": always(seconds=100.0), "new": always(seconds=100.0)}, limit=4)
+    s.fleet.leave(["new"])
+    s.submit(*range(20))
+    new = next(state for state in s.states if state.name == "new")
+    s.fleet.join([EndpointState(new.endpoint, InFlightLimit(4, 4), new.account)])
+    await asyncio.sleep(50.0)
+    assert s.backend.shares == {"old": 4, "new": 4}
+    s.fleet.abandon_waiting()
+    await s.fleet.wait_idle()

@@ -165,7 +165,7 @@ def test_a_request_that_takes_its_time_stays_where_the_engine_works():
         assert await long == ["a"]
 
     lent = run("ab", work)
-    assert lent.proofs
+    assert lent.proofs and min(lent.proofs) > 1060.0  # a minute after it began
     assert lent.core.in_flight == 0
 
 
@@ -260,5 +260,19 @@ def test_who_waits_when_no_more_is_lent_is_told_so():
         with pytest.raises(Closed):
             await lent.ask()
         assert await held == ["a"]
+
+    run("a", work, limit=1)
+
+
+def test_who_gives_up_while_it_waits_takes_no_room():
+    async def work(lent: Lent) -> None:
+        held = asyncio.create_task(lent.ask())
+        await asyncio.sleep(0)
+        waits = asyncio.create_task(lent.lessor.acquire(frozenset()))
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert await held == await lent.ask() == ["a"]
 
     run("a", work, limit=1)
