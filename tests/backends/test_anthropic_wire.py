@@ -169,22 +169,6 @@ def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: by
     assert found.blocks[0] == {"type": "thinking", "thinking": "hm", "signature": "s1g=="}
 
 
-@pytest.mark.parametrize("kept", (1, 4, 7))
-def test_a_stream_without_its_stop_reason_is_no_answer(kept: int) -> None:
-    events = AnthropicWire().events(ModelAnswer(text="hello world"))
-    found = reader(events[:kept]).result()
-    assert isinstance(found, Failure)
-    assert (found.kind, found.passing) == ("bad_response", True)
-
-
-def test_a_stream_cut_after_its_stop_reason_is_whole() -> None:
-    events = AnthropicWire().events(ModelAnswer())
-    found = reader(events[:-1])
-    assert found.whole
-    assert not found.done
-    assert isinstance(found.result(), Reply)
-
-
 def test_garbage_among_the_events_is_a_failure_that_shows_it() -> None:
     found = reader([*AnthropicWire().events(ModelAnswer())[:3], b"data: {broken\n\n"]).result()
     assert isinstance(found, Failure)

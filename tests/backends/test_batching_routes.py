@@ -101,19 +101,6 @@ def test_what_a_probe_found_missing_is_not_tried() -> None:
 # --- how many -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("engine", "given"),
-    [("sglang", ROW), ("vllm", chat("a", "b", settings=with_fields(logprobs=True)))],
-)
-def test_mode_completions_tells_once_that_chats_go_singly(engine: str, given: Request) -> None:
-    setting = ready("completions", engine)
-    for _ in range(3):
-        if setting.groups.key(given) is not None:
-            assert setting.limit(given) == 1
-    assert len(setting.notices) == 1
-    assert "singly" in setting.notices[0]
-
-
 # --- what refusals teach --------------------------------------------------------------------------
 
 
@@ -233,10 +220,3 @@ def test_how_many_calls_go_together_by_mode_engine_and_call(
         assert setting.groups.way(OWN, request_) == "chats"
     if mode == "chat":
         assert setting.engine.asked == []
-
-
-def test_a_model_that_is_not_there_says_nothing_of_the_route() -> None:
-    setting = ready("chat")
-    words = "HTTP 404: The model `x` does not exist."
-    assert not setting.groups.refused(OWN, "chats", refusal(404, words))
-    assert setting.limit(ROW) == MAX_CHATS

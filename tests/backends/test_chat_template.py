@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from bagent.backends.batching.chat_template import (
-    ChatTemplate,
-    is_dated,
     quarter_hour,
     shape_of,
     shows_reasoning,
 )
-
-NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -35,23 +31,6 @@ def test_anything_but_plain_visible_texts_of_known_roles_has_no_shape(
     message: dict[str, Any],
 ) -> None:
     assert shape_of([{"role": "system", "content": "s"}, message]) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "dated"),
-    [
-        ("Today Date: 28 Nov 2026", True),
-        ("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024", False),
-        ("no date", False),
-    ],
-)
-def test_a_template_with_the_running_year_is_dated(text: str, dated: bool) -> None:
-    assert is_dated(ChatTemplate((text, "")), NOW) is dated
-
-
-def test_the_year_of_any_time_zone_counts() -> None:
-    eve = datetime(2026, 12, 31, 20, 0, tzinfo=UTC).timestamp()
-    assert is_dated(ChatTemplate(("1 Jan 2027", "")), eve)
 
 
 def test_midnight_of_every_time_zone_begins_a_quarter() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import json
 import socket
 import zlib
 from collections.abc import Callable
@@ -18,17 +17,15 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http import aiohttp_client
 from bagent.backends.http import connection as http_connection
 from bagent.backends.http import errors as http_errors
-from bagent.types import Failure, Reply
+from bagent.types import Failure
 from support.backend_calls import (
     QUICK,
     ask,
     backend,
     endpoint,
     failure,
-    raw_server,
     reply,
     request,
-    send,
 )
 from support.replies import delta, hang, ok, stream
 from support.tls import site_authority
@@ -82,21 +79,6 @@ def test_pieces_that_keep_coming_have_all_the_time_they_need(fs):
     exchange = ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT, idle=LIMIT))
     assert reply(exchange).text == "ab"
     assert exchange.done - exchange.sent > LIMIT
-
-
-@pytest.mark.parametrize(("finish", "kind"), [("stop", Reply), (None, Failure)])
-async def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
-    event = b"data: " + json.dumps(delta("a", finish)).encode() + b"\n\ndata: [DONE]\n\n"
-
-    async def hold(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + event)
-        await reader.readuntil(b"id=r1")
-        await reader.read()  # until the client goes away
-
-    async with raw_server(hold) as port:
-        exchange = await send(endpoint(f"http://127.0.0.1:{port}"), request(stream=True))
-    assert isinstance(exchange.results[0], kind)
-    assert exchange.done - exchange.sent < 3
 
 
 def test_a_connection_is_waited_for_no_longer_than_connect():

@@ -8,16 +8,12 @@ import re
 import pytest
 
 from bagent.backends.messages import (
-    ImagePart,
-    ProviderBlocks,
     TextPart,
     ToolResultPart,
     ToolUse,
-    assistant_message,
     read_conversation,
 )
-from bagent.backends.openai.chat import PROVIDER_BLOCKS
-from bagent.types import Message, Reply, ToolCall
+from bagent.types import Message
 
 
 def user(text: object) -> Message:
@@ -64,33 +60,12 @@ def test_arguments_that_are_no_object_stay_visible(told: str) -> None:
     assert list(asked.arguments) == ["arguments"]
 
 
-def test_images_by_data_and_by_address() -> None:
-    parts = [
-        {"type": "image_url", "image_url": {"url": "data:image/JPEG;base64,AAAA"}},
-        {"type": "image_url", "image_url": "https://example.org/a.png"},
-    ]
-    talk = read_conversation([user(parts)])
-    assert talk.turns[0].parts == [
-        ImagePart("image/jpeg", "AAAA"),
-        ImagePart(url="https://example.org/a.png"),
-    ]
-
-
 @pytest.mark.parametrize(
     "message", [{"role": "narrator", "content": "x"}, user([{"type": "input_audio"}])]
 )
 def test_what_cannot_be_told_is_said(message: Message) -> None:
     with pytest.raises(ValueError, match=r"narrator|input_audio"):
         read_conversation([message])
-
-
-def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
-    blocks = [{"type": "thinking", "thinking": "hm", "signature": "s=="}]
-    reply = Reply("t", "tool_calls", tool_calls=(ToolCall("a", "f", "{}"),), blocks=list(blocks))
-    message = assistant_message(reply)
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
-    assert message[PROVIDER_BLOCKS] == blocks
-    assert read_conversation([user("x"), message]).turns[1].parts == [ProviderBlocks(blocks[0])]
 
 
 def told(*calls: tuple[str, str], text: str = "") -> Message:
@@ -156,21 +131,4 @@ def test_each_call_has_a_result_and_each_result_a_call() -> None:
         ToolResultPart("a", (TextPart("(no result)"),), failed=True),
         TextPart("wait"),
         TextPart("lost"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("block", "typed"),
-    [
-        ({"type": "thinking", "thinking": "a", "signature": "s"}, False),
-        ({"reasoningContent": {"reasoningText": {"text": "a"}}}, True),
-    ],
-)
-def test_turns_in_another_providers_form_are_told_by_their_text(
-    block: dict[str, object], typed: bool
-) -> None:
-    message: Message = {"role": "assistant", "content": "b", PROVIDER_BLOCKS: [block]}
-    assert read_conversation([user("x"), message], typed=typed).turns[1].parts == [TextPart("b")]
-    assert read_conversation([user("x"), message], typed=not typed).turns[1].parts == [
-        ProviderBlocks(block)
     ]

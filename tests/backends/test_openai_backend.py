@@ -123,18 +123,6 @@ def test_a_server_that_speaks_no_http_is_a_passing_failure(fs, content):
 # --- streams ----------------------------------------------------------------------------------
 
 
-def test_a_stream_is_asked_for_and_read(fs):
-    fs.set_script({"r1": [ok("one two three")]})
-    exchange = ask(fs.url, request(stream=True))
-    found = reply(exchange)
-    assert fs.requests[0].body["stream"] is True
-    assert fs.requests[0].body["stream_options"] == {"include_usage": True}
-    assert found.text == "one two three"
-    assert found.usage.completion == 3
-    assert exchange.sent < exchange.first_token <= exchange.done
-    assert found.ttft_ms == pytest.approx((exchange.first_token - exchange.sent) * 1000, abs=0.01)
-
-
 def test_whole_json_in_answer_to_a_stream_is_taken(fs):
     body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
     fs.set_script({"r1": [raw(body)], "r2": [raw(body, "text/event-stream")]})

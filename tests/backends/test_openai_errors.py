@@ -187,17 +187,6 @@ def test_validation_errors_name_the_place_and_leave_out_the_input():
     )
 
 
-def test_the_words_of_the_server_behind_a_gateway_are_shown():
-    body = {
-        "error": {
-            "message": "Provider returned error",
-            "code": 400,
-            "metadata": {"raw": "max_tokens must be positive"},
-        }
-    }
-    assert "Provider returned error: max_tokens must be positive" in status(400, body).message
-
-
 @pytest.mark.parametrize(
     ("body", "shown"),
     [

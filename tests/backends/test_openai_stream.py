@@ -104,26 +104,6 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
 
 
 @pytest.mark.parametrize(
-    ("chunks", "usage"),
-    [
-        (
-            [event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 3})],
-            Usage(5, None, 3),
-        ),
-        ([event(choices=[], usage=None)], Usage()),
-        ([event(choices=[])], Usage()),
-        ([event(usage={"prompt_tokens": 5})], Usage(5)),
-        ([event(choices=None, usage={"prompt_tokens": 5})], Usage(5)),
-        ([event(choices=[], usage={"prompt_tokens": 5}), event(choices=[], usage=None)], Usage(5)),
-        ([], Usage()),
-    ],
-)
-def test_counts_come_with_a_last_chunk_that_has_no_choices(chunks, usage):
-    reply = read(delta("a"), FINISH, *chunks, DONE)
-    assert (reply.text, reply.usage) == ("a", usage)
-
-
-@pytest.mark.parametrize(
     ("error", "kind", "passing"),
     [
         ({"error": {"message": "boom", "code": 500}}, "overloaded", True),

@@ -25,14 +25,6 @@ def joined(*chunks):
     return [(call.id, call.name, call.arguments) for call in joiner.result()]
 
 
-def test_several_entries_of_one_call_in_one_chunk_are_joined():
-    assert joined(
-        [entry(0, "a", "f"), entry(0, arguments='{"x"')],
-        [entry(0, arguments=":1}")],
-        [entry(0, "b", "g", "{}")],
-    ) == [("a", "f", '{"x":1}'), ("b", "g", "{}")]
-
-
 def test_calls_are_told_apart_by_index():
     assert joined(
         [entry(0, "a", "f", '{"x":'), entry(1, "b", "g", '{"y":')],
@@ -72,10 +64,6 @@ def test_arguments_may_be_an_object_or_missing():
     assert joined(
         [entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "h", {})]
     ) == [("a", "f", '{"x":1}'), ("b", "g", "{}"), ("c", "h", "{}")]
-
-
-def test_broken_arguments_are_kept_as_they_came():
-    assert joined([entry(0, "a", "f", '{"x":')]) == [("a", "f", '{"x":')]
 
 
 @pytest.mark.parametrize(
@@ -122,12 +110,6 @@ def test_every_backend_tells_each_call_once_with_its_whole_arguments(provider):
     reply, told = watched(provider)
     assert [[(c.id, c.name, json.loads(c.arguments)) for c in one] for one in told] == [list(CALLS)]
     assert list(reply.tool_calls) == told[0]
-
-
-@pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: provider.kind)
-def test_nothing_is_told_of_an_answer_that_comes_as_a_whole(provider):
-    reply, told = watched(provider, stream=False)
-    assert told == [] and len(reply.tool_calls) == 2
 
 
 def test_a_call_is_told_at_the_piece_that_ends_its_arguments():

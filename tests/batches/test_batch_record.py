@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagent.agents.conversation import ConversationState
 from bagent.backends.profile import DEFAULT_FORM
-from bagent.batches.files import BatchFileReader, BatchFiles, BatchFileWriter, BatchItem
 from bagent.batches.record import BatchRecord, Ledger, all_records, ledger_path, status_lines
-from bagent.types import Usage
-from support.batch_runs import row
 
 
 def record(number: int) -> BatchRecord:
@@ -51,25 +47,3 @@ def test_how_batches_stand_is_told_in_a_line_each(tmp_path: Path) -> None:
         "batch 2, b7 in_progress, 3 of 4 rows, 1 of them failed",
         "batch 3, to be sent, 4 rows",
     ]
-
-
-def test_rows_and_copies_of_a_batch_come_back_as_they_were(tmp_path: Path) -> None:
-    files = BatchFiles(tmp_path, "b-1")
-    writer = BatchFileWriter(files, 1, "/v1/x m", DEFAULT_FORM)
-    kept = ConversationState(
-        max_tokens=7, messages=[{"role": "user", "content": "\ud83d"}], usage=Usage(prompt=3)
-    )
-    items = [BatchItem(row(n, big=2**70, text="é\u2028"), n, kept) for n in range(3)]
-    for item in items:
-        writer.add(b"{}", item)
-    files.append_copy(BatchItem(row(9), 0, of=1))
-    writer.seal()
-    reader = BatchFileReader(files)
-    assert len(reader) == 3
-    assert [reader.item(n) for n in range(3)] == items
-    assert [item.row.index for item in reader.copies(1)] == [9]
-    assert list(reader.copies(0)) == []
-    reader.close()
-    assert (writer.rows, writer.bytes) == (3, files.requests.stat().st_size)
-    files.remove()
-    assert list((tmp_path / "batches").iterdir()) == []

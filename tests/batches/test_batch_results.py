@@ -109,17 +109,6 @@ def test_every_row_has_its_answer_and_no_second_batch_is_paid_for(
     assert len(server.made) == 1
 
 
-@pytest.mark.parametrize("left", [[], [0], [1, 3]])
-def test_only_the_rows_that_a_file_left_out_go_into_a_second_batch(
-    tmp_path: Path, left: list[int]
-) -> None:
-    server = OddServer(lambda lines: [line for n, line in enumerate(lines) if n in left])
-    run = run_through(tmp_path, server, 4)
-    assert run.error is None
-    assert {line["status"] for line in run.lines} == {"ok"}
-    assert [len(batch["lines"]) for batch in server.made] == [4, 4 - len(left)]
-
-
 def test_an_answer_with_the_name_of_another_batch_is_not_taken(tmp_path: Path) -> None:
     def renamed(lines: list[str]) -> list[str]:
         first: Any = json.loads(lines[0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from bagent.fleet.limits.concurrency import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
 
 
@@ -109,12 +107,6 @@ def test_a_number_of_the_users_own_is_never_passed():
     assert limit.value == 10
 
 
-@pytest.mark.parametrize(("start", "ceiling"), [(0, 10), (-5, 10), (1, 0), (5, -1)])
-def test_there_is_always_room_for_one(start, ceiling):
-    for growing in (True, False):
-        assert InFlightLimit(start, ceiling, growing=growing).value == 1
-
-
 # --- looks at the engine
 
 
@@ -132,23 +124,6 @@ def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it():
     assert (limit.value, limit.reason, limit.held) == (85, "30 wait", "30 wait")
     limit.allow_growth()
     assert (clean_round(limit), limit.reason) == (89, "clean round")
-
-
-def test_pressing_goes_no_lower_than_told_and_never_raises_a_limit():
-    limit = InFlightLimit(100, 1000)
-    limit.cut(1.0, "many wait", keep=0.5, least=72)
-    assert limit.value == 72
-    assert not limit.cut(2.0, "many wait", keep=0.5, least=90)
-    assert (limit.value, limit.held) == (72, "many wait")
-    for at in range(3, 60):
-        limit.cut(float(at), "many wait", keep=0.5)
-    assert limit.value == 1
-
-
-def test_a_limit_that_the_user_gave_is_not_pressed():
-    limit = InFlightLimit(64, 1000, growing=False)
-    assert not limit.cut(1.0, "many wait")
-    assert limit.value == 64
 
 
 def test_quiet_looks_make_rounds_add_more():

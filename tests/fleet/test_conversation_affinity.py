@@ -42,11 +42,3 @@ async def test_a_much_busier_endpoint_is_not_waited_for():
     await second_turns(s, {1: "home", 2: "other"})
     sent = {row: name for _, name, row in s.backend.sent}
     assert (sent[1], sent[2]) == ("other", "other")
-
-
-@on_jumping_clock
-async def test_rows_of_an_endpoint_that_has_gone_are_taken_by_the_others():
-    s = setup({"home": always(), "other": always()}, limit=8)
-    s.fleet.leave(["home"])
-    await second_turns(s, {1: "home", 2: "never there"})
-    assert s.backend.shares == {"other": 2}

@@ -156,16 +156,6 @@ def test_a_closed_connection_costs_no_try_but_not_for_ever():
     assert run_jumping(main(2)).recorder.failures
 
 
-def test_lessons_cost_no_try_however_many_endpoints_teach_them():
-    def teacher(row, number):
-        return Answer(LASTING, 0.1, learned=True) if number == 0 else Answer()
-
-    scripts = {f"e{i}": teacher for i in range(10)}
-    s = run_rows(scripts, 1, limit=1, retry=RetryPolicy(retries=0))
-    assert s.recorder.replies
-    assert len(s.attempts) == 11
-
-
 def test_an_error_of_a_handler_stops_the_run():
     async def main():
         s = setup({"a": always()})

@@ -48,23 +48,6 @@ def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_t
     assert sum("answers again" in one for one in s.notices) == 4
 
 
-def test_an_endpoint_that_answers_a_probe_costs_tries():
-    scripts = {"a": lambda row, number: Answer(REFUSED if row == 0 else GOOD, 0.01)}
-    s = run_rows(scripts, 100, retry=RetryPolicy(retries=2))
-    assert s.tries()[0] == 3
-    assert s.recorder.failures[0][0].message == "connection refused (3 tries)"
-    assert s.notices == []
-
-
-@on_jumping_clock
-async def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
-    s = setup({"a": always(REFUSED, 0.01), "b": always(seconds=0.05)}, limit=2, probes=DOWN)
-    s.backend.probe_seconds = 5.0
-    await s.run(100)
-    assert s.backend.shares["a"] == 2
-    assert len(s.backend.probed) >= 1
-
-
 def test_one_lost_connection_of_a_busy_endpoint_stops_nothing_and_counts():
     def script(row, number):
         return Answer(REFUSED, 5.0) if row == 0 else Answer(GOOD, 0.1)

@@ -124,19 +124,6 @@ def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None
     assert verdict.least == pytest.approx(22)
 
 
-def test_answers_sent_before_a_cut_are_no_reason_for_another() -> None:
-    signal = LoadFeedback()
-    answers(signal, 0.0, 4.0, 0.2)
-    signal.judge(1.0, None, 40)
-    for at in (2.0, 4.0):
-        answers(signal, at, 8.0, 4.2)
-        last = signal.judge(at + 1, None, 40)
-    assert last.action == "cut"
-    for at in (6.0, 8.0, 10.0):
-        answers(signal, 4.5, 8.0, 4.2)
-        assert signal.judge(at, None, 40).action == "hold"
-
-
 def test_longer_answers_further_on_are_held_against_an_engine_for_ten_minutes_only() -> None:
     signal = LoadFeedback()
     answers(signal, 0.0, 1.0, None)

@@ -169,18 +169,3 @@ def test_a_rest_that_answers_contradict_is_disregarded_and_named(left, reset):
     assert words[0] == ("allows 600 requests a minute" if reset is None else words[0])
     assert [HEADER in line for line in words] == [False, False, False, True, False, False]
     assert account.wait(20.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    "rests", [[3, 2, 1, 0], [0, 5, 0, 5, 0, 5, 0, 5], [50, 50, 50, 50, 50], [0, 0, 0]]
-)
-def test_a_rest_that_may_be_true_is_kept(rests):
-    account = Account(None, None, 120.0, hosted=True)
-    for rest in rests:
-        told = Allowance(600, rest, 3000.0, header=HEADER)
-        assert "disregarded" not in account.update_limits(
-            0.0, RateLimits(0.0, told), account.start(0.0)
-        )
-    for _ in range(rests[-1]):
-        account.start(0.0)
-    assert account.wait(20.0) > 0

@@ -27,15 +27,6 @@ def starts(pace, count, at=0.0, late=0.0):
     return times
 
 
-def test_the_longest_of_several_waits_counts():
-    pace = RequestPacer(None, 120)
-    pace.on_refusal(0.0, 10.0, 5.0)
-    pace.on_refusal(0.0, 10.1, 2.0)
-    assert pace.pause_remaining(10.1) == pytest.approx(4.9)
-    pace.on_refusal(0.0, 10.2, 60.0)
-    assert pace.pause_remaining(10.2) == pytest.approx(60.0)
-
-
 def test_pauses_double_where_the_server_names_none():
     pace = RequestPacer(None, 1000)
     now, pauses = 0.0, []
@@ -90,14 +81,6 @@ def test_a_fixed_rate_is_never_passed_in_any_minute(per_minute):
     times = starts(RequestPacer(per_minute, 120), 5 * per_minute + 3)
     for first, later in zip(times, times[per_minute:], strict=False):
         assert later - first >= 60 - 1e-6
-
-
-def test_a_learned_rate_never_passes_the_fixed_one():
-    pace = RequestPacer(600, 120)
-    pace.on_refusal(0.0, 1.0, None)
-    for step in range(5000):
-        pace.on_success(3 + step / 10, 2.5 + step / 10)
-    assert pace.rate == 10.0
 
 
 # --- against servers that count -----------------------------------------------------------------

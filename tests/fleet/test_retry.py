@@ -113,14 +113,3 @@ def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
         streams.append(call.request.stream)
     assert streams == [True, True, True, True, False, False]
     assert first.stream  # who made the request has it unchanged
-
-
-def test_a_row_whose_server_only_streams_goes_back_to_streams_for_good():
-    call = streamed_call(attempts=4)
-    assert not adapt_streaming(call, BUSY)
-    lasting = Failure("rejected", "HTTP 400: this model only streams", status=400)
-    assert adapt_streaming(call, lasting)
-    assert call.request.stream
-    assert not adapt_streaming(call, lasting)  # now the refusal is the row's own
-    assert not adapt_streaming(call, BUSY)
-    assert call.request.stream

@@ -29,14 +29,6 @@ def test_a_slow_endpoint_is_too_slow_once_little_is_left():
     assert not ending.is_too_slow("fast", now, remaining=0)
 
 
-def test_nothing_is_judged_before_enough_was_seen():
-    ending = TailRule()
-    for number in range(20):
-        ending.add("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
-    assert not ending.is_too_slow("slow", 20.0, remaining=0)
-    assert not ending.is_too_slow("unknown", 20.0, remaining=0)
-
-
 def test_a_copy_that_is_not_needed_before_it_is_sent_leaves_its_slot_free():
     async def main():
         gate = asyncio.Event()

@@ -145,18 +145,6 @@ def context_overflow(limit: int = 4096, tokens: int = 5000) -> Reply:
     return status(400, error_body(400, text, "BadRequestError"))
 
 
-def context_overflow_openai(limit: int = 4096, tokens: int = 5000) -> Reply:
-    """Build the 400 that OpenAI answers to a prompt longer than its context."""
-    error = {
-        "message": f"This model's maximum context length is {limit} tokens. However, your "
-        f"messages resulted in {tokens} tokens.",
-        "type": "invalid_request_error",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
-    return status(400, {"error": error})
-
-
 def raw(
     content: bytes | str, content_type: str = "application/json", status: int = 200, **fields: Any
 ) -> Reply:
