@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.jobs import rows, write_job, write_rows
+from support.jobs import write_job
 from support.replies import echo, error_body, raw, status
 from support.stage_jobs import NO_TABLES, RUN
 
@@ -69,18 +69,6 @@ def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     again = bagent(["run", "job.yaml", "--progress", "json"])
     first = next(event for event in events(again) if event["event"] in ("progress", "end"))
     assert first["total"] == 6
-
-
-def test_an_edited_row_counts_once(fs, job_dir, bagent):
-    fs.set_script({"r1": [*REFUSED, echo()], "*": [echo()]})
-    write_job(job_dir, fs.url, 4)
-    assert bagent(["run", "job.yaml"]).code == 1
-    first, second, *others = rows(4)
-    edited = [row | {"text": "edited"} for row in (first, second)]
-    write_rows(job_dir / "rows.jsonl", [*edited, *others])
-    done = bagent(["run", "job.yaml", "--progress", "json"])
-    end = next(event for event in events(done) if event["event"] == "end")
-    assert (done.code, end["total"], end["ok"], end["failed"]) == (0, 4, 4, 0)
 
 
 SECTIONS = [{"name": name, "prompt": "id={{ id }} {{ board }}"} for name in ("one", "two")]
