@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from itertools import count
 
 import pytest
 
-from bagent.backends.anthropic.backend import AnthropicBackend
 from bagent.backends.base import Timeouts
-from bagent.backends.bedrock.backend import BedrockBackend
-from bagent.backends.engines.metrics import LoadReader
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.clocks import SteadyUnix, unix
-from bagent.tools.executor import ToolExecutor
+from bagent.clocks import SteadyUnix
 from support.backend_calls import endpoint, request
 from support.routes_server import routes_server
 
@@ -49,17 +44,3 @@ def test_a_wall_clock_that_is_set_during_a_request_shows_in_no_time_of_it(jump):
     exchange = asyncio.run(main())
     assert exchange.first_byte is not None
     assert NOON < exchange.sent < exchange.first_byte <= exchange.done < NOON + 60
-
-
-@pytest.mark.parametrize(
-    ("maker", "name"),
-    [
-        (OpenAIBackend, "clock"),
-        (AnthropicBackend, "clock"),
-        (BedrockBackend, "clock"),
-        (LoadReader, "clock"),
-        (ToolExecutor, "wall"),
-    ],
-)
-def test_whatever_measures_does_so_by_steady_stamps(maker, name):
-    assert inspect.signature(maker).parameters[name].default is unix

@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import bagent
+from support.sources import PACKAGE, trees
 
-PACKAGE = Path(bagent.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
 Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_modules_classes_functions_and_methods_that_are_public_have_a_docstring() -> None:
-    assert len(FILES) > 100
-    found = {str(path.relative_to(PACKAGE)): silent(path.read_text("utf-8")) for path in FILES}
+    found = {path: silent(tree) for path, tree in trees().items()}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -24,7 +21,8 @@ def test_the_docstring_of_a_package_names_its_modules() -> None:
     """Commands have a file each by their names, and README names the packages."""
     missing = {
         str(folder.relative_to(PACKAGE)): names
-        for folder in {path.parent for path in FILES} - {PACKAGE, PACKAGE / "cli" / "commands"}
+        for folder in {(PACKAGE / path).parent for path in trees()}
+        - {PACKAGE, PACKAGE / "cli" / "commands"}
         if (names := unnamed(folder))
     }
     assert missing == {}
@@ -32,7 +30,8 @@ def test_the_docstring_of_a_package_names_its_modules() -> None:
 
 def unnamed(folder: Path) -> list[str]:
     """The modules and packages in a folder that its docstring does not name."""
-    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+    init = (folder / "__init__.py").relative_to(PACKAGE).as_posix()
+    text = ast.get_docstring(trees()[init]) or ""
     inner = [path.parent.name for path in folder.glob("*/__init__.py")]
     modules = [path.stem for path in folder.glob("[a-z]*.py")]
     return [name for name in sorted(modules + inner) if not re.search(rf"\b{name}\b", text)]
@@ -40,12 +39,11 @@ def unnamed(folder: Path) -> list[str]:
 
 def test_what_is_silent_is_found_by_name_and_private_names_may_be() -> None:
     text = "class A:\n  def b(self): ...\n  def _c(self): ...\nclass _D:\n  def e(self): ...\n"
-    assert silent(text) == ["the module", "A", "A.b"]
+    assert silent(ast.parse(text)) == ["the module", "A", "A.b"]
 
 
-def silent(text: str) -> list[str]:
-    """The public names of a module without a docstring, methods by class and name."""
-    tree = ast.parse(text)
+def silent(tree: ast.Module) -> list[str]:
+    """Return the public names of a module without a docstring, methods by class and name."""
     found = ["the module"] if ast.get_docstring(tree) is None else []
     return found + [name for name, node in _public(tree, "") if ast.get_docstring(node) is None]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
-import bagent
+from support.sources import nodes
 
-PACKAGE = Path(bagent.__file__).parent
 ERRORS = {
     *("UsageError", "JobError", "InputError", "SchemaError", "HostfileError", "OwnedError"),
     *("ChangedError", "MissingPackage", "WriteError", "StoppedEarly", "NeedsPerson"),
@@ -31,14 +29,18 @@ class Message:
     hint: str | None
 
 
-def messages() -> Iterator[Message]:
-    """Yield the messages of all errors that are made in the package."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+@cache
+def messages() -> list[Message]:
+    """Return the messages of all errors that are made in the package."""
+    made = []
+    for path, inside in nodes().items():
+        for node in inside:
             if isinstance(node, ast.Call) and node.args and _name(node.func) in ERRORS:
                 hints = [_text(item.value) for item in node.keywords if item.arg == "hint"]
-                place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
-                yield Message(place, _text(node.args[0]), hints[0] if hints else None)
+                hint = hints[0] if hints else None
+                made.append(Message(f"{path}:{node.lineno}", _text(node.args[0]), hint))
+    assert len(made) > 400
+    return made
 
 
 def _name(function: ast.expr) -> str:
@@ -57,10 +59,8 @@ def _text(node: ast.expr) -> str:
 
 
 def test_every_error_says_what_to_type_or_repeats_the_cause() -> None:
-    listed = list(messages())
-    assert len(listed) > 400
     # Errors of the pages of bagent view are read in a browser, where nothing is typed.
-    typed = [m for m in listed if not m.place.startswith("view/")]
+    typed = [m for m in messages() if not m.place.startswith("view/")]
     silent = [m for m in typed if m.hint is None and not OTHERS.search(m.text)]
     assert silent == []
 

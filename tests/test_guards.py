@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-import bagent
+from support.sources import PACKAGE, nodes
 
-PACKAGE = Path(bagent.__file__).parent
 ROOT = PACKAGE.parent
-Trees = dict[str, ast.Module]
 
 CALLS = {
     "a shell": (
@@ -30,52 +27,29 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def modules() -> Trees:
-    """The syntax trees of the package by path."""
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8"))
-        for path in PACKAGE.rglob("*.py")
-    }
-
-
-@pytest.fixture(scope="module")
-def calls(modules: Trees) -> dict[str, set[str]]:
-    """The dotted names that each module calls."""
-    return {module: set(called(tree)) for module, tree in modules.items()}
-
-
-def called(tree: ast.AST) -> Iterator[str]:
-    """The dotted names that a module calls."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if re.fullmatch(r"[\w.]+", name):
-                yield name
+@cache
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """Return each call of the package: its module, the dotted name that it calls, its node."""
+    return [
+        (module, ast.unparse(node.func), node)
+        for module, inside in nodes().items()
+        for node in inside
+        if isinstance(node, ast.Call)
+    ]
 
 
 @pytest.mark.parametrize(("pattern", "guards"), CALLS.values(), ids=CALLS)
-def test_only_the_guard_of_a_place_calls_what_acts_on_data(
-    pattern: str, guards: set[str], calls: dict[str, set[str]]
-) -> None:
-    callers = {
-        module
-        for module, names in calls.items()
-        if any(re.fullmatch(pattern, name) for name in names)
-    }
+def test_only_the_guard_of_a_place_calls_what_acts_on_data(pattern: str, guards: set[str]) -> None:
+    callers = {module for module, name, _ in calls() if re.fullmatch(pattern, name)}
     assert callers <= guards
 
 
-def test_no_program_is_started_by_a_shell(modules: Trees) -> None:
-    keywords = [
-        (module, node.lineno)
-        for module, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg == "shell" and ast.unparse(keyword.value) != "False"
-    ]
-    assert keywords == []
+def test_no_program_is_started_by_a_shell_and_clients_follow_no_redirect() -> None:
+    for module, name, node in calls():
+        values = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        assert values.get("shell", "False") == "False", (module, node.lineno)
+        if name.endswith(("session.get", "session.post", "_opened().get")):
+            assert values.get("allow_redirects") == "False", (module, node.lineno)
 
 
 SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
@@ -87,28 +61,16 @@ ARGV_OF_A_SHELL = {
 }
 
 
-def test_every_argv_that_begins_with_a_shell_is_known(modules: Trees) -> None:
+def test_every_argv_that_begins_with_a_shell_is_known() -> None:
     result = {
         module
-        for module, tree in modules.items()
-        for node in ast.walk(tree)
+        for module, inside in nodes().items()
+        for node in inside
         if isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1
         if isinstance(node.elts[0], ast.Constant) and isinstance(node.elts[0].value, str)
         if SHELLS.fullmatch(node.elts[0].value) and "-c" in ast.unparse(node)
     }
     assert result <= ARGV_OF_A_SHELL.keys()
-
-
-def test_clients_follow_no_redirect(modules: Trees) -> None:
-    for module, tree in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
-                ("session.get", "session.post", "_opened().get")
-            ):
-                keyword_values = {
-                    keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords
-                }
-                assert keyword_values.get("allow_redirects") == "False", (module, node.lineno)
 
 
 def test_the_page_on_trust_names_files_that_are_there() -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from functools import cache
 
-import pytest
+from support.sources import nodes, trees
 
-import bagent
-
-PACKAGE = Path(bagent.__file__).parent
 LAYERS = """
 library
 cli
@@ -44,54 +41,53 @@ VAGUE_NAMES = {
     *("_kept", "_said", "_shown", "_told", "_words"),
 }
 
-FILES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-"""Files by module."""
 
-Trees = dict[str, ast.Module]
-
-
-@pytest.fixture(scope="module")
-def trees() -> Trees:
-    """The syntax trees of the package by module."""
-    return {module: ast.parse(path.read_text("utf-8")) for module, path in FILES.items()}
+@cache
+def modules() -> dict[str, str]:
+    """Return the file of each module by its dotted name."""
+    names = {path: path.removesuffix(".py").removesuffix("/__init__") for path in trees()}
+    return {
+        "bagent" if path == "__init__.py" else f"bagent.{name.replace('/', '.')}": path
+        for path, name in names.items()
+    }
 
 
-def test_imports_go_down_the_layers(trees: Trees) -> None:
+def test_imports_go_down_the_layers() -> None:
     upwards = {
         f"{module} imports {imported}"
-        for module, tree in trees.items()
-        for imported in imports(ast.walk(tree))
+        for module, path in modules().items()
+        for imported in imports(nodes()[path])
         if module not in ("bagent", "bagent.__main__") and rank(imported) < rank(module)
     }
     assert upwards == set()
 
 
-def test_no_modules_import_each_other_at_the_top(trees: Trees) -> None:
-    graph = {module: set(imports(tree.body)) & set(FILES) for module, tree in trees.items()}
+def test_no_modules_import_each_other_at_the_top() -> None:
+    graph = {
+        module: set(imports(trees()[path].body)) & set(modules())
+        for module, path in modules().items()
+    }
     while removable := [name for name, targets in graph.items() if not targets & set(graph)]:
         for name in removable:
             del graph[name]
     assert graph == {}
 
 
-def test_no_two_public_classes_have_one_name(trees: Trees) -> None:
+def test_no_two_public_classes_have_one_name() -> None:
     homes = defaultdict(list)
-    for module, tree in trees.items():
-        for node in tree.body:
+    for module, path in modules().items():
+        for node in trees()[path].body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
-def test_local_names_say_what_a_value_is(trees: Trees) -> None:
+def test_local_names_say_what_a_value_is() -> None:
     """Words that fit any value tell a reader nothing; fields of records may have them."""
     offenders = [
-        f"{module}:{node.lineno}: {name}"
-        for module, tree in trees.items()
-        for function in ast.walk(tree)
+        f"{path}:{node.lineno}: {name}"
+        for path, inside in nodes().items()
+        for function in inside
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         for name in bound_names(node)
@@ -109,15 +105,15 @@ def bound_names(node: ast.AST) -> list[str]:
     return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
 
 
-def imports(nodes: Iterator[ast.AST] | list[ast.stmt]) -> Iterator[str]:
+def imports(among: Iterable[ast.AST]) -> Iterator[str]:
     """The modules of the package that the nodes import."""
-    for node in nodes:
+    for node in among:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bagent":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if name in FILES else str(node.module)
+                yield name if name in modules() else str(node.module)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in FILES)
+            yield from (alias.name for alias in node.names if alias.name in modules())
 
 
 def rank(module: str) -> int:

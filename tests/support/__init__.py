@@ -23,4 +23,5 @@ Commands and jobs: ``cli`` (fixture ``bagent``) runs a command in the test's own
 real one for tests with the marker ``process``; ``jobs`` writes jobs and reads results;
 ``agent_jobs``, ``stage_jobs`` and ``run_outcomes`` do so for agents, stages and whole runs.
 ``stored_runs`` makes a run directory without a run; ``report_pages`` and ``chromium`` read reports.
+``sources`` holds the texts and syntax trees of the package.
 """
