@@ -4,7 +4,6 @@ Servers that a test scripts, all on 127.0.0.1:
 
 - An OpenAI-compatible server: ``fake_server.FakeServer`` (fixture ``fs``) with ``replies``: what
   each row gets, attempt by attempt. It records requests and finds faults in them.
-  ``FakeProcess`` is the same server in a process of its own, for runs that get killed.
 - A hosted provider or an engine in its own protocol (OpenAI, Anthropic, Bedrock, vLLM, SGLang,
   Dynamo): ``provider_server`` with the protocols of ``provider_protocols``, ``provider_bedrock``
   and ``provider_engines``.

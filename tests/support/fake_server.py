@@ -1,43 +1,25 @@
-"""A small scripted LLM server on 127.0.0.1: in a thread of the test, or as a program.
+"""A small scripted LLM server on 127.0.0.1, in a thread of the test.
 
-In a test::
+::
 
     with FakeServer({"r1": [status(503), ok("yes")], "*": [echo()]}) as fs:
         ...  # send requests to fs.url
         assert fs.count("r1") == 2
-
-As a program, for tests that need its own process or speed (prints nothing; ends on SIGTERM)::
-
-    python tests/support/fake_server.py --port-file F [--script S.json] [--log L.jsonl]
-
-``S.json`` is ``{"script": {row: [reply, ...]}, "options": {...}}``; without it each prompt gets
-an answer made from its hash. ``L.jsonl`` gets one line per request that is over.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import hashlib
-import os
-import signal
 import ssl
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 from aiohttp import web
 
-if not __package__:  # started as a program: its neighbours are found from tests/
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from support.replies import Reply, Script
+from support.replies import Script
 from support.request_log import ReceivedRequest
 from support.server_handler import ScriptServer
 from support.server_options import Options
@@ -45,29 +27,7 @@ from support.server_options import Options
 Json = Any
 
 
-class Address:
-    """Where a server listens."""
-
-    port = 0
-    scheme = "http"
-
-    @property
-    def address(self) -> str:
-        """``127.0.0.1:PORT``, a hostfile line."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def base(self) -> str:
-        """The URL without a path."""
-        return f"{self.scheme}://{self.address}"
-
-    @property
-    def url(self) -> str:
-        """The base URL of an OpenAI-compatible API."""
-        return f"{self.base}/v1"
-
-
-class FakeServer(Address):
+class FakeServer:
     """The scripted server in a thread with its own event loop.
 
     Args:
@@ -96,6 +56,21 @@ class FakeServer(Address):
         self._allow_faults = allow_faults
         self.port = 0
         self._up: Listening | None = None
+
+    @property
+    def address(self) -> str:
+        """``127.0.0.1:PORT``, a hostfile line."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def base(self) -> str:
+        """The URL without a path."""
+        return f"{self.scheme}://{self.address}"
+
+    @property
+    def url(self) -> str:
+        """The base URL of an OpenAI-compatible API."""
+        return f"{self.base}/v1"
 
     @property
     def server(self) -> ScriptServer:
@@ -256,7 +231,6 @@ async def serve(
     web_server = web.Server(
         server.handle,
         handler_cancellation=True,
-        keepalive_timeout=server.options.keepalive,
         access_log=None,
     )
     runner = web.ServerRunner(web_server, shutdown_timeout=0.2)
@@ -269,133 +243,3 @@ async def serve(
     finally:
         server.shut()
         await runner.cleanup()
-
-
-class FakeProcess(Address):
-    """The scripted server in a process: fast, and untouched by what happens to the test.
-
-    Args:
-        folder: where its port file, script and log go.
-        script: as for :class:`FakeServer`.
-        options: the fields of :class:`support.server_options.Options`.
-    """
-
-    def __init__(self, folder: Path, script: Script | None = None, **options: Any) -> None:
-        self.folder = folder
-        self.port = 0
-        self._log = folder / "fake-server.log"
-        self._script = folder / "fake-server.json"
-        options.setdefault("keep_requests", False)
-        file = {"script": script, "options": options}
-        self._script.write_bytes(msgspec.json.encode(file))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Self:
-        """Start the process and wait until it listens, on the port of the last time if any.
-
-        Raises:
-            RuntimeError: it ended or did not listen within 20 seconds.
-        """
-        port_file = self.folder / "fake-server.port"
-        port_file.unlink(missing_ok=True)
-        command = [sys.executable, str(Path(__file__)), "--port-file", str(port_file)]
-        command += ["--script", str(self._script), "--log", str(self._log)]
-        command += ["--port", str(self.port)]
-        self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": ""})
-        end = time.monotonic() + 20
-        while not port_file.exists():
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the fake server did not start: {self._process.poll()}")
-            time.sleep(0.02)
-        self.port = int(port_file.read_text())
-        return self
-
-    def requests(self) -> list[dict[str, Any]]:
-        """Return the log: one entry per request that is over, in the order of ending."""
-        if not self._log.exists():
-            return []
-        whole = self._log.read_bytes().rpartition(b"\n")[0]
-        return [msgspec.json.decode(line) for line in whole.splitlines()]
-
-    def stop(self) -> None:
-        """End the process with SIGTERM and wait for it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(10)
-
-    def kill(self) -> None:
-        """End the process with SIGKILL, as a crash of the server would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(10)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-
-class ScriptFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What ``--script`` names."""
-
-    script: dict[str, list[Reply]] | None = None
-    options: Options = msgspec.field(default_factory=Options)
-
-
-def log_line(seen: ReceivedRequest) -> bytes:
-    """Return the line of the log for a request that is over."""
-    line = {
-        "number": seen.number,
-        "path": seen.path,
-        "rows": seen.rows,
-        "prompt_sha256": [hashlib.sha256(prompt.encode()).hexdigest() for prompt in seen.prompts],
-        "received": seen.received,
-        "answered": seen.answered,
-        "status": seen.status,
-        "cancelled": seen.cancelled,
-    }
-    return msgspec.json.encode(line) + b"\n"
-
-
-async def program(arguments: argparse.Namespace) -> None:
-    """Serve as a program until SIGTERM."""
-    file = ScriptFile(options=Options(keep_requests=False))
-    if arguments.script is not None:
-        file = msgspec.json.decode(arguments.script.read_bytes(), type=ScriptFile)
-    server = ScriptServer(file.script, file.options)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-
-    def up(port: int) -> None:
-        part = arguments.port_file.with_suffix(".part")
-        part.write_text(f"{port}\n")
-        part.rename(arguments.port_file)
-
-    if arguments.log is None:
-        await serve(server, arguments.port, up, stop)
-        return
-    with arguments.log.open("ab", buffering=0) as log:
-        server.on_end = lambda seen: log.write(log_line(seen))
-        await serve(server, arguments.port, up, stop)
-
-
-def run(main: Awaitable[None]) -> None:
-    """Run ``main`` on uvloop where it is installed, else on asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--port-file", type=Path, required=True)
-    parser.add_argument("--script", type=Path)
-    parser.add_argument("--log", type=Path)
-    run(program(parser.parse_args()))

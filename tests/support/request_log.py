@@ -49,7 +49,6 @@ class RequestLog:
     probes: list[ReceivedRequest] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    keep: bool = True
     received: int = 0
     in_flight: int = 0
     peak: int = 0
@@ -59,8 +58,7 @@ class RequestLog:
     def begin(self, seen: ReceivedRequest) -> None:
         """Note that a request for an answer came in."""
         with self.changed:
-            if self.keep:
-                self.requests.append(seen)
+            self.requests.append(seen)
             self.received += 1
             self.counts.update(seen.rows)
             self.in_flight += 1
@@ -80,8 +78,7 @@ class RequestLog:
     def probe(self, seen: ReceivedRequest) -> None:
         """Note a request that asks for no answer."""
         with self.changed:
-            if self.keep:
-                self.probes.append(seen)
+            self.probes.append(seen)
 
     def fault(self, message: str) -> None:
         """Note something that the client should not have done."""

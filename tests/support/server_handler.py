@@ -41,16 +41,13 @@ class ScriptServer:
     Attributes:
         edit: called with the body of each good answer and the request, before it is sent.
         check: called with each request; text that it returns is a 400 and a fault.
-        on_end: called with each request once it is over.
     """
 
     def __init__(self, script: Script | None, options: Options) -> None:
         self.options = options
-        self.ledger = RequestLog(keep=options.keep_requests)
+        self.ledger = RequestLog()
         self.edit: Callable[[Json, ReceivedRequest], Json] | None = None
         self.check: Callable[[ReceivedRequest], str | None] | None = None
-        self.on_end: Callable[[ReceivedRequest], object] | None = None
-        self.healthy = options.health_status
         self._row = re.compile(options.row_pattern)
         self._decoder = msgspec.json.Decoder()
         self._recent: deque[float] = deque()
@@ -139,21 +136,17 @@ class ScriptServer:
             raise
         finally:
             self.ledger.end(seen, status)
-            if self.on_end is not None:
-                self.on_end(seen)
 
     async def _admit(
         self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
     ) -> web.StreamResponse:
         options = self.options
-        if options.drop_reused and seen.reused:
-            return _drop(request, reset=False)
         if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
             return _error(401)
         if options.rate is not None and not self._within_rate(options.rate):
-            return _error(429, headers=options.rate_headers)
+            return _error(429)
         if options.capacity is not None and self._admitted >= options.capacity:
-            return _error(options.overload_status)
+            return _error(503)
         self._admitted += 1
         try:
             words = self._complaint(kind, seen)
@@ -205,8 +198,6 @@ class ScriptServer:
         if bad is not None:
             return await self._act(bad, request)
         schema = self.options.schema
-        if self.options.ignore_response_format:
-            seen.body.pop("response_format", None)
         body = response_bodies.response(kind, seen, replies, schema, self.options.model)
         self._reorder(body)
         if seen.body.get("return_prompt_text") and kind == "chat":
@@ -312,7 +303,7 @@ class ScriptServer:
         if seen.method == "GET" and (kind_of(path) or path.endswith("tokenize")):
             return _json({"detail": "Method Not Allowed"}, 405)
         if path.endswith("/health"):
-            return web.Response(status=self.healthy)
+            return web.Response()
         if path.endswith("/version"):
             return _json({"version": options.version})
         if path.endswith("/metrics"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from support import replies
-from support.fake_server import FakeProcess, FakeServer
+from support.fake_server import FakeServer
 from support.replies import ok, status
 
 Json = Any
@@ -104,7 +103,7 @@ def test_a_row_that_the_script_does_not_know_fails_the_test() -> None:
 
 def test_rate_and_capacity_refuse_what_is_above_them() -> None:
     bodies = [chat(f"r{n}") for n in range(8)]
-    with FakeServer(rate=5, rate_headers={"Retry-After": "1"}) as fs:
+    with FakeServer(rate=5) as fs:
         assert sorted(code for code, _ in send(fs.url, *bodies)) == [200] * 5 + [429] * 3
     with FakeServer({"*": [replies.gated(ok())]}, capacity=3) as fs:
 
@@ -141,15 +140,3 @@ def test_a_scripted_stream_ends_as_told(end: Any, well: bool, tail: bytes) -> No
         got, ended_well = asyncio.run(read_stream(fs.url, chat("r1")))
     assert ended_well is well
     assert got.endswith(tail)
-
-
-def test_the_process_plays_a_script_and_logs_requests(tmp_path: Path) -> None:
-    with FakeProcess(tmp_path, {"r1": [status(503), ok("yes")], "*": [replies.canned()]}) as fs:
-        codes = [send(fs.url, chat("r1"))[0][0] for _ in range(2)]
-        port = fs.port
-        fs.kill()
-        assert codes == [503, 200]
-        assert [line["status"] for line in fs.requests()] == [503, 200]
-        assert fs.requests()[1]["rows"] == ["r1"]
-        fs.start()
-        assert fs.port == port
