@@ -45,7 +45,7 @@ def talk(random: Random) -> list[Message]:
     return messages
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_any_conversation_keeps_its_messages_pairs_and_prompt(seed: int) -> None:
     random = Random(seed)
     messages = talk(random)
@@ -77,17 +77,11 @@ def test_the_oldest_answers_are_cut_first_and_the_last_turns_only_if_needed() ->
     assert left[0] <= SHORT and left[1] == left[2] > SHORT
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        ("Count.", "Count.\n\nSummary of the work so far, in place of the turns themselves:\nTwo."),
-        ("", "Summary of the work so far, in place of the turns themselves:\nTwo."),
-        (None, "Summary of the work so far, in place of the turns themselves:\nTwo."),
-    ],
-)
-def test_a_summary_stands_at_the_end_of_the_prompt(content: Any, found: str) -> None:
-    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": content}]
-    assert with_summary(prompt, "Two.") == [prompt[0], {"role": "user", "content": found}]
+def test_a_summary_stands_at_the_end_of_the_prompt() -> None:
+    text = "Summary of the work so far, in place of the turns themselves:\nTwo."
+    for content, whole in (("Count.", f"Count.\n\n{text}"), ("", text), (None, text)):
+        prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": content}]
+        assert with_summary(prompt, "Two.") == [prompt[0], {"role": "user", "content": whole}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "Count."}]}]
     (message,) = with_summary(parts, "Two.")
     first, last = message["content"]

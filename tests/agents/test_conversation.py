@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,15 @@ class Prompt:
         raise AssertionError("it is a chat")
 
 
-def conversation(*, error: str | None = None, context: int | None = None, **rules) -> Conversation:
+def conversation(
+    *, error: str | None = None, context: int | None = None, data=None, **rules
+) -> Conversation:
     schema = OutputSchema.load({"type": "integer"}, base=Path())
     plan = StagePlan("main", Prompt(), CallSettings("m", {}, {}), schema, TokenBudget(context))
     for name, value in rules.items():
         setattr(plan, name, value)
-    return Conversation(plan, Row(0, 1, "r", {"text": "How many?"}, "rows", 1, error=error), 0)
+    fields = {"text": "How many?"} if data is None else data
+    return Conversation(plan, Row(0, 1, "r", fields, "rows", 1, error=error), 0)
 
 
 def opened(talk: Conversation) -> Call:
@@ -117,18 +122,15 @@ def test_a_reply_without_an_answer_is_a_passing_failure_whose_tokens_count():
     assert (outcome.status, outcome.prompt_tokens) == ("ok", 14)
 
 
-@pytest.mark.parametrize("delivery", [HERE, None])
-def test_a_failed_call_is_the_outcome_with_its_message(delivery):
-    talk = conversation()
+def test_a_failed_call_is_the_outcome_with_its_message():
     failure = Failure("timeout", "no time left", passing=True)
-    outcome = talk.handle(opened(talk), CallResult(failure, delivery))
-    assert isinstance(outcome, Outcome)
-    assert (outcome.status, outcome.error_kind, outcome.error) == (
-        "failed",
-        "timeout",
-        "no time left",
-    )
-    assert outcome.endpoint == ("here" if delivery else None)
+    for delivery in (HERE, None):
+        talk = conversation()
+        outcome = talk.handle(opened(talk), CallResult(failure, delivery))
+        assert isinstance(outcome, Outcome)
+        found = (outcome.status, outcome.error_kind, outcome.error)
+        assert found == ("failed", "timeout", "no time left")
+        assert outcome.endpoint == ("here" if delivery else None)
 
 
 def test_a_conversation_goes_on_in_another_process_as_it_would_have_in_this_one():
@@ -143,3 +145,24 @@ def test_a_conversation_goes_on_in_another_process_as_it_would_have_in_this_one(
     assert call.request.messages == again.request.messages
     outcome = answer(other, call, "four")
     assert (outcome.status, outcome.turns, outcome.prompt_tokens) == ("invalid", 2, 14)
+
+
+class Data(dict):
+    """A row's fields, which can be watched."""
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_row_that_ended_is_freed_without_the_garbage_collector(good):
+    data = Data(text="hello")
+    gone = weakref.ref(data)
+    gc.disable()
+    try:
+        talk = conversation(data=data)
+        call = opened(talk)
+        failure = Failure("rejected", "no")
+        outcome = answer(talk, call, "3") if good else talk.handle(call, CallResult(failure, HERE))
+        del data, talk, call
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert outcome.status == ("ok" if good else "failed")

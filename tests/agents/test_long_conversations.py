@@ -50,16 +50,6 @@ def test_old_answers_are_cut_before_the_context_is_full_and_no_pair_is_broken(jo
     assert told["after_tokens"] <= 0.85 * 2000
 
 
-def test_nothing_is_cut_where_everything_fits(job_dir, bagent):
-    with FakeServer(
-        {"*": [*tells(1500, 1500), ok("the end")]}, max_model_len=32768, flavour="vllm"
-    ) as fs:
-        agent_job(job_dir, fs.url)
-        assert bagent(["run", "job.yaml"]).code == 0
-        assert [len(text) for text in answers_in(fs.requests[-1].body)] == [1500, 1500]
-    assert compactions(job_dir) == []
-
-
 def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     rows = [{"id": "r1", "text": "text"}]
     with FakeServer(
@@ -93,18 +83,6 @@ def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     prompt, completion = 7 + 50 * len(summing), 3 + 20 * len(summing)
     assert (row["prompt_tokens"], row["completion_tokens"]) == (prompt, completion)
     assert row["cost_usd"] == pytest.approx((prompt * 10 + completion * 100) / 1e6)
-
-
-def test_without_a_summary_old_answers_are_cut(job_dir, bagent):
-    with FakeServer(
-        max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b"
-    ) as fs:
-        turns = [*tells(1500, 1500, 1500, 1500), ok("the end")]
-        fs.set_script({"r1": turns, "assistant": [ok("")]})
-        agent_job(job_dir, fs.url, agent={"max_turns": 9, "compact": {"model": "small-model"}})
-        assert bagent(["run", "job.yaml"]).code == 0
-        check_pairs(fs.requests[-1].body)
-    assert compactions(job_dir)[0]["by"] == "cutting"
 
 
 def test_a_conversation_that_the_server_finds_too_long_is_cut_once_and_asked_again(job_dir, bagent):

@@ -72,15 +72,6 @@ def test_each_endpoint_is_tried_once_whatever_the_number_of_rows(job_dir, bagent
     assert sum(map(len, asked)) == 2 + 2 * 12
 
 
-def test_an_answer_that_rambled_on_to_the_limit_is_asked_for_with_the_schema(job_dir, bagent):
-    with FakeServer({"*": [BOUND, ADD, ok("well, well", "length"), ok('{"sum": 3}')]}) as fs:
-        row = run_on(own(fs), job_dir, bagent)["r1"]
-        last = fs.requests[-1].body
-    assert last["tool_choice"] == "none" and "response_format" in last
-    assert "cut off" in last["messages"][-1]["content"]
-    assert row["output"] == {"sum": 3}
-
-
 def test_a_server_that_the_job_says_combines_both_is_asked_for_both_at_once(job_dir, bagent):
     with FakeServer({"*": [ADD, ok('{"sum": 3}')]}) as fs:
         run_on(fs.url, job_dir, bagent, output={"enforce": "native"})

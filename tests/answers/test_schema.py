@@ -320,3 +320,32 @@ def test_a_reference_to_an_official_metaschema_needs_no_network(draft):
     schema = OutputSchema.load({"properties": {"schema": reference}}, base=Path())
     assert schema.accepts({"schema": {"properties": {"a": {"type": "string"}}}})
     assert not schema.accepts({"schema": {"properties": {"a": {"type": 5}}}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "theirs"),
+    [
+        # decimal multiples: exact decimals here, binary floats there
+        ({"multipleOf": 0.1}, 0.3, False),
+        ({"multipleOf": 0.01}, 4.35, False),
+        # patterns: ECMA-262 here, Python's re there
+        ({"pattern": "^a$"}, "a\n", True),
+        ({"pattern": r"^\d$"}, "٣", True),
+        ({"pattern": r"^\w$"}, "é", True),
+        ({"format": "email"}, "a b@example.org", True),
+        ({"format": "regex"}, "(?P<x>a)", True),
+    ],
+)
+def test_where_jsonschema_judges_otherwise_it_does_not_decide(spec, value, theirs):
+    """An upgrade of either that changes what users of ``jsonschema`` should expect is seen here."""
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator
+    assert validator(spec, format_checker=validator.FORMAT_CHECKER).is_valid(value) is theirs
+    assert load(spec).accepts(value) is not theirs
+    assert bool(load(spec).explain(value)) is theirs
+
+
+@pytest.mark.parametrize("pattern", [r"a\Z", r"(?a:x)"])
+def test_patterns_of_python_only_are_refused_at_load(pattern):
+    assert "regex" in failing({"pattern": pattern})

@@ -13,7 +13,8 @@ import pytest
 from bagent.backends.http.client import Transport
 from bagent.bench.monitors import ClientState, ClientWatch, ServerWatch, client_limits
 from bagent.bench.plan import BenchTarget
-from bagent.bench.records import RowFile
+from bagent.bench.records import ClientRow, RowFile
+from bagent.errors import WriteError
 from bagent.fleet.hostfile import hosts_in
 from bagent.servers.resolve import host_endpoints
 from support.jumping_loop import in_event_loop
@@ -77,3 +78,21 @@ async def test_a_loop_that_is_held_up_is_seen_as_late() -> None:
     lags = watch.lags_us
     assert max(lags) > 70_000
     assert cpu == 2.5
+
+
+ROW = ClientRow(0, 0, 1.0, 0.5, [1, 2])
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.symlink_to("/dev/full")
+    file = RowFile(path)
+    file.write(ROW)
+    for step in (file.flush, file.close):
+        with pytest.raises(WriteError, match=r"cannot write .*rows.jsonl: No space left on device"):
+            step()
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="No such file or directory"):
+        RowFile(tmp_path / "gone" / "rows.jsonl")

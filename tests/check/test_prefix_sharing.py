@@ -45,6 +45,7 @@ def test_blocks_are_counted_by_how_many_rows_share_them(
     assert shares is not None
     found = (shares.by_all, shares.by_most, shares.by_some, shares.by_none)
     assert found == pytest.approx((by_all, by_most, by_some, by_none))
+    assert sum(found) == pytest.approx(shares.prompt)
 
 
 def test_text_is_cut_by_its_bytes_per_token() -> None:
@@ -52,14 +53,6 @@ def test_text_is_cut_by_its_bytes_per_token() -> None:
     found = count_shares([PromptBytes(text, len(text) / 3) for text in texts], 3.0)
     assert found is not None
     assert found.by_all == 2 * BLOCK  # 96 bytes are 32 tokens
-
-
-def test_the_four_kinds_add_up_to_the_prompt() -> None:
-    prompts = [prompt(*range(16 * (n % 3)), *range(7 * n, 7 * n + 30)) for n in range(9)]
-    found = count_shares(prompts, PACKED)
-    assert found is not None
-    total = found.by_all + found.by_most + found.by_some + found.by_none
-    assert total == pytest.approx(found.prompt)
 
 
 def test_one_prompt_shares_nothing_that_can_be_told() -> None:
@@ -131,12 +124,9 @@ def test_where_it_does_not_the_sum_or_the_reason_is_said(
     assert (found.warms, found.why) == (False, why)
 
 
-def test_an_own_engine_is_warmed_where_the_job_says_always(tmp_path: Path) -> None:
-    found = advice(tmp_path, OWN | {"batching": {"prefix": "always"}}, 2000.0, 500)
-    assert (found.warms, found.rows) == (True, 256)
-
-
 def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:
     keys = OWN | {"batching": {"prefix": "always"}}
+    found = advice(tmp_path, keys, 2000.0, 500)
+    assert (found.warms, found.rows) == (True, 256), "an own engine where the job says always"
     assert advice(tmp_path, keys, 2000.0, 100, endpoints=20).rows == 5
     assert advice(tmp_path, keys | {"limits": {"per_endpoint": 8}}, 2000.0, 100).rows == 8

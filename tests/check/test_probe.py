@@ -57,13 +57,6 @@ def test_an_engine_tells_model_context_and_version(tmp_path: Path) -> None:
     assert found.version == "0.33.0"
 
 
-def test_a_server_that_tells_little_is_alive(tmp_path: Path) -> None:
-    with FakeServer(flavour="openai") as fs:
-        (found,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
-    assert found.alive and found.failure is None
-    assert found.version is found.kv_tokens is None
-
-
 def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> None:
     with FakeServer(model="a") as one, FakeServer(model="b") as two:
         three = FakeServer().start()
@@ -108,8 +101,6 @@ def test_simulated_engines_are_not_started(tmp_path: Path, head: str) -> None:
     [
         ("name: x", UsageError),
         ("backend: vllm", UsageError),
-        ("backend: openai", UsageError),
-        ("backend: anthropic", UsageError),
         ("backend: local://missing.gguf", BagentError),
         ("backend: sim://?replica=2", UsageError),
         ("hostfile: missing.txt", HostfileError),

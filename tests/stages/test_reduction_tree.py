@@ -11,10 +11,11 @@ import pytest
 from bagent.stages.expand import pieces
 from bagent.stages.reduction_tree import GroupBuilder, ReductionGroupRule, shortened
 from bagent.stages.row import Response, StageRow, estimate, input_item
+from bagent.stages.slots import OrderedReader, Slot
 from bagent.types import Row
 
 
-def item(number: int, tokens: int) -> StageRow:
+def item(number: int, tokens: int = 1) -> StageRow:
     made = input_item(Row(number, number, f"r{number}", {}, "", 0))
     return msgspec.structs.replace(made, tokens=tokens)
 
@@ -72,3 +73,20 @@ def test_what_is_too_long_is_cut_and_says_by_how_much(field):
     assert estimate(msgspec.json.encode(short.printed_fields())) <= 200
     assert "characters left out]" in str(short.printed_fields())
     assert shortened(long, None) is long
+
+
+def numbers(items: list[StageRow]) -> list[int]:
+    return [one.row.index for one in items]
+
+
+def test_a_thousand_known_tickets_do_not_nest():
+    found: list[StageRow] = []
+    reader = OrderedReader(found.append, lambda: None)
+    gate = Slot()
+    reader.take(gate)
+    for number in range(1, 5000):
+        ticket = Slot()
+        ticket.fill(item(number))
+        reader.take(ticket)
+    gate.fill(item(0))
+    assert numbers(found) == list(range(5000))

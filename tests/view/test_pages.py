@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -12,6 +13,8 @@ from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 from bagent.view.handlers import live_values
 from support.agent_jobs import agent_job, calls
+from support.cli import run_here
+from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import ok, ok_json, status
 from support.report_pages import TableRun, read
@@ -37,19 +40,26 @@ def own_runs(job_dir, monkeypatch):
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
 
 
-@pytest.fixture
-def runs(bagent, fs, job_dir):
+@pytest.fixture(scope="module")
+def twelve_rows(tmp_path_factory):
     """A run of twelve rows: seven good, three bad, one invalid, one refused by the server."""
+    folder = tmp_path_factory.mktemp("twelve")
     script = {
         f"r{n}": [ok_json({"label": "good", "score": n, "reason": "x" * n})] for n in range(8)
     }
     script |= {f"r{n}": [ok_json({"label": "bad", "score": 0})] for n in (8, 9, 10)}
     script |= {"r11": [ok('{"label": "other", "score": 1}')], "r12": [status(400)]}
-    fs.set_script(script)
-    output = {"schema": SCHEMA, "retries": 0}
-    write_job(job_dir, fs.url, 12, output=output)
-    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 1
-    return job_dir / "runs"
+    with FakeServer(script) as server:
+        write_job(folder, server.url, 12, output={"schema": SCHEMA, "retries": 0})
+        assert run_here(["run", "job.yaml", "--progress", "none"], folder).code == 1
+    return folder
+
+
+@pytest.fixture
+def runs(twelve_rows, monkeypatch):
+    """The run of twelve rows, for the user who made it."""
+    monkeypatch.setenv("HOME", str(twelve_rows / ".home"))
+    return twelve_rows / "runs"
 
 
 async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(runs):
@@ -62,19 +72,7 @@ async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(run
     assert "is not one of" in page
 
 
-async def test_the_answers_show_values_numbers_lengths_and_what_is_missing(runs):
-    async with viewing(runs) as viewer:
-        page = await viewer.page("answers")
-    text = words(page)
-    assert "good 7 70 % bad 3 30 %" in text
-    assert "0 to 7, median" in text
-    assert "1 to 7 characters" in text
-    assert "3 without it" in text
-    labels = [attrs.get("aria-label") for _, attrs in page.tags]
-    assert "0: 3 (30 %)" in labels
-
-
-async def test_a_click_on_a_bar_lists_its_rows(runs):
+async def test_the_answers_show_values_and_a_click_on_a_bar_lists_its_rows(runs):
     async with viewing(runs) as viewer:
         page = await viewer.page("answers")
         links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
@@ -82,31 +80,34 @@ async def test_a_click_on_a_bar_lists_its_rows(runs):
         for link in links:
             async with viewer.client.get(link) as response:
                 listed.append((await response.text()).count("<tr data-row>"))
+    text = words(page)
+    assert "good 7 70 % bad 3 30 %" in text
+    assert "0 to 7, median" in text
+    assert "1 to 7 characters" in text
+    assert "3 without it" in text
+    labels = [attrs.get("aria-label") for _, attrs in page.tags]
+    assert "0: 3 (30 %)" in labels
     # good, bad; eight scores; seven lengths and those without
     assert listed == [7, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "ids"),
-    [
-        ([("status", "invalid")], ["r11"]),
-        ([("cause", "rejected")], ["r12"]),
-        ([("q", "no such text")], []),
-        ([("q", "NUMBER 7")], ["r7"]),
-        ([("sql", "json_extract(output, '/score')::int between 5 and 6")], ["r5", "r6"]),
-        ([("f", '["answer","label","is","bad"]')], ["r8", "r9", "r10"]),
-        ([("f", '["input","text","is","text number 3"]')], ["r3"]),
-        ([("sort", "n:score"), ("desc", "1"), ("status", "ok")], [*"7654321", "8", "9", "10"]),
-    ],
-)
-async def test_rows_are_filtered_searched_and_sorted(runs, pairs, ids):
+async def test_rows_are_filtered_searched_and_sorted(runs):
     async with viewing(runs) as viewer:
-        page = await viewer.page("rows", *pairs)
-        count = json.loads(await viewer.text("run/job/count", *pairs))
-    listed = [part.strip() for part in words(page).split() if part.strip().startswith("r")]
-    names = [name if name.startswith("r") else f"r{name}" for name in ids]
-    assert [name for name in listed if name[1:].isdecimal()] == names
-    assert count == {"count": len(ids)}
+        for pairs, numbers in (
+            ([("status", "invalid")], "11"),
+            ([("cause", "rejected")], "12"),
+            ([("q", "no such text")], ""),
+            ([("q", "NUMBER 7")], "7"),
+            ([("sql", "json_extract(output, '/score')::int between 5 and 6")], "5 6"),
+            ([("f", '["answer","label","is","bad"]')], "8 9 10"),
+            ([("f", '["input","text","is","text number 3"]')], "3"),
+            ([("sort", "n:score"), ("desc", "1"), ("status", "ok")], "7 6 5 4 3 2 1 8 9 10"),
+        ):
+            page = await viewer.page("rows", *pairs)
+            ids = [word for word in words(page).split() if word[:1] == "r" and word[1:].isdecimal()]
+            assert ids == [f"r{number}" for number in numbers.split()]
+            count = json.loads(await viewer.text("run/job/count", *pairs))
+            assert count == {"count": len(ids)}
 
 
 async def test_pages_of_rows_follow_each_other_without_gap_or_repetition(tmp_path):
@@ -150,11 +151,12 @@ async def test_a_row_shows_prompt_attempts_answer_and_the_validators_words(runs)
     assert "As it was sent" in good
 
 
-async def test_a_job_that_changed_since_is_not_taken_for_what_was_sent(runs):
-    async with viewing(runs) as viewer:
-        info = json.loads((runs / "job" / "run.json").read_text())
-        info["job"]["prompt"]["user"] = "Another {{ id }}"
-        (runs / "job" / "run.json").write_text(json.dumps(info))
+async def test_a_job_that_changed_since_is_not_taken_for_what_was_sent(runs, tmp_path):
+    copied = shutil.copytree(runs, tmp_path / "runs")
+    info = json.loads((copied / "job/run.json").read_text())
+    info["job"]["prompt"]["user"] = "Another {{ id }}"
+    (copied / "job/run.json").write_text(json.dumps(info))
+    async with viewing(copied) as viewer:
         page = await viewer.row([0, "main", 0, "r1"])
     assert "As it was sent" not in page
     assert "only for runs that you made here" in page

@@ -11,7 +11,6 @@ from bagent.backends.request import encode_payload
 from bagent.errors import UsageError
 from bagent.store.run_dir import RunDir
 from bagent.view import tables as view_tables
-from bagent.view.catalog import RunCatalog
 from bagent.view.compare import compare_runs
 from bagent.view.filters import RowFilter
 from bagent.view.prompts import PromptRenderer
@@ -54,17 +53,6 @@ async def test_a_failure_to_open_is_told_and_not_repeated_at_once(tmp_path, monk
         with pytest.raises(UsageError, match="no space left"):
             await tables.ask(lambda db: db.row("select 1"))
     assert len(attempts) == 1
-
-
-async def test_opening_many_runs_at_once_finds_each_of_them(tmp_path):
-    for name in "abcd":
-        make_run(tmp_path / name, [stored(0)])
-    catalog = RunCatalog(tmp_path, None)
-    first = catalog.find("a")
-    names = [catalog.find(name).name for name in "abcdab"]
-    assert names == [*"abcdab"]
-    await catalog.close()
-    assert not await first.tables.ready(0)
 
 
 async def test_an_export_takes_longer_than_a_query_may(tmp_path, monkeypatch):
