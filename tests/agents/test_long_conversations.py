@@ -113,3 +113,15 @@ def test_calls_in_place_of_a_second_try_are_run_and_the_row_goes_on(job_dir, bag
     first = ["user", "assistant", "tool"]
     assert roles == ["system", *first, "assistant", *first]
     assert ran(job_dir) == ["1+2", "3+4"]
+
+
+def test_without_a_summary_old_answers_are_cut(job_dir, bagent):
+    with FakeServer(
+        max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b"
+    ) as fs:
+        turns = [*tells(1500, 1500, 1500, 1500), ok("the end")]
+        fs.set_script({"r1": turns, "assistant": [ok("")]})
+        agent_job(job_dir, fs.url, agent={"max_turns": 9, "compact": {"model": "small-model"}})
+        assert bagent(["run", "job.yaml"]).code == 0
+        check_pairs(fs.requests[-1].body)
+    assert compactions(job_dir)[0]["by"] == "cutting"

@@ -77,3 +77,12 @@ def test_a_server_that_the_job_says_combines_both_is_asked_for_both_at_once(job_
         run_on(fs.url, job_dir, bagent, output={"enforce": "native"})
         assert all("response_format" in seen.body for seen in fs.requests)
         assert all(seen.body["tools"] for seen in fs.requests)
+
+
+def test_an_answer_that_rambled_on_to_the_limit_is_asked_for_with_the_schema(job_dir, bagent):
+    with FakeServer({"*": [BOUND, ADD, ok("well, well", "length"), ok('{"sum": 3}')]}) as fs:
+        row = run_on(own(fs), job_dir, bagent)["r1"]
+        last = fs.requests[-1].body
+    assert last["tool_choice"] == "none" and "response_format" in last
+    assert "cut off" in last["messages"][-1]["content"]
+    assert row["output"] == {"sum": 3}

@@ -13,6 +13,12 @@ from bagent.rows import RowsConfig, open_rows
 from bagent.types import Row
 
 
+@pytest.fixture(autouse=True)
+def two_megabytes_are_a_large_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be small."""
+    monkeypatch.setattr(check, "COUNT_BYTES", 2 << 20)
+
+
 def file_of(path: Path, count: int, width: int) -> Path:
     """A file of ``count`` rows, each of about ``width`` bytes."""
     line = '{"id":"%09d","text":"' + "x" * (width - 32) + '"}\n'
@@ -31,7 +37,7 @@ def look(path: Path, keep: int = 200, **fields: object) -> tuple[list[Row], RowC
         rows.close()
 
 
-@pytest.mark.parametrize(("count", "width"), [(40_000, 600), (300, 100_000)])
+@pytest.mark.parametrize(("count", "width"), [(10_000, 600), (75, 100_000)])
 def test_a_large_file_is_estimated_and_not_read_to_its_end(
     tmp_path: Path, count: int, width: int
 ) -> None:
@@ -48,9 +54,9 @@ def test_a_large_file_is_estimated_and_not_read_to_its_end(
 
 
 def test_a_limit_bounds_the_estimate(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "r.jsonl", 40_000, 600)
-    assert look(path, limit=39_000)[1] == RowCount(39_000, "counted")
-    assert look(path, limit=90_000)[1].how == "about"
+    path = file_of(tmp_path / "r.jsonl", 10_000, 600)
+    assert look(path, limit=9_750)[1] == RowCount(9_750, "counted")
+    assert look(path, limit=22_500)[1].how == "about"
     assert look(path, limit=5)[1] == RowCount(5, "counted")
 
 

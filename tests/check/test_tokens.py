@@ -16,6 +16,7 @@ from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.check.sample import Sampled
 from bagent.check.tokens import Counted, ServerTokenizer, SimTokenizer, choose_rows, count_sample
 from bagent.types import Row
+from support.http_servers import serve_app
 
 Json = Any
 Answer = Callable[[str, Json], tuple[int, Json]]
@@ -34,27 +35,24 @@ def raw(text: str) -> Sampled:
 
 
 def ask(answer: Answer, sample: list[Sampled]) -> tuple[dict[int, Counted], list[tuple[str, Json]]]:
-    """The counts of ``sample`` by a server that gives ``answer``, and what it was asked."""
+    """Return the counts by a server that gives ``answer``, and what it was asked."""
     asked: list[tuple[str, Json]] = []
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        body = msgspec.json.decode(await request.read())
-        asked.append((request.path, body))
-        status, found = answer(request.path, body)
-        return web.json_response(found, status=status)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append((request.path, msgspec.json.decode(await request.read())))
+        status, body = answer(*asked[-1])
+        return web.json_response(body, status=status)
 
     async def run() -> dict[int, Counted]:
-        runner = web.ServerRunner(web.Server(handle, access_log=None))
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        transport = Transport()
-        try:
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            return await count_sample(sample, ServerTokenizer(transport, Endpoint("e", url), "m"))
-        finally:
-            await transport.close()
-            await runner.cleanup()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handle)
+        async with serve_app(app) as url:
+            transport = Transport()
+            endpoint = Endpoint("e", f"{url}/v1")
+            try:
+                return await count_sample(sample, ServerTokenizer(transport, endpoint, "m"))
+            finally:
+                await transport.close()
 
     return asyncio.run(run()), asked
 

@@ -11,6 +11,7 @@ from bagent.backends.request import encode_payload
 from bagent.errors import UsageError
 from bagent.store.run_dir import RunDir
 from bagent.view import tables as view_tables
+from bagent.view.catalog import RunCatalog
 from bagent.view.compare import compare_runs
 from bagent.view.filters import RowFilter
 from bagent.view.prompts import PromptRenderer
@@ -115,3 +116,14 @@ async def test_rows_without_an_id_are_compared_by_their_number(tmp_path):
     ]
     for each in tables:
         await each.close()
+
+
+async def test_opening_many_runs_at_once_finds_each_of_them(tmp_path):
+    for name in "abcd":
+        make_run(tmp_path / name, [stored(0)])
+    catalog = RunCatalog(tmp_path, None)
+    first = catalog.find("a")
+    names = [catalog.find(name).name for name in "abcdab"]
+    assert names == [*"abcdab"]
+    await catalog.close()
+    assert not await first.tables.ready(0)
