@@ -25,6 +25,7 @@ from bagent.runs.shutdown import StopRequests, defer_signals, raise_on_signal
 from bagent.runs.tables_process import TablesChild
 
 if TYPE_CHECKING:
+    from bagent.backends.http.pool import Connect
     from bagent.observe import Progress
     from bagent.rows import RowReader
     from bagent.runs.ending import RunEnding
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     from bagent.runs.session import SessionResult
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated machine for a run. The run starts no threads in it."""
+
+    make_loop: Callable[[], asyncio.AbstractEventLoop]
+    connect: Connect
+    """Opens the connections to plain HTTP endpoints."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class RunHost:
     """Descriptor for result lines; None: standard output."""
     stop_requests: StopRequests | None = None
     """Requests to stop; None: the run owns the process, and signals stop it."""
+    simulation: Simulation | None = None
+    """What stands for the event loop and the network of this machine; None: the real ones."""
 
     @property
     def owns_process(self) -> bool:
@@ -91,7 +103,7 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
         from bagent.runs.run_store import open_run
 
         with defer_signals() if host.owns_process else nullcontext():
-            store = open_run(context, tables)
+            store = open_run(context, tables, threaded=host.simulation is None)
         try:
             return _run_open(context, host, store, rows, stack)
         except BaseException as error:  # an open store would block later runs of this process
@@ -170,10 +182,12 @@ def _run_session(
 
     async def session() -> SessionResult:
         return await RunSession(
-            context, store, rows, host.progress, messages, lines, host.stop_requests
+            context, store, rows, host.progress, messages, lines, host.stop_requests, connect
         ).run()
 
-    return _run_loop(session(), owns_process=host.owns_process)
+    connect = host.simulation.connect if host.simulation is not None else None
+    factory = host.simulation.make_loop if host.simulation is not None else _uvloop_factory()
+    return _run_loop(session(), factory, owns_process=host.owns_process)
 
 
 @contextmanager
@@ -190,17 +204,27 @@ def _result_lines(
         yield ResultLines(store, context.options.ordered, descriptor)
 
 
-def _run_loop(work: Coroutine[Any, Any, T], *, owns_process: bool) -> T:
-    """Run on uvloop where it is installed, which saves a quarter of the CPU per request.
+def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes uvloop's loops, where it is installed: a quarter less CPU per request."""
+    with suppress(ImportError):
+        import uvloop
+
+        make_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        return make_loop
+    return None
+
+
+def _run_loop(
+    work: Coroutine[Any, Any, T],
+    factory: Callable[[], asyncio.AbstractEventLoop] | None,
+    *,
+    owns_process: bool,
+) -> T:
+    """Run on a loop of its own.
 
     Objects of the start-up live to the end, so a process of its own freezes them: the garbage
     collector then costs a third less CPU per row.
     """
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with suppress(ImportError):
-        import uvloop
-
-        factory = uvloop.new_event_loop
     thresholds = gc.get_threshold()
     if owns_process:
         gc.freeze()

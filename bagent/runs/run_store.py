@@ -155,6 +155,8 @@ class RunStore:
     progress: ProgressFile = field(init=False)
     tool_names: set[str] = field(default_factory=set)
     missing: UnseenRows | None = None
+    threaded: bool = True
+    """Threads sync the journal and renew the lock; else :meth:`tick` does."""
     _closed: bool = False
 
     def __post_init__(self) -> None:
@@ -250,6 +252,9 @@ class RunStore:
             WriteError: the disk refuses.
         """
         self.journal.tick()
+        if not self.threaded:
+            self.syncer.step()
+            self.renewer.step()
         if self.renewer.lost is not None:
             raise self.renewer.lost
 
@@ -335,11 +340,14 @@ class RunStore:
             self.owner.release()
 
 
-def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStore:
+def open_run(
+    prepared: RunContext, tables: TablesChild | None = None, *, threaded: bool = True
+) -> RunStore:
     """Lock the run directory, check that the job is unchanged, open the journal.
 
     Args:
         tables: makes the tables at the end, if they are wanted.
+        threaded: start threads that sync the journal and renew the lock.
 
     Raises:
         OwnedError: another live process works on this part.
@@ -350,7 +358,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
     on_change = cast("OnChange", options.on_change)
     fingerprints = prepared.job.fingerprint_parts()
     directory = open_run_dir(prepared, fingerprints, notes)
-    owner = RunLock.acquire(directory.path, prepared.part)
+    owner = RunLock.acquire(directory.path, prepared.part, clock=lambda: time.time())
     with ExitStack() as undo:
         undo.callback(owner.release)
         changed = _check_unchanged(directory, fingerprints, on_change, prepared.part)
@@ -364,10 +372,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints, changed, len(done))
         directory.save(info, prepared.part)
-        syncer = Syncer(journal)
-        syncer.start()
-        renewer = LockRenewer(owner)
-        renewer.start()
+        syncer, renewer = _start_threads(journal, owner, threaded)
         undo.pop_all()
     return RunStore(
         directory,
@@ -387,7 +392,17 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         notes=notes,
         last=last_stage(prepared.stages),
         missing=find_unseen_failures(prepared, done.failed_units),
+        threaded=threaded,
     )
+
+
+def _start_threads(journal: Journal, owner: RunLock, threaded: bool) -> tuple[Syncer, LockRenewer]:
+    """Return what syncs the journal and renews the lock; started if ``threaded``."""
+    syncer, renewer = Syncer(journal), LockRenewer(owner)
+    if threaded:
+        syncer.start()
+        renewer.start()
+    return syncer, renewer
 
 
 def _check_unchanged(

@@ -15,6 +15,7 @@ import msgspec
 
 from bagent.backends.engines.metrics import LoadReader
 from bagent.backends.http.client import Transport
+from bagent.backends.http.pool import Connect
 from bagent.clocks import unix
 from bagent.errors import (
     EXIT_CANNOT_WRITE,
@@ -64,6 +65,7 @@ class RunSession:
         store: the open run directory with its journal and index.
         lines: makes stdout lines of outcomes; None where rows are not printed.
         stop_requests: another program's requests to stop; None: signals stop the run.
+        connect: opens the connections to plain HTTP endpoints; None: over TCP.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class RunSession:
         messages: RunMessages,
         lines: ResultLines | None,
         stop_requests: StopRequests | None,
+        connect: Connect | None = None,
     ) -> None:
         self._context = context
         self._store = store
@@ -86,7 +89,7 @@ class RunSession:
         self._switch = StopSwitch(stop_requests)
         self._budgets = BudgetGuard(self._switch.budget_exhausted)
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
-        self._transport = Transport()
+        self._transport = Transport(connect)
         self._reader = LoadReader(self._transport)
         self._fleet: FleetSet | None = None
         self._feeder: Feeder | None = None
@@ -161,7 +164,7 @@ class RunSession:
         # Finished rows must be read too where rows are printed in order, or stages need them.
         needs_all = self._lines is not None or bool(self._context.stages)
         self._rows.remember(self._store.pieces, None if needs_all else self._all_finished)
-        self._feeder = Feeder(self._rows.batches(), self._pending)
+        self._feeder = Feeder(self._rows.batches(), self._pending, threaded=self._store.threaded)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
         background = self._start_background(plan)

@@ -25,9 +25,16 @@ class Feeder:
     Args:
         batches: the rows, read in the thread.
         pending: returns which answers of a row are still to do; called in the thread.
+        threaded: False reads in the event loop, when a batch is asked for.
     """
 
-    def __init__(self, batches: Iterator[list[Row]], pending: Callable[[Row], list[int]]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[list[Row]],
+        pending: Callable[[Row], list[int]],
+        *,
+        threaded: bool = True,
+    ) -> None:
         self.read = 0
         """Rows read."""
         self.skipped = 0
@@ -44,11 +51,13 @@ class Feeder:
         self._queue: asyncio.Queue[Work | BaseException | None] = asyncio.Queue()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="bagent-rows", daemon=True)
+        self._items = self._read_items()
+        self._threaded = threaded
 
     def start(self) -> None:
         """Start to read."""
-        self._thread.start()
+        if self._threaded:
+            threading.Thread(target=self._work, name="bagent-rows", daemon=True).start()
 
     def close(self) -> None:
         """Stop reading; a read that waits on a pipe ends with the process."""
@@ -59,8 +68,11 @@ class Feeder:
         return self
 
     async def __anext__(self) -> Work:
-        item = await self._queue.get()
-        self._ahead.release()
+        if self._threaded:
+            item = await self._queue.get()
+            self._ahead.release()
+        else:
+            item = next(self._items)
         if item is None:
             self.ended = True
             raise StopAsyncIteration
@@ -68,8 +80,8 @@ class Feeder:
             raise item
         return item
 
-    def _work(self) -> None:
-        reported = False
+    def _read_items(self) -> Iterator[Work | BaseException | None]:
+        """Yield the rows that have work in batches, then None, or the error that ended reading."""
         try:
             for batch in self._batches:
                 work = []
@@ -81,14 +93,22 @@ class Feeder:
                     else:
                         self.skipped += 1
                 self.read += len(batch)
-                if work and not self._put(work):
-                    return
+                if work:
+                    yield work
             self.exhausted = True
-            reported = self._put(None) or True
+            yield None
         except (BagentError, OSError, ValueError, RuntimeError) as error:
-            reported = self._put(error) or True
+            yield error
+
+    def _work(self) -> None:
+        read_all = False
+        try:
+            for item in self._items:
+                if not self._put(item):
+                    return
+            read_all = True
         finally:
-            if not reported and not self._closed.is_set():
+            if not read_all and not self._closed.is_set():
                 # Any other exception ended this thread: the consumer must not wait forever.
                 self._put(RuntimeError("the reader of the rows ended by a fault"))
 

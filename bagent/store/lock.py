@@ -210,17 +210,21 @@ class LockRenewer(threading.Thread):
 
     def run(self) -> None:
         """Renew until stopped or taken over."""
-        while not self._stopping.wait(self._interval):
-            try:
-                self._owner.tick()
-            except StoppedEarly as error:
-                self.lost = error
-                return
+        while self.lost is None and not self._stopping.wait(self._interval):
+            self.step()
+
+    def step(self) -> None:
+        """Renew the lock if that is due."""
+        try:
+            self._owner.tick()
+        except StoppedEarly as error:
+            self.lost = error
 
     def stop(self) -> None:
         """Stop the thread."""
         self._stopping.set()
-        self.join()
+        if self.ident is not None:  # it was started
+            self.join()
 
 
 def read_owner(path: Path) -> LockRecord | None:

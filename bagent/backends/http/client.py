@@ -27,7 +27,7 @@ from bagent.backends.http.errors import (
     SwitchedProtocol,
     os_error_text,
 )
-from bagent.backends.http.pool import CONNECTION_IDLE, PlainPool
+from bagent.backends.http.pool import CONNECTION_IDLE, Connect, PlainPool
 from bagent.backends.http.proxies import without_userinfo
 from bagent.types import Failure
 
@@ -54,10 +54,14 @@ def connection_idle_seconds() -> float:
 
 
 class Transport:
-    """The connection pools of a run; for one event loop."""
+    """The connection pools of a run; for one event loop.
 
-    def __init__(self) -> None:
-        self._plain = PlainPool(IDLE_SECONDS)
+    Args:
+        connect: opens the connections to plain HTTP endpoints; None: over TCP.
+    """
+
+    def __init__(self, connect: Connect | None = None) -> None:
+        self._plain = PlainPool(IDLE_SECONDS, connect)
         self._other: AiohttpClient | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,10 @@ _BAD_IN_HEAD = ("\r", "\n", "\0")
 CONNECTION_IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
 """Seconds for which the connection of this task's last request had been idle; None if it was new.
 """
+
+
+Connect = Callable[[str, int], Awaitable[Connection]]
+"""Opens a connection to a host and port; raises :class:`OSError`."""
 
 
 class _Target:
@@ -124,10 +129,15 @@ class TimeoutGroup:
 
 
 class PlainPool:
-    """Connections to plain HTTP endpoints, kept open for ``idle_seconds``; for one event loop."""
+    """Connections to plain HTTP endpoints, kept open for ``idle_seconds``; for one event loop.
 
-    def __init__(self, idle_seconds: float) -> None:
+    Args:
+        connect: opens the connections; None: over TCP.
+    """
+
+    def __init__(self, idle_seconds: float, connect: Connect | None = None) -> None:
         self._idle_seconds = idle_seconds
+        self._connect = connect or self._connect_tcp
         self._idle: dict[tuple[str, int], deque[Connection]] = {}
         self._busy: set[Connection] = set()
         self._targets: dict[tuple[Endpoint, str], _Target] = {}
@@ -221,36 +231,40 @@ class PlainPool:
         Raises:
             NotConnected: nobody listens, the name is unknown, or this machine is out of something.
         """
-        loop = asyncio.get_running_loop()
         try:
-            sock = await start_connection(
-                await self._addresses(target, loop), happy_eyeballs_delay=_EYEBALLS, loop=loop
-            )
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                if hasattr(socket, option):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            try:
-                _, connection = await loop.create_connection(Connection, sock=sock)
-            except BaseException:
-                sock.close()
-                raise
+            connection = await self._connect(*target.address)
         except OSError as error:
             self._names.pop(target.address, None)
             raise NotConnected(error) from error
         self._busy.add(connection)
         return connection
 
-    async def _addresses(self, target: _Target, loop: asyncio.AbstractEventLoop) -> list[Any]:
-        cached = self._names.get(target.address)
+    async def _connect_tcp(self, host: str, port: int) -> Connection:
+        loop = asyncio.get_running_loop()
+        sock = await start_connection(
+            await self._addresses(host, port, loop), happy_eyeballs_delay=_EYEBALLS, loop=loop
+        )
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        try:
+            _, connection = await loop.create_connection(Connection, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+    async def _addresses(self, host: str, port: int, loop: asyncio.AbstractEventLoop) -> list[Any]:
+        cached = self._names.get((host, port))
         if cached is not None and cached[0] > loop.time():
             return cached[1]
         if self._resolver is None:
             self._resolver = Resolver(loop)
         addresses = await self._resolver.look_up(
-            target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
+            host, port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
-        self._names[target.address] = (loop.time() + NAME_SECONDS, addresses)
+        self._names[host, port] = (loop.time() + NAME_SECONDS, addresses)
         return addresses
 
     async def close(self) -> None:

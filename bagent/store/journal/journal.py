@@ -383,17 +383,26 @@ class Syncer(threading.Thread):
 
     def run(self) -> None:
         """Sync until stopped, and a last time then."""
+        while not self._stopping.wait(self._interval):
+            if not self.step():
+                return
+        self.step()
+
+    def step(self) -> bool:
+        """Sync once; return False if that failed."""
         try:
-            while not self._stopping.wait(self._interval):
-                self._journal.sync()
             self._journal.sync()
         except WriteError:
-            return
+            return False
+        return True
 
     def stop(self) -> None:
         """Sync a last time and end the thread."""
         self._stopping.set()
-        self.join()
+        if self.ident is None:  # it was never started
+            self.step()
+        else:
+            self.join()
 
 
 def _sync_directory(path: Path) -> None:
