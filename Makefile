@@ -16,7 +16,7 @@ CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_costs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real test-real-core real-parts lint bench dist lock clean
+.PHONY: help setup demo test test-real test-real-core real-parts worlds lint bench dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | column -t -s '|'
@@ -61,6 +61,11 @@ test-real-core: setup ## of these the main job: killed again and again, and on a
 	tests/real/install_dynamo.sh
 	$(BIN)/pytest -m "slow and not real" $(PARALLEL) $(CORE)
 	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
+
+SEEDS ?= 1000
+FIRST ?= 0
+worlds: setup ## simulated worlds, from their seeds (SEEDS=10000 FIRST=0, ARGS="--all"); see tests/worlds/README.md
+	PYTHONPATH=tests PYTHONHASHSEED=0 $(BIN)/python -m worlds --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 lint: setup ## ruff, mypy and bandit
 	$(BIN)/ruff check .

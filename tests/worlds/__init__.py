@@ -1,0 +1,1 @@
+"""Simulated worlds: the real composition of a run on simulated machines, servers and disks."""

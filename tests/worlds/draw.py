@@ -1,0 +1,185 @@
+"""Drawing worlds from seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
+
+HEALED = 120.0
+"""Seconds of a world after which all its servers are well."""
+
+_PASSING = (
+    "500", "502", "503", "503+4", "504", "408", "529", "529+2", "429", "429+3", "429+d4",
+    "429+m1500", "cut", "reset", "junk", "error200", "blank", "nochoice", "html",
+)  # fmt: skip
+_FAILING = ("500", "502", "504", "cut", "junk", "error200", "blank", "nochoice", "html")
+_LASTING = ("400", "422", "overflow", "filter", "length")
+_GOOD = ("ok", "usage", "slow:4")
+_WINDOWS = (
+    "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
+    "reset", "cut", "junk", "blank", "html", "error200",
+)  # fmt: skip
+_TEXTS = (
+    "stone", "", " ", "\u0000\u0007", "{{ text }}", "{% raw", "\u202eabc", "caf\u00e9 \U0001f600",
+    "a\r\nb", "</script>", "' or 1=1 --", "=cmd()", "\ufeff", "x" * 3000,
+)  # fmt: skip
+
+
+def draw(seed: int) -> World:
+    """Return the world of a seed."""
+    random = Random(seed)
+    theme = random.choices(list(_THEMES), [8, 6, 7, 4, 1, 1])[0]
+    return _THEMES[theme](seed, random)
+
+
+def _rows(
+    random: Random, count: int, faulty: float, *, lasting: bool = True
+) -> tuple[RowSpec, ...]:
+    rows = []
+    for number in range(count):
+        replies: list[str] = []
+        if random.random() < faulty:
+            most = random.choice([1, 1, 1, 2, 3, 4])
+            replies = [random.choice(_PASSING) for _ in range(random.randint(0, most))]
+            last = random.random()
+            if lasting and last < 0.25:
+                replies.append(random.choice(_LASTING))
+            elif last < 0.3 and lasting:
+                replies = ["unreadable"]
+            elif last < 0.4:
+                replies.append(random.choice(_FAILING))
+            else:
+                replies.append(random.choice(_GOOD))
+        seconds = random.choice([0.2, 1.0, 1.0, 3.0])
+        rows.append(
+            RowSpec(
+                _id(random, number),
+                random.choice(_TEXTS) if random.random() < 0.2 else "stone",
+                tuple(replies) or ("ok",),
+                seconds,
+            )
+        )
+    return tuple(rows)
+
+
+def _id(random: Random, number: int) -> str | int | None:
+    odd = random.random()
+    if odd < 0.03:
+        return number
+    if odd < 0.05:
+        return random.choice(["same", "\u0000", "=1+1", "../x", "r1"])
+    return f"r{number}"
+
+
+def _windows(random: Random, *, kinds: tuple[str, ...] = _WINDOWS) -> tuple[Window, ...]:
+    windows = []
+    begin = random.choice([0.0, 0.5, 2.0, 5.0, 10.0])
+    for _ in range(random.choice([0, 1, 1, 2])):
+        end = begin + random.choice([1.0, 5.0, 20.0, 60.0])
+        windows.append(Window(begin, min(end, HEALED), random.choice(kinds)))
+        begin = end + random.choice([1.0, 10.0])
+        if begin >= HEALED:
+            break
+    return tuple(windows)
+
+
+def _job(random: Random) -> JobSpec:
+    return JobSpec(
+        retries=random.choice([0, 1, 2, 2, 5]),
+        concurrency=random.choice([1, 2, 4, 8, 8, "auto"]),
+        per_endpoint=random.choice(["auto", "auto", 1, 3]),
+    )
+
+
+def _faulty_rows(seed: int, random: Random) -> World:
+    rows = _rows(random, random.randint(1, 24), random.choice([0.2, 0.5, 1.0]))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2, 3])))
+    return World(seed, _job(random), rows, endpoints)
+
+
+def _faulty_servers(seed: int, random: Random) -> World:
+    rows = _rows(random, random.randint(1, 30), random.choice([0.0, 0.1]))
+    endpoints = tuple(
+        EndpointSpec(
+            speed=random.choice([1.0, 1.0, 3.0]),
+            windows=_windows(random) if random.random() < 0.7 else (),
+            capacity=random.choice([None, None, None, 2, 4]),
+        )
+        for _ in range(random.choice([1, 2, 3, 4]))
+    )
+    return World(seed, _job(random), rows, endpoints)
+
+
+def _crashes(seed: int, random: Random) -> World:
+    rows = _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
+    events = _events(random, random.randint(1, 4))
+    return World(seed, _job(random), rows, endpoints, events, random.choice([0.0, 5.0, 90.0]))
+
+
+def _events(random: Random, starts: int) -> tuple[Event, ...]:
+    events: list[Event] = []
+    for start in range(starts):
+        kind = random.choice(
+            ["kill", "kill-at-call", "kill-at-call", "kill-at-call", "power", "power-at-call",
+             "term", "int", "full", "short", "sync-fails", "stop-file", "rival"]
+        )  # fmt: skip
+        at = round(random.uniform(0.0, 6.0), 2)
+        until = 0.0
+        if kind.endswith("-at-call") or kind == "rival":
+            at = round(random.uniform(1, 60), 2)
+        elif kind in ("full", "short", "sync-fails"):
+            until = at + random.choice([1.0, 1000.0])
+        events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
+        if random.random() < 0.1:
+            events.append(Event(start, "rival", random.randint(1, 60)))
+    return tuple(events)
+
+
+def _everything(seed: int, random: Random) -> World:
+    rows = _rows(random, random.randint(1, 24), 0.3)
+    endpoints = tuple(
+        EndpointSpec(random.choice([1.0, 2.0]), _windows(random) if random.random() < 0.5 else ())
+        for _ in range(random.choice([1, 2, 3]))
+    )
+    events = list(_events(random, random.randint(0, 3)))
+    if random.random() < 0.3:
+        for _ in range(random.choice([1, 2])):
+            numbers = range(len(endpoints))
+            hosts = tuple(random.sample(numbers, random.randint(0, len(numbers))))
+            events.append(Event(0, "hosts", round(random.uniform(0.0, 6.0), 2), hosts=hosts))
+        events.append(Event(0, "hosts", 20.0, hosts=tuple(range(len(endpoints)))))
+    return World(seed, _job(random), rows, endpoints, tuple(events), random.choice([1.0, 90.0]))
+
+
+def _outage(seed: int, random: Random) -> World:
+    """All servers fail for good in the same moment; a person repairs them much later."""
+    begin = random.choice([0.0, 0.0, 3.0, 10.0])
+    endpoints = tuple(
+        EndpointSpec(windows=(Window(begin, 300.0, random.choice(_WINDOWS)),))
+        for _ in range(random.choice([1, 2, 3]))
+    )
+    rows = _rows(random, random.randint(55, 70), 0.0)
+    return World(seed, _job(random), rows, endpoints, pause=300.0)
+
+
+def _fair(seed: int, random: Random) -> World:
+    """Servers without a fault, and enough rows that each has to get its share."""
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([2, 3, 4])))
+    rows = tuple(RowSpec(f"r{number}") for number in range(25 * len(endpoints)))
+    job = JobSpec(
+        concurrency=random.choice([4, 8, "auto"]), per_endpoint=random.choice(["auto", 2])
+    )
+    return World(seed, job, rows, endpoints)
+
+
+_THEMES: dict[str, Callable[[int, Random], World]] = {
+    "rows": _faulty_rows,
+    "servers": _faulty_servers,
+    "crashes": _crashes,
+    "everything": _everything,
+    "outage": _outage,
+    "fair": _fair,
+}

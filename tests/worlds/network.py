@@ -1,0 +1,370 @@
+"""Simulated network and servers: OpenAI-compatible endpoints in the form of vLLM, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any
+
+import msgspec
+
+from bagent.backends.http.connection import Connection
+from worlds.clock import WorldClock
+from worlds.spec import EndpointSpec, RowSpec, World
+
+MODEL = "world-model"
+KEY = "sk-world-secret-0123456789"
+DELAY = 0.001
+"""Seconds for which bytes travel."""
+
+MARK = re.compile(rb"<<(\d+)>>")
+
+COUNTED = frozenset(
+    {"500", "502", "504", "408", "cut", "junk", "error200", "blank", "nochoice", "html"}
+)
+"""Replies that cost a row an attempt, each one once."""
+LASTING = {
+    "400": "rejected", "422": "rejected", "overflow": "context_overflow", "filter": "refused",
+    "length": "truncated",
+}  # fmt: skip
+"""Replies that end a row, and the kind of its failure."""
+
+
+@dataclass
+class Sent:
+    """One request with rows, as the server saw it."""
+
+    start: int
+    endpoint: int
+    at: float
+    rows: tuple[int, ...]
+    reply: str = ""
+    by_endpoint: bool = False
+    """The reply is the endpoint's fault, whatever the row."""
+    status: int | None = None
+    done: float | None = None
+    """When the last byte of the answer, or the end of the connection, reached the client."""
+    retry_after: float | None = None
+    gone: float | None = None
+    """When the client closed the connection before that."""
+    limit: float | None = None
+
+
+def base_kind(reply: str) -> str:
+    """Return a reply without its Retry-After or seconds."""
+    return reply.partition("+")[0].partition(":")[0]
+
+
+def answer_text(row: int) -> str:
+    """Return the one right answer to a row."""
+    return f"answer {row} \u00e9\u4e2d {row * 7919 % 104729}"
+
+
+@dataclass
+class Network:
+    """All endpoints of a world, and what they were sent.
+
+    Args:
+        process_alive: returns whether the client still takes bytes.
+    """
+
+    world: World
+    clock: WorldClock
+    sent: list[Sent] = field(default_factory=list)
+    start: int = 0
+    alive: Callable[[], bool] = lambda: True
+    connections: list[ServerConnection] = field(default_factory=list)
+    asked: Counter[int] = field(default_factory=Counter)
+    in_flight: Counter[int] = field(default_factory=Counter)
+    bodies: list[bytes] = field(default_factory=list)
+
+    def begin_process(self, number: int) -> None:
+        """Prepare for the next process: connections of the last one are gone."""
+        self.start = number
+        self.connections.clear()
+        self.in_flight.clear()
+
+    def begin_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Plan what happens to connections of a new event loop."""
+        for index, endpoint in enumerate(self.world.endpoints):
+            for window in endpoint.windows:
+                if window.kind == "down" and window.begin > self.clock.now:
+                    loop.call_later(window.begin - self.clock.now, self._drop_all, index)
+
+    def _drop_all(self, index: int) -> None:
+        for connection in list(self.connections):
+            if connection.index == index:
+                connection.drop(ConnectionResetError(104, "Connection reset by peer"))
+
+    def state(self, index: int) -> str | None:
+        """Return what ails an endpoint now."""
+        for window in self.world.endpoints[index].windows:
+            if window.begin <= self.clock.now < window.end:
+                return window.kind
+        return None
+
+    async def connect(self, host: str, port: int) -> Connection:
+        """Open a connection."""
+        index = int(host.removeprefix("server"))
+        await asyncio.sleep(DELAY)
+        state = self.state(index)
+        if state == "silent":
+            await asyncio.get_running_loop().create_future()
+        if state == "down":
+            raise ConnectionRefusedError(111, "Connection refused")
+        connection = Connection()
+        server = ServerConnection(self, index, connection)
+        self.connections.append(server)
+        connection.connection_made(server)
+        return connection
+
+
+class ServerConnection(asyncio.Transport):
+    """One connection, seen by the client as its transport."""
+
+    def __init__(self, network: Network, index: int, client: Connection) -> None:
+        super().__init__()
+        self._network = network
+        self.index = index
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self._closed = False
+        self._sent: Sent | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    # --- the client's side ------------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        """Take bytes of a request."""
+        if self._closed:
+            return
+        self._buffer += bytes(data)
+        head, found, body = self._buffer.partition(b"\r\n\r\n")
+        if not found:
+            return
+        match = re.search(rb"content-length: (\d+)", head, re.I)
+        if match and len(body) < int(match[1]):
+            return
+        self._buffer = b""
+        self._later(DELAY, self._serve, head, body)
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Take bytes of a request in pieces."""
+        self.write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._closed:
+            return
+        if self._sent is not None and self._sent.done is None:
+            self._sent.gone = self._network.clock.now
+        self._end()
+        self._loop.call_soon(self._client.connection_lost, None)
+
+    # --- the server's side ------------------------------------------------------------------------
+
+    def drop(self, error: Exception | None) -> None:
+        """Close the connection from the server's side."""
+        if self._closed:
+            return
+        if self._sent is not None and self._sent.done is None:
+            self._sent.done = self._network.clock.now
+        self._end()
+        if self._network.alive():
+            self._client.connection_lost(error)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._finish()
+        for timer in self._timers:
+            timer.cancel()
+        if self in self._network.connections:
+            self._network.connections.remove(self)
+
+    def _finish(self) -> None:
+        if self._sent is not None:
+            self._network.in_flight[self.index] -= len(self._sent.rows)
+            self._sent = None
+
+    def _later(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
+        self._timers = [timer for timer in self._timers if not timer.cancelled()][-4:]
+        self._timers.append(self._loop.call_later(seconds, action, *args))
+
+    def _serve(self, head: bytes, body: bytes) -> None:
+        network = self._network
+        method, path = head.split(b" ", 2)[:2]
+        state = network.state(self.index)
+        network.bodies.append(body)
+        if method == b"GET" or b"chat/completions" not in path:
+            self._serve_other(path.decode(), state)
+            return
+        request = msgspec.json.decode(body)
+        rows = tuple(int(number) for number in MARK.findall(body))
+        if not rows or request.get("max_tokens") == 1:
+            self._reply(None, state or "ok", 0.05, request, ())
+            return
+        sent = Sent(network.start, self.index, network.clock.now, rows)
+        network.sent.append(sent)
+        network.in_flight[self.index] += len(rows)
+        self._sent = sent
+        spec = network.world.endpoints[self.index]
+        row = network.world.rows[rows[0]]
+        if spec.capacity is not None and network.in_flight[self.index] > spec.capacity:
+            state = "503"
+        reply, seconds = self._choose(spec, row, rows[0], state)
+        sent.reply, sent.by_endpoint = reply, state is not None
+        self._reply(sent, reply, seconds, request, rows)
+
+    def _choose(
+        self, spec: EndpointSpec, row: RowSpec, number: int, state: str | None
+    ) -> tuple[str, float]:
+        if state is not None:
+            return state, 0.05
+        asked = self._network.asked
+        reply = row.replies[min(asked[number], len(row.replies) - 1)]
+        asked[number] += 1
+        return reply, row.seconds * spec.speed
+
+    def _serve_other(self, path: str, state: str | None) -> None:
+        if state == "hang":
+            return
+        if state in ("lost-model", "no-models"):
+            models: list[dict[str, Any]] = []
+        else:
+            models = [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 4096}]
+        if path.startswith("/v1/models"):
+            status = _status_of(state)
+            if status != 200 and state not in ("lost-model", "no-models"):
+                self._later(0.01, self._respond, status, _error(status, "not now"), {})
+                return
+            body = msgspec.json.encode({"object": "list", "data": models})
+            self._later(0.01, self._respond, 200, body, {})
+        elif path.startswith("/version"):
+            self._later(0.01, self._respond, 200, b'{"version":"0.9.0"}', {})
+        else:
+            self._later(0.01, self._respond, 404, _error(404, "Not Found"), {})
+
+    def _reply(
+        self,
+        sent: Sent | None,
+        reply: str,
+        seconds: float,
+        request: dict[str, Any],
+        rows: tuple[int, ...],
+    ) -> None:
+        kind, _, wait = reply.partition("+")
+        if kind.startswith("slow:"):
+            seconds, kind = float(kind[5:]), "ok"
+        if kind == "hang":
+            return
+        if kind == "reset":
+            self._later(seconds, self.drop, ConnectionResetError(104, "reset"))
+            return
+        headers: dict[str, str] = {}
+        if wait and sent is not None:
+            sent.retry_after = float(wait.lstrip("dm"))
+            if wait.startswith("d"):
+                due = self._network.clock.wall() + seconds + sent.retry_after
+                headers["Retry-After"] = formatdate(due, usegmt=True)
+                sent.retry_after -= 1.0  # dates have whole seconds
+            elif wait.startswith("m"):
+                headers["retry-after-ms"] = wait[1:]
+                sent.retry_after /= 1000.0
+            else:
+                headers["Retry-After"] = wait
+        status, body = _body(kind, request, rows)
+        if request.get("stream") and status == 200 and kind not in ("junk", "error200", "cut"):
+            headers["Content-Type"] = "text/event-stream"
+            body = _stream(msgspec.json.decode(body))
+        self._later(seconds, self._respond, status, body, headers, kind == "cut")
+
+    def _respond(
+        self, status: int, body: bytes, headers: dict[str, str], cut: bool = False
+    ) -> None:
+        if self._closed or not self._network.alive():
+            return
+        fields = {"Content-Type": "application/json", **headers, "Content-Length": len(body)}
+        head = f"HTTP/1.1 {status} X\r\n" + "".join(f"{n}: {v}\r\n" for n, v in fields.items())
+        if self._sent is not None:
+            self._sent.status, self._sent.done = status, self._network.clock.now
+        if cut:
+            self._client.data_received(head.encode() + b"\r\n" + body[: len(body) // 2])
+            self.drop(None)
+            return
+        self._finish()
+        self._client.data_received(head.encode() + b"\r\n" + body)
+
+
+def _status_of(kind: str | None) -> int:
+    text = base_kind(kind or "")
+    return int(text) if text.isdigit() else 200
+
+
+def _error(status: int, message: str) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": "x", "code": status}})
+
+
+def _body(kind: str, request: dict[str, Any], rows: tuple[int, ...]) -> tuple[int, bytes]:
+    """Return status and body of a reply."""
+    if kind == "html":
+        return 502, b"<html><body>Bad Gateway</body></html>"
+    if kind == "lost-model":
+        return 404, _error(404, f"The model `{MODEL}` does not exist.")
+    if kind == "overflow":
+        message = (
+            "This model's maximum context length is 4096 tokens. However, you requested 9000 "
+            "tokens in the messages, Please reduce the length of the messages."
+        )
+        return 400, _error(400, message)
+    if kind == "400":
+        return 400, _error(400, "the image in this message cannot be decoded")
+    if kind == "error200":
+        return 200, _error(500, "internal error")
+    if kind == "junk":
+        return 200, b'{"id": "x", "choices": [{"ind'
+    status = _status_of(kind)
+    if status != 200:
+        return status, _error(status, "try again later")
+    text = answer_text(rows[0]) if rows else "yes"
+    finish = {"length": "length", "filter": "content_filter"}.get(kind, "stop")
+    message = {"role": "assistant", "content": "" if kind == "blank" else text}
+    choices = [{"index": 0, "message": message, "finish_reason": finish}]
+    body = {
+        "id": "c1",
+        "object": "chat.completion",
+        "model": request.get("model"),
+        "choices": [] if kind == "nochoice" else choices,
+        "usage": _usage(kind),
+    }
+    return 200, msgspec.json.encode(body)
+
+
+def _usage(kind: str) -> Any:
+    if kind == "usage":
+        return {"prompt_tokens": -5, "completion_tokens": 10**30, "total_tokens": "many"}
+    return {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+
+
+def _stream(body: dict[str, Any]) -> bytes:
+    """Return a chat completion as server-sent events."""
+    events = []
+    for choice in body["choices"]:
+        delta = {"index": 0, "delta": choice["message"], "finish_reason": None}
+        last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+        events += [{**body, "choices": [delta]}, {**body, "choices": [last]}]
+    events.append({**body, "choices": []})
+    chunks = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+    return b"".join(chunks) + b"data: [DONE]\n\n"

@@ -1,0 +1,337 @@
+"""Playing a world: its starts one after the other, and what they left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from bagent.errors import BagentError
+from bagent.observe.progress import NoProgress
+from bagent.runs.context import RunOptions, prepare
+from bagent.runs.ending import RunEnding, summarize
+from bagent.runs.execute import RunHost, Simulation, execute_run
+from bagent.runs.run_store import RunStore, open_run
+from bagent.store.results import ResultQuery, iter_results
+from worlds.clock import Died, Stuck, WorldClock, WorldLoop
+from worlds.machine import Machine
+from worlds.network import KEY, MODEL, Network
+from worlds.spec import Event, World
+
+MOST_STARTS = 12
+"""Starts after which a run counts as one that leads to no end."""
+
+Json = Any
+
+
+@dataclass
+class Start:
+    """One start of the program, and the state of the run after it."""
+
+    number: int
+    began: float
+    ended: float = 0.0
+    code: int | None = None
+    """None: it was killed."""
+    killed_by_power: bool = False
+    error: str = ""
+    ending: RunEnding | None = None
+    lines: list[str] = field(default_factory=list)
+    """The summary."""
+    stuck: str = ""
+    loop_errors: list[str] = field(default_factory=list)
+    results: list[dict[str, Json]] = field(default_factory=list)
+    attempts: list[dict[str, Json]] = field(default_factory=list)
+    """Those of all starts so far."""
+    reports: list[str] = field(default_factory=list)
+    """What readers of the journal complained about."""
+    info: dict[str, Json] = field(default_factory=dict)
+    two_owners: bool = False
+    traceback: str = ""
+    calls: int = 0
+    """System calls that change files."""
+
+
+@dataclass
+class History:
+    """Everything that happened in a world."""
+
+    world: World
+    starts: list[Start]
+    network: Network
+    files: dict[str, bytes]
+    """The files of the run at the end."""
+
+
+class Player:
+    """Plays one world in ``folder``."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self._world = world
+        self._folder = folder
+        self._clock = WorldClock()
+        self._machine = Machine(folder, self._clock)
+        self._network = Network(world, self._clock)
+        self._network.alive = lambda: not self._machine.dead
+        self._rival: RunStore | None = None
+        self._loop: WorldLoop | None = None
+
+    def play(self) -> History:
+        """Start the run until it has ended."""
+        self._write_files()
+        starts: list[Start] = []
+        with (
+            self._clock.installed(),
+            self._machine.installed(),
+            mock.patch.object(gc, "unfreeze", lambda: None),
+            mock.patch.object(gc, "freeze", lambda: None),
+            mock.patch.object(sys, "unraisablehook", lambda _: None),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # coroutines of killed processes are never awaited
+            while len(starts) < MOST_STARTS:
+                start = self._start(len(starts))
+                starts.append(start)
+                if start.stuck or self._is_over(start):
+                    break
+                self._clock.now += self._world.pause
+            files = self._read_files()
+            self._machine.kill()
+            if self._machine.graveyard:
+                self._machine.graveyard.clear()
+                gc.collect()
+        return History(self._world, starts, self._network, files)
+
+    def _is_over(self, start: Start) -> bool:
+        events = [event.start for event in self._world.events]
+        return start.code in (0, 1, 2) and start.number >= max(events, default=0)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _write_files(self) -> None:
+        world = self._world
+        job = {
+            "name": "job",
+            "hostfile": "hosts",
+            "backend": {"api_key_env": "WORLD_KEY"},
+            "model": MODEL,
+            "input": "rows.jsonl",
+            "prompt": {"user": "<<{{ n }}>> {{ text }}"},
+            "sampling": {"temperature": 0, "max_tokens": 64},
+            "batching": {"mode": "single"},
+            "dedupe": False,
+            "limits": {
+                "retries": world.job.retries,
+                "concurrency": world.job.concurrency,
+                "per_endpoint": world.job.per_endpoint,
+                "timeout": {"total": world.job.timeout, "connect": 5.0},
+            },
+            **world.job.keys,
+        }
+        (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
+        lines = [
+            b"{broken"
+            if row.replies == ("unreadable",)
+            else msgspec.json.encode({"id": row.id, "n": number, "text": row.text})
+            for number, row in enumerate(world.rows)
+        ]
+        (self._folder / "rows.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        self._write_hosts(range(len(world.endpoints)))
+
+    def _write_hosts(self, numbers: Any) -> None:
+        text = "".join(f"server{number}:8000\n" for number in numbers)
+        (self._folder / "hosts").write_bytes(text.encode())
+
+    @property
+    def _run(self) -> Path:
+        return self._folder / "runs" / "job"
+
+    def _read_files(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self._run)): path.read_bytes()
+            for path in sorted(self._run.rglob("*"))
+            if path.is_file()
+        }
+
+    # --- one start --------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> Start:
+        machine, start = self._machine, Start(number, self._clock.now)
+        machine.start_process()
+        self._write_hosts(range(len(self._world.endpoints)))
+        self._plan_calls(number, start)
+        self._network.begin_process(number)
+        try:
+            self._execute(start)
+        except Died:
+            machine.kill()
+        except Stuck as error:
+            start.stuck = str(error)
+            machine.kill()
+        except BaseException as error:
+            start.error = f"a fault in bagent: {error!r}"
+            start.code = -1
+            import traceback
+
+            start.traceback = traceback.format_exc()
+        if self._loop is not None:
+            start.loop_errors = self._loop.errors
+            machine.graveyard += [*self._loop.tasks, self._loop]
+            self._loop = None
+        start.calls = machine.calls
+        machine.end_process()
+        start.ended = self._clock.now
+        if machine.dead:
+            start.code = None
+        machine.dead, machine.die_at = False, None
+        self._end_rival()
+        self._look(start)
+        return start
+
+    def _execute(self, start: Start) -> None:
+        options = self._options()
+        host = RunHost(
+            NoProgress(),
+            io.BytesIO(),
+            simulation=Simulation(lambda: self._make_loop(start), self._network.connect),
+        )
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                context = prepare(options)
+                start.ending = ending = execute_run(context, host)
+            start.code = ending.code
+            start.lines = summarize(context, ending).lines
+        except BagentError as error:
+            start.code, start.error = error.exit_code, str(error)
+
+    def _options(self) -> RunOptions:
+        return RunOptions(
+            job=Path("job.yaml"),
+            cwd=self._folder,
+            env={"WORLD_KEY": KEY},
+            progress="none",
+            tables=False,
+            command=["bagent", "run", "job.yaml"],
+            **self._world.job.options,
+        )
+
+    def _make_loop(self, start: Start) -> WorldLoop:
+        self._loop = loop = WorldLoop(self._clock, lambda: self._machine.dead)
+        self._network.begin_loop(loop)
+        for event in self._events(start.number):
+            action = self._action(event, start)
+            if action is not None:
+                loop.call_at(1000.0 + start.began + event.at, action)
+        return loop
+
+    def _events(self, number: int) -> Iterator[Event]:
+        return (event for event in self._world.events if event.start == number)
+
+    def _plan_calls(self, number: int, start: Start) -> None:
+        machine = self._machine
+        machine.faults.clear()
+        for event in self._events(number):
+            if event.kind == "kill-at-call":
+                machine.die_at = int(event.at)
+                machine.cut = event.at % 1.0
+            elif event.kind == "power-at-call":
+                machine.on_call = int(event.at), lambda: self._lose_power(start)
+            elif event.kind == "rival":
+                machine.on_call = int(event.at), lambda: self._start_rival(start)
+            elif event.kind in ("full", "short", "sync-fails"):
+                began = start.began
+                machine.faults.append((event.kind, began + event.at, began + event.until))
+
+    def _action(self, event: Event, start: Start) -> Callable[[], None] | None:
+        match event.kind:
+            case "term":
+                return lambda: self._signal(signal.SIGTERM)
+            case "int":
+                return lambda: self._signal(signal.SIGINT)
+            case "kill":
+                return self._kill
+            case "power":
+                return lambda: self._lose_power(start)
+            case "hosts":
+                return lambda: self._write_hosts(event.hosts)
+            case "stop-file":
+                return lambda: (self._run / "stop").write_bytes(b"")  # type: ignore[return-value]
+        return None
+
+    def _signal(self, number: int) -> None:
+        assert self._loop is not None
+        self._loop.signal(number)
+
+    def _kill(self) -> None:
+        self._machine.kill()
+        raise Died
+
+    def _lose_power(self, start: Start) -> None:
+        start.killed_by_power = True
+        self._machine.lose_power()
+        raise Died
+
+    def _start_rival(self, start: Start) -> None:
+        """Start the same command in another process, which then sends nothing."""
+        machine = self._machine
+        first = machine.pid
+        machine.pid = first + 1000
+        machine.alive.add(machine.pid)
+        try:
+            self._rival = open_run(prepare(self._options()), threaded=False)
+        except BagentError:
+            machine.alive.discard(machine.pid)
+        machine.pid = first
+
+    def _end_rival(self) -> None:
+        rival, self._rival = self._rival, None
+        if rival is not None:
+            with contextlib.suppress(BagentError):
+                rival.close(75)
+
+    # --- what is left behind ----------------------------------------------------------------------
+
+    def _look(self, start: Start) -> None:
+        if not (self._run / "journal").is_dir():
+            return
+        start.results = list(
+            iter_results(self._run, ResultQuery(ordered=True), report=start.reports.append)
+        )
+        start.attempts = [
+            record
+            for path in sorted((self._run / "journal").glob("attempts-*.jsonl"))
+            for record in _records(path)
+        ]
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
+
+
+def _records(path: Path) -> Iterator[dict[str, Json]]:
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(msgspec.DecodeError):
+            if line:
+                yield msgspec.json.decode(line)
+
+
+def play(world: World) -> History:
+    """Play a world from its beginning to its end."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="bagent-world-", dir=shared if shared.is_dir() else None, ignore_cleanup_errors=True
+    ) as folder:
+        history = Player(world, Path(folder)).play()
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(folder).mkdir()
+    return history

@@ -1,0 +1,86 @@
+"""The script of a world: plain values whose ``repr`` can be pasted as a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """One row of the input."""
+
+    id: Any
+    text: str = "stone"
+    replies: tuple[str, ...] = ("ok",)
+    """What healthy servers answer to its requests, one after the other; the last one stays."""
+    seconds: float = 1.0
+    """How long an answer takes."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A time in which an endpoint is not well."""
+
+    begin: float
+    end: float
+    kind: str
+    """A reply (``500``, ``503+5``, ``hang``), or ``down``, ``silent``, ``lost-model``."""
+
+
+@dataclass(frozen=True)
+class EndpointSpec:
+    """One server."""
+
+    speed: float = 1.0
+    """Its answers take this many times as long."""
+    windows: tuple[Window, ...] = ()
+    capacity: int | None = None
+    """Requests in flight above this are refused with 503."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens to a start."""
+
+    start: int
+    """The number of the start."""
+    kind: Literal[
+        "term", "int", "kill", "kill-at-call", "power", "power-at-call", "full", "short",
+        "sync-fails", "hosts", "stop-file", "rival",
+    ]  # fmt: skip
+    at: float
+    """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call.
+    """
+    until: float = 0.0
+    """When a fault of the disk ends."""
+    hosts: tuple[int, ...] = ()
+    """Numbers of the endpoints that a rewritten hostfile lists; with none it is empty."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The job."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Keys of the job file besides the usual ones."""
+    retries: int = 2
+    concurrency: int | str = 8
+    per_endpoint: int | str = "auto"
+    timeout: float = 20.0
+    """Longest time of one request."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of ``bagent run``."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that happens."""
+
+    seed: int
+    job: JobSpec
+    rows: tuple[RowSpec, ...]
+    endpoints: tuple[EndpointSpec, ...]
+    events: tuple[Event, ...] = ()
+    pause: float = 5.0
+    """Seconds between two starts."""
