@@ -489,7 +489,9 @@ class RetryRules:
         failure = _with_reason(failure, decision)
         if decision.outage:
             error = StoppedEarly(f"no endpoint takes anything: {failure.message}")
-            return [Retry(call, self._fleet.clock(), reason), StopFleet(error)]
+            # The run stops before the retry is due, so the busy server gets no further request.
+            at = self._fleet.clock() + self._fleet.config.retry.longest
+            return [Retry(call, at, reason), StopFleet(error)]
         return [Fail(call, failure, delivery)]
 
     def _decide(

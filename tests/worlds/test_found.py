@@ -1,0 +1,27 @@
+"""Worlds in which a fault was found, reduced. Each holds now."""
+
+from __future__ import annotations
+
+from worlds.invariants import problems
+from worlds.play import play
+from worlds.spec import EndpointSpec, JobSpec, RowSpec, World
+
+
+def holds(world: World) -> None:
+    """Check all invariants of a world."""
+    assert problems(play(world)) == []
+
+
+def test_an_outage_asks_no_busy_server_again():
+    """A busy server got one more request, before its Retry-After, when the run gave it up."""
+    history = play(
+        World(
+            seed=1,
+            job=JobSpec(retries=1, concurrency=1),
+            rows=(RowSpec("r0", replies=("529+2",) * 40),),
+            endpoints=(EndpointSpec(),),
+        )
+    )
+    assert history.starts[0].code == 75
+    broken = [name for name, _ in problems(history)]
+    assert "retry_after_is_kept" not in broken
