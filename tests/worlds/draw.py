@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
@@ -30,7 +31,7 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 7, 4, 1, 1])[0]
+    theme = random.choices(list(_THEMES), [8, 6, 7, 6, 4, 1, 1])[0]
     return _THEMES[theme](seed, random)
 
 
@@ -96,7 +97,25 @@ def _job(random: Random) -> JobSpec:
 def _faulty_rows(seed: int, random: Random) -> World:
     rows = _rows(random, random.randint(1, 24), random.choice([0.2, 0.5, 1.0]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2, 3])))
-    return World(seed, _job(random), rows, endpoints)
+    return World(seed, _job(random), rows, endpoints, rerun=random.random() < 0.4)
+
+
+def _kinds(seed: int, random: Random) -> World:
+    """Rows with a schema, or several in a request, through faults of rows and processes."""
+    kind = random.choice(["schema", "lists"])
+    rows = list(_rows(random, random.randint(1, 24), random.choice([0.1, 0.4])))
+    if kind == "schema":
+        for number in range(len(rows)):
+            if random.random() < 0.4 and rows[number].replies != ("unreadable",):
+                wrong = ("invalid",) * random.choice([1, 2, 3])
+                rows[number] = replace(rows[number], replies=(*wrong, *rows[number].replies))
+    endpoints = tuple(
+        EndpointSpec(windows=_windows(random) if random.random() < 0.3 else ())
+        for _ in range(random.choice([1, 1, 2]))
+    )
+    events = _events(random, random.choice([0, 0, 1, 2]))
+    job = replace(_job(random), kind=kind)
+    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
 
 
 def _faulty_servers(seed: int, random: Random) -> World:
@@ -116,7 +135,8 @@ def _crashes(seed: int, random: Random) -> World:
     rows = _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
     events = _events(random, random.randint(1, 4))
-    return World(seed, _job(random), rows, endpoints, events, random.choice([0.0, 5.0, 90.0]))
+    pause = random.choice([0.0, 5.0, 90.0])
+    return World(seed, _job(random), rows, endpoints, events, pause, random.random() < 0.3)
 
 
 def _events(random: Random, starts: int) -> tuple[Event, ...]:
@@ -124,7 +144,7 @@ def _events(random: Random, starts: int) -> tuple[Event, ...]:
     for start in range(starts):
         kind = random.choice(
             ["kill", "kill-at-call", "kill-at-call", "kill-at-call", "power", "power-at-call",
-             "term", "int", "full", "short", "sync-fails", "stop-file", "rival"]
+             "term", "int", "full", "short", "sync-fails", "stop-file", "rival", "edit", "edit"]
         )  # fmt: skip
         at = round(random.uniform(0.0, 6.0), 2)
         until = 0.0
@@ -132,6 +152,8 @@ def _events(random: Random, starts: int) -> tuple[Event, ...]:
             at = round(random.uniform(1, 60), 2)
         elif kind in ("full", "short", "sync-fails"):
             until = at + random.choice([1.0, 1000.0])
+        elif kind == "edit":
+            at = float(random.randint(0, 12))
         events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
         if random.random() < 0.1:
             events.append(Event(start, "rival", random.randint(1, 60)))
@@ -179,6 +201,7 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "rows": _faulty_rows,
     "servers": _faulty_servers,
     "crashes": _crashes,
+    "kinds": _kinds,
     "everything": _everything,
     "outage": _outage,
     "fair": _fair,

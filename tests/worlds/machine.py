@@ -34,6 +34,8 @@ class Machine:
         self._dead: set[int] = set()
         self._synced: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._new: set[str] = set()
+        """Segments of the journal whose folder was not synced since they were made."""
         self._real: dict[str, Call] = {}
         self.calls = 0
         """System calls of the current process that change files."""
@@ -81,6 +83,9 @@ class Machine:
             synced = self._synced.get(path, 0)
             if synced < size and Path(path).exists():
                 self._real["truncate"](path, synced)
+        for path in self._new:
+            self._real["unlink"](path)
+        self._new.clear()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -128,6 +133,8 @@ class Machine:
                 raise Died
             if self.has("full") and not Path(path).exists():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+            if "/journal/rows-" in os.fspath(path) and not Path(path).exists():
+                self._new.add(os.fspath(path))
         descriptor = int(real(path, flags, *args, **options))
         self._paths[descriptor] = os.fspath(path)
         self._owners[descriptor] = self.pid
@@ -183,6 +190,7 @@ class Machine:
             raise Died
         if self.has("sync-fails"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        self._new = {new for new in self._new if str(Path(new).parent) != path}
         with contextlib.suppress(OSError):
             self._synced[path] = os.fstat(descriptor).st_size
 

@@ -14,14 +14,15 @@ import msgspec
 
 from bagent.backends.http.connection import Connection
 from worlds.clock import WorldClock
-from worlds.spec import EndpointSpec, RowSpec, World
+from worlds.spec import EndpointSpec, World
 
 MODEL = "world-model"
 KEY = "sk-world-secret-0123456789"
 DELAY = 0.001
 """Seconds for which bytes travel."""
 
-MARK = re.compile(rb"<<(\d+)>>")
+MARK = re.compile(rb"<<(\d+)v(\d+)>>")
+"""The number of a row and its version in a prompt."""
 
 COUNTED = frozenset(
     {"500", "502", "504", "408", "cut", "junk", "error200", "blank", "nochoice", "html"}
@@ -32,6 +33,8 @@ LASTING = {
     "length": "truncated",
 }  # fmt: skip
 """Replies that end a row, and the kind of its failure."""
+GOOD = frozenset({"ok", "usage", "slow", "length", "filter"})
+"""Replies that an answer to several rows can have for one of them."""
 
 
 @dataclass
@@ -42,7 +45,10 @@ class Sent:
     endpoint: int
     at: float
     rows: tuple[int, ...]
+    versions: tuple[int, ...] = ()
     reply: str = ""
+    replies: tuple[str, ...] = ()
+    """What each row of the request would get by itself."""
     by_endpoint: bool = False
     """The reply is the endpoint's fault, whatever the row."""
     status: int | None = None
@@ -51,7 +57,13 @@ class Sent:
     retry_after: float | None = None
     gone: float | None = None
     """When the client closed the connection before that."""
-    limit: float | None = None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"label": {"type": "string"}, "n": {"type": "integer", "minimum": 0}},
+    "required": ["label", "n"],
+}
 
 
 def base_kind(reply: str) -> str:
@@ -59,9 +71,11 @@ def base_kind(reply: str) -> str:
     return reply.partition("+")[0].partition(":")[0]
 
 
-def answer_text(row: int) -> str:
-    """Return the one right answer to a row."""
-    return f"answer {row} \u00e9\u4e2d {row * 7919 % 104729}"
+def answer_text(row: int, version: int, kind: str = "single") -> str:
+    """Return the one right answer to a row of a kind of job, after so many edits."""
+    if kind == "schema":
+        return msgspec.json.encode({"label": f"l{version}", "n": row}).decode()
+    return f"answer {row}.{version} \u00e9\u4e2d {row * 7919 % 104729}"
 
 
 @dataclass
@@ -144,8 +158,8 @@ class ServerConnection(asyncio.Transport):
         if self._closed:
             return
         self._buffer += bytes(data)
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
+        if not end:
             return
         match = re.search(rb"content-length: (\d+)", head, re.I)
         if match and len(body) < int(match[1]):
@@ -207,36 +221,44 @@ class ServerConnection(asyncio.Transport):
         network = self._network
         method, path = head.split(b" ", 2)[:2]
         state = network.state(self.index)
+        state = "hang" if state == "silent" else state
         network.bodies.append(body)
-        if method == b"GET" or b"chat/completions" not in path:
+        if method == b"GET" or b"completions" not in path:
             self._serve_other(path.decode(), state)
             return
         request = msgspec.json.decode(body)
-        rows = tuple(int(number) for number in MARK.findall(body))
+        grouped = isinstance(request.get("prompt"), list)
+        marks = MARK.findall(body)[: None if grouped else 1]
+        rows = tuple(int(number) for number, _ in marks)
         if not rows or request.get("max_tokens") == 1:
-            self._reply(None, state or "ok", 0.05, request, ())
+            self._reply(None, state or "ok", 0.05, request)
             return
-        sent = Sent(network.start, self.index, network.clock.now, rows)
+        versions = tuple(int(version) for _, version in marks)
+        sent = Sent(network.start, self.index, network.clock.now, rows, versions)
         network.sent.append(sent)
         network.in_flight[self.index] += len(rows)
         self._sent = sent
         spec = network.world.endpoints[self.index]
-        row = network.world.rows[rows[0]]
         if spec.capacity is not None and network.in_flight[self.index] > spec.capacity:
             state = "503"
-        reply, seconds = self._choose(spec, row, rows[0], state)
+        reply, seconds = self._choose(spec, sent, state)
         sent.reply, sent.by_endpoint = reply, state is not None
-        self._reply(sent, reply, seconds, request, rows)
+        self._reply(sent, reply, seconds, request)
 
-    def _choose(
-        self, spec: EndpointSpec, row: RowSpec, number: int, state: str | None
-    ) -> tuple[str, float]:
+    def _choose(self, spec: EndpointSpec, sent: Sent, state: str | None) -> tuple[str, float]:
+        """Return the reply to a request and its seconds; the first bad row decides for all."""
         if state is not None:
             return state, 0.05
-        asked = self._network.asked
-        reply = row.replies[min(asked[number], len(row.replies) - 1)]
-        asked[number] += 1
-        return reply, row.seconds * spec.speed
+        asked, rows = self._network.asked, self._network.world.rows
+        replies = [
+            rows[row].replies[min(asked[row], len(rows[row].replies) - 1)] for row in sent.rows
+        ]
+        seconds = max(rows[row].seconds for row in sent.rows) * spec.speed
+        bad = [n for n, reply in enumerate(replies) if base_kind(reply) not in GOOD]
+        sent.replies = tuple(replies)
+        for number in bad[:1] or range(len(replies)):
+            asked[sent.rows[number]] += 1
+        return replies[bad[0] if bad else 0], seconds
 
     def _serve_other(self, path: str, state: str | None) -> None:
         if state == "hang":
@@ -263,7 +285,6 @@ class ServerConnection(asyncio.Transport):
         reply: str,
         seconds: float,
         request: dict[str, Any],
-        rows: tuple[int, ...],
     ) -> None:
         kind, _, wait = reply.partition("+")
         if kind.startswith("slow:"):
@@ -285,7 +306,13 @@ class ServerConnection(asyncio.Transport):
                 sent.retry_after /= 1000.0
             else:
                 headers["Retry-After"] = wait
-        status, body = _body(kind, request, rows)
+        if sent is not None and isinstance(request.get("prompt"), list) and kind in GOOD:
+            status, body = 200, _list_body(request, sent)
+        else:
+            text = "yes"
+            if sent is not None:
+                text = answer_text(sent.rows[0], sent.versions[0], self._network.world.job.kind)
+            status, body = _body(kind, request, text)
         if request.get("stream") and status == 200 and kind not in ("junk", "error200", "cut"):
             headers["Content-Type"] = "text/event-stream"
             body = _stream(msgspec.json.decode(body))
@@ -308,6 +335,9 @@ class ServerConnection(asyncio.Transport):
         self._client.data_received(head.encode() + b"\r\n" + body)
 
 
+_FINISH = {"length": "length", "filter": "content_filter"}
+
+
 def _status_of(kind: str | None) -> int:
     text = base_kind(kind or "")
     return int(text) if text.isdigit() else 200
@@ -317,7 +347,7 @@ def _error(status: int, message: str) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": "x", "code": status}})
 
 
-def _body(kind: str, request: dict[str, Any], rows: tuple[int, ...]) -> tuple[int, bytes]:
+def _body(kind: str, request: dict[str, Any], text: str) -> tuple[int, bytes]:
     """Return status and body of a reply."""
     if kind == "html":
         return 502, b"<html><body>Bad Gateway</body></html>"
@@ -338,10 +368,12 @@ def _body(kind: str, request: dict[str, Any], rows: tuple[int, ...]) -> tuple[in
     status = _status_of(kind)
     if status != 200:
         return status, _error(status, "try again later")
-    text = answer_text(rows[0]) if rows else "yes"
-    finish = {"length": "length", "filter": "content_filter"}.get(kind, "stop")
-    message = {"role": "assistant", "content": "" if kind == "blank" else text}
-    choices = [{"index": 0, "message": message, "finish_reason": finish}]
+    content = {"blank": "", "invalid": '{"label": 7}'}.get(kind, text)
+    finish = _FINISH.get(kind, "stop")
+    message = {"role": "assistant", "content": content}
+    choices: list[Any] = [{"index": 0, "message": message, "finish_reason": finish}]
+    if "messages" not in request:
+        choices = [{"index": 0, "text": content, "finish_reason": finish}]
     body = {
         "id": "c1",
         "object": "chat.completion",
@@ -350,6 +382,23 @@ def _body(kind: str, request: dict[str, Any], rows: tuple[int, ...]) -> tuple[in
         "usage": _usage(kind),
     }
     return 200, msgspec.json.encode(body)
+
+
+def _list_body(request: dict[str, Any], sent: Sent) -> bytes:
+    """Return the answers to a list of prompts."""
+    choices = [
+        {
+            "index": number,
+            "text": answer_text(row, version, "lists"),
+            "finish_reason": _FINISH.get(base_kind(reply), "stop"),
+        }
+        for number, (row, version, reply) in enumerate(
+            zip(sent.rows, sent.versions, sent.replies or ("ok",) * len(sent.rows), strict=True)
+        )
+    ]
+    body = {"id": "c1", "object": "text_completion", "model": MODEL, "choices": choices}
+    usage = {"prompt_tokens": 10 * len(choices), "completion_tokens": 5 * len(choices)}
+    return msgspec.json.encode({**body, "usage": usage})
 
 
 def _usage(kind: str) -> Any:
@@ -362,6 +411,9 @@ def _stream(body: dict[str, Any]) -> bytes:
     """Return a chat completion as server-sent events."""
     events = []
     for choice in body["choices"]:
+        if "text" in choice:
+            events.append({**body, "choices": [choice]})
+            continue
         delta = {"index": 0, "delta": choice["message"], "finish_reason": None}
         last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
         events += [{**body, "choices": [delta]}, {**body, "choices": [last]}]

@@ -9,9 +9,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,14 +22,14 @@ import msgspec
 
 from bagent.errors import BagentError
 from bagent.observe.progress import NoProgress
-from bagent.runs.context import RunOptions, prepare
+from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_store import RunStore, open_run
 from bagent.store.results import ResultQuery, iter_results
 from worlds.clock import Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
-from worlds.network import KEY, MODEL, Network
+from worlds.network import KEY, MODEL, SCHEMA, Network
 from worlds.spec import Event, World
 
 MOST_STARTS = 12
@@ -46,6 +48,8 @@ class Start:
     code: int | None = None
     """None: it was killed."""
     killed_by_power: bool = False
+    versions: dict[int, int] = field(default_factory=dict)
+    """How often each row was edited before it."""
     error: str = ""
     ending: RunEnding | None = None
     lines: list[str] = field(default_factory=list)
@@ -87,6 +91,9 @@ class Player:
         self._network.alive = lambda: not self._machine.dead
         self._rival: RunStore | None = None
         self._loop: WorldLoop | None = None
+        self._versions: Counter[int] = Counter()
+        self._rerun = False
+        self._context: RunContext | None = None
 
     def play(self) -> History:
         """Start the run until it has ended."""
@@ -115,8 +122,13 @@ class Player:
         return History(self._world, starts, self._network, files)
 
     def _is_over(self, start: Start) -> bool:
-        events = [event.start for event in self._world.events]
-        return start.code in (0, 1, 2) and start.number >= max(events, default=0)
+        if start.code not in (0, 1, 2):
+            return False
+        last = max((event.start for event in self._world.events), default=0)
+        if self._world.rerun and not self._rerun and start.number >= last:
+            self._rerun = True
+            return False
+        return start.number >= last
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -128,7 +140,7 @@ class Player:
             "backend": {"api_key_env": "WORLD_KEY"},
             "model": MODEL,
             "input": "rows.jsonl",
-            "prompt": {"user": "<<{{ n }}>> {{ text }}"},
+            "prompt": {"user": "<<{{ n }}v{{ v }}>> {{ text }}"},
             "sampling": {"temperature": 0, "max_tokens": 64},
             "batching": {"mode": "single"},
             "dedupe": False,
@@ -138,17 +150,21 @@ class Player:
                 "per_endpoint": world.job.per_endpoint,
                 "timeout": {"total": world.job.timeout, "connect": 5.0},
             },
-            **world.job.keys,
+            **_kind_keys(world),
         }
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
+        self._write_rows({})
+
+    def _write_rows(self, versions: Mapping[int, int]) -> None:
         lines = [
             b"{broken"
             if row.replies == ("unreadable",)
-            else msgspec.json.encode({"id": row.id, "n": number, "text": row.text})
-            for number, row in enumerate(world.rows)
+            else msgspec.json.encode(
+                {"id": row.id, "n": number, "v": versions.get(number, 0), "text": row.text}
+            )
+            for number, row in enumerate(self._world.rows)
         ]
         (self._folder / "rows.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-        self._write_hosts(range(len(world.endpoints)))
 
     def _write_hosts(self, numbers: Any) -> None:
         text = "".join(f"server{number}:8000\n" for number in numbers)
@@ -171,6 +187,7 @@ class Player:
         machine, start = self._machine, Start(number, self._clock.now)
         machine.start_process()
         self._write_hosts(range(len(self._world.endpoints)))
+        self._edit(start)
         self._plan_calls(number, start)
         self._network.begin_process(number)
         try:
@@ -183,8 +200,6 @@ class Player:
         except BaseException as error:
             start.error = f"a fault in bagent: {error!r}"
             start.code = -1
-            import traceback
-
             start.traceback = traceback.format_exc()
         if self._loop is not None:
             start.loop_errors = self._loop.errors
@@ -200,6 +215,14 @@ class Player:
         self._look(start)
         return start
 
+    def _edit(self, start: Start) -> None:
+        """Edit rows of the input before a start."""
+        edits = [int(e.at) for e in self._events(start.number) if e.kind == "edit"]
+        self._versions.update(number for number in edits if number < len(self._world.rows))
+        if edits:
+            self._write_rows(self._versions)
+        start.versions = dict(self._versions)
+
     def _execute(self, start: Start) -> None:
         options = self._options()
         host = RunHost(
@@ -209,7 +232,9 @@ class Player:
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                context = prepare(options)
+                if self._context is None:
+                    self._context = prepare(options)
+                context = replace(self._context, warnings=[])
                 start.ending = ending = execute_run(context, host)
             start.code = ending.code
             start.lines = summarize(context, ending).lines
@@ -316,6 +341,16 @@ class Player:
         ]
         with contextlib.suppress(OSError, msgspec.DecodeError):
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
+
+
+def _kind_keys(world: World) -> dict[str, Json]:
+    """Return the keys of the job file for a kind of job."""
+    if world.job.kind == "schema":
+        return {"output": {"schema": SCHEMA, "retries": 2}}
+    if world.job.kind == "lists":
+        prompt = {"raw": "<<{{ n }}v{{ v }}>> {{ text }}"}
+        return {"prompt": prompt, "batching": {"mode": "completions", "size": 8}}
+    return {}
 
 
 def _records(path: Path) -> Iterator[dict[str, Json]]:

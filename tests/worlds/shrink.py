@@ -34,25 +34,31 @@ def shrink(world: World, name: str, tries: int = 400) -> World:
 def _smaller(world: World) -> Iterator[World]:
     """Yield worlds with less in them, the boldest first."""
     rows = world.rows
-    if len(rows) > 3:
-        yield replace(world, rows=rows[: len(rows) // 2])
-        yield replace(world, rows=rows[len(rows) // 2 :])
+    yield from _fewer_rows(world)
     for number in range(len(world.events)):
         yield replace(world, events=_without(world.events, number))
     if len(world.endpoints) > 1 and not any(event.hosts for event in world.events):
         for number in range(len(world.endpoints)):
             yield replace(world, endpoints=_without(world.endpoints, number))
-    if len(rows) > 1:
-        for number in range(len(rows)):
-            yield replace(world, rows=_without(rows, number))
     for number, endpoint in enumerate(world.endpoints):
         for simpler in _simpler_endpoints(endpoint):
             yield replace(world, endpoints=_with(world.endpoints, number, simpler))
     for number, row in enumerate(rows):
         for simpler_row in _simpler_rows(row, number):
             yield replace(world, rows=_with(rows, number, simpler_row))
+    if world.rerun:
+        yield replace(world, rerun=False)
     if world.job.concurrency != "auto":
         yield replace(world, job=replace(world.job, concurrency="auto"))
+
+
+def _fewer_rows(world: World) -> Iterator[World]:
+    rows = world.rows
+    if len(rows) > 3:
+        yield replace(world, rows=rows[: len(rows) // 2])
+        yield replace(world, rows=rows[len(rows) // 2 :])
+    for number in range(len(rows) if len(rows) > 1 else 0):
+        yield replace(world, rows=_without(rows, number))
 
 
 def _simpler_endpoints(endpoint: EndpointSpec) -> Iterator[EndpointSpec]:

@@ -47,11 +47,11 @@ class Event:
     """The number of the start."""
     kind: Literal[
         "term", "int", "kill", "kill-at-call", "power", "power-at-call", "full", "short",
-        "sync-fails", "hosts", "stop-file", "rival",
+        "sync-fails", "hosts", "stop-file", "rival", "edit",
     ]  # fmt: skip
     at: float
-    """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call.
-    """
+    """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call;
+    for ``edit`` the number of the row that is edited before the start."""
     until: float = 0.0
     """When a fault of the disk ends."""
     hosts: tuple[int, ...] = ()
@@ -62,8 +62,9 @@ class Event:
 class JobSpec:
     """The job."""
 
-    keys: dict[str, Any] = field(default_factory=dict)
-    """Keys of the job file besides the usual ones."""
+    kind: Literal["single", "schema", "lists"] = "single"
+    """``single``: one chat a row; ``schema``: the same with a schema, and answers that are not
+    valid are asked again; ``lists``: raw prompts, several in a request."""
     retries: int = 2
     concurrency: int | str = 8
     per_endpoint: int | str = "auto"
@@ -84,3 +85,5 @@ class World:
     events: tuple[Event, ...] = ()
     pause: float = 5.0
     """Seconds between two starts."""
+    rerun: bool = False
+    """The same command is given once more after the end."""

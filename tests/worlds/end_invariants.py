@@ -1,0 +1,178 @@
+"""Invariants of ends, totals and files."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from worlds.evidence import (
+    DISK,
+    ORDERLY,
+    Problems,
+    by_row,
+    events_of,
+    invariant,
+    results_of,
+    sent_in,
+)
+from worlds.network import KEY, base_kind
+from worlds.play import History
+
+
+@invariant
+def no_start_waits_for_ever(history: History) -> Problems:
+    """A start ends within virtual hours, and the event loop never spins."""
+    for start in history.starts:
+        if start.stuck:
+            yield f"start {start.number}: {start.stuck}"
+
+
+@invariant
+def the_program_has_no_fault(history: History) -> Problems:
+    """No exception of the program itself reaches a person or a row."""
+    for start in history.starts:
+        if start.traceback:
+            yield f"start {start.number}: {start.traceback}"
+        if start.ending is not None and "a fault in bagent" in start.ending.reason:
+            yield f"start {start.number}: {start.ending.reason}"
+        for error in start.loop_errors:
+            yield f"start {start.number}: {error}"
+        for row, result in results_of(start).items():
+            if result["error_kind"] == "internal":
+                yield f"start {start.number} row {row}: {result['error']}"
+
+
+@invariant
+def the_same_command_leads_to_an_end(history: History) -> Problems:
+    """Once people, disks and servers let it, a run comes to 0 or 1."""
+    codes = [start.code for start in history.starts]
+    if not history.starts[-1].stuck and codes[-1] not in (0, 1):
+        yield f"exit codes {codes}; {history.starts[-1].error}"
+
+
+@invariant
+def the_exit_code_agrees(history: History) -> Problems:
+    """0: every row ok; 1: rows failed; 74: the disk; 75 and 76: a reason; 2: nothing was sent."""
+    for start in history.starts:
+        kinds = events_of(history, start.number)
+        failed = sum(result["status"] != "ok" for result in start.results)
+        where = f"start {start.number}: {start.code} {start.error}"
+        if start.ending is not None:
+            where += f" {start.ending.reason}"
+        if start.code == 0 and failed:
+            yield f"{where}, {failed} rows failed"
+        if start.code == 1 and not failed:
+            yield f"{where}, no row failed"
+        if start.code == 2 and sent_in(history, start.number):
+            yield f"{where}, but requests were sent"
+        if start.code == 2 and "rival" not in kinds and history.world.pause > 60:
+            yield where
+        if start.code == 74 and not kinds & DISK:
+            yield where
+        if start.code in (75, 76) and start.ending is not None and not start.ending.reason:
+            yield f"{where}: no reason"
+        well = not any(endpoint.windows for endpoint in history.world.endpoints)
+        asked = kinds & {"term", "int", "stop-file", "rival", "hosts"}
+        if start.code in (75, 76) and well and not asked and not kinds & DISK:
+            alike = len(history.world.rows) >= 50
+            busy = any(
+                base_kind(r) in ("429", "503") for w in history.world.rows for r in w.replies
+            )
+            if not alike and not busy:
+                yield f"{where}: servers are well, and nobody asked it to stop"
+
+
+@invariant
+def an_early_end_says_what_comes_next(history: History) -> Problems:
+    """The summary of every orderly end has a next command."""
+    for start in history.starts:
+        if start.code not in ORDERLY or not start.lines:
+            continue
+        if not any(line.startswith("next") and "bagent" in line for line in start.lines):
+            yield f"start {start.number}, {start.code}: {start.lines}"
+
+
+@invariant
+def totals_are_equal_everywhere(history: History) -> Problems:
+    """Summary, journal and run.json agree on the rows by status, by kind, and on the exit code."""
+    for start in history.starts:
+        if start.code not in ORDERLY or start.ending is None:
+            continue
+        statuses = Counter(result["status"] for result in start.results)
+        totals = start.ending.snapshot.totals
+        if dict(statuses) != {k: v for k, v in totals.by_status.items() if v}:
+            yield f"start {start.number}: results {dict(statuses)}, summary {totals.by_status}"
+        kinds = Counter(
+            result["error_kind"] or result["status"]
+            for result in start.results
+            if result["status"] != "ok"
+        )
+        if dict(kinds) != {k: v for k, v in totals.by_kind.items() if v}:
+            yield f"start {start.number}: results {dict(kinds)}, summary {totals.by_kind}"
+        recorded = start.info.get("starts", [{}])[-1].get("exit_code")
+        if recorded != start.code and "rival" not in events_of(history, start.number):
+            yield f"start {start.number} ended with {start.code}, run.json has {recorded}"
+
+
+@invariant
+def the_summary_counts_requests(history: History) -> Problems:
+    """The summary's number of requests is what the servers saw, plus those without a connection."""
+    for start in history.starts:
+        if start.code not in (0, 1) or start.ending is None:
+            continue
+        snapshot = start.ending.snapshot
+        seen, counted = len(sent_in(history, start.number)), snapshot.requests
+        dead = any(
+            window.kind in ("down", "silent")
+            for endpoint in history.world.endpoints
+            for window in endpoint.windows
+        )
+        if counted < seen or (counted > seen and not dead):
+            yield f"start {start.number}: {seen} requests seen, {counted} in the summary"
+        tries = sum(len(sent.rows) for sent in sent_in(history, start.number))
+        if not dead and tries != snapshot.tries:
+            yield f"start {start.number}: {tries} rows in requests, {snapshot.tries} tries"
+        rows = by_row(sent_in(history, start.number))
+        again = sum(len(requests) - 1 for requests in rows.values())
+        if not dead and history.world.job.kind != "schema" and snapshot.retries != again:
+            yield f"start {start.number}: {again} retries seen, {snapshot.retries} in the summary"
+
+
+@invariant
+def a_run_has_one_owner(history: History) -> Problems:
+    """Two processes never work on one run."""
+    for start in history.starts:
+        if start.two_owners:
+            yield f"start {start.number}"
+
+
+@invariant
+def no_secret_is_written(history: History) -> Problems:
+    """A key is in no file and no message."""
+    for name, content in history.files.items():
+        if KEY.encode() in content:
+            yield name
+    for start in history.starts:
+        if any(KEY in line for line in start.lines) or KEY in start.error:
+            yield f"start {start.number}: the summary"
+
+
+@invariant
+def files_are_whole(history: History) -> Problems:
+    """Each line of the journal is UTF-8 and JSON, and readers have nothing to complain about."""
+    for name, content in history.files.items():
+        if name.startswith("journal/torn-") or not name.endswith((".jsonl", ".json")):
+            continue
+        lines = content.split(b"\n") if name.endswith(".jsonl") else [content]
+        for line in lines:
+            if not line:
+                continue
+            try:
+                line.decode()
+                msgspec.json.decode(line)
+            except (UnicodeDecodeError, msgspec.DecodeError) as error:
+                if history.starts[-1].code is not None:
+                    yield f"{name}: {error}: {line[:80]!r}"
+    if history.starts[-1].reports and history.starts[-1].code in (0, 1):
+        yield f"{history.starts[-1].reports}"

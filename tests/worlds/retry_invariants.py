@@ -1,0 +1,273 @@
+"""Invariants of attempts, retries, limits and waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from bagent.types import PASSING_KINDS
+from worlds.evidence import (
+    ORDERLY,
+    Problems,
+    by_row,
+    events_of,
+    invariant,
+    is_answer,
+    is_simple,
+    new_results,
+    sent_in,
+    work_seconds,
+)
+from worlds.network import COUNTED, base_kind
+from worlds.play import History
+from worlds.spec import Window
+
+
+@invariant
+def a_row_is_sent_once_at_a_time(history: History) -> Problems:
+    """A request for a row follows the failure of the one before it."""
+    for start in history.starts:
+        for row, requests in by_row(sent_in(history, start.number)).items():
+            for first, second in pairwise(requests):
+                over = first.done if first.done is not None else first.gone
+                if over is None or second.at < over:
+                    yield f"row {row} was sent at {first.at} and {second.at}, over at {over}"
+                elif first.status == 200 and is_answer(first):
+                    yield f"row {row} was answered at {first.done} and sent again at {second.at}"
+
+
+@invariant
+def each_request_is_in_the_attempts(history: History) -> Problems:
+    """The table of attempts has each request that was answered, with its status."""
+    counted = 0
+    for start in history.starts:
+        attempts = start.attempts[counted:]
+        counted = len(start.attempts)
+        if start.code not in ORDERLY or start.killed_by_power:
+            continue
+        expected = Counter(
+            (row, sent.status)
+            for sent in sent_in(history, start.number)
+            for row in sent.rows
+            if sent.status is not None and sent.gone is None
+        )
+        recorded = Counter(
+            (attempt["row"], attempt["status_code"])
+            for attempt in attempts
+            if attempt.get("status_code") is not None
+        )
+        if expected != recorded:
+            yield (
+                f"start {start.number}: not recorded {expected - recorded},"
+                f" not sent {recorded - expected}"
+            )
+
+
+@invariant
+def retries_are_counted(history: History) -> Problems:
+    """A row on healthy servers fails for a passing reason after 1 + ``limits.retries`` counted
+    attempts: not earlier, and not later."""
+    if not is_simple(history):
+        return
+    limit = history.world.job.retries + 1
+    for start in history.starts:
+        results = new_results(history, start)
+        for row, requests in by_row(sent_in(history, start.number)).items():
+            kinds = [base_kind(sent.reply) for sent in requests]
+            counted = sum(kind in COUNTED for kind in kinds)
+            maybe = sum(kind in ("reset", "cut") for kind in kinds)
+            failed = row in results and results[row]["error_kind"] in PASSING_KINDS
+            spare = kinds.count("cut") + (0 if len(history.world.endpoints) == 1 else limit)
+            if counted - spare > limit or (failed and counted + maybe < limit):
+                yield f"row {row}: {kinds} with {limit} attempts allowed, {results.get(row)}"
+
+
+@invariant
+def no_row_fails_for_an_endpoint(history: History) -> Problems:
+    """A row fails for a passing reason only if healthy servers failed it."""
+    for start in history.starts:
+        requests = by_row(sent_in(history, start.number))
+        for row, result in new_results(history, start).items():
+            if result["status"] == "ok" or result["error_kind"] not in PASSING_KINDS | {"auth"}:
+                continue
+            if not any(not sent.by_endpoint for sent in requests.get(row, ())):
+                yield (
+                    f"start {start.number} row {row}: {result['error_kind']} {result['error']!r}"
+                    f" after {[sent.reply for sent in requests.get(row, ())]}"
+                )
+
+
+@invariant
+def retry_after_is_kept(history: History) -> Problems:
+    """A row is not sent again before the time that the server named, at most 120 s."""
+    for start in history.starts:
+        for row, requests in by_row(sent_in(history, start.number)).items():
+            for first, second in pairwise(requests):
+                if first.retry_after is None or first.done is None:
+                    continue
+                if first.endpoint != second.endpoint:
+                    continue
+                due = first.done + min(first.retry_after, 120.0)
+                if second.at < due - 0.05:
+                    yield f"row {row}: {first.reply} at {first.done}, sent again at {second.at}"
+
+
+@invariant
+def a_429_pauses_its_account(history: History) -> Problems:
+    """After a 429 with Retry-After nothing is sent to that server until it is over."""
+    for start in history.starts:
+        requests = sent_in(history, start.number)
+        refusals = [sent for sent in requests if base_kind(sent.reply) == "429" and sent.done]
+        refusals.sort(key=lambda sent: sent.done or 0.0)
+        for first in refusals[:1]:  # later ones may be unrelated to the rate
+            if not first.retry_after or first.done is None:
+                continue
+            due = first.done + min(first.retry_after, 120.0) - 0.05
+            for second in requests:
+                if second.endpoint == first.endpoint and first.done + 0.01 < second.at < due:
+                    yield f"{first.reply} at {first.done}, row {second.rows} sent at {second.at}"
+                    break
+
+
+@invariant
+def a_retry_goes_elsewhere_first(history: History) -> Problems:
+    """A row whose attempt failed on one server is tried on another, where one has room."""
+    world = history.world
+    if not is_simple(history) or len(world.endpoints) < 2 or world.job.per_endpoint != "auto":
+        return
+    for row, requests in by_row(sent_in(history, 0)).items():
+        for first, second in pairwise(requests):
+            failed = base_kind(first.reply) in COUNTED - {"cut", "408"}
+            if failed and first.endpoint == second.endpoint:
+                yield f"row {row}: {first.reply} at {first.done}, same server at {second.at}"
+
+
+@invariant
+def waits_grow(history: History) -> Problems:
+    """The wait before a retry is at least half a second, and about doubles up to 5 s.
+
+    With several servers a retry may follow at once, on another one.
+    """
+    if not is_simple(history) or len(history.world.endpoints) > 1:
+        return
+    for start in history.starts:
+        for row, requests in by_row(sent_in(history, start.number)).items():
+            least = 0.5
+            for first, second in pairwise(requests):
+                if base_kind(first.reply) not in COUNTED - {"cut"} or first.done is None:
+                    continue
+                if first.retry_after is None and second.at - first.done < least - 0.01:
+                    yield f"row {row}: {first.reply} at {first.done}, sent again at {second.at}"
+                least = min(5.0, 2 * least)
+
+
+@invariant
+def retries_do_not_wait_needlessly(history: History) -> Problems:
+    """On healthy servers a retry comes within its backoff, or soon after its Retry-After."""
+    if not is_simple(history):
+        return
+    for start in history.starts:
+        for row, requests in by_row(sent_in(history, start.number)).items():
+            for number, (first, second) in enumerate(pairwise(requests)):
+                over = first.done if first.done is not None else first.gone
+                if over is None:
+                    continue
+                longest = 3.0 * min(30.0, 0.5 * 2.0 ** (number + 1)) + 5.0
+                if first.retry_after is not None:
+                    longest += 1.2 * first.retry_after
+                longest += work_seconds(history)
+                if second.at - over > longest:
+                    yield f"row {row}: {first.reply} at {over}, sent again at {second.at}"
+
+
+@invariant
+def slots_are_used(history: History) -> Problems:
+    """Without a fault the rows take no longer than their slots need."""
+    if not is_simple(history) or any(row.replies != ("ok",) for row in history.world.rows):
+        return
+    world, start = history.world, history.starts[0]
+    slots = 64 * len(world.endpoints)
+    if world.job.per_endpoint != "auto":
+        slots = int(world.job.per_endpoint) * len(world.endpoints)
+    if world.job.concurrency != "auto":
+        slots = min(slots, int(world.job.concurrency))
+    slowest = max(endpoint.speed for endpoint in world.endpoints)
+    seconds = sum(row.seconds for row in world.rows) * slowest / slots
+    longest = max(row.seconds for row in world.rows) * slowest
+    if start.ended - start.began > 1.1 * seconds + longest + 2.0:
+        yield f"{start.ended - start.began:.2f} s for {seconds:.2f} s of work"
+
+
+@invariant
+def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
+    """After the last fault of a server, a start needs no more than its work and a minute."""
+    world, start = history.world, history.starts[-1]
+    if world.events or start.code not in (0, 1):
+        return
+    windows = [window.end for endpoint in world.endpoints for window in endpoint.windows]
+    if not windows or any(endpoint.capacity for endpoint in world.endpoints):
+        return
+    well = max(*windows, start.began)
+    if start.ended > well + 60.0 + 5.0 * work_seconds(history):
+        yield f"servers were well at {well}, the start ended at {start.ended}"
+
+
+@invariant
+def an_outage_stops_in_time(history: History) -> Problems:
+    """Where no server serves, a start stops within minutes, and not before servers had their time:
+    3 s where all refuse key or model, 10 s else."""
+    for start in history.starts:
+        if start.code not in (75, 76) or events_of(history, start.number):
+            continue
+        if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(
+            endpoint.windows for endpoint in history.world.endpoints
+        ):
+            continue
+        free = [_well_before(endpoint.windows, start.ended) for endpoint in history.world.endpoints]
+        if min(free) < 2.9 and start.ended - start.began > 12.0:
+            yield f"start {start.number} stopped at {start.ended}: one ill for {min(free)} s"
+        if min(free) > 400.0:
+            yield f"start {start.number} stopped at {start.ended}, all were ill for {min(free)} s"
+
+
+def _well_before(windows: Sequence[Window], at: float) -> float:
+    """Return for how long an endpoint had not been well at a time; 0: it was well."""
+    for window in windows:
+        if window.begin <= at <= window.end + 0.001:
+            return at - window.begin
+    return 0.0
+
+
+@invariant
+def limits_are_kept(history: History) -> Problems:
+    """No more rows are in flight than ``limits.concurrency`` and ``limits.per_endpoint`` allow."""
+    job = history.world.job
+    for start in history.starts:
+        steps: list[tuple[float, int, int]] = []
+        for sent in sent_in(history, start.number):
+            over = sent.done if sent.done is not None else sent.gone
+            steps.append((sent.at, len(sent.rows), sent.endpoint))
+            over = start.ended if over is None else over
+            steps.append((over, -len(sent.rows), sent.endpoint))
+        running: Counter[int] = Counter()
+        for at, change, endpoint in sorted(steps, key=lambda step: (step[0], step[1])):
+            running[endpoint] += change
+            if job.concurrency != "auto" and running.total() > int(job.concurrency):
+                yield f"{running.total()} in flight at {at}"
+                return
+            if job.per_endpoint != "auto" and running[endpoint] > int(job.per_endpoint):
+                yield f"{running[endpoint]} in flight at endpoint {endpoint} at {at}"
+                return
+
+
+@invariant
+def shares_are_fair(history: History) -> Problems:
+    """Equal servers without a fault get about equal shares of many rows."""
+    world = history.world
+    if not is_simple(history) or len(world.rows) < 20 * len(world.endpoints):
+        return
+    counts = Counter(sent.endpoint for sent in history.network.sent)
+    fewest = min(counts[number] for number in range(len(world.endpoints)))
+    if fewest < 0.5 * len(world.rows) / len(world.endpoints):
+        yield f"requests by endpoint {dict(counts)}"
