@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worlds.invariants import problems
 from worlds.play import play
-from worlds.spec import EndpointSpec, JobSpec, RowSpec, World
+from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, World
 
 
 def holds(world: World) -> None:
@@ -25,3 +25,16 @@ def test_an_outage_asks_no_busy_server_again():
     assert history.starts[0].code == 75
     broken = [name for name, _ in problems(history)]
     assert "retry_after_is_kept" not in broken
+
+
+def test_lines_of_a_killed_start_are_synced_by_the_next():
+    """The next start wrote elsewhere, so a loss of power took rows that had long been finished."""
+    holds(
+        World(
+            seed=2,
+            job=JobSpec(),
+            rows=(RowSpec("r0"), RowSpec("r1", replies=("slow:4",))),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "kill", 1.1), Event(1, "power", 3.0)),
+        )
+    )

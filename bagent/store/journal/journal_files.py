@@ -52,9 +52,12 @@ class SegmentWriter:
             self.number = segments[-1].number
             mend_tail(segments[-1].path, report)
             size = segments[-1].path.stat().st_size
+            # A killed owner may have left lines unsynced, so the next sync covers this segment too.
+            descriptor = self._open(self.number, 0)
             if not new_segment and size < self.limit:
-                self.descriptor, self.size = self._open(self.number, 0), size
+                self.descriptor, self.size, self.dirty = descriptor, size, True
                 return
+            self.retired.append(descriptor)
         if eager:
             self.begin_next()
 
