@@ -13,8 +13,8 @@ from unittest import mock
 
 from bagent import clocks
 
-EPOCH = 1_800_000_000.0
-"""Unix time at which a world begins."""
+EPOCH = 1_700_000_000.0
+"""Unix time at which a world begins; before now, since files have times of the real clock."""
 
 LONGEST_START = 6 * 3600.0
 """Virtual seconds after which a start counts as waiting for ever."""

@@ -26,6 +26,7 @@ from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_store import RunStore, open_run
+from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, iter_results
 from worlds.clock import Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
@@ -122,7 +123,10 @@ class Player:
         return History(self._world, starts, self._network, files)
 
     def _is_over(self, start: Start) -> bool:
-        if start.code not in (0, 1, 2):
+        refused = start.code == 2 and any(
+            event.kind == "rival" for event in self._events(start.number)
+        )
+        if start.code not in (0, 1, 2) or refused:
             return False
         last = max((event.start for event in self._world.events), default=0)
         if self._world.rerun and not self._rerun and start.number >= last:
@@ -312,10 +316,13 @@ class Player:
         """Start the same command in another process, which then sends nothing."""
         machine = self._machine
         first = machine.pid
+        owner = read_owner(self._run / "owner.json")
+        owned = owner is not None and owner.pid == first
         machine.pid = first + 1000
         machine.alive.add(machine.pid)
         try:
             self._rival = open_run(prepare(self._options()), threaded=False)
+            start.two_owners = owned
         except BagentError:
             machine.alive.discard(machine.pid)
         machine.pid = first
