@@ -83,6 +83,8 @@ class Machine:
             synced = self._synced.get(path, 0)
             if synced < size and Path(path).exists():
                 self._real["truncate"](path, synced)
+                now = int(self._clock.wall() * 1e9)
+                os.utime(path, ns=(now, now))
         for path in self._new:
             self._real["unlink"](path)
         self._new.clear()
@@ -138,6 +140,8 @@ class Machine:
         descriptor = int(real(path, flags, *args, **options))
         self._paths[descriptor] = os.fspath(path)
         self._owners[descriptor] = self.pid
+        if flags & os.O_CREAT:
+            self._date(descriptor)
         self._dead.discard(descriptor)
         return descriptor
 
@@ -170,6 +174,12 @@ class Machine:
 
     def _grow(self, descriptor: int, path: str) -> None:
         self._sizes[path] = os.fstat(descriptor).st_size
+        self._date(descriptor)
+
+    def _date(self, descriptor: int) -> None:
+        """Give a file the time of the world."""
+        now = int(self._clock.wall() * 1e9)
+        os.utime(descriptor, ns=(now, now))
 
     def _ftruncate(self, descriptor: int, size: int) -> None:
         if descriptor in self._paths and self._enter(descriptor):

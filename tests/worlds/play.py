@@ -20,7 +20,7 @@ from unittest import mock
 
 import msgspec
 
-from bagent.errors import BagentError
+from bagent.errors import BagentError, OwnedError
 from bagent.observe.progress import NoProgress
 from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
@@ -32,6 +32,9 @@ from worlds.clock import Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
 from worlds.network import KEY, MODEL, SCHEMA, Network
 from worlds.spec import Event, World
+
+REFUSED_PAUSE = 70.0
+"""Seconds after which a person tries again, where another process owned the run."""
 
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
@@ -52,6 +55,8 @@ class Start:
     versions: dict[int, int] = field(default_factory=dict)
     """How often each row was edited before it."""
     error: str = ""
+    refused: bool = False
+    """Another process owned the run."""
     ending: RunEnding | None = None
     lines: list[str] = field(default_factory=list)
     """The summary."""
@@ -114,7 +119,7 @@ class Player:
                 starts.append(start)
                 if start.stuck or self._is_over(start):
                     break
-                self._clock.now += self._world.pause
+                self._clock.now += REFUSED_PAUSE if start.refused else self._world.pause
             files = self._read_files()
             self._machine.kill()
             if self._machine.graveyard:
@@ -123,10 +128,7 @@ class Player:
         return History(self._world, starts, self._network, files)
 
     def _is_over(self, start: Start) -> bool:
-        refused = start.code == 2 and any(
-            event.kind == "rival" for event in self._events(start.number)
-        )
-        if start.code not in (0, 1, 2) or refused:
+        if start.code not in (0, 1, 2) or start.refused:
             return False
         last = max((event.start for event in self._world.events), default=0)
         if self._world.rerun and not self._rerun and start.number >= last:
@@ -244,6 +246,7 @@ class Player:
             start.lines = summarize(context, ending).lines
         except BagentError as error:
             start.code, start.error = error.exit_code, str(error)
+            start.refused = isinstance(error, OwnedError)
 
     def _options(self) -> RunOptions:
         return RunOptions(
