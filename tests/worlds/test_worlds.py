@@ -1,4 +1,4 @@
-"""New worlds every day, and proofs that the invariants see what they are for."""
+"""New worlds every day."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worlds.draw import draw
 from worlds.invariants import problems
 from worlds.play import play
 
-COUNT, PARTS = 200, 4
+COUNT, PARTS = 200, 8
 
 
 @pytest.fixture(scope="module", autouse=True)
