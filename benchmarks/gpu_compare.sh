@@ -21,9 +21,9 @@ compare() { # shape rows seconds repeats arms
   timeout $(($3+40)) python3 benchmarks/gpu_compare.py "$OUT/modes-$1.json" --shape "$1" --rows "$2" --seconds "$3" --repeats "$4" --model small \
     --at api1=127.0.0.1:8000 --at api4=127.0.0.1:8001 --at offline=127.0.0.1:8010 --arms "$5" 2>&1 | cut -c1-260
 }
-compare long 200 95 5 auto@api1,offline@offline,auto@api4,single-256@api1,lists-64@api1
-compare short 6000 110 3 auto@api1,auto@api4,offline@offline,lists-64@api1,single-512@api4,lists-64@api4
-left=$((545-(SECONDS-began)-25)); [ $left -gt 190 ] && left=190
-compare review 2000 $left 3 auto@api1,single-512@api1,lists-64@api1,auto@api4,single-512@api4,lists-64@api4,offline@offline
+compare long 200 125 6 auto@api1,offline@offline,single-256@api1,lists-64@api1
+compare short 6000 140 5 auto@api1,lists-64@api1,auto@api4,lists-64@api4,offline@offline
+left=$((550-(SECONDS-began)-10)); [ $left -gt 220 ] && left=220
+compare review 2000 $left 3 auto@api1,single-512@api1,auto@api4,single-512@api4
 rm -f "$OUT"/server-*.log; tail -c 3000 "$OUT/offline.log" > "$OUT/offline.txt"; rm -f "$OUT/offline.log"
 echo "end after $((SECONDS-began)) s"
