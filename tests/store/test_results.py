@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 
 from bagent.store.journal.codec import unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index
+from bagent.store.journal.reader import OutcomeLookup
 from bagent.store.results import (
     AnswerStore,
     ResultQuery,
@@ -49,16 +49,23 @@ def test_the_input_is_found_also_out_of_order(store, outcome):
     ]
 
 
-def test_a_line_that_broke_behind_the_index_is_left_out_with_a_word(store, outcome):
-    store.write(outcome(0), outcome(1))
+def test_a_line_that_breaks_while_results_are_read_is_left_out_alone(store, outcome):
+    store.write(*map(outcome, range(3)))
+    results = iter_results(store.path, report=store.reports.append)
+    assert next(results)["id"] == "r0"
     path = store.segment()
-    seen = path.stat()
-    path.write_bytes(path.read_bytes().replace(b'"row":0', b'"row" 0'))
-    sidecar = path.with_suffix(".idx")
-    sidecar.write_bytes(sidecar.read_bytes())
-    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    assert ids(store) == ["r1"]
-    assert any("broken line" in message for message in store.reports)
+    path.write_bytes(path.read_bytes().replace(b'"row":1', b'"row" 1'))
+    assert [result["id"] for result in results] == ["r2"]
+    assert any("broken line at byte" in message for message in store.reports)
+
+
+def test_keys_of_a_stage_are_found_in_whichever_segment_it_began(store, outcome):
+    store.write(outcome(0, stage="draft"), part="1-of-2")
+    store.write(outcome(1, stage="judge"), part="2-of-2")
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
+    lookup = OutcomeLookup(store.path, done, store.reports.append)
+    assert list(lookup.keys_of("judge")) == [int(outcome(1).key, 16)]
+    lookup.close()
 
 
 def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
