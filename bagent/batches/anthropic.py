@@ -170,6 +170,11 @@ class AnthropicBatches(HttpBatches):
             record.unconfirmed = False
         return status
 
+    async def cancel(self, record: BatchRecord) -> Failure | None:
+        """Cancel the batch."""
+        result = await self._web.post(f"{_PATH}/{record.batch_id}/cancel", {})
+        return result if isinstance(result, Failure) else None
+
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """GET the answers, always below the endpoint's own address."""
         return await fetch_all(self._web, [f"{_PATH}/{record.batch_id}/results"], into)

@@ -183,6 +183,13 @@ class BedrockBatches(LearnedForms):
         outputs = tuple(key for key in keys if key.endswith(".jsonl.out"))
         return msgspec.structs.replace(status, outputs=outputs)
 
+    async def cancel(self, record: BatchRecord) -> Failure | None:
+        """Cancel the batch."""
+        result = await self._ask(
+            "bedrock", "stop_model_invocation_job", {"jobIdentifier": record.batch_id}
+        )
+        return result if isinstance(result, Failure) else None
+
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """Download the output files into one."""
         partial_file = into.with_name(f"{into.name}.part")

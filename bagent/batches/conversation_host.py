@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.row_runner import OutcomeLog
 from bagent.stages.stop_rules import StopReason, StopRules
-from bagent.types import PASSING_KINDS, Failure, Outcome, Row
+from bagent.types import PASSING_KINDS, Failure, Json, Outcome, Row
 
 DEFAULT_ANSWER_TOKENS = 4096
 """Assumed answer length if the request has no limit."""
@@ -46,6 +46,10 @@ class RowTools:
     """Send equal requests once."""
     clock: Callable[[], float] = time.time
     """Unix seconds."""
+    tier: Mapping[str, Json] = field(default_factory=dict)
+    """Request fields of a cheaper tier for single calls."""
+    tier_until: float = 0.0
+    """Until when single calls use it, in Unix seconds."""
 
 
 class BatchLine(NamedTuple):
@@ -66,6 +70,11 @@ class BatchRows:
     def __init__(self, tools: RowTools, builder: BatchBuilder) -> None:
         self.plan = tools.plan
         self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
+        settings = tools.plan.settings
+        self._tiered = msgspec.structs.replace(
+            self._single,
+            settings=msgspec.structs.replace(settings, extra={**settings.extra, **tools.tier}),
+        )
         self._tools = tools
         self._builder = builder
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
@@ -125,10 +134,11 @@ class BatchRows:
     async def send_singly(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
         """Send rows as single calls and wait until all have ended."""
         fleet = self._tools.fleet
+        plan = self._tiered if self.now() < self._tools.tier_until else self._single
         tasks = []
         fleet.expect(True)
         for item, copies in items:
-            conversation = Conversation(self._single, item.row, item.answer)
+            conversation = Conversation(plan, item.row, item.answer)
             call = conversation.restore(item.state)
             if isinstance(call, Outcome):
                 self.finish(conversation, call)

@@ -148,6 +148,11 @@ class OpenAIBatches(LearnedForms):
         batch = await self._client.retrieve(record.batch_id or "")
         return batch if isinstance(batch, Failure) else read_batch(batch)
 
+    async def cancel(self, record: BatchRecord) -> Failure | None:
+        """Cancel the batch."""
+        result = await self._client.cancel(record.batch_id or "")
+        return result if isinstance(result, Failure) else None
+
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """Download the files of answers and of errors, of which either may be missing."""
         return await fetch_all(self._client, list(record.outputs), into)

@@ -70,6 +70,15 @@ class OpenAIClient:
 
         return await self._send(send)
 
+    async def cancel(self, batch_id: str) -> Json | Failure:
+        """Cancel a batch, and return its object."""
+
+        async def send(client: AsyncOpenAI) -> Json:
+            response = await client.batches.with_raw_response.cancel(batch_id)
+            return decode_json(response.content)
+
+        return await self._send(send)
+
     async def list(self, limit: int, after: str | None) -> Json | Failure:
         """Return a page of batches, the newest first."""
 

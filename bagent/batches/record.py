@@ -57,6 +57,8 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     sent_at: float | None = None
     polled_at: float | None = msgspec.field(default=None, name="looked_at")
     ended_at: float | None = None
+    cancelled_at: float | None = None
+    """When it was late and its cancellation was requested."""
     word: str = ""
     """The provider's status."""
     ended: int = 0
@@ -264,6 +266,8 @@ def _line(record: BatchRecord) -> str:
         parts.append(f"{record.failed:,} of them failed")
     if record.sent_at is not None:
         parts.append(f"sent {_when(record.sent_at)}")
+    if record.cancelled_at is not None:
+        parts.append(f"late, cancelled {_when(record.cancelled_at)}")
     if record.polled_at is not None:
         parts.append(f"looked at {_when(record.polled_at)}")
     return ", ".join(parts)

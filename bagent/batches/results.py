@@ -177,6 +177,8 @@ class ResultReader:
         if failure.kind in ("auth", "budget"):
             self.refusal = failure
             return rows.send(conversation, call)
+        if failure.passing and self._record.cancelled_at is not None:
+            return rows.send(conversation, call)  # cancelled by this run: no fault of the row
         if failure.passing:
             call.counted_attempts += 1
             if call.counted_attempts <= self._rules.retries:

@@ -34,6 +34,9 @@ APPEARANCE_SECONDS = 30.0
 _UNCLEAR = (408, 409, 425)
 """Statuses of a creation that may have succeeded."""
 
+_TOO_LATE = (400, 404, 409, 422)
+"""Statuses of a cancellation of a batch that has ended."""
+
 _AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
 """Statuses of an accepted batch, whose file is no longer needed."""
 
@@ -206,6 +209,24 @@ class BatchSubmitter:
             with suppress(OSError):
                 self._builder.files(record).requests.unlink()
 
+    async def cancel(self, record: BatchRecord) -> None:
+        """Let the provider stop a late batch; raises as :meth:`handle_failure`.
+
+        One that has just ended cannot be stopped, and is read as usual.
+        """
+        failure = await self._service.cancel(record)
+        if failure is not None and failure.status not in _TOO_LATE:
+            self.handle_failure(record, failure)
+            return
+        record.cancelled_at = round(self._tools.clock(), 3)
+        self._builder.save(record)
+        self._heard_now()
+        self._scheduler.cancelled(record)
+        self._tools.notice(
+            f"batch {record.number} is late: it is cancelled, and rows without an answer are sent"
+            " singly"
+        )
+
     def _apply_status(self, record: BatchRecord, status: BatchStatus, now: float) -> None:
         record.word, record.ended, record.failed = status.word, status.ended, status.failed
         record.polled_at = round(now, 3)
@@ -347,6 +368,10 @@ class BatchEngine:
             await self._wait(step.until)
         elif step.kind == "send":
             await self._send(record)
+        elif step.kind == "cancel":
+            await self._post.cancel(record)
+        elif step.kind == "singly":
+            await self._send_singly(record)
         elif step.kind == "poll":
             await self._post.poll(record)
         elif step.kind == "read":
@@ -373,6 +398,31 @@ class BatchEngine:
         else:
             await self._post.send(record)
         self._sent.set()
+
+    async def _send_singly(self, record: BatchRecord) -> None:
+        """Send the rows of a late batch as single calls; those that ended before are left out."""
+        reader = BatchFileReader(self._builder.files(record))
+        try:
+            rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
+        finally:
+            reader.close()
+        record.cost_usd = self._rows.max_single_cost(rows)
+        remaining = [(item, copies) for item, copies in rows if not self._is_done(item)]
+        if remaining:
+            await self._alone(remaining, record.cost_usd, "late")
+        for item, copies in rows:
+            for copy in copies if self._is_done(item) else ():
+                if not self._is_done(copy):
+                    self._rows.begin(copy.row, copy.answer)
+        record.state = "done"
+        self._builder.save(record)
+        self._builder.files(record).remove()
+        self._sent.set()
+
+    def _is_done(self, item: BatchItem) -> bool:
+        """Return whether an earlier start has finished a row."""
+        unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
+        return self._tools.rules.is_done(unit)
 
     # --- what came back -----------------------------------------------------------------------
 
@@ -458,15 +508,15 @@ class BatchEngine:
                 rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
             finally:
                 reader.close()
-            await self._alone(rows)
+            await self._alone(rows, self._rows.max_single_cost(rows), "too few for a batch")
         self._settle()
 
-    async def _alone(self, rows: list[tuple[BatchItem, list[BatchItem]]]) -> None:
-        if not self._scheduler.affords(
-            self._builder.records, self._rows.max_single_cost(rows), self._builder.spent
-        ):
+    async def _alone(
+        self, rows: list[tuple[BatchItem, list[BatchItem]]], most_usd: float, reason: str
+    ) -> None:
+        if not self._scheduler.affords(self._builder.records, most_usd, self._builder.spent):
             self._raise_over_budget()
-        self._notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
+        self._notice(f"{len(rows)} rows are {reason}: they are asked singly")
         await self._rows.send_singly(rows)
 
     def _settle(self) -> None:

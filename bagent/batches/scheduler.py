@@ -110,7 +110,20 @@ FIRST_PAUSE = 2.0
 MAX_PAUSE = 300.0
 """Bounds of the growing waits after failures, in seconds."""
 
-Kind = Literal["read", "send", "split", "poll", "seal", "wait", "over_budget", "over"]
+Kind = Literal[
+    "read", "send", "split", "cancel", "singly", "poll", "seal", "wait", "over_budget", "over"
+]
+
+SINGLE_SHARE = 0.15
+"""Part of the time that is for single calls, where a run has to end by some time."""
+
+LEAST_SINGLE_TIME = 300.0
+"""Seconds for single calls, at least."""
+
+
+def late_time(start: float, by: float) -> float:
+    """Return from when on rows without an answer are late, in a run from ``start`` to ``by``."""
+    return max(start, by - max(LEAST_SINGLE_TIME, SINGLE_SHARE * (by - start)))
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -137,10 +150,12 @@ class ProviderBatchScheduler:
 
     Args:
         budget: dollars that all batches of the run may cost, None for no limit.
+        late_at: from this Unix time on batches are cancelled and their rows sent singly.
     """
 
-    def __init__(self, budget: float | None = None) -> None:
+    def __init__(self, budget: float | None = None, late_at: float | None = None) -> None:
         self._budget = budget
+        self._late_at = late_at
         self._quotas: dict[str, EnqueuedTokenQuota] = {}
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
@@ -162,7 +177,7 @@ class ProviderBatchScheduler:
         for record in records:
             if record.state == "ended" and self._is_due(record, now):
                 return Action("read", record)
-        step = self._send(records, spent, now)
+        step = self._late_step(records, now) or self._send(records, spent, now)
         if step.kind != "wait":
             return step
         for record in records:
@@ -174,7 +189,22 @@ class ProviderBatchScheduler:
             return Action("over")
         dues = [self._due.get(record.label, now) for record in records if record.state != "sealed"]
         dues += [] if step.until is None else [step.until]
+        if records and self._late_at is not None and now < self._late_at:
+            dues.append(self._late_at)
         return Action("wait", until=min(dues, default=None))
+
+    def _late_step(self, records: Sequence[BatchRecord], now: float) -> Action | None:
+        """Return the next step with a batch that is late: all are cancelled, then sent singly."""
+        if self._late_at is None or now < self._late_at:
+            return None
+        for record in records:
+            out = record.state == "waiting" and record.cancelled_at is None
+            if out and self._is_due(record, now):
+                return Action("cancel", record)
+        for record in records:
+            if record.state == "sealed":
+                return Action("singly", record)
+        return None
 
     def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Action:
         until: float | None = None
@@ -230,7 +260,8 @@ class ProviderBatchScheduler:
         if record.state != "waiting":
             self._due.pop(record.label, None)
             return
-        age = 0.0 if record.sent_at is None else now - record.sent_at
+        since = record.cancelled_at or record.sent_at
+        age = 0.0 if since is None else now - since
         self._due[record.label] = now + min(
             MAX_POLL_INTERVAL, max(MIN_POLL_INTERVAL, POLL_SHARE * age)
         )
@@ -246,6 +277,11 @@ class ProviderBatchScheduler:
         wait = pause if retry_after is None else max(retry_after, 0.1)
         self._due[record.label] = now + wait
         return wait
+
+    def cancelled(self, record: BatchRecord) -> None:
+        """Record a cancellation; the batch is polled at once."""
+        self._pauses.pop(record.label, None)
+        self._due.pop(record.label, None)
 
     def refused(self, record: BatchRecord, message: str, out: int, now: float) -> None:
         """Record that a batch was refused for want of quota."""

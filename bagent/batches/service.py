@@ -78,6 +78,10 @@ class BatchService(Protocol):
         """Return the status of the batch."""
         ...
 
+    async def cancel(self, record: BatchRecord) -> Failure | None:
+        """Let the provider stop the batch; what it has answered can be read once it has ended."""
+        ...
+
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """Download the results into a file, a line for each answer, completely or not at all."""
         ...
@@ -172,7 +176,7 @@ def not_a_batch(body: Json) -> Failure:
 
 
 def check_batches(job: Job, *, staged: bool) -> None:
-    """Refuse jobs that ``batching: {mode: provider}`` does not support.
+    """Refuse jobs that a provider's batch service does not support.
 
     Args:
         staged: the job has several stages.
@@ -194,11 +198,13 @@ def check_batches(job: Job, *, staged: bool) -> None:
     elif staged:
         message = "the rows of several stages cannot wait for one another's batches"
         hint = "make each stage a job of its own, or write batching: {mode: auto}"
-    elif job.batching.service_tier is not None:
+    elif job.batching.service_tier is not None and job.batching.mode == "provider":
         message = "a batch has a tier of its own, so service_tier says nothing"
         hint = "leave out one of the two"
     elif kind == "bedrock" and (job.batching.s3_uri is None or job.batching.role_arn is None):
         message = "Bedrock's batches are files in S3, which it reads and writes by a role"
         hint = "write batching: {mode: provider, s3_uri: s3://BUCKET/FOLDER, role_arn: arn:...}"
     if message:
-        raise JobError(f"batching mode provider: {message}", hint=hint, at=job.source.position(key))
+        raise JobError(
+            f"batching mode {job.batching.mode}: {message}", hint=hint, at=job.source.position(key)
+        )

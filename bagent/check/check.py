@@ -376,6 +376,7 @@ class _Check:
             schema=facts.schema_report(prepared, plan),
             dedupe=is_deduplicated(job),
             stream=facts.stream_text(plan),
+            batching=facts.batching_text(job),
             results=facts.short_path(prepared.run_dir, options.run.cwd),
             parameters=facts.first_parameters(sample, plan, job.output.enforce, api),
             prompts=tuple(

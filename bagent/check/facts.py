@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bagent.agents.plan import STREAM_EVERY, StagePlan
+from bagent.batches.scheduler import late_time
 from bagent.check.estimate import Sizes
 from bagent.check.probe import Probed
 from bagent.check.report import (
@@ -29,6 +31,7 @@ from bagent.job.spec.job import Job, KeyPath, stage_parts
 from bagent.runs.context import RunContext
 from bagent.runs.plan import requested_models
 from bagent.servers.resolve import key_variables, server_address
+from bagent.text.durations import time_by
 from bagent.types import Json, Row
 
 if TYPE_CHECKING:
@@ -133,6 +136,24 @@ def stream_text(plan: StagePlan) -> str:
     if plan.settings.tools:
         return "as long as tools can start before a turn ends, else a sample"
     return f"every {STREAM_EVERY}th request, for its first-token time"
+
+
+def batching_text(job: Job) -> str:
+    """Return what ``batching: {mode: cheapest}`` does when; empty without it."""
+    by = job.batching.by
+    if by is None:
+        return ""
+    start = time.time()
+    end = time_by(by, start)
+    late, tier = late_time(start, end), job.batching.service_tier
+
+    def clock(at: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+    steps = [f"started now: batches until {clock(late)}"]
+    if tier:
+        steps.append(f"single calls of the tier {tier} until {clock((late + end) / 2)}")
+    return ", then ".join((*steps, f"single calls for what is late, by {clock(end)}"))
 
 
 def counting_method(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:

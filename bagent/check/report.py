@@ -227,3 +227,5 @@ class CheckReport(msgspec.Struct, frozen=True):
     opened: bool = False
     tools: tuple[Json, ...] = ()
     """The definitions that the model gets."""
+    batching: str = ""
+    """How rows reach a provider's batches by a time; empty without one."""

@@ -84,6 +84,8 @@ def _job(report: CheckReport) -> Iterator[tuple[str, str]]:
     if report.schema:
         yield "schema", _schema(report.schema)
     yield "streaming", report.stream
+    if report.batching:
+        yield "batching", visible(report.batching, 300)
     yield "results", visible(report.results)
     yield from _effects(report)
     label = "request"

@@ -98,7 +98,7 @@ async def build_run(
         run = StagedRun(context, services, plans)
         return RunPlan(run.fleets, pools_with_models, run.run, run.advice, run.codes, run.dropped)
     plan, pool = plans[0]
-    if context.job.batching.mode == "provider":
+    if context.job.batching.in_batches:
         from bagent.runs.provider_batches import plan_provider_batches
 
         return plan_provider_batches(plan, pool, models[0], services)

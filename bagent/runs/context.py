@@ -127,7 +127,7 @@ def prepare(options: RunOptions) -> RunContext:
             hint="write prompt: with system and user, or messages",
             at=job.source.position(("agent",)),
         )
-    if job.batching.mode == "provider":
+    if job.batching.in_batches:
         check_batches(job, staged=bool(stages))
     check_deadline(options, warnings.append)
     ResumePolicy.parse(options.retry, skip_failed=options.skip_failed, ended=False)

@@ -93,7 +93,8 @@ def make_plan(
     fields = job.sampling.request_fields()
     max_tokens = fields.pop("max_tokens", None)
     extra = {key: fields.pop(key) for key in list(job.sampling.extra) if key in fields}
-    extra.update(tier_fields(job, servers.kind))
+    if not job.batching.in_batches:
+        extra.update(tier_fields(job, servers.kind))
     output = None
     if schema is not None and job.output.enforce != "prompt":
         output = OutputFormat("answer", schema.text, schema.strict)
@@ -147,7 +148,7 @@ def _stream_mode(job: Job, servers: Servers) -> bool | None:
 
     Where calls may share requests, the fleet picks the sample among those that do not.
     """
-    if job.batching.mode == "provider":
+    if job.batching.in_batches:
         return False
     if job.stream != "auto":
         return bool(job.stream)

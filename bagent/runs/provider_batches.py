@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,18 @@ from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversation_host import BatchRows, RowTools
 from bagent.batches.results import ReadRules
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
-from bagent.batches.scheduler import ProviderBatchScheduler
+from bagent.batches.scheduler import ProviderBatchScheduler, late_time
 from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
-from bagent.runs.plan import is_deduplicated
+from bagent.runs.plan import is_deduplicated, tier_fields
 from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import job_price
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.stop_rules import StopRules
+from bagent.text.durations import time_by
 from bagent.types import Failure, FleetStats
 
 if TYPE_CHECKING:
@@ -35,10 +37,7 @@ if TYPE_CHECKING:
 
 
 def plan_provider_batches(
-    plan: StagePlan,
-    pool: ServerPool,
-    model: str | None,
-    services: RunServices,
+    plan: StagePlan, pool: ServerPool, model: str | None, services: RunServices
 ) -> RunPlan:
     """Plan a run whose rows go in batches; too few rows for a batch go through the pool's fleet.
 
@@ -50,7 +49,9 @@ def plan_provider_batches(
     price = _price(job, pool.resolved.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
     size, budget = job.batching.size, job.limits.budget_usd
-    service, scheduler = make_service(pool.resolved, services), ProviderBatchScheduler(budget)
+    late_at, tier_until = _late_times(job, services)
+    service = make_service(pool.resolved, services)
+    scheduler = ProviderBatchScheduler(budget, late_at)
     batch_limits = BatchLimits(
         rows=None if size == "auto" else int(size),
         tokens=lambda group: scheduler.quota(group).cap,
@@ -60,15 +61,15 @@ def plan_provider_batches(
         store.path, store.part, _prefix(services), plan.name, service, batch_limits
     )
     builder.load(messages.notify)
-    sharing = RequestDedupe(
-        store.journal.read_at, store.recorded_answers, store.reuse, dedupe=is_deduplicated(job)
-    )
+    sharing = _sharing(job, services)
     guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
         *(plan, store.journal, pool.fleet, sharing, guards, services.emit),
         price=price,
         single_price=job_price(job, pool.resolved.servers.kind, model),
         dedupe=is_deduplicated(job),
+        tier={} if late_at is None else tier_fields(job, pool.resolved.servers.kind),
+        tier_until=tier_until,
     )
     rows = BatchRows(tools, builder)
     engine = BatchEngine(
@@ -145,6 +146,30 @@ def _price(job: Job, kind: BackendKind, model: str | None) -> Price | None:
             at=job.source.position(("limits", "budget_usd")),
         )
     return price
+
+
+def _sharing(job: Job, services: RunServices) -> RequestDedupe:
+    store = services.store
+    return RequestDedupe(
+        store.journal.read_at, store.recorded_answers, store.reuse, dedupe=is_deduplicated(job)
+    )
+
+
+def _late_times(job: Job, services: RunServices) -> tuple[float | None, float]:
+    """Return from when on batches are late, and until when single calls use the cheaper tier."""
+    if job.batching.by is None:
+        return None, 0.0
+    start = services.store.info.created_at or time.time()
+    by = time_by(job.batching.by, start)
+    late_at = late_time(start, by)
+    services.messages.notify(
+        f"batches until {_clock(late_at)}, then single calls for what is late, by {_clock(by)}"
+    )
+    return late_at, (late_at + by) / 2
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _prefix(services: RunServices) -> str:

@@ -143,7 +143,7 @@ def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
     """Return whether and how rows share requests; by default on the user's own engines."""
     batching = job.batching
     size = None if batching.size == "auto" else int(batching.size)
-    single = batching.mode in ("single", "provider") or size == 1
+    single = batching.mode == "single" or batching.in_batches or size == 1
     if batching.mode == "auto":
         single |= not TRAITS[servers.kind].groups_rows
     return BatchSizeRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, timedelta
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|[smhd])"
@@ -44,3 +45,29 @@ def parse_duration(text: str, *, long_units: bool = False) -> float:
 def _unit_seconds(unit: str) -> float:
     unit = unit.lower()
     return _SECONDS["ms" if unit.startswith(("ms", "mil")) else unit[0]]
+
+
+_CLOCK_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
+
+
+def time_by(text: str, start: float) -> float:
+    """Return the Unix time that a duration after ``start``, or the next ``HH:MM``, names.
+
+    Args:
+        text: a duration, or a time of the local clock.
+        start: Unix seconds.
+
+    Raises:
+        ValueError: it is neither, or no time after ``start``.
+    """
+    match = _CLOCK_TIME.fullmatch(text.strip())
+    if match is None:
+        seconds = parse_duration(text)
+        if seconds <= 0:
+            raise ValueError(f"{text} is no time to come")
+        return start + seconds
+    began = datetime.fromtimestamp(start)
+    at = began.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+    if at <= began:
+        at += timedelta(days=1)
+    return at.timestamp()

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from aiohttp import web
@@ -106,6 +106,8 @@ class Options:
     own_bodies: bool = False
     max_tokens: int | None = 64
     grow: float = 1.0
+    late_at: float | None = None
+    tier_until: float = 0.0
 
 
 @dataclass
@@ -252,7 +254,7 @@ async def run_rows(
         service = make_service(options.kind, url, notice)
     journal = Journal.open(folder, options.part, clock=clock, report=notice)
     done = load_index(folder, None, ResumePolicy.parse(None), report=notice)
-    scheduler = ProviderBatchScheduler(options.budget)
+    scheduler = ProviderBatchScheduler(options.budget, options.late_at)
     bounds = BatchLimits(
         options.size,
         lambda group: scheduler.quota(group).cap,
@@ -274,6 +276,8 @@ async def run_rows(
             single_price=options.single_price,
             dedupe=options.dedupe,
             clock=clock,
+            tier={"service_tier": "flex"},
+            tier_until=options.tier_until,
         ),
         builder,
     )
@@ -310,11 +314,14 @@ async def _plainly(work: Any) -> str | Failure:
 
 
 class Singles(ScriptedBackend):
-    """Answers every single call at once."""
+    """Answers every single call at once, and notes the tier of each."""
+
+    tiers: ClassVar[list[Json]] = []
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
+        self.tiers += [request.settings.extra.get("service_tier") for request in group]
         return Exchange(
             [Reply("single", "stop", usage=Usage(prompt=7, completion=1))],
             sent=BEGIN,

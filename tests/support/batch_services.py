@@ -133,6 +133,7 @@ class OpenAIServer(BatchServer):
         self.uploads = 0
         self.looks = 0
         self.fetches = 0
+        self.cancels = 0
         self.down = 0
         self.keeps_metadata = True
         self.list_troubles: list[int] = []  # statuses of the first lists; 200 is an empty list
@@ -147,7 +148,23 @@ class OpenAIServer(BatchServer):
         app.router.add_post("/v1/batches", self._create)
         app.router.add_get("/v1/batches", self._list)
         app.router.add_get("/v1/batches/{id}", self._get)
+        app.router.add_post("/v1/batches/{id}/cancel", self._cancel)
         return app
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        batch = self.batch_of(request)
+        if self.status_of(batch) in ("completed", "expired", "failed", "cancelled"):
+            return web.json_response({"error": {"message": "it has ended"}}, status=409)
+        self.cancels += 1
+        answer, half = batch["course"].answer, len(batch["lines"]) // 2
+        done = {line["custom_id"] for line in batch["lines"][:half]}
+
+        def answer_of_half(asked: Json) -> Json:
+            return answer(asked) if asked["custom_id"] in done else None
+
+        batch["course"] = Course(("cancelling", "cancelling", "cancelled"), answer_of_half)
+        self._looks[batch["id"]] = 0
+        return web.json_response(self._shown(batch))
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:

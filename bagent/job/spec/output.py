@@ -33,13 +33,14 @@ from bagent.job.spec.types import (
 )
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import plain
+from bagent.text.durations import time_by
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 Enforce = Literal["auto", "native", "prompt"]
 Describe = Literal["auto", "always", "never"]
 Truncated = Literal["fail", "accept"]
-BatchMode = Literal["auto", "single", "chat", "completions", "provider"]
+BatchMode = Literal["auto", "single", "chat", "completions", "provider", "cheapest"]
 PrefixMode = Literal["auto", "always", "never"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -224,7 +225,13 @@ class BatchingSpec(Section):
 
     mode: Annotated[BatchMode, Choice(BatchMode)] = Field(
         default="auto",
-        description="auto: what each endpoint can do; provider: the half-price batch service.",
+        description="auto: what each endpoint can do; provider: the half-price batch service;"
+        " cheapest: that service, and single calls for what is late.",
+    )
+    by: Annotated[str | None, Text()] = Field(
+        default=None,
+        description="With cheapest: when all rows are to be done, from the start of the run.",
+        examples=["18h", "07:30"],
     )
     size: Annotated[int | Literal["auto"], IntegerKind(1, 100_000, ("auto",))] = Field(
         default="auto", description="Rows in one request, or in one batch of a provider."
@@ -237,13 +244,36 @@ class BatchingSpec(Section):
     )
     service_tier: Annotated[str | None, Text()] = Field(
         default=None,
-        description="Asked for with every single call where the API has tiers, such as flex.",
+        description="Asked for with every single call where the API has tiers, such as flex;"
+        " with cheapest, for the first half of the single calls' time.",
     )
     prefix: Annotated[PrefixMode, Choice(PrefixMode)] = Field(
         default="auto",
         description="Rows that begin alike meet the same endpoint, and a cold cache is warmed:"
         " auto where it pays.",
     )
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether rows go through a provider's batch service."""
+        return self.mode in ("provider", "cheapest")
+
+    @model_validator(mode="after")
+    def _check_by(self) -> BatchingSpec:
+        if (self.mode == "cheapest") != (self.by is not None):
+            raise invalid(
+                "mode cheapest and by need each other",
+                "write batching: {mode: cheapest, by: 18h}",
+                key="by" if self.by is not None else "mode",
+            )
+        if self.by is not None:
+            try:
+                time_by(self.by, 0.0)
+            except ValueError:
+                raise invalid(
+                    f"expected a duration like 18h or a time like 07:30, got {self.by}", key="by"
+                ) from None
+        return self
 
 
 class ResultsSpec(Section):
