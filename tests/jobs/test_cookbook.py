@@ -70,7 +70,7 @@ def test_every_recipe_runs_on_a_simulated_engine(folder: Path, name: str) -> Non
     # A simulated engine writes as long as it likes, so answers may be cut off.
     done = run_bagent(["run", "job.yaml", "--allow-failures", "100%"], folder)
     assert done.code == 0, done.err
-    assert re.search(r"^rows +[1-9]\d* ok", done.err, re.M), done.err
+    assert re.search(r"^rows +\d+ rows: [1-9]\d* ok", done.err, re.M), done.err
 
 
 def test_the_recipe_for_a_bucket_runs(folder: Path) -> None:
