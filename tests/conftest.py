@@ -15,6 +15,7 @@ import pytest
 
 from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
+from support.in_process import TablesHere
 
 # Workers of xdist inherit it, so that all have the same seed, also around midnight.
 SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat())
@@ -37,9 +38,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let tests with the marker ``process`` start processes; the others run commands here."""
+    """Let tests with the marker ``process`` start processes; the others run commands here.
+
+    Runs here make tables at their end for tests with the marker ``tables``.
+    """
     markers = ("process", "real", "slow")
     ProcessUse.allowed = any(item.get_closest_marker(name) for name in markers)
+    TablesHere.at_once = item.get_closest_marker("tables") is not None
+    TablesHere.due.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -48,6 +48,7 @@ def test_rows_have_their_index_and_physical_line(rows_file, job_dir, piped):
     assert "stdin:6" in done.err or "rows.jsonl:6" in done.err
 
 
+@pytest.mark.tables
 def test_unreadable_lines_fail_alone_and_are_kept_aside_as_they_were(rows_file, job_dir):
     bad = [b'"text"', b"[1,2]", b"17", b"null", b"oops", b'{"id":"caf\xe9"}', b'{"id":3']
     rows_file(b"\n".join([b'{"id":1}', *bad, b'{"id":2}']), results={"duckdb": False})
@@ -76,6 +77,7 @@ def test_job_prompt_and_schema_files_may_come_from_windows(fs, job_dir):
     assert found["r1"]["status"] == "ok", done.err
 
 
+@pytest.mark.tables
 def test_lone_surrogates_leave_valid_utf_8_in_every_file_of_the_run(fs, job_dir):
     lines = [
         '{"id":"r1\\udc00","text":"a\\ud800b","k\\udfff":1}',

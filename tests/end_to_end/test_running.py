@@ -118,6 +118,7 @@ def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
     assert all(fs.count(f"r{n}") == (2 if n == 5 else 1) for n in range(1, 9))
 
 
+@pytest.mark.tables
 def test_a_row_that_fails_again_and_again_is_one_current_row(fs, job_dir):
     fs.set_script({"r2": [status(500), status(500), status(400), ok("at last")], "*": [echo()]})
     write_job(job_dir, fs.url, 3, limits={"retries": 0})

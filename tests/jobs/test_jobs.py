@@ -20,6 +20,8 @@ from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import ok_json, ok_tools, tool_call
 
+pytestmark = pytest.mark.tables
+
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(path.parent.name for path in ROOT.glob("jobs/*/job.yaml"))
 PROGRAM_JOBS = {"mend"}

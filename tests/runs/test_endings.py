@@ -18,6 +18,8 @@ from support.cli import Running
 from support.jobs import write_job
 from support.replies import echo, error_body, gated, ok, status
 
+pytestmark = pytest.mark.tables
+
 GOLDEN = Path(__file__).parent / "golden"
 RUN = ["run", "job.yaml", "--progress", "json"]
 NO = status(400, error_body(400, "no"))

@@ -94,6 +94,7 @@ def test_a_passing_failure_is_sent_again_by_the_same_command(fs, job_dir, bagent
     assert results_by_id(job_dir)["r2"]["text"] == "now"
 
 
+@pytest.mark.tables
 def test_accepted_truncated_answers_are_finished_and_exit_with_0(fs, job_dir, bagent):
     fs.set_script({"r1": [CUT], "*": [echo()]})
     write_job(job_dir, fs.url, 3, output={"truncated": "accept"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pyarrow import parquet
 
 from support.cli import run_bagent
@@ -9,6 +10,8 @@ from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, status
 from support.stage_jobs import RUN, outcomes, run_scripted, run_stages
+
+pytestmark = pytest.mark.tables
 
 EMBED = {"kind": "embed", "name": "vector", "prompt": "{{ text }}"}
 

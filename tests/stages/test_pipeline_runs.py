@@ -27,6 +27,7 @@ def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path
     }
 
 
+@pytest.mark.tables
 def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good_end(tmp_path):
     script = {
         "r1": [status(400), echo()],

@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from bagent.cli.app import main
@@ -56,6 +56,8 @@ def run_in_process(
         stack.enter_context(mock.patch.object(sys, "argv", ["bagent", *args]))
         stack.enter_context(_signal_handlers())
         stack.enter_context(_tables_in_process())
+        if _reads_tables(args):
+            make_due_tables()
         code = _exit_code(list(args))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -166,19 +168,45 @@ def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:
 
 
 class TablesHere:
-    """Has the interface of ``TablesChild``, without a child."""
+    """Has the interface of ``TablesChild``, without a child.
+
+    Making tables takes half of a short run. They wait for a command that reads them, and most tests
+    run none. Tests with the marker ``tables`` get them at the end of a run, as users do.
+    """
+
+    at_once = False
+    due: ClassVar[dict[Path, str]] = {}
+    """What to read the input again with, by run directory."""
 
     def __init__(self, run_dir: Path, rows: str = "") -> None:
-        self._run_dir = run_dir
+        self._run_dir = run_dir.absolute()
         self._rows = rows
 
     def start(self) -> None:
         """Do nothing: there is no child to start."""
 
     def make(self) -> tuple[int, str]:
-        """Make the tables; returns the exit code and the messages."""
+        """Make the tables, at once or later; returns the exit code and the messages."""
+        if not self.at_once:
+            self.due[self._run_dir] = self._rows
+            return 0, ""
         code, output = _make_tables([str(self._run_dir)], self._rows)
         return code, output.strip()
 
     def close(self) -> None:
         """Do nothing: there is no child to end."""
+
+
+def _reads_tables(args: Sequence[str]) -> bool:
+    """Return whether a command may read tables; ``results`` without options reads the journal."""
+    if args[:1] == ["results"]:
+        return any(arg.startswith("-") for arg in args)
+    return bool(args) and args[0] in ("query", "report", "view", "compare")
+
+
+def make_due_tables() -> None:
+    """Make the tables that wait for somebody who reads them."""
+    while TablesHere.due:
+        run_dir, rows = TablesHere.due.popitem()
+        if run_dir.exists():
+            _make_tables([str(run_dir)], rows)

@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from bagent.cli.app import main
+from support.in_process import make_due_tables
 
 Json = Any
 
@@ -97,11 +98,13 @@ def journal_lines(run: Path) -> list[dict[str, Json]]:
 
 def parquet(run: Path, table: str = "results") -> list[dict[str, Json]]:
     """Return the rows of ``TABLE.parquet`` in a run directory."""
+    make_due_tables()
     return sql(f"select * from read_parquet('{run / table}.parquet')")
 
 
 def database(run: Path, query: str) -> list[dict[str, Json]]:
     """Return what ``query`` finds in the run's DuckDB file, opened for reading."""
+    make_due_tables()
     return sql(query, str(run / "run.duckdb"))
 
 

@@ -22,6 +22,8 @@ from support.stage_jobs import write_stages
 from support.stored_runs import make_run, stored
 from support.viewed_runs import viewing, words
 
+pytestmark = pytest.mark.tables
+
 SCHEMA = {
     "type": "object",
     "properties": {
