@@ -19,7 +19,8 @@ Without a network, on a clock that the test sets: ``scripted_fleet``, ``cached_f
 ``batch_runs`` (batches).
 
 Commands and jobs: ``cli`` (fixture ``bagent``) runs a command in the test's own process, or in a
-real one for tests with the marker ``process``; ``jobs`` writes jobs and reads results;
+fork of a warm one (``fork_server``) for tests with the marker ``process``; tables wait for a reader
+but for tests with the marker ``tables``; ``jobs`` writes jobs and reads results;
 ``agent_jobs``, ``stage_jobs`` and ``run_outcomes`` do so for agents, stages and whole runs.
 ``stored_runs`` makes a run directory without a run; ``report_pages`` and ``chromium`` read reports.
 ``sources`` holds the texts and syntax trees of the package.

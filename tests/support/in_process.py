@@ -55,7 +55,7 @@ def run_in_process(
         stack.enter_context(mock.patch.dict(os.environ, dict(env), clear=True))
         stack.enter_context(mock.patch.object(sys, "argv", ["bagent", *args]))
         stack.enter_context(_signal_handlers())
-        stack.enter_context(_tables_in_process())
+        stack.enter_context(tables_in_process())
         if _reads_tables(args):
             make_due_tables()
         code = _exit_code(list(args))
@@ -152,7 +152,7 @@ def _signal_handlers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tables_in_process() -> Iterator[None]:
+def tables_in_process() -> Iterator[None]:
     """Make tables here too: a child spends more time on its imports than on a short run."""
     with (
         mock.patch.object(query, "run_tables_child", _make_tables),
