@@ -13,6 +13,8 @@ from support.remote_files import file_server
 from support.replies import echo
 from support.run_outcomes import NO_TABLES, RUN, error_of
 
+pytestmark = pytest.mark.tables  # runs publish them at their end
+
 LINES = b"".join(b'{"id": "r%04d", "text": "row %d", "other": %d}\n' % (n, n, n) for n in range(60))
 
 

@@ -201,7 +201,7 @@ def _reads_tables(args: Sequence[str]) -> bool:
     """Return whether a command may read tables; ``results`` without options reads the journal."""
     if args[:1] == ["results"]:
         return any(arg.startswith("-") for arg in args)
-    return bool(args) and args[0] in ("query", "report", "view", "compare")
+    return bool(args) and args[0] in ("query", "report", "view", "compare", "publish")
 
 
 def make_due_tables() -> None:
