@@ -47,8 +47,11 @@ def finished_rows_stay(history: History) -> Problems:
         for row, result in results_of(earlier).items():
             if result["status"] != "ok" or row in edited:
                 continue
+            # A start syncs what a killed one left unsynced, some moments after it began.
+            brief = later.ended - later.began < 0.5
+            unsynced = (earlier.ended if brief else later.ended) - 1.0
             lost_power = later.killed_by_power and (
-                result["finished_at"] >= EPOCH + later.ended - 1.0 or not synced
+                result["finished_at"] >= EPOCH + unsynced or not synced
             )
             if not lost_power and (row not in after or after[row]["text"] != result["text"]):
                 yield f"row {row} was ok after start {earlier.number}, now {after.get(row)}"
