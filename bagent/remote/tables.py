@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from bagent.errors import MissingPackage
 from bagent.remote.drivers import INSTALL
@@ -14,6 +16,41 @@ if TYPE_CHECKING:
 
 _SCHEME = "bagentfile"
 _PATH = f"{_SCHEME}://input.parquet"
+
+
+class ThreadSafeFile:
+    """An open remote file with a position for each thread.
+
+    DuckDB reads one handle from several threads, each time by a seek and a read.
+    """
+
+    closed = False
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self._threads = threading.local()
+
+    def _reader(self) -> io.BufferedReader:
+        reader: io.BufferedReader | None = getattr(self._threads, "reader", None)
+        if reader is None:
+            reader = self._threads.reader = self._file.open()
+        return reader
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of this thread."""
+        return self._reader().seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position of this thread."""
+        return self._reader().tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read from the position of this thread."""
+        return self._reader().read(size)
+
+    def close(self) -> None:
+        """Let the ranges go."""
+        self._threads = threading.local()
 
 
 def serve_file(connection: DuckDBPyConnection, file: RemoteFile) -> str:
@@ -45,9 +82,9 @@ def serve_file(connection: DuckDBPyConnection, file: RemoteFile) -> str:
             """Return a time: the version is compared by who reads."""
             return datetime(2000, 1, 1, tzinfo=UTC)
 
-        def open(self, path: str, mode: str = "rb", **options: Any) -> BinaryIO:
+        def open(self, path: str, mode: str = "rb", **options: Any) -> ThreadSafeFile:
             """Open the file."""
-            return file.open()
+            return ThreadSafeFile(file)
 
     connection.register_filesystem(OneFile())
     return f"'{_PATH}'"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
 import pytest
 
 from bagent.errors import InputError
 from bagent.remote import files, storage
+from bagent.remote.tables import ThreadSafeFile
 from bagent.rows import RowsConfig, open_rows
 from support.remote_files import file_server
 
@@ -197,3 +199,12 @@ def test_only_the_row_groups_that_are_needed_are_read(site, url, tmp_path, monke
     site.files["b/a.parquet"] = content
     assert len(rows_of(tmp_path, f"{url}/a.parquet", limit=10)) == 10
     assert site.read < len(content) / 4
+
+
+def test_a_file_for_duckdb_has_a_position_for_each_thread(site, tmp_path):
+    site.files["b/a.jsonl"] = LINES
+    file = ThreadSafeFile(files.open_remote("s3://b/a.jsonl"))
+    file.seek(100)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: (file.seek(7), file.read(5))).result() == (7, LINES[7:12])
+    assert file.read(5) == LINES[100:105]
