@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import duckdb
 
@@ -26,7 +26,7 @@ OBJECT_BYTES = 16 * 1024 * 1024
 CHUNK_BYTES = 64 * 1024 * 1024
 """The size in bytes at which a file of lines becomes a part."""
 
-_TAIL_BYTES = 64 * 1024
+_BLOCK_BYTES = 64 * 1024
 VECTOR_LINES = 2048
 VECTOR_BYTES = 8 * 1024 * 1024
 _MEMORY_FACTOR = 12
@@ -231,16 +231,26 @@ def longest_line(path: Path) -> int:
     with path.open("rb") as handle:
         size = handle.seek(0, os.SEEK_END)
         while size - start > OBJECT_BYTES:
-            handle.seek(start + OBJECT_BYTES - _TAIL_BYTES)
-            end = handle.read(_TAIL_BYTES).rfind(b"\n")
-            if end >= 0:
-                start += OBJECT_BYTES - _TAIL_BYTES + end + 1
-                continue
-            handle.seek(start)
-            line = len(handle.readline())
-            longest = max(longest, line)
-            start += line
+            next_start = _last_line_start(handle, start, start + OBJECT_BYTES)
+            if next_start == start:
+                handle.seek(start)
+                line = len(handle.readline())
+                longest = max(longest, line)
+                next_start += line
+            start = next_start
     return longest
+
+
+def _last_line_start(handle: BinaryIO, start: int, end: int) -> int:
+    """Return the offset after the last line feed between two offsets, or ``start``."""
+    while end > start:
+        begin = max(start, end - _BLOCK_BYTES)
+        handle.seek(begin)
+        line_feed = handle.read(end - begin).rfind(b"\n")
+        if line_feed >= 0:
+            return begin + line_feed + 1
+        end = begin
+    return start
 
 
 def object_bytes(longest: int) -> int:
