@@ -11,7 +11,7 @@ import pytest
 
 from bagent.errors import InputError
 from bagent.remote import files, storage
-from bagent.remote.tables import ThreadSafeFile
+from bagent.remote.tables import ThreadSafeFile, serve_file
 from bagent.rows import RowsConfig, open_rows
 from support.remote_files import file_server
 
@@ -208,3 +208,13 @@ def test_a_file_for_duckdb_has_a_position_for_each_thread(site, tmp_path):
     with ThreadPoolExecutor(1) as other:
         assert other.submit(lambda: (file.seek(7), file.read(5))).result() == (7, LINES[7:12])
     assert file.read(5) == LINES[100:105]
+
+
+def test_threads_of_duckdb_read_a_file_of_many_row_groups_whole(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LEAST", 1 << 10)
+    query = "select range as id, md5(range::text) as text from range(8192)"
+    site.files["b/a.parquet"] = parquet_bytes(tmp_path, query, ", row_group_size 256")
+    with duckdb.connect(config={"threads": 8}) as connection:
+        path = serve_file(connection, files.open_remote("s3://b/a.parquet"))
+        read = connection.execute(f"select id, text from read_parquet({path})").fetchall()
+    assert sorted(read) == duckdb.sql(query).fetchall()
