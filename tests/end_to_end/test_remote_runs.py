@@ -53,6 +53,27 @@ def test_a_run_over_a_bucket_samples_filters_and_goes_on(fs, site, job, job_dir)
     assert rows["r0007"]["line"] == 8
 
 
+@pytest.mark.parametrize("source", ["s3://b/rows/a.jsonl", "rows.jsonl"])
+def test_rows_edited_between_two_starts_are_sent_as_from_a_local_file(
+    fs, site, job, job_dir, source
+):
+    def put(lines):
+        site.files["b/rows/a.jsonl"] = lines
+        (job_dir / "rows.jsonl").write_bytes(lines)
+
+    job(source)
+    put(LINES)
+    assert run_bagent(RUN, job_dir, env=site.env).code == 0
+    put(LINES.replace(b'"row 7"', b'"edited"') + b'{"id": "r0060", "text": "new"}\n')
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    sent = [json.dumps(request.body) for request in fs.requests[60:]]
+    assert len(sent) == 2
+    assert any("edited" in text for text in sent)
+    assert any("new" in text for text in sent)
+    assert "61 rows: 61 ok, 0 failed" in done.err
+
+
 def test_the_input_is_shown_again_from_the_bucket(site, job, job_dir):
     job()
     assert run_bagent(RUN, job_dir, env=site.env).code == 0
