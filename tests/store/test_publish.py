@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from contextlib import suppress
 from itertools import count
 
+import duckdb
 import pytest
 
 from bagent.errors import WriteError
 from bagent.remote import storage
 from bagent.remote.local import LocalStorage
 from bagent.store.publish import publish_tables
+from support.pages import GUIDES
 from support.remote_files import file_server
 
 
@@ -74,6 +77,16 @@ def test_a_bucket_gets_the_tables_and_never_the_journal(run, site):
     assert tables == {t: t.encode() + b"first" for t in ("results", "answers", "attempts")}
     assert not any("journal" in name for name in site.files)
     assert b"secret" not in b"".join(site.files.values())
+
+
+def test_the_program_of_the_guide_reads_a_publication(run, site, tmp_path, monkeypatch, capsys):
+    duckdb.sql(f"COPY (SELECT 'TP53' AS id) TO '{run / 'answers.parquet'}'")
+    publish_tables(run, "s3://bucket/runs/review")
+    guide = (GUIDES / "outputs.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert "TP53" in capsys.readouterr().out
 
 
 def test_a_failed_publication_is_repeated_without_what_is_there(run, site):
