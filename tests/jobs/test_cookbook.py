@@ -73,6 +73,7 @@ def test_every_recipe_runs_on_a_simulated_engine(folder: Path, name: str) -> Non
     assert re.search(r"^rows +\d+ rows: [1-9]\d* ok", done.err, re.M), done.err
 
 
+@pytest.mark.tables
 def test_the_recipe_for_a_bucket_runs(folder: Path) -> None:
     text = RECIPES["Rows in a bucket"].replace("vllm://node01:8000", "sim://?speedup=50")
     (folder / "job.yaml").write_text(text)
