@@ -201,7 +201,7 @@ def _give_up_busy(
 def record_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
     """Record how long the call paused before this attempt, sent and failed at Unix seconds.
 
-    Pauses that a server asked for do not count.
+    Pauses that a server asked for do not count, nor those until its check passed.
     """
     if call.failed_at is not None:
         call.pause = max(0.0, sent - call.failed_at)
@@ -373,6 +373,7 @@ class RetryRules:
                 retry = again and not (passing and result is CheckResult.WORKS)
             if retry:
                 call.counted_attempts = max(0, call.counted_attempts - 1)
+                call.failed_at = None
                 reason = RetryReason.EXHAUSTED if passing else RetryReason.REFUSED
                 actions.append(Retry(call, now, reason))
             elif not fleet.closed:

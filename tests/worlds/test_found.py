@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worlds.invariants import problems
 from worlds.play import play
-from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, World
+from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 
 
 def holds(world: World) -> None:
@@ -36,5 +36,17 @@ def test_lines_of_a_killed_start_are_synced_by_the_next():
             rows=(RowSpec("r0"), RowSpec("r1", replies=("slow:4",))),
             endpoints=(EndpointSpec(),),
             events=(Event(0, "kill", 1.1), Event(1, "power", 3.0)),
+        )
+    )
+
+
+def test_the_wait_for_a_sick_server_does_not_slow_down_later_tries():
+    """Each try of a row came a minute after the one before, as long as its server had been sick."""
+    holds(
+        World(
+            seed=3,
+            job=JobSpec(retries=5),
+            rows=(RowSpec("r0", replies=("html", "500")), RowSpec("r1", replies=("slow:4",))),
+            endpoints=(EndpointSpec(windows=(Window(1.1, 22.0, "403"),)),),
         )
     )
