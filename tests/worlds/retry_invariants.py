@@ -191,9 +191,10 @@ def waits_grow(history: History) -> Problems:
         for row, requests in by_row(sent_in(history, start.number)).items():
             least, counted = 0.5, 0
             for first, second in pairwise(requests):
-                if base_kind(first.reply) not in COUNTED - {"cut"} or first.done is None:
+                kind = base_kind(first.reply)
+                counted += kind in COUNTED | {"reset"}
+                if kind not in COUNTED - {"cut"} or first.done is None:
                     continue
-                counted += 1
                 if counted > history.world.job.retries:
                     break  # what comes then waits for a check of the server
                 if first.retry_after is None and second.at - first.done < least - 0.01:
