@@ -135,7 +135,7 @@ class Fleet:
         before the call's place is given to another one.
         """
         call.future = future = self._loop.create_future()
-        self._state.calls.add(call)
+        self._state.calls[call] = None
         if self._state.closed:
             self._abandon((call,))
             return future
@@ -154,7 +154,7 @@ class Fleet:
     def _end(self, call: Call, result: Reply | Failure, delivery: Delivery | None) -> None:
         """End a call; what waits for it runs in the next turn of the event loop."""
         call.ended = True
-        self._state.calls.discard(call)
+        self._state.calls.pop(call, None)
         if call.future is not None and not call.future.done():
             call.future.set_result(CallResult(result, delivery))
 
@@ -162,7 +162,7 @@ class Fleet:
         """Cancel the futures of calls that have not ended: their rows stay unfinished."""
         for call in calls:
             if not call.ended:
-                self._state.calls.discard(call)
+                self._state.calls.pop(call, None)
                 if call.future is not None:
                     call.future.cancel()
 

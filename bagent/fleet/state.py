@@ -66,7 +66,7 @@ class FleetState:
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.tail = TailRule()
-        self.calls: set[Call] = set()  # requested and not ended
+        self.calls: dict[Call, None] = {}  # requested and not ended, in order
 
     @property
     def limit(self) -> int:
