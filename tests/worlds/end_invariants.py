@@ -117,6 +117,31 @@ def totals_are_equal_everywhere(history: History) -> Problems:
 
 
 @invariant
+def status_and_library_count_the_results(history: History) -> Problems:
+    """After every start, even a killed one, ``bagent status`` and the library count the rows that
+    the results have; after an orderly one they also agree on the code and on what remains."""
+    for start in history.starts:
+        if not start.status:
+            continue
+        where, status, counted = f"start {start.number}", start.status, start.summary
+        statuses = Counter(result["status"] for result in start.results)
+        if not statuses == counted.statuses == counted.totals.by_status == status["by_status"]:
+            yield f"{where}: results {dict(statuses)}, status {status}, library {counted}"
+        failed = statuses.total() - statuses["ok"]
+        if (status["ok"], status["failed"]) != (statuses["ok"], failed):
+            yield f"{where}: results {dict(statuses)}, status {status}"
+        if start.code not in ORDERLY or events_of(history, start.number) & (DISK | {"rival"}):
+            continue
+        if status["exit_code"] != start.code:
+            yield f"{where} ended with {start.code}, status says {status['exit_code']}"
+        rows = len(history.world.rows)
+        if status["total_is_exact"] and status["total"] != rows:
+            yield f"{where}: {rows} rows, status says {status['total']}"
+        if status["remaining"] not in (None, rows - statuses.total()):
+            yield f"{where}: {rows - statuses.total()} rows remain, {status['remaining']} in status"
+
+
+@invariant
 def the_summary_counts_requests(history: History) -> Problems:
     """The summary's number of requests is what the servers saw, plus those without a connection."""
     for start in history.starts:

@@ -25,9 +25,11 @@ from bagent.observe.progress import NoProgress
 from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
+from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
 from bagent.store.lock import read_owner
-from bagent.store.results import ResultQuery, iter_results
+from bagent.store.results import ResultQuery, RunSummary, iter_results, summary
+from bagent.store.run_dir import RunDir
 from worlds.clock import Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
 from worlds.network import KEY, MODEL, SCHEMA, Network
@@ -68,6 +70,10 @@ class Start:
     reports: list[str] = field(default_factory=list)
     """What readers of the journal complained about."""
     info: dict[str, Json] = field(default_factory=dict)
+    status: dict[str, Json] = field(default_factory=dict)
+    """What ``bagent status`` says after it."""
+    summary: RunSummary = field(default_factory=RunSummary)
+    """What the library counts after it."""
     two_owners: bool = False
     traceback: str = ""
     calls: int = 0
@@ -351,6 +357,9 @@ class Player:
         ]
         with contextlib.suppress(OSError, msgspec.DecodeError):
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
+        run = RunDir(self._run)
+        start.status = describe(run, start.reports.append)
+        start.summary = summary(self._run, start.reports.append, run.load_or_report(lambda _: None))
 
 
 def _kind_keys(world: World) -> dict[str, Json]:
