@@ -72,7 +72,7 @@ class DriverStorage:
 
     def remove(self, url: str) -> None:
         """Delete a file."""
-        with suppress(FileNotFoundError), _errors():
+        with _errors(), suppress(FileNotFoundError):
             self._files.rm_file(url)
 
 

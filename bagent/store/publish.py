@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +24,10 @@ from bagent.store.tables.schema import TABLES
 MANIFEST = "manifest.json"
 AGAIN = "bagent publish {run} repeats it; the rows are safe in the run directory"
 """What to do after a publication that failed."""
+
+_DATABASE = "run.duckdb"
+_Folder = Annotated[str, msgspec.Meta(pattern=r"^tables-[0-9a-f]{16}\Z")]
+"""Name of a folder that a publication makes; a manifest that names another one is refused."""
 
 
 class PublishedFile(msgspec.Struct, frozen=True):
@@ -37,11 +43,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
     run: str
     """Name of the run."""
-    folder: str
+    folder: _Folder
     """Folder of the files."""
     tables: dict[str, PublishedFile]
     """Table, or ``run`` for the DuckDB file, and its file."""
-    previous: tuple[str, ...] = ()
+    previous: tuple[_Folder, ...] = ()
     """Folders of earlier publications, the last one first; it stays, the others are deleted."""
     format: int = 1
 
@@ -99,7 +105,7 @@ def _publish(run_dir: Path, target: str, storage: Storage) -> Manifest:
         content.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         retrying(lambda: storage.write(f"{target}/{MANIFEST}", content))
     for name in previous[1:]:
-        _remove(storage, f"{target}/{name}/")
+        _remove(storage, f"{target}/{name}")
     return manifest
 
 
@@ -107,7 +113,7 @@ def _table_files(run_dir: Path) -> dict[str, Path]:
     """Return the Parquet files, or the DuckDB file where the job makes no others."""
     files = {table: run_dir / f"{table}.parquet" for table in TABLES}
     parquet = {table: path for table, path in files.items() if is_regular(path)}
-    database = run_dir / "run.duckdb"
+    database = run_dir / _DATABASE
     return parquet or ({"run": database} if is_regular(database) else {})
 
 
@@ -148,10 +154,8 @@ def _read_manifest(storage: Storage, url: str) -> Manifest | None:
         raise RemoteError(f"{url} is no manifest of bagent: {error}") from error
 
 
-def _remove(storage: Storage, prefix: str) -> None:
-    """Delete an old publication as far as that is possible."""
-    try:
-        for stat in list(storage.find(prefix)):
-            storage.remove(stat.url)
-    except RemoteError:
-        return  # what stays there harms nobody, and the next publication is complete
+def _remove(storage: Storage, folder: str) -> None:
+    """Delete the files of an old publication, and no others, as far as that is possible."""
+    for name in (*(f"{table}.parquet" for table in TABLES), _DATABASE):
+        with suppress(RemoteError):  # the next publication is complete without it
+            storage.remove(f"{folder}/{name}")

@@ -127,7 +127,7 @@ def test_killed_at_any_step_a_reader_sees_one_whole_publication(run, tmp_path, m
         write_tables(run, generation)
         whole = {t: t.encode() + generation for t in ("results", "answers", "attempts")}
         before = read()
-        for step in range(6):
+        for step in range(12):
             steps = count()
             monkeypatch.setattr(LocalStorage, "write", killed_at(step, steps, write))
             monkeypatch.setattr(LocalStorage, "remove", killed_at(step, steps, remove))
@@ -147,6 +147,40 @@ def test_readers_of_the_manifest_before_still_find_its_files(run, tmp_path):
     write_tables(run, b"second")
     publish_tables(run, str(folder))
     assert (folder / old["tables"]["results"]["file"]).is_file()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"folder": "../victim"},
+        {"previous": ["tables-0123456789abcdef", "../victim"]},
+        {"previous": ["tables-0123456789abcdef", "tables-0123456789abcdef/../../victim"]},
+        {"previous": ["tables-0123456789abcdef", "tables-0123456789abcdef\n"]},
+    ],
+)
+def test_a_manifest_that_names_other_folders_is_refused(run, tmp_path, edit):
+    folder, victim = tmp_path / "out", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "results.parquet").write_bytes(b"precious")
+    publish_tables(run, str(folder))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_text(json.dumps(manifest | edit))
+    for generation in (b"second", b"third"):
+        write_tables(run, generation)
+        with pytest.raises(WriteError, match=r"manifest\.json is no manifest of bagent"):
+            publish_tables(run, str(folder))
+    assert (victim / "results.parquet").read_bytes() == b"precious"
+
+
+def test_only_published_files_are_deleted(run, tmp_path):
+    folder = tmp_path / "out"
+    publish_tables(run, str(folder))
+    [first] = folder.glob("tables-*")
+    (first / "notes.txt").write_text("mine")
+    for generation in (b"second", b"third"):
+        write_tables(run, generation)
+        publish_tables(run, str(folder))
+    assert [path.name for path in first.iterdir()] == ["notes.txt"]
 
 
 def test_the_tables_of_another_run_are_not_replaced(run, tmp_path):
