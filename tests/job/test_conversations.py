@@ -49,6 +49,19 @@ def test_both_forms_become_messages(value, expected):
         ([{"from": "function_call", "value": "x"}], "turn 1 is no JSON text of a call"),
         ([{**CALL, "tool_calls": ["x"]}], "message 1 has the tool_calls a list"),
         ([{"from": "human", "value": 1}], "has the value"),
+        ([{"role": [], "content": "x"}], "message 1 has the role a list"),
+        ([{"role": {}, "content": "x"}], "message 1 has the role"),
+        (
+            [
+                {**CALL, "tool_calls": [{"function": {"name": "f"}}]},
+                {"from": "observation", "value": "x"},
+            ],
+            "turn 2 is the result of a tool",
+        ),
+        (
+            [{**CALL, "tool_calls": [{"id": ["c"]}]}, {"from": "observation", "value": "x"}],
+            "turn 2 is the result of a tool",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_called_what_it_is(value, fault):
@@ -69,6 +82,12 @@ def test_tool_turns_of_sharegpt_become_calls_and_their_results():
     ]
     assert [(r["tool_call_id"], r["content"]) for r in results] == [
         (asked["tool_calls"][0]["id"], "one"), (asked["tool_calls"][1]["id"], "two")]  # fmt: skip
+
+
+def test_a_result_with_an_odd_id_answers_no_call():
+    answer = {"role": "tool", "content": "one", "tool_call_id": ["x"]}
+    *_, result = read_conversation([CALL, answer, {"from": "observation", "value": "two"}])
+    assert result == {"role": "tool", "tool_call_id": "c", "content": "two"}
 
 
 def test_arguments_that_are_objects_become_text():

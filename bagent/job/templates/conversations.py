@@ -76,7 +76,7 @@ def is_conversation(value: Json) -> bool:
 
 def _message(turn: dict[str, Json], number: int) -> Message:
     role, content = turn.get("role"), turn.get("content")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise ConversationFault(f"message {number} has the role {describe_value(role)}")
     # Tables fill in the fields that only other messages have.
     message: Message = {name: field for name, field in turn.items() if field is not None}
@@ -150,9 +150,10 @@ def _turn_calls(value: str, number: int) -> list[Json]:
 
 def _unanswered(earlier: list[Message], number: int) -> str:
     """Return the id of the first tool call without a result."""
-    answered = {message.get("tool_call_id") for message in earlier}
+    answered = [message.get("tool_call_id") for message in earlier]
     for message in earlier:
         for call in message.get("tool_calls") or ():
-            if call["id"] not in answered:
-                return str(call["id"])
+            call_id = call.get("id")
+            if isinstance(call_id, str) and call_id not in answered:
+                return call_id
     raise ConversationFault(f"turn {number} is the result of a tool that no turn before it calls")
