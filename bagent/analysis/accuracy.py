@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.analysis.compare import (
+    check_field,
     dicts,
     equal_sql,
     field_sql,
@@ -109,7 +110,11 @@ def score_run(
     parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
         source = gold.columns[number] if gold.columns else field
-        expected, answered = _gold_sql(source, columns, gold), field_sql(connection, field, "a")
+        expected, answered = (
+            _gold_sql(connection, source, columns, gold),
+            field_sql(connection, field, "a"),
+        )
+        check_field(connection, field, "a")
         parts.append(f"{expected} as known{number}, {answered} as given{number}")
         right = equal_sql(expected, answered)
         parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
@@ -201,7 +206,9 @@ def _common(
     return common
 
 
-def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
+def _gold_sql(
+    connection: DuckDBPyConnection, field: str, columns: list[str], gold: GoldFile
+) -> str:
     """Return SQL of the expected value: a column, else a property of ``output``."""
     bare = field.removeprefix("output.")
     for name in (field, bare):
@@ -212,7 +219,9 @@ def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
             steps = bare.split(".") if name == "output" else bare.split(".")[1:]
             pointer = "".join("/" + s.replace("~", "~0").replace("/", "~1") for s in steps)
             parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
-            return f"json_extract_string({parsed}, {literal(pointer)})"
+            value = f"json_extract_string({parsed}, {literal(pointer)})"
+            if _rows(connection, f"select 1 from b where {value} is not null limit 1"):
+                return value
     raise UsageError(
         f"{gold.path} has no field {field}",
         hint=f"--gold-field NAME names its column; there are {', '.join(columns[:12])}",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.errors import UsageError
+from bagent.text.suggest import did_you_mean
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def compare_runs(
 
     Raises:
         duckdb.Error: the SQL is wrong.
+        UsageError: a field is in no answer.
     """
     for name, folder in (("a", first), ("b", second)):
         connection.execute(source_sql(name, folder, question.stage))
@@ -74,6 +77,8 @@ def compare_runs(
         each = "select max(n) from (select count(distinct stage) n from {0})"
         by_stage = any(_count(connection, each.format(name)) > 1 for name in "ab")
     keys = "name, answer, nth" + ", stage" * by_stage
+    for field in question.on:
+        check_field(connection, field, "ab")
     on = [
         equal_sql(field_sql(connection, field, "a"), field_sql(connection, field, "b"))
         for field in question.on
@@ -84,6 +89,8 @@ def compare_runs(
     why_not = _reasons(numbers)
     exact = numbers["same_text"] == numbers["joined"]
     claim = "the same output, byte for byte" if exact else "the same output as JSON"
+    if numbers["without_output"]:
+        claim += f"; {numbers['without_output']:,} rows have no output in either run"
     numbers["same_output"] = not why_not
     return Sameness(
         numbers,
@@ -127,9 +134,50 @@ def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
 
     if field in RESULTS and field != "output" and not has_property(connection, field):
         return f"{row}.{quoted(field)}::varchar"
+    return f"json_extract_string({row}.output, {literal(_pointer(field))})"
+
+
+def check_field(connection: DuckDBPyConnection, field: str, views: str) -> None:
+    """Refuse a field that is neither in an answer of these views nor a column of ``results``.
+
+    Any is accepted where no row is ok: there are no answers to tell by.
+
+    Args:
+        views: their names, each of one letter.
+
+    Raises:
+        UsageError: it is refused.
+    """
+    from bagent.duck import literal
+    from bagent.store.tables.schema import RESULTS
+
+    if field in RESULTS:
+        return
+    source = " union all ".join(f"select status, output from {view}" for view in views)
+    pointer = literal(_pointer(field))
+    sql = (
+        f"select count(*) filter (json_extract(output, {pointer}) is not null) as found,"
+        f" count(*) filter (status = 'ok') as usable from ({source})"
+    )
+    (counts,) = dicts(connection, sql)
+    if counts["found"] or not counts["usable"]:
+        return
+    keys = connection.execute(
+        f"select distinct unnest(json_keys(output)) from ({source})"
+        " where json_type(output) = 'OBJECT' order by 1 limit 1000"
+    ).fetchall()
+    names = [str(key) for (key,) in keys]
+    hint = did_you_mean(field, [*names, *RESULTS])
+    raise UsageError(
+        f"--on {field}: no answer has this field",
+        hint=hint or f"the answers have {', '.join(names[:12]) or 'only text: --on text'}",
+    )
+
+
+def _pointer(field: str) -> str:
+    """Return the JSON pointer of a dotted path into the output."""
     steps = field.removeprefix("output.").split(".") if field != "output" else []
-    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
-    return f"json_extract_string({row}.output, {literal(pointer)})"
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def has_property(connection: DuckDBPyConnection, name: str) -> bool:
@@ -162,6 +210,7 @@ def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
                a.row is not null as in_a, b.row is not null as in_b,
                a.status as status_a, b.status as status_b,
                a.prompt_sha256 = b.prompt_sha256 as same_prompt,
+               a.answer_text is null and b.answer_text is null as without_output,
                a.answer_text is not distinct from b.answer_text as same_text,
                {normal_sql("a.answer_text")}
                    is not distinct from {normal_sql("b.answer_text")} as same_normal,
@@ -223,7 +272,9 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
                count(*) filter (in_a and in_b and same_text) as same_text,
                count(*) filter (in_a and in_b and same_normal) as same_normal,
                count(*) filter (in_a and in_b and same_json) as same_json,
+               count(*) filter (in_a and in_b and not same_json) as other_json,
                count(*) filter (in_a and in_b and same_json is null) as without_json,
+               count(*) filter (in_a and in_b and without_output) as without_output,
                count(*) filter (in_a and in_b and status_a <> status_b) as status_changes,
                count(*) filter (status_a = 'ok' and status_b = 'ok') as both_ok,
                count(*) filter (status_a = 'ok' and status_b = 'ok' and same_on) as same_on,
@@ -271,8 +322,7 @@ def _reasons(n: dict[str, Json]) -> list[str]:
         (n["status_changes"], f"{n['status_changes']:,} rows have another status"),
     )
     reasons = [reason for is_wrong, reason in wrong if is_wrong]
-    differ = joined - n["same_text"]
-    other_json = joined - n["same_json"] - n["without_json"]
+    differ, other_json = joined - n["same_text"], n["other_json"]
     if differ and (other_json or n["without_json"]):
         reasons.append(
             f"{differ:,} answers differ" + (f" ({other_json:,} as JSON)" if other_json else "")

@@ -98,3 +98,34 @@ def test_known_answers_are_held_against_one_stage(run):
     assert accuracy(made, [{"id": "r0", "a": 2}], "second") == 1.0
     with pytest.raises(UsageError, match="--stage third"):
         accuracy(made, [{"id": "r0", "a": 2}], "third")
+
+
+def test_a_field_that_no_answer_has_is_refused_with_the_nearest_name(run):
+    made = run("r", [answer(0, {"verdict": "yes", "in": {"deep": 1}})], "verdict")
+    with pytest.raises(UsageError, match="--on verdit: no answer has this field") as refused:
+        compared(made, made, "verdit")
+    assert refused.value.hint == "did you mean verdict?"
+    assert compared(made, made, "in.deep", "text").numbers["same_on"] == 1
+    gold = made / "gold.jsonl"
+    gold.write_text('{"id": "r0", "label": "yes", "output": {"verdict": "yes"}}\n')
+
+    def score(field: str, *column: str) -> Any:
+        with connect_tables([made], access=Access(files=[gold])) as connection:
+            known = GoldFile(gold, "id", (field,), column)
+            return score_run(connection, made, known, None, 1).numbers["accuracy"]
+
+    assert score("verdict") == score("verdict", "label") == 1.0
+    with pytest.raises(UsageError, match="--on verdit"):
+        score("verdit", "label")
+    with pytest.raises(UsageError, match="has no field lable"):
+        score("verdict", "lable")
+
+
+def test_rows_that_failed_in_both_runs_are_not_called_equal_outputs(run):
+    failed = {"status": "failed", "error_kind": "timeout", "text": None, "output": None}
+    made = run("r", [answer(0, {"a": 1}), answer(1, None, **failed)], "a")
+    found = compared(made, made)
+    numbers = found.numbers
+    assert (numbers["same_json"], numbers["other_json"], numbers["without_output"]) == (1, 0, 1)
+    claim = "the same output, byte for byte; 1 rows have no output in either run"
+    assert (found.claim, found.why_not) == (claim, [])

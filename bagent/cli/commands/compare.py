@@ -281,7 +281,7 @@ def _show_same(same: Sameness) -> None:
     pairs = [
         (label, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
         for name, label in _PAIRS.items()
-        if n.get(name) is not None and (n[name] or name != "without_prompt")
+        if n.get(name) is not None and (n[name] or name not in _HIDDEN_IF_ZERO)
     ]
     write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
     for title, rows in (("status changes", same.changes), ("rows that differ", same.rows)):
@@ -304,10 +304,16 @@ _PAIRS = {
     "same_text": "same text, byte for byte",
     "same_normal": "same text but for blanks and composition",
     "same_json": "same JSON",
+    "other_json": "other JSON",
+    "without_json": "no JSON in either",
+    "without_output": "no output in either",
     "same_on": "both ok and equal in the fields of --on",
     "same_sql": "--sql holds",
     "status_changes": "another status",
 }
+
+
+_HIDDEN_IF_ZERO = frozenset(("without_prompt", "other_json", "without_json", "without_output"))
 
 
 def _show_score(score: Score) -> None:
