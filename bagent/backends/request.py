@@ -11,6 +11,9 @@ import msgspec
 from bagent.text.unicode import wire_json
 from bagent.types import Json, Message, ToolCall
 
+EMBEDDINGS = "/embeddings"
+"""The route of embeddings below ``/v1``."""
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -99,6 +102,22 @@ def requested_model(request: Request) -> str | None:
     """Return the model that ``request`` names, None for the endpoint's own."""
     model = request.settings.model or (request.body or {}).get("model")
     return model if isinstance(model, str) else None
+
+
+_BODY_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def answer_limit(request: Request) -> int | None:
+    """Return the most tokens that ``request`` lets its answer have; None without a limit.
+
+    A body written by the user has its own limit, the largest of its fields; embeddings have 0.
+    """
+    if request.body is None:
+        return request.max_tokens
+    if request.path == EMBEDDINGS:
+        return 0
+    limits = [request.body.get(name) for name in _BODY_LIMITS]
+    return max((limit for limit in limits if type(limit) is int and limit > 0), default=None)
 
 
 def encode_payload(value: Json) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 from bagent.agents.conversation import Conversation, Step, text_bytes
 from bagent.agents.converse import converse
 from bagent.agents.plan import StagePlan
+from bagent.backends.request import answer_limit
 from bagent.batches.builder import BatchBuilder, RequestCost
 from bagent.batches.files import BatchItem, encode_item
 from bagent.fleet.call import Call, CallResult
@@ -115,7 +116,8 @@ class BatchRows:
     def _cost_of(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
         tokens = self.plan.budget.request_tokens(text_bytes(request.payload))
-        most = request.max_tokens or DEFAULT_ANSWER_TOKENS
+        limit = answer_limit(request)
+        most = DEFAULT_ANSWER_TOKENS if limit is None else limit
         return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
     def max_single_cost(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:

@@ -10,13 +10,11 @@ import msgspec
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
-from bagent.backends.openai import embeddings
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.openai.responses_request import ResponsesWriter, goes_to_responses
-from bagent.backends.request import Request, encode_payload
+from bagent.backends.request import EMBEDDINGS, Request, answer_limit, encode_payload
 from bagent.types import Json, Message, Outcome, Row
 
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _PROMPT_KEYS = ("messages", "prompt", "input", "instructions")
 _TEMPLATE_BYTES = 12
 """Bytes that stand for the chat template around one message: three tokens."""
@@ -35,20 +33,12 @@ class Sampled(msgspec.Struct, eq=False):
     @property
     def max_tokens(self) -> int | None:
         """Return the limit of the answer in the request; None without one, 0 for embeddings."""
-        if self.request is None or self.request.body is None:
-            return self.request.max_tokens if self.request else None
-        if not self.generates:
-            return 0
-        for key in _LIMITS:
-            limit = self.request.body.get(key)
-            if isinstance(limit, int):
-                return limit
-        return None
+        return None if self.request is None else answer_limit(self.request)
 
     @property
     def generates(self) -> bool:
         """Whether the request asks for text, not for embeddings."""
-        return self.request is not None and self.request.path != embeddings.PATH
+        return self.request is not None and self.request.path != EMBEDDINGS
 
     @property
     def messages(self) -> list[Message] | None:
@@ -175,7 +165,7 @@ def _as_embedding(sampled: Sampled) -> Sampled:
     if text is None:
         text = "\n".join(str(message.get("content")) for message in sampled.messages or ())
     body: dict[str, Json] = {"model": request.settings.model, "input": text}
-    embedding = Request(request.settings, encode_payload(body), body=body, path=embeddings.PATH)
+    embedding = Request(request.settings, encode_payload(body), body=body, path=EMBEDDINGS)
     return msgspec.structs.replace(sampled, request=embedding, name=None)  # equal texts are sent
 
 

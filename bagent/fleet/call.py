@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
-from bagent.backends.request import Request
+from bagent.backends.request import Request, answer_limit
 from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, RequestReservation, TokenUse
 from bagent.fleet.prefix_affinity import PrefixGroup
 from bagent.types import Attempt, Failure, Json, Reply
@@ -124,7 +124,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
         if account.counts_tokens:
             for call in self.calls:
                 prompt = len(call.request.payload) // BYTES_PER_TOKEN
-                self.tokens += account.estimate(prompt, call.request.max_tokens)
+                self.tokens += account.estimate(prompt, answer_limit(call.request))
         self.reservation = account.start(self.started, self.tokens)
 
 

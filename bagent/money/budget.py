@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.request import Request
+from bagent.backends.request import Request, answer_limit
 from bagent.backends.wrappers import BackendWrapper
 from bagent.money.prices import Price
 from bagent.types import Failure, Reply
@@ -133,7 +133,8 @@ class BudgetedBackend(BackendWrapper):
             prompt += int(len(str(tool)) * TOKENS_PER_BYTE)
         if request.settings.output is not None:
             prompt += int(len(request.settings.output.document) * TOKENS_PER_BYTE)
-        return self._price.at_most(prompt, request.max_tokens or UNLIMITED)
+        limit = answer_limit(request)
+        return self._price.at_most(prompt, UNLIMITED if limit is None else limit)
 
     def _cost(self, request: Request, result: Reply | Failure) -> float:
         if isinstance(result, Reply):

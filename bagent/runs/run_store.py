@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from bagent import __version__
-from bagent.backends.openai import embeddings
+from bagent.backends.request import EMBEDDINGS
 from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.files import link_error
@@ -564,7 +564,7 @@ def _all_columns(prepared: RunContext) -> list[tuple[str | None, str]]:
                 types.setdefault(name, kind)
     if any(stage.spec.kind == "embed" for stage in prepared.stages):
         types.setdefault(None, "FLOAT[]")
-    elif embeddings.PATH in prepared.routes:
+    elif EMBEDDINGS in prepared.routes:
         types.setdefault(None, "FLOAT[][]")  # a line may ask for several vectors
     return list(types.items())
 

@@ -15,8 +15,7 @@ import msgspec
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engines.probe import CompletionProbe
-from bagent.backends.openai.embeddings import PATH as EMBEDDINGS
-from bagent.backends.request import CallSettings, Request
+from bagent.backends.request import EMBEDDINGS, CallSettings, Request
 from bagent.errors import HostfileError, InputError, JobError, Position, StoppedEarly, UsageError
 from bagent.fleet.retry import Blame, blame_of
 from bagent.job.batch_file import lines_of

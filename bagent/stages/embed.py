@@ -10,8 +10,7 @@ from functools import partial
 import msgspec
 
 from bagent.agents.plan import StagePlan
-from bagent.backends.openai.embeddings import PATH
-from bagent.backends.request import Request, encode_payload
+from bagent.backends.request import EMBEDDINGS, Request, encode_payload
 from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.fleet.fleet import Fleet
 from bagent.job.templates.environment import to_text
@@ -144,7 +143,7 @@ class EmbedStage(RowStage):
             return
         self._open += 1
         body = {"model": self._plan.settings.model, "input": [pending.text for pending in batch]}
-        request = Request(self._plan.settings, encode_payload(body), body=body, path=PATH)
+        request = Request(self._plan.settings, encode_payload(body), body=body, path=EMBEDDINGS)
         first = batch[0].row
         evaluate = partial(self._evaluate, len(batch))
         call = Call(evaluate, request, f"{first.key:016x}", first.index, self.name, 0)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
+from typing import Any
 
-from bagent.money.budget import BudgetLedger
+import pytest
+
+from bagent.backends.base import Exchange
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.money.budget import BudgetedBackend, BudgetLedger
+from bagent.money.prices import Price
+from bagent.types import Reply, Usage
 
 
 def test_calls_begin_as_long_as_all_of_them_fit() -> None:
@@ -80,3 +88,28 @@ def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
             spending.reserve(most, lambda most=most: flying.append(most))  # type: ignore[misc]
         assert spending.spent + sum(flying) <= 5.0 + 1e-9
     assert spending.spent > 4.0
+
+
+class OneReply:
+    """A backend that answers each call and counts what the ledger has reserved for it."""
+
+    def __init__(self) -> None:
+        self.reserved: list[float] = []
+        self.ledger = BudgetLedger(1.0, pytest.fail)
+
+    async def send(self, endpoint: Any, group: Any, timeouts: Any) -> Exchange:
+        self.reserved.append(self.ledger.reserved)
+        reply = Reply("ok", "stop", usage=Usage(prompt=1, completion=1))
+        return Exchange([reply], 0.0, None, None, 1.0, 200)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_a_batch_line_with_a_limit_of_its_own_reserves_no_more(name: str) -> None:
+    inner: Any = OneReply()
+    backend = BudgetedBackend(inner, Price("p", "m", 0, 1_000_000 / 100), inner.ledger)
+    body = {"model": "m", "messages": [], name: 60}
+    settings = CallSettings(None, {}, {})
+    line = Request(settings, encode_payload(body), body=body)
+    endpoint: Any = None
+    asyncio.run(backend.send(endpoint, [line], endpoint))
+    assert inner.reserved == [pytest.approx(0.6)]

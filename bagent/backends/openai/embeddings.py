@@ -16,8 +16,6 @@ import msgspec
 from bagent.backends.openai.errors import failure_from_body
 from bagent.types import Failure, Json, Reply, Usage
 
-PATH = "/embeddings"
-
 
 class _Vector(msgspec.Struct):
     embedding: list[float] | str

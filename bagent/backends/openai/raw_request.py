@@ -10,7 +10,13 @@ import msgspec
 
 from bagent.backends.openai import embeddings, responses
 from bagent.backends.openai.chat import read_reply
-from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
+from bagent.backends.request import (
+    EMBEDDINGS,
+    CallSettings,
+    OutputFormat,
+    Request,
+    encode_payload,
+)
 from bagent.types import Failure, Json, Reply
 
 _SAMPLING = (
@@ -97,7 +103,7 @@ def _output(response_format: Json) -> OutputFormat | None:
 
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
-ROUTES = (CHAT, COMPLETIONS, embeddings.PATH, responses.PATH)
+ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, responses.PATH)
 """The supported routes."""
 
 
@@ -122,7 +128,7 @@ def read_by_route(
     path: str, raw: bytes, headers: Mapping[str, str], texts: Json = None
 ) -> Reply | Failure:
     """Parse a body by its route; ``texts`` is None if the number of inputs is unknown."""
-    if path == embeddings.PATH:
+    if path == EMBEDDINGS:
         reply = embeddings.read_vectors(raw, texts, headers)
     elif path == responses.PATH:
         reply = responses.read_response(raw, headers)
