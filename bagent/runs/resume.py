@@ -34,7 +34,7 @@ def make_retry_policy(prepared: RunContext, info: RunInfo | None, *, changed: bo
     return ResumePolicy.parse(
         retry,
         skip_failed=options.skip_failed,
-        ended=_has_ended(info),
+        ended=has_ended(info),
         again=resent_kinds(prepared) - PASSING_KINDS,
         accept_truncated=prepared.job.output.truncated == "accept",
     )
@@ -50,7 +50,7 @@ def resent_kinds(prepared: RunContext) -> frozenset[str]:
     return PASSING_KINDS | EXTERNAL_KINDS | (frozenset({"schema"}) if varied else frozenset())
 
 
-def _has_ended(info: RunInfo | None) -> bool:
+def has_ended(info: RunInfo | None) -> bool:
     """Return whether some start reached its end."""
     return info is not None and any(
         start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
@@ -62,7 +62,7 @@ def _kinds_after_repair(info: RunInfo | None) -> str | None:
 
     What a key or an account refused then may succeed now.
     """
-    if info is None or _has_ended(info):
+    if info is None or has_ended(info):
         return None
     if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
         return None

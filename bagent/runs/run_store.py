@@ -240,6 +240,7 @@ class RunStore:
             fingerprints["model"] = model
         self.info.endpoints = self.journal.redact.values(endpoints)
         self.info.prices = list(prices)
+        self.info.job.pop("simulated", None)
         if simulated:
             self.info.job["simulated"] = True
         self.directory.save(self.info, self.part)
@@ -506,7 +507,9 @@ def _new_info(
     changed: list[str],
     finished: int,
 ) -> RunInfo:
-    job = prepared.job
+    job, masked = prepared.job, prepared.job.masked()
+    if before is not None and "simulated" in before.job:
+        masked["simulated"] = before.job["simulated"]
     changes = list(before.changes) if before else []
     if before is not None and changed:
         changes.append(JobChange(unix(), prepared.part, changed, before.job, finished))
@@ -524,10 +527,11 @@ def _new_info(
     )
     return RunInfo(
         name=job.name,
-        job=job.masked(),
+        job=masked,
         fingerprints=fingerprints,
         versions={"bagent": __version__, "python": platform.python_version()},
         endpoints=before.endpoints if before else [],
+        prices=before.prices if before else [],
         rows=_mask_input_sql(prepared),
         stages=stage_names(prepared.stages) or [STAGE],
         query_last=bool(prepared.stages) and prepared.stages[-1].spec.kind == "sql",

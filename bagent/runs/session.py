@@ -34,6 +34,7 @@ from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.load_polling import LAST_SECONDS, read_counters, watch_loads
 from bagent.runs.messages import RunMessages
 from bagent.runs.output import ResultLines, StdoutWriter
+from bagent.runs.resume import has_ended
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
 from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error, stop_for_stdout
@@ -123,6 +124,8 @@ class RunSession:
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
         options = self._context.options
+        if not await self._is_to_do():
+            return await self._end_without_servers()
         resolver = ServerResolver(
             env=options.env,
             patience=StartupPatience(
@@ -157,18 +160,37 @@ class RunSession:
             gate=self._wait_for_reader,
         )
 
+    async def _is_to_do(self) -> bool:
+        """Return whether a run that reached its end before has rows to send.
+
+        False only where all its rows were read and none is to do; then no server is needed.
+        """
+        context = self._context
+        read_first = not (context.stages or context.piped or context.job.batching.in_batches)
+        if not (read_first and has_ended(self._store.info)):
+            return True
+        reading = asyncio.create_task(self._open_feeder().has_work())
+        reasons: set[asyncio.Future[Any]] = {reading, self._switch.requested}
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        reading.cancel()  # the run was asked to stop: so is what comes next
+        return True
+
+    async def _end_without_servers(self) -> SessionResult:
+        await self._print_earlier()
+        self._store.input_ended()
+        self._store.forget_missing()
+        return self._ended(await self._finish_stdout(None))
+
     # --- the run ------------------------------------------------------------------------------
 
     async def _execute(self, plan: RunPlan) -> SessionResult:
         self._fleet, self._plan = plan.fleets, plan
-        # Finished rows must be read too where rows are printed in order, or stages need them.
-        needs_all = self._lines is not None or bool(self._context.stages)
-        self._rows.remember(self._store.pieces, None if needs_all else self._all_finished)
-        self._feeder = Feeder(self._rows.batches(), self._pending, threaded=self._store.threaded)
-        self._feeder.start()
+        feeder = self._feeder or self._open_feeder()
         ticker = asyncio.create_task(self._tick_forever())
         background = self._start_background(plan)
-        feeding = asyncio.create_task(self._feed(plan, self._feeder))
+        feeding = asyncio.create_task(self._feed(plan, feeder))
         stop = await self._wait_for_end(feeding, plan, ticker)
         if stop is not None:
             feeding.cancel()
@@ -177,7 +199,7 @@ class RunSession:
             await self._read_final_counters(plan)
             self._store.forget_missing()
             plan.fleets.abandon_waiting()  # a probe that the end cuts off must not count as failed
-        self._feeder.close()
+        feeder.close()
         for task in (ticker, *background):
             task.cancel()
         await asyncio.gather(feeding, ticker, *background, return_exceptions=True)
@@ -185,6 +207,16 @@ class RunSession:
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return self._ended(stop)
+
+    def _open_feeder(self) -> Feeder:
+        """Start to read the rows."""
+        # Finished rows must be read too where rows are printed in order, or stages need them.
+        needs_all = self._lines is not None or bool(self._context.stages)
+        self._rows.remember(self._store.pieces, None if needs_all else self._all_finished)
+        feeder = Feeder(self._rows.batches(), self._pending, threaded=self._store.threaded)
+        self._feeder = feeder
+        feeder.start()
+        return feeder
 
     def _ended(self, stop: Stop | None) -> SessionResult:
         """Return the result, with the totals counted from the journal."""
@@ -226,13 +258,16 @@ class RunSession:
 
     async def _feed(self, plan: RunPlan, feeder: Feeder) -> None:
         """Print what earlier starts finished, then send the remaining rows."""
+        await self._print_earlier()
+        await plan.run(feeder)
+
+    async def _print_earlier(self) -> None:
         if self._stdout is not None and self._lines is not None:
             for number, line in enumerate(self._lines.earlier()):
                 self._stdout.put(line)
                 await self._stdout.wait_for_room()
                 if number % 64 == 0:
                     await asyncio.sleep(0)
-        await plan.run(feeder)
 
     async def _wait_for_reader(self) -> None:
         """Wait until the reader of stdout has caught up."""

@@ -53,6 +53,7 @@ class Feeder:
         self._closed = threading.Event()
         self._items = self._read_items()
         self._threaded = threaded
+        self._first: Work | BaseException | None = None
 
     def start(self) -> None:
         """Start to read."""
@@ -67,17 +68,27 @@ class Feeder:
     def __aiter__(self) -> Feeder:
         return self
 
+    async def has_work(self) -> bool:
+        """Read up to the first rows with work, which the iteration hands on; False without any."""
+        self._first = await self._next()
+        self.ended = self._first is None
+        return not self.ended
+
     async def __anext__(self) -> Work:
-        if self._threaded:
-            item = await self._queue.get()
-            self._ahead.release()
-        else:
-            item = next(self._items)
+        first, self._first = self._first, None
+        item = first if first is not None or self.ended else await self._next()
         if item is None:
             self.ended = True
             raise StopAsyncIteration
         if isinstance(item, BaseException):
             raise item
+        return item
+
+    async def _next(self) -> Work | BaseException | None:
+        if not self._threaded:
+            return next(self._items)
+        item = await self._queue.get()
+        self._ahead.release()
         return item
 
     def _read_items(self) -> Iterator[Work | BaseException | None]:

@@ -77,6 +77,21 @@ def test_a_lasting_failure_is_sent_again_only_where_the_next_line_is_typed(
     assert results_by_id(job_dir)["r2"]["output"] == {"score": 2}
 
 
+@pytest.mark.parametrize("code", [0, 1], ids=["all ok", "one refused"])
+def test_a_finished_run_needs_no_server_to_end_as_it_did(fs, job_dir, bagent, code):
+    fs.set_script({"r2": [refused() if code else echo()], "*": [echo()]})
+    write_job(job_dir, fs.url, 3, limits={"retries": 0}, results=NO_TABLES)
+    assert bagent(RUN).code == code
+    write_job(job_dir, "http://127.0.0.1:9/v1", 3, limits={"retries": 0}, results=NO_TABLES)
+    again = bagent(RUN)
+    assert again.code == code, again.err
+    printed = bagent([*RUN, "-o", "-"])
+    assert printed.code == code, printed.err
+    assert printed.out.count("\n") == 3
+    write_rows(job_dir / "rows.jsonl", 4)
+    assert bagent([*RUN, "--wait-hosts", "1s"]).code == 75
+
+
 def test_a_passing_failure_is_sent_again_by_the_same_command(fs, job_dir, bagent):
     fs.set_script({"r2": [raw("<h1>"), ok("now")], "r3": [CUT], "*": [echo()]})
     write_job(job_dir, fs.url, 3, limits={"retries": 0})
