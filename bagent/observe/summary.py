@@ -144,7 +144,11 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
     if not again:
         unless = " unless their input is mended" if "bad_input" in lasting else ""
         what = f"sends {kinds(sendable)}" if "bad_input" in lasting else "does"
-        yield "advice", f"the same command sends none of these rows again{unless}; this one {what}"
+        after = ", once the prompt is changed," if _needs_shorter_prompt(sendable, advice) else ""
+        yield (
+            "advice",
+            f"the same command sends none of these rows again{unless}; this one{after} {what}",
+        )
         yield "next", shlex.join(_retry(command, sendable, advice))
         return
     if sendable:
@@ -165,7 +169,14 @@ def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -
     if "max_turns" in lasting and advice.max_turns is not None:
         arguments += ["--set", f"agent.max_turns={2 * advice.max_turns}"]
         arguments += [] if _CONTINUE[0] in arguments else _CONTINUE
+    if _needs_shorter_prompt(lasting, advice):
+        arguments += [] if _CONTINUE[0] in arguments else _CONTINUE
     return [*arguments, "--retry", ",".join(sorted(lasting))] if lasting else arguments
+
+
+def _needs_shorter_prompt(lasting: Mapping[str, int], advice: Advice) -> bool:
+    """Whether rows are too long for the context, and the job has a prompt to shorten."""
+    return "context_overflow" in lasting and not advice.own_bodies
 
 
 def _cut_at(advice: Advice) -> tuple[int, int] | None:
@@ -182,6 +193,8 @@ def _cause(kind: str, number: int, advice: Advice) -> str:
         turns = "" if advice.max_turns is None else f" after {counted(advice.max_turns, 'turn')}"
         return f"raise agent.max_turns: {counted(number, 'agent')} had no answer{turns}"
     remedy, problem = _CAUSES.get(kind, ("look at the errors", "failed"))
+    if _needs_shorter_prompt({kind: number}, advice):
+        remedy = "shorten the long field in the prompt, such as {{ FIELD[:2000] }}"
     return f"{remedy}: {counted(number, 'row')} {problem} ({kind})"
 
 

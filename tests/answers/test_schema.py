@@ -146,6 +146,18 @@ def test_wrong_schema_is_one_line_with_the_place_in_it(spec, words):
     assert words in failing(spec)
 
 
+def test_a_closed_object_that_requires_what_it_does_not_allow_is_refused():
+    closed = {"type": "object", "properties": {"categroy": {}}, "additionalProperties": False}
+    message = (
+        'required names "category", properties has categroy, and additionalProperties is false'
+    )
+    with pytest.raises(SchemaError, match=message):
+        load({**closed, "required": ["category"]})
+    # An alternative may be ruled out on purpose, and an open object may have any property.
+    load({"anyOf": [{**closed, "required": ["category"]}, {"type": "null"}]})
+    load({**closed, "required": ["category"], "additionalProperties": True})
+
+
 @pytest.mark.parametrize(
     "uri",
     ["http://json-schema.org/draft-03/schema#", "http://127.0.0.1:9/mine", "draft-07", 7, None, ""],

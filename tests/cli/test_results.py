@@ -104,6 +104,10 @@ def test_order_status_and_columns(bagent, run):
         (["--format", "xml"], "no such format"),
         (["--format", "parquet"], "-o results.parquet"),
         (["--where", "nonsense ="], "SQL"),
+        (["-o", "out.xlsx"], "no format has the ending .xlsx (-o FILE.csv --excel)"),
+        (["-o", "out.json"], "no format has the ending .json (.jsonl, .ndjson, .csv, .parquet)"),
+        (["-o", "out.csv", "--format", "jsonl"], ".csv is not an ending of --format jsonl"),
+        (["-o", "out.xls", "--format", "csv"], ".xls is not an ending of --format csv"),
     ],
 )
 def test_a_wrong_option_is_told_and_nothing_comes_out(bagent, run, options, words):
@@ -293,6 +297,13 @@ def test_lines_go_to_a_file(bagent, run, job_dir):
     assert len((job_dir / "out.jsonl").read_text().splitlines()) == 4
     done = bagent(["results", "-o", "missing/out.jsonl"])
     assert done.code == 74
+
+
+def test_the_ending_of_the_file_names_the_format(bagent, run, job_dir):
+    assert bagent(["results", "-o", "out.csv"]).out == ""
+    assert (job_dir / "out.csv").read_text().startswith("id,status,score")
+    assert bagent(["results", "-o", "out.parquet"]).out == ""
+    assert pq.read_table(job_dir / "out.parquet").num_rows == 4
 
 
 def test_batch_lines_tell_answers_from_failures(bagent, run):

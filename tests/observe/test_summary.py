@@ -186,6 +186,7 @@ def test_the_command_that_goes_on_does_not_begin_anew(
     [
         ("bad_input", ""),  # nothing is sent for a line that cannot be read until it is mended
         ("template", " --retry template"),
+        ("context_overflow", " --on-change continue --retry context_overflow"),
         ("max_turns", " --set agent.max_turns=12 --on-change continue --retry max_turns"),
     ],
 )
@@ -194,6 +195,13 @@ def test_the_next_command_changes_what_the_cause_names(tally, make, kind, option
     command = ["bagent", "run", "job.yaml"]
     lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
     assert lines[-1] == f"next        bagent run job.yaml{options}"
+
+
+def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> None:
+    tally.outcome(make.outcome(1, "failed", error_kind="context_overflow", error="5,000 tokens"))
+    lines = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run", "job.yaml"]))
+    assert "shorten the long field in the prompt, such as {{ FIELD[:2000] }}" in lines[-4]
+    assert lines[-2].endswith("; this one, once the prompt is changed, does")
 
 
 def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bagent.answers.validation_messages import pointer, shorten
+from bagent.text.suggest import nearest_name
 from bagent.types import Json
 
 Pointer = tuple[str, ...]
@@ -148,6 +149,36 @@ def no_schema(root: Json) -> str | None:
     if isinstance(root.get("schema"), dict):
         return 'give what stands under "schema"'
     return 'write {"type": "object", "properties": {"NAME": {"type": "string"}}, ...}'
+
+
+_ALTERNATIVES = {"not", "if", "then", "else", "anyOf", "oneOf", "dependentSchemas"}
+
+
+def impossible_requirement(document: dict[str, Any]) -> str | None:
+    """Say which closed object requires a property that it does not allow; None where none does.
+
+    Alternatives are not looked at: a schema may rule one of them out on purpose.
+    """
+    for location, schema in walk(document):
+        required, properties = schema.get("required"), schema.get("properties", {})
+        if (
+            schema.get("additionalProperties") is not False
+            or schema.get("type", "object") != "object"
+            or not isinstance(required, list)
+            or schema.get("patternProperties")
+            or _ALTERNATIVES & set(map(str, location))
+        ):
+            continue
+        for name in required:
+            if name not in properties:
+                near = nearest_name(name, properties)
+                has = shorten(near or ", ".join(properties) or "none", 60)
+                return (
+                    f"#{pointer(location)}: no object can be valid: required names"
+                    f' "{shorten(name, 60)}", properties has {has}, and additionalProperties is'
+                    " false"
+                )
+    return None
 
 
 def unknown_keywords(document: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from bagent.answers.schema.dialects import (
     DIALECTS,
     SchemaDialect,
     dialect_of,
+    impossible_requirement,
     no_schema,
     unknown_keywords,
     walk,
@@ -102,6 +103,10 @@ class OutputSchema:
         if isinstance(root, bool):
             root = {} if root else {"not": {}}
         document = Bundler(files, dialect, check).bundle(root, name, at)
+        impossible = impossible_requirement(document)
+        if impossible is not None:
+            hint = "write the same name under required and under properties"
+            raise SchemaError(impossible, hint=hint, at=at)
         validator = _compile(document, dialect, at)
         columns = columns_of(document)
         typed = with_types(document)

@@ -19,6 +19,10 @@ from bagent.text.terminal import data_stdout
 
 RUNS = Path("runs")
 FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
+ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+"""Formats that the ending of a file names."""
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
+"""Endings of files that bagent does not write."""
 
 
 Runs = Annotated[
@@ -30,8 +34,12 @@ Runs = Annotated[
     ),
 ]
 Form = Annotated[
-    str,
-    typer.Option("--format", metavar="|".join(FORMATS), help="Print rows in this form."),
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="|".join(FORMATS),
+        help="Print rows in this form; the default is that of the ending of -o, else jsonl.",
+    ),
 ]
 Statuses = Annotated[
     list[str] | None,
@@ -88,7 +96,7 @@ OutputFile = Annotated[
 
 def results(
     runs: Runs = None,
-    form: Form = "jsonl",
+    form: Form = None,
     statuses: Statuses = None,
     stages: Stages = None,
     where: Where = None,
@@ -111,6 +119,7 @@ def results(
     """
     from bagent.store.run_dir import find_run
 
+    form = _form(form, output)
     _check_options(form, where, redact, output)
     if (all_columns or excel) and form != "csv":
         option = "--all-columns" if all_columns else "--excel"
@@ -134,6 +143,26 @@ def results(
     )
     _check_stages(request)
     _write_to(_lines(request), output if form in ("jsonl", "openai-batch") else None)
+
+
+def _form(form: str | None, output: Path | None) -> str:
+    """Return the format that was chosen, or that of the file's ending.
+
+    Raises:
+        UsageError: no format has this ending, or ``--format`` is another one.
+    """
+    ending = "" if output is None else output.suffix.lower()
+    named = ENDINGS.get(ending)
+    if form is None and ending and named is None:
+        hint = ", ".join(ENDINGS) if ending not in SPREADSHEETS else "-o FILE.csv --excel"
+        raise UsageError(f"-o {output}: no format has the ending {ending}", hint=hint)
+    chosen = "jsonl" if form == "openai-batch" else form
+    differs = ending in SPREADSHEETS or named not in (None, chosen)
+    if form in FORMATS and form != "table" and differs:
+        raise UsageError(
+            f"-o {output}: {ending} is not an ending of --format {form}", hint="change one of them"
+        )
+    return form or named or "jsonl"
 
 
 def _check_options(

@@ -32,7 +32,13 @@ def view(
     ] = None,
     port: Annotated[
         int,
-        typer.Option("--port", metavar="PORT", help="Listen on this port; 0 takes a free one."),
+        typer.Option(
+            "--port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Listen on this port; 0 takes a free one.",
+        ),
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser", help="Open the page in the default browser.")
