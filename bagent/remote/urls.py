@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from glob import has_magic
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 """What is read from afar. ``gcs`` and ``abfs`` are other names that their drivers know."""
 
 _REMOTE = re.compile(rf"(?:{'|'.join(SCHEMES)})://", re.IGNORECASE)
-_SECRET = re.compile(r"(?i)sig|signature|token|key|secret|password|.*[-_](?:signature|token|key)")
+_SECRET = re.compile(
+    r"(?i:.*(?:signature|token|secret|password|passwd|pwd|credentials?|authorization))"
+    r"|(?i:(?:.*[^a-z]|api|auth|access|private)?key|sig|auth|code)"
+    r"|.*[a-z]Key"
+)
+"""Names of a URL's parameters whose values are secrets."""
 
 
 def is_remote(text: str) -> bool:
@@ -35,17 +40,34 @@ def is_pattern(url: str) -> bool:
 
 def check_url(url: str) -> str | None:
     """Return what is wrong with the URL of a file; None if nothing is."""
-    parts = urlsplit(url)
     bucket = url.partition("://")[2].partition("/")[0]
     if not bucket:
         return "the URL names no bucket or host"
-    if has_magic(bucket):
-        return "the name of a bucket cannot be a pattern"
-    if is_web(url) and "*" in parts.path:
-        return "a web server does not list its files: name each file"
     if "@" in bucket and scheme_of(url) != "az":
         return "a URL may not hold a user or a password, since a run stores its input's name"
-    if is_web(url) and any(_SECRET.fullmatch(name) for name, _ in parse_qsl(parts.query)):
+    if is_web(url):
+        return _check_web_url(url)
+    if has_magic(bucket):
+        return "the name of a bucket cannot be a pattern"
+    try:
+        pattern_matches(url)
+    except re.error as error:
+        return f"the pattern is wrong: {error.msg}"
+    return None
+
+
+def _check_web_url(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        valid = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        return "the host or the port of the URL is wrong"
+    if "*" in parts.netloc + parts.path:
+        return "a web server does not list its files: name each file"
+    parameters = parse_qsl(parts.query) + parse_qsl(parts.fragment)
+    if any(_SECRET.fullmatch(name) for name, _ in parameters):
         return (
             "the URL holds a key or a signature, which the run would store: name the bucket"
             " (s3://...), whose keys come from the environment"
@@ -68,8 +90,8 @@ def plain_url(url: str) -> str:
     """Return the URL for people and results: of a web server without a user and its query."""
     if not is_web(url):
         return url
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    host, slash, path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")
+    return f"{scheme_of(url)}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def fixed_prefix(pattern: str) -> str:

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from bagent.errors import InputError
-from bagent.remote import files, storage
+from bagent.remote import check_url, files, storage
 from bagent.remote.tables import ThreadSafeFile, serve_file
 from bagent.rows import RowsConfig, open_rows
 from support.remote_files import file_server
@@ -174,12 +174,49 @@ def test_a_server_without_ranges_gives_small_files_only(site, tmp_path, monkeypa
         ("https://host.example/*.jsonl", "does not list its files"),
         ("s3://", "names no bucket"),
         ("s3://b*/x.jsonl", "cannot be a pattern"),
+        ("s3://b/[z-a].jsonl", "the pattern is wrong"),
+        ("http://host.example:abc/a.jsonl", "host or the port of the URL is wrong"),
+        ("http://[::1/a.jsonl", "host or the port of the URL is wrong"),
+        ("http://:80/a.jsonl", "host or the port of the URL is wrong"),
     ],
 )
 def test_urls_that_cannot_be_read_are_refused(tmp_path, url, message):
     with pytest.raises(InputError, match=message) as caught:
         open_rows(RowsConfig((url,), tmp_path))
     assert "secret" not in str(caught.value).replace("password", "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apikey",
+        "accessToken",
+        "userToken",
+        "someKey",
+        "accesskey",
+        "X-Api-Key",
+        "auth",
+        "pwd",
+        "passwd",
+        "code",
+        "sig",
+    ],
+)
+def test_secrets_in_a_query_are_refused_whatever_their_name(name):
+    assert "holds a key" in (check_url(f"https://host.example/a.jsonl?{name}=hush") or "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1]:9/rows.jsonl",
+        "https://host.example/a.jsonl?page=2&monkey=no&zipCode=8001",
+        "https://host.example/\u00e9 b.jsonl",
+        "s3://b/[ab].jsonl",
+    ],
+)
+def test_urls_that_can_be_read_are_accepted(url):
+    assert check_url(url) is None
 
 
 def test_a_missing_driver_says_what_to_install(tmp_path, monkeypatch):
