@@ -35,6 +35,9 @@ from bagent.proxy.chat_bridge import StreamId, TurnMemory, chunk_bytes, completi
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply
 
+_NOT_IN_RESPONSES = ("stop", "logit_bias")
+"""Fields of chats that change the answer and that responses lack."""
+
 _NO_ROUTE = frozenset({404, 501})
 _JSON = "application/json"
 _JSON_HEADERS = {"Content-Type": _JSON}
@@ -120,6 +123,9 @@ class ChatByResponse:
     path = RESPONSES
 
     def __init__(self, body: dict[str, Json], memory: TurnMemory) -> None:
+        for name in _NOT_IN_RESPONSES:
+            if body.pop(name, None):
+                raise ValueError(f"responses have no {name}")
         memory.restore(body)
         self._memory = memory
         stream = bool(body.get("stream"))

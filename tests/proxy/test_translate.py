@@ -7,6 +7,13 @@ import asyncio
 import openai
 import pytest
 
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.raw_request import CHAT
+from bagent.backends.request import encode_payload
+from bagent.proxy.translate import TranslatingTransport
+from bagent.text.json import decode_json
 from support.fake_server import FakeServer
 from support.provider_protocols import ModelAnswer, ResponsesWire
 from support.provider_server import serve
@@ -80,17 +87,53 @@ def test_a_streamed_response_of_an_engine_with_chats_only(tmp_path):
     [
         ({"previous_response_id": "resp_1"}, "chat completions have no previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "chat completions have no tool of the type web"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "content must be a list of objects"),
     ],
 )
 def test_what_chats_have_no_form_for_is_refused_in_one_sentence(tmp_path, more, reason):
     async def work(client):
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(model="m", input="id=r1", **more)
+            await client.responses.create(**{"model": "m", "input": "id=r1", **more})
         return caught.value.message
 
     with FakeServer({"*": [ok("yes")]}) as fs:
         message = responses([fs.url], tmp_path / "run", work)
     assert f"e0 serves no /v1/responses: {reason}" in message
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"messages": [5]}, "$.messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "$.messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "$.messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]},
+            "$.messages[0].tool_calls[0].function",
+        ),
+        ({"stream_options": [1]}, "$.stream_options"),
+        ({"stream_options": "x"}, "$.stream_options"),
+        ({"tools": 5}, "$.tools"),
+        ({"max_tokens": "x"}, "$.max_tokens"),
+        ({"response_format": "json"}, "$.response_format"),
+        ({"stop": ["a"]}, "responses have no stop"),
+        ({"logit_bias": {"1": 2}}, "responses have no logit_bias"),
+    ],
+)
+def test_a_chat_that_responses_have_no_form_for_is_refused(more, reason):
+    body = {"model": "gpt-5-pro", "messages": [{"role": "user", "content": "hi"}], **more}
+
+    async def main():
+        endpoint = Endpoint("e0", "http://127.0.0.1:9/v1")
+        async with TranslatingTransport(Transport()).post(
+            endpoint, CHAT, encode_payload(body), Timeouts()
+        ) as response:
+            return response.status, b"".join([chunk async for chunk in response.iter_any()])
+
+    status, raw = asyncio.run(main())
+    error = decode_json(raw)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert reason in error["message"]
 
 
 def test_a_chat_of_a_model_with_responses_only(tmp_path):

@@ -134,8 +134,8 @@ def _add_assistant(messages: list[Message], message: Message) -> None:
 
 
 def _reasoning(item: dict[str, Any]) -> str:
-    parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
-    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    lists = [_objects(item.get(name) or [], name) for name in ("content", "summary")]
+    return "".join(str(part.get("text") or "") for parts in lists for part in parts)
 
 
 def _content(content: Json) -> Json:

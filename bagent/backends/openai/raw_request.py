@@ -29,11 +29,32 @@ _ENVELOPE = frozenset(
 )
 
 
+class _ToolCall(msgspec.Struct):
+    function: dict[str, Any] | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Chat(msgspec.Struct):
+    """The types of those fields of a chat that are read; others go on as they are."""
+
+    messages: list[_Message]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+    stream_options: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
 def unpack_body(request: Request) -> Request:
     """Return ``request`` with settings and messages from its ``body``.
 
     Raises:
-        ValueError: the body is no chat, or asks for several answers.
+        ValueError: the body is no chat, has a field of another type, or asks for several answers.
     """
     body = request.body
     if body is None:
@@ -41,6 +62,10 @@ def unpack_body(request: Request) -> Request:
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise ValueError("the body has no messages")
+    try:
+        msgspec.convert(body, _Chat)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the body is malformed: {error}") from None
     if body.get("n") not in (None, 1):
         raise ValueError("the body asks for several answers (n)")
     handled = {*_ENVELOPE, *_SAMPLING, *_LIMITS}

@@ -134,8 +134,10 @@ def input_items(messages: Sequence[Message]) -> list[Json]:
 
 
 def _is_own(blocks: Json) -> bool:
-    return bool(blocks) and all(
-        isinstance(block, dict) and block.get("type") in RESPONSE_ITEMS for block in blocks
+    return (
+        isinstance(blocks, list)
+        and bool(blocks)
+        and all(isinstance(block, dict) and block.get("type") in RESPONSE_ITEMS for block in blocks)
     )
 
 
