@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -122,8 +123,11 @@ def load_command(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def parse_run_options(args: Sequence[str]) -> RunOptions:
-    """Return the options of ``bagent run *args`` for a run in one process.
+def parse_run_options(args: Sequence[str], *, several: bool = False) -> RunOptions:
+    """Return the options of ``bagent run *args``, without those that start more processes.
+
+    Args:
+        several: accept options that ask for more processes.
 
     Raises:
         UsageError: an option is wrong, or asks for more processes.
@@ -135,7 +139,8 @@ def parse_run_options(args: Sequence[str]) -> RunOptions:
         parameters = load_command("run").make_context("bagent run", list(args)).params
     except _USAGE_ERROR as error:
         raise UsageError(error.format_message(), hint="try: bagent run --help") from None
-    if parameters.pop("workers") > 1 or parameters.pop("executor") != "local":
+    workers, executor = parameters.pop("workers"), parameters.pop("executor")
+    if not several and (workers > 1 or executor != "local"):
         raise UsageError(
             "--workers, --executor: only the command bagent run divides the rows",
             hint="leave them out",
@@ -241,7 +246,10 @@ def _usage_message(error: Any) -> str:
     near = getattr(error, "possibilities", None)
     if near:
         return f"no such option: {error.option_name} (did you mean {near[0]}?)"
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace("Value error, ", "", 1)
+    wrong = re.search(r": '(.*)' is not one of (.*)$", message)
+    if wrong and (nearest := did_you_mean(wrong[1], wrong[2].replace("'", "").split(", "))):
+        return f"{message} ({nearest})"
     return f"{message} (try: {error.ctx.command_path} --help)" if error.ctx else message
 
 

@@ -115,8 +115,15 @@ def test_a_node_file_of_a_batch_system_is_a_hostfile(bagent: Bagent, job_dir: Pa
         (["hosts", "none.txt"], "none.txt: the hostfile cannot be read: no such file"),
         (["hosts", "bad.txt"], "bad.txt:2: port x is no number"),
         (["hosts", "key.txt"], "key.txt:1: the environment variable NO_SUCH_KEY is not set"),
+        (
+            ["hosts", "--format", "jsno"],
+            "'jsno' is not one of 'table', 'json' (did you mean",
+        ),
         (["hosts", "ok.txt", "--timeout", "0"], "--timeout 0: not a duration"),
-        (["hosts", "ok.txt", "--min-hosts", "2"], "--min-hosts 2: 1 endpoint is in the hostfile"),
+        (
+            ["hosts", "ok.txt", "--min-hosts", "2"],
+            "--min-hosts 2: 1 endpoint is in the hostfile (leave it out)",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_and_2(

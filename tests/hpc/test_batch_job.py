@@ -189,12 +189,13 @@ def test_a_job_that_a_person_cancels_does_not_come_back(job_dir, env):
 
 
 @pytest.mark.parametrize(("scheduler", "said"), [("slurm", "sbatch --parsable"), ("pbs", "qsub")])
-def test_go_submits_the_script_that_is_printed(job_dir, env, scheduler, said):
+def test_go_submits_the_script_and_prints_only_where_it_is(job_dir, env, scheduler, said):
     write(job_dir)
+    printed = submit(job_dir, env, "--scheduler", scheduler, "-A", "gene").out
     done = submit(job_dir, env, "--scheduler", scheduler, "--go", "-A", "gene")
     path = job_dir / "runs" / "job.batch" / f"job.{scheduler}.sh"
-    assert path.read_text() == done.out
-    assert "gene" in done.out
+    assert (path.read_text(), done.out) == (printed, "")
+    assert "gene" in printed
     assert calls(job_dir) == f"{said} {path}\n"
     assert "submitted job 7" in done.err
 

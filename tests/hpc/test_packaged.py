@@ -25,6 +25,7 @@ def installed(tmp_path_factory):
 
 @pytest.mark.process("environment")
 def test_a_script_is_made_from_the_wheel_alone(installed, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "job.yaml").write_text(
         "input: rows.jsonl\nprompt: say {{ text }}\n"
         "cluster: {account: a, walltime: 1h, engine: vllm serve m}\n"

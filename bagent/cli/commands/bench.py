@@ -25,6 +25,7 @@ from bagent.servers.resolve import Servers, resolve_backend
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
     from bagent.bench.schedule import Recorded
+    from bagent.cli.commands.hosts import HostfileInput
     from bagent.runs.context import RunContext
 
 
@@ -134,16 +135,29 @@ def _bench(options: dict[str, Any]) -> int:
         if "interrupted" not in str(error).lower():
             raise
         raise KeyboardInterrupt from None  # DuckDB turns Ctrl-C into this error
-    good = {endpoint["url"] for endpoint in summary["endpoints"] if endpoint["verdict"] == "ok"}
-    if options["write_hostfile"] is not None and good and fleet is not None:
-        from bagent.fleet.hostfile import hostfile_text, write_hostfile
-
-        write_hostfile(options["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
-    elif options["write_hostfile"] is not None:
-        log(f"no endpoint is ok: {options['write_hostfile']} is not written")
-    written = options["write_hostfile"] if good else None
+    written = _write_good(options["write_hostfile"], summary, fleet, log)
     broken = print_end(summary, folder, rules, old, written, as_json=options["as_json"])
     return _exit_code(summary, broken)
+
+
+def _write_good(
+    path: Path | None,
+    summary: dict[str, Any],
+    fleet: HostfileInput | None,
+    log: Callable[[str], None],
+) -> Path | None:
+    """Write the endpoints that are ok; return the path, or None where nothing is written."""
+    good = {endpoint["url"] for endpoint in summary["endpoints"] if endpoint["verdict"] == "ok"}
+    if path is None or fleet is None:
+        return None
+    if summary["client_limited"] or not good:
+        reason = "the client was the limit" if summary["client_limited"] else "no endpoint is ok"
+        log(f"{reason}: {path} is not written")
+        return None
+    from bagent.fleet.hostfile import hostfile_text, write_hostfile
+
+    write_hostfile(path, hostfile_text(fleet.hosts, good, fleet.text))
+    return path
 
 
 def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:

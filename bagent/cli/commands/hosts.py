@@ -201,7 +201,7 @@ def _required(count: int, min_fraction: float | None, min_hosts: int | None) -> 
             there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
             raise UsageError(
                 f"--min-hosts {min_hosts}: {there} in the hostfile",
-                hint="write a number from 1 to that",
+                hint=f"write --min-hosts {count} or less" if count > 1 else "leave it out",
             )
         required = max(required, min_hosts)
     return required

@@ -189,16 +189,23 @@ def print_end(
     for load, reasons in summary["client_limited"].items():
         _log(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
     if summary["client_limited"]:
-        _log("  more --workers, fewer other programs, or a client with more cores")
+        _log("  the verdicts of the endpoints may be wrong too")
     broken = broken_rules(rules, summary, old) if rules else []
     for message in broken:
         _log(f"failed: {message}")
     if hostfile is not None:
         _log(f"wrote the {summary['fleet']['ok']} endpoints that are ok to {hostfile}")
     _log(f"results: {folder}/summary.json, report.html, bench.duckdb, *.csv, *.parquet")
-    use = f" --hostfile {shlex.quote(str(hostfile))}" if hostfile is not None else ""
-    _log(f"next: bagent run JOB.yaml{use}" if use else f"next: open {folder}/report.html")
+    _log(_next_step(summary, folder, hostfile))
     return broken
+
+
+def _next_step(summary: Numbers, folder: Path, hostfile: Path | None) -> str:
+    if summary["client_limited"]:
+        return "next: the same command on a client with more cores, with more --workers or alone"
+    if hostfile is not None:
+        return f"next: bagent run JOB.yaml --hostfile {shlex.quote(str(hostfile))}"
+    return f"next: open {folder}/report.html"
 
 
 def _print_loads(summary: Numbers) -> None:

@@ -166,6 +166,8 @@ def log_end(
     use = str(written) if written is not None and ready else hostfile
     if enough and use != "-":
         _log(f"next: bagent run JOB.yaml --hostfile {shlex.quote(use)}")
+    elif not enough:
+        _log("next: start the others, then the same command; --wait --timeout 20m waits for them")
 
 
 def log_single(result: HealthResult, backend: str) -> None:
