@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from bagent.errors import EXIT_NEEDS_PERSON, BagentError, NeedsPerson, WriteError
+from bagent.errors import EXIT_NEEDS_PERSON, BagentError, NeedsPerson, UsageError, WriteError
 from bagent.job.redaction import mask_text
 from bagent.runs.context import (
     SAMPLE_ROWS,
@@ -102,6 +103,7 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
         # Imported late: the child starts while this process loads the rest.
         from bagent.runs.run_store import open_run
 
+        is_new = not context.run_dir.exists()
         with defer_signals() if host.owns_process else nullcontext():
             store = open_run(context, tables, threaded=host.simulation is None)
         try:
@@ -109,9 +111,26 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
         except BaseException as error:  # an open store would block later runs of this process
             failure = _as_bagent_error(error)
             store.close(EXIT_NEEDS_PERSON if failure is None else failure.exit_code)
+            if is_new and isinstance(error, UsageError):
+                _remove_unused(context)
             if failure is None or failure is error:
                 raise
             raise failure from error
+
+
+def _remove_unused(context: RunContext) -> None:
+    """Remove the run directory that a wrong start made, unless it holds what a person may need."""
+    folder = context.run_dir
+    log = folder / "local-server.log"
+    rows = (folder / "journal").glob("rows-*.jsonl")
+    if (
+        context.piped
+        or context.part != "all"
+        or log.exists()
+        or any(p.stat().st_size for p in rows)
+    ):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _as_bagent_error(error: BaseException) -> BagentError | None:

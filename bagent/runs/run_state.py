@@ -15,7 +15,7 @@ from bagent.observe.summary import Advice, mending, next_step
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
 from bagent.store.results import summary
-from bagent.store.run_dir import RunDir, RunInfo, Start, merge_changes, read_progress
+from bagent.store.run_dir import RunDir, RunInfo, RunProgress, Start, merge_changes, read_progress
 from bagent.store.stats import cache_share, count_tools
 from bagent.store.totals import Totals, stage_causes
 
@@ -40,14 +40,16 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         state = "interrupted"
     else:
         state = "ended" if code in (0, 1) else "stopped"
-    total, exact, remaining, eta = _size(run, info, totals, state)
+    progress = read_progress(run.path, info.parts if info else ())
+    total, exact, remaining = _size(progress, totals, state)
     share = cache_share(run.path)
     if share is None and counts.cached_tokens and counts.prompt_tokens:
         share = counts.cached_tokens / counts.prompt_tokens  # by the answers, as in the summary
     starts = info.starts if info else []
-    speed = counts.rows_per_second
-    if state != "running" and (seconds := _working_seconds(starts)):
-        speed = totals.rows / seconds
+    speed, eta = _speed_and_eta(progress if state == "running" else None, remaining)
+    if speed is None:
+        seconds = _working_seconds(starts)
+        speed = totals.rows / seconds if seconds else counts.rows_per_second
     return {
         "run": run.path.name,
         "state": state,
@@ -89,28 +91,30 @@ def _changes(info: RunInfo | None) -> list[dict[str, object]]:
 
 
 def _size(
-    run: RunDir, info: RunInfo | None, totals: Totals, state: str
-) -> tuple[int | None, bool, int | None, float | None]:
-    """Return how many rows there are, whether that is exact, how many have no result, and the ETA.
+    progress: RunProgress | None, totals: Totals, state: str
+) -> tuple[int | None, bool, int | None]:
+    """Return how many rows there are, whether that is exact, and how many have no result.
 
     An ended run has a result for each row; else they are what its last start knew of its end.
     """
     if state == "ended":
-        return totals.rows, True, 0, None
-    progress = read_progress(run.path, info.parts if info else ())
+        return totals.rows, True, 0
     if progress is None or progress.remaining is None:
-        return None, False, None, None
-    total = progress.total
-    remaining = progress.remaining
-    if total is not None:
-        total = max(total, totals.rows)
-        remaining = total - totals.rows
-    else:
-        total = totals.rows + remaining
-    eta = None
-    if state == "running" and progress.eta_s is not None:
-        eta = round(max(0.0, progress.at + progress.eta_s - time.time()), 1)
-    return total, progress.total_is_exact, remaining, eta
+        return None, False, None
+    if progress.total is None:
+        return totals.rows + progress.remaining, progress.total_is_exact, progress.remaining
+    total = max(progress.total, totals.rows)
+    return total, progress.total_is_exact, total - totals.rows
+
+
+def _speed_and_eta(
+    progress: RunProgress | None, remaining: int | None
+) -> tuple[float | None, float | None]:
+    """Return the rows a second of the running start by its own estimate, and the seconds left."""
+    if progress is None or remaining is None or not progress.remaining or not progress.eta_s:
+        return None, None
+    speed = progress.remaining / progress.eta_s
+    return speed, round(remaining / speed, 1)
 
 
 def _working_seconds(starts: Sequence[Start]) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.store.journal.journal import Journal
 from bagent.store.lock import RunLock
-from bagent.store.run_dir import Start
+from bagent.store.run_dir import ProgressFile, RunProgress, Start
 from support.cli import Running
 from support.stored_runs import make_run, stored
 
@@ -45,6 +45,16 @@ def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagen
     make_run(job_dir / "runs" / "killed", outcomes, starts=[Start(100.0), starts[1]])
     make_run(job_dir / "runs" / "bare", outcomes)
     assert described(bagent, "killed")["rows_per_s"] == described(bagent, "bare")["rows_per_s"]
+
+
+def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent, job_dir: Path):
+    starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(9000.0)]
+    run = make_run(job_dir / "runs" / "going", [stored(0), stored(1)], starts=starts)
+    ProgressFile(run.path, "all").write(RunProgress(9001.0, 102, True, 100, 20.0))
+    owner = RunLock.acquire(run.path, "all")
+    state = described(bagent, "going")
+    assert (state["remaining"], state["rows_per_s"], state["eta_s"]) == (100, 5.0, 20.0)
+    owner.release()
 
 
 def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir: Path):

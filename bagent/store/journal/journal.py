@@ -40,7 +40,7 @@ from bagent.store.journal.segments import (
 from bagent.types import Attempt, EndpointSample, Outcome, ToolRecord, Turn
 
 FLUSH_SECONDS = 1.0
-"""How long attempts, samples and tool records are buffered."""
+"""How long samples, tool records, and attempts that ended no row are buffered."""
 
 _FLUSH_BYTES = 64 * 1024
 
@@ -203,6 +203,7 @@ class Journal:
 
     def _append(self, lines: list[tuple[Outcome, bytes]]) -> int:
         """Write lines in one call and index them; return the location of the first."""
+        self._flush_attempts()
         writer = self._rows
         if writer.size >= self._limit:
             self._seal()
@@ -211,6 +212,16 @@ class Journal:
             self._index.add(outcome, at, len(line))
             at += len(line)
         return writer.number << 32 | start
+
+    def _flush_attempts(self) -> None:
+        """Write buffered attempts before the rows that they ended, so that a kill loses none.
+
+        A later call raises what the disk refuses: the rows may still fit.
+        """
+        try:
+            self._flush("attempts")
+        except WriteError:
+            self._raised = False
 
     def write_turn(self, turn: Turn) -> None:
         """Write one complete turn of an unfinished conversation (synced like rows).
@@ -230,7 +241,7 @@ class Journal:
             raise self._fail(error) from error.__cause__
 
     def write_attempt(self, attempt: Attempt) -> None:
-        """Buffer an attempt; it is not synced."""
+        """Buffer an attempt until the next row is written; it is not synced."""
         attempt.error = self.redact.optional(attempt.error)
         self._buffer("attempts", attempt)
 
