@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.openai.raw_request import ROUTES, route_of
+from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.store.journal.codec import clean
 from bagent.text.json import decode_json
 from bagent.text.suggest import describe_value
@@ -27,6 +27,8 @@ def line_fault(data: dict[str, Json]) -> str | None:
         return "no body" if body is None else f"its body is {describe_value(body)}, not an object"
     if route_of(url) is None:
         return f"url {url!s:.80}: lines are sent to {SENT_ROUTES}"
+    if route_of(url) == CHAT and not isinstance(body.get("messages"), list):
+        return "no messages in its body"
     if body.get("n") not in (None, 1):
         return "n in its body: a line has one answer (write the line once for each of them)"
     if body.get("background"):

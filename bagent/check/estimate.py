@@ -37,7 +37,10 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 def estimate_sizes(sample: Sequence[Sampled], counted: Mapping[int, Counted]) -> Sizes:
-    """Return the tokens of all prompts: counted, or estimated by the bytes of the counted ones."""
+    """Return the tokens of all prompts: counted, or estimated by the bytes of the counted ones.
+
+    The definitions of tools, which no tokenizer is asked about, are estimated by their bytes.
+    """
     total = sum(prompt.tokens for prompt in counted.values())
     size_ratio = text_ratio = BYTES_PER_TOKEN
     if total:
@@ -48,12 +51,12 @@ def estimate_sizes(sample: Sequence[Sampled], counted: Mapping[int, Counted]) ->
     for index, sampled in enumerate(sample):
         if sampled.request is None:
             tokens.append(None)
-        elif index in counted:
-            tokens.append(float(counted[index].tokens))
-        elif sampled.token_ids:
-            tokens.append(float(sampled.token_ids))
+            continue
+        if index in counted:
+            prompt = float(counted[index].tokens)
         else:
-            tokens.append(sampled.size / size_ratio)
+            prompt = float(sampled.token_ids) or sampled.size / size_ratio
+        tokens.append(prompt + sampled.tools_size / size_ratio)
     return Sizes(tuple(tokens), counted, size_ratio, text_ratio)
 
 
@@ -184,7 +187,9 @@ def cost_report(
     answers = None
     if tokens.answers_at_most is not None:
         answers = tokens.answers_at_most * price.output / MILLION
-    total = None if prompts is None or answers is None else prompts + answers
+    total = None
+    if prompts is not None and answers is not None and not tokens.grows:
+        total = prompts + answers
     cached = None if tokens.prompts is None else round(shared * max(0, requests - 1))
     spent = StageUsage(tokens.prompts, cached, tokens.answers_at_most)
     modes = sum_costs([mode_costs(price, spent)], requests)

@@ -99,7 +99,7 @@ def prompt_report(sampled: Sampled, sizes: Sizes, index: int) -> PromptReport:
         source=sampled.row.source,
         line=sampled.row.line,
         tokens=None if tokens is None else round(tokens),
-        counted=index in sizes.counted or sampled.token_ids > 0,
+        counted=(index in sizes.counted or sampled.token_ids > 0) and not sampled.tools_size,
         max_tokens=sampled.max_tokens,
         messages=sampled.messages,
         prompt=sampled.prompt,

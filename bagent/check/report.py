@@ -106,6 +106,7 @@ class CostReport(msgspec.Struct, frozen=True):
     prompts_usd: float | None
     answers_usd_at_most: float | None
     total_usd_at_most: float | None
+    """Null where turns or rounds ask again: ``prompts_usd`` is the least then."""
     modes: tuple[ModeCost, ...] = ()
     """The ways to send the job, each at most; what only a run can measure is null."""
 

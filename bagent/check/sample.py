@@ -99,6 +99,15 @@ class Sampled(msgspec.Struct, eq=False):
         return size + _TEMPLATE_BYTES * (len(messages) + 1)
 
     @property
+    def tools_size(self) -> int:
+        """Return the bytes of the definitions of tools in the request."""
+        request = self.request
+        if request is None:
+            return 0
+        tools = request.settings.tools if request.body is None else request.body.get("tools")
+        return len(encode_payload(tools)) if tools else 0
+
+    @property
     def images(self) -> int:
         """Return the number of images in the messages."""
         parts = [message.get("content") for message in self.messages or ()]

@@ -274,10 +274,12 @@ def _cost(cost: CostReport, *, grows: bool) -> str:
     if cost.prompts_usd is None:
         return "unknown"
     text = f"prompts {'at least' if grows else 'about'} {money(cost.prompts_usd)}"
-    if cost.answers_usd_at_most is None or cost.total_usd_at_most is None:
+    if cost.answers_usd_at_most is None:
         return f"{text}, answers unknown"
     text += f", answers at most {money(cost.answers_usd_at_most)}"
-    return text if grows else f"{text}, together at most {money(cost.total_usd_at_most)}"
+    if cost.total_usd_at_most is None:
+        return text
+    return f"{text}, together at most {money(cost.total_usd_at_most)}"
 
 
 def _modes(cost: CostReport) -> Iterator[tuple[str, str]]:

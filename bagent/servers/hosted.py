@@ -133,11 +133,14 @@ def bedrock_config(job: Job, ref: BackendRef, env: Mapping[str, str]) -> Bedrock
 def check_model(job: Job, ref: BackendRef) -> None:
     """Refuse ``model: auto`` at providers that serve many models.
 
+    Lines of a batch file name their own, except in batches of the provider.
+
     Raises:
         JobError: the job names no model.
     """
     hosted = TRAITS[ref.kind].hosted and ref.base is None
-    if hosted and job.model == "auto" and not job.stages:
+    own_models = job.prompt is None and not job.batching.in_batches
+    if hosted and job.model == "auto" and not job.stages and not own_models:
         raise JobError(
             f"backend {ref.kind} serves many models", hint="write model: NAME, or --model NAME"
         )

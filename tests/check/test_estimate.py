@@ -15,6 +15,7 @@ from bagent.check.estimate import (
     token_report,
     too_long_rows,
 )
+from bagent.check.facts import prompt_report
 from bagent.check.sample import Sampled
 from bagent.check.tokens import Counted
 from bagent.errors import UsageError
@@ -144,6 +145,22 @@ def test_cost_is_per_million_tokens() -> None:
     assert modes["cached"] == pytest.approx(3.0 - 1999 * 400 * 0.4 / 1e6)
     assert modes["provider batch"] == pytest.approx(1.5)
     assert modes["own fleet"] is None
+
+
+def test_where_prompts_grow_no_most_is_given_for_the_total() -> None:
+    sample = [one("a", sent=500)]
+    sizes = estimate_sizes(sample, {0: Counted(1000)})
+    tokens = token_report(sample, sizes, 10, WORDS, most=40)
+    assert cost_report(PRICE, tokens, 10, 0.0).total_usd_at_most is None
+
+
+def test_definitions_of_tools_are_tokens_of_the_prompt() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "description": "x" * 800}}]
+    line = body({"tools": tools})
+    alone, with_tools = (estimate_sizes([s], {}).tokens[0] for s in (body({}), line))
+    assert alone is not None
+    assert with_tools == pytest.approx(alone + len(encode_payload(tools)) / 4)
+    assert prompt_report(line, estimate_sizes([line], {0: Counted(9)}), 0).counted is False
 
 
 def test_without_a_price_every_cost_is_unknown() -> None:

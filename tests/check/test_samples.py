@@ -83,9 +83,10 @@ def test_the_limits_are_those_of_lines_that_ask_for_text(report):
         (None, "no body"),
         ([1, 2], "its body is a list, not an object"),
         (7, "its body is 7, not an object"),
+        ({"prompt": "hi"}, "no messages in its body"),
     ],
 )
-def test_a_body_that_is_no_object_is_named(report, body, message):
+def test_a_body_that_cannot_be_sent_is_named(report, body, message):
     [_, row] = report(
         ("/chat/completions", {"messages": SAY_HI}), ("/chat/completions", body)
     )["prompts"]  # fmt: skip

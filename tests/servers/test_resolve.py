@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bagent.errors import UsageError
+from bagent.errors import JobError, UsageError
+from bagent.job.load import JobRequest, job_for_batch_file
+from bagent.servers.hosted import check_model
 from bagent.servers.resolve import resolve_backend
 from support.cli import Completed
 from support.http_servers import in_thread
+from support.jobs import write_rows
 from support.provider_bedrock import BedrockWire
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
 from support.provider_server import Fault, serve_in_thread
@@ -87,6 +90,18 @@ def test_a_wrong_key_is_told_without_it(job_dir: Path, bagent: Bagent) -> None:
     assert done.code == 1
     assert "refuses" in done.out
     assert SECRET not in done.out + done.err
+
+
+def test_lines_of_a_batch_file_name_their_models_at_a_hosted_backend(tmp_path):
+    body = {"model": "m-1", "messages": [{"role": "user", "content": "hi"}]}
+    line = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    path = write_rows(tmp_path / "b.jsonl", [line])
+    request = JobRequest(path=path, options={"backend": "openai"}, env=KEYS, cwd=tmp_path)
+    job = job_for_batch_file(request)
+    assert job.backend is not None
+    check_model(job, job.backend)
+    with pytest.raises(JobError, match="serves many models"):
+        check_model(job.model_copy(update={"prompt": "hi"}), job.backend)
 
 
 @pytest.mark.parametrize(
