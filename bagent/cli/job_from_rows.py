@@ -6,17 +6,20 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bagent.errors import UsageError
 from bagent.remote import is_remote
+from bagent.types import Row
 
 ROWS = 200
 """Rows whose columns are looked at."""
 
 LONGEST_ID = 64
+NEARLY_ALL = 0.75
+"""The share of different values from which a column with repeated ones seems to be an id."""
 SHOWN_COLUMNS = 20
 """Columns that the comment of the job names."""
 
@@ -71,12 +74,14 @@ class ColumnChoice:
         id: the column that names a row; None: none does.
         text: the column that the prompt shows.
         conversation: whether ``text`` holds lists of messages.
+        repeated: which value the column that seems to be the id has twice; empty where none does.
     """
 
     names: tuple[str, ...]
     id: str | None
     text: str
     conversation: bool
+    repeated: str = ""
 
 
 def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
@@ -86,11 +91,13 @@ def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
         InputError: the file is missing, or of an unknown format.
         UsageError: no row of it can be read, or it is an OpenAI batch file, which needs no job.
     """
-    columns = inspect_columns(_first_rows(source), source)
+    rows = _first_rows(source)
+    columns = inspect_columns([row.data for row in rows], source)
+    columns = replace(columns, repeated=_repeated_value(columns, rows))
     path = source
     if not is_remote(source):
         path = os.path.relpath(Path(source).absolute(), folder.absolute())
-    listed = ", ".join(map(_literal, columns.names[:SHOWN_COLUMNS]))
+    listed = ", ".join(map(_expression, columns.names[:SHOWN_COLUMNS]))
     more = len(columns.names) - SHOWN_COLUMNS
     if columns.conversation:
         prompt = CONVERSATION.format(column=_yaml(columns.text))
@@ -109,14 +116,14 @@ def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
     return text, columns
 
 
-def _first_rows(source: str) -> list[dict[str, Any]]:
+def _first_rows(source: str) -> list[Row]:
     from bagent.rows import RowsConfig, is_batch_row, open_rows
 
     reader = open_rows(RowsConfig(inputs=(source,), base=Path.cwd()))
     rows = reader.peek(ROWS)
     reader.close()
-    readable = [row.data for row in rows if row.data]
-    if readable and is_batch_row(readable[0]):
+    readable = [row for row in rows if row.data]
+    if readable and is_batch_row(readable[0].data):
         raise UsageError(
             f"{source} is an OpenAI batch file, which needs no job",
             hint=f"bagent run {source} --backend vllm://HOST:8000",
@@ -152,14 +159,33 @@ def _id_column(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | No
             return None  # the default of a job
     for name in names:
         values = [row.get(name) for row in rows]
-        fits = all(isinstance(value, str | int) and str(value).strip() for value in values)
-        if (
-            fits
-            and len(set(values)) == len(values)
-            and max(len(str(v)) for v in values) < LONGEST_ID
-        ):
+        if _are_short(values) and len(set(values)) == len(values):
             return name
     return None
+
+
+def _are_short(values: Sequence[Any]) -> bool:
+    return all(
+        isinstance(value, str | int) and str(value).strip() and len(str(value)) < LONGEST_ID
+        for value in values
+    )
+
+
+def _repeated_value(columns: ColumnChoice, rows: Sequence[Row]) -> str:
+    """Say which value repeats in the first column that nearly names the rows; empty without one."""
+    for name in columns.names:
+        if name == columns.id:
+            break
+        values = [row.data.get(name) for row in rows]
+        if name == columns.text or not _are_short(values):
+            continue
+        lines: dict[Any, list[int]] = {}
+        for row, value in zip(rows, values, strict=True):
+            lines.setdefault(value, []).append(row.line)
+        if NEARLY_ALL * len(values) <= len(lines) < len(values):
+            value, repeats = next(item for item in lines.items() if len(item[1]) > 1)
+            return f"{name} has {value} on lines {', '.join(map(str, repeats[:5]))}"
+    return ""
 
 
 def _is_conversation(value: Any) -> bool:

@@ -12,6 +12,8 @@ import typer
 
 from bagent.cli.process import log
 from bagent.errors import UsageError, WriteError
+from bagent.observe.formatting import counted
+from bagent.text.csv import cell_text
 from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 TABLE_ROWS = 50
 """Rows of a table without ``--limit``."""
+
+EXCEL_CELL = 32_767
+"""Characters that a cell of Excel holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +321,7 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
 
     rows = plain_rows(cursor, raw_json=False)
     if request.form == "csv":
+        rows = _checked_for_excel(rows) if request.excel else rows
         lines = csv_lines(head, rows, guard_formulas=request.excel)
         if request.excel:
             lines = chain(["\ufeff" + next(lines)], lines)
@@ -336,6 +342,17 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
     write_rows([_plain(name, names) for name in names], cells, "table")
     if len(fetched) > limit:
         typer.echo(f"the first {limit} rows; --limit N shows more", err=True)
+
+
+def _checked_for_excel(rows: Iterator[Any]) -> Iterator[Any]:
+    """Yield the rows, and warn at their end of cells that are too long for Excel."""
+    too_long = 0
+    for row in rows:
+        too_long += sum(len(cell_text(value)) > EXCEL_CELL for value in row)
+        yield row
+    if too_long:
+        cells = counted(too_long, "cell")
+        log(f"{cells} longer than {EXCEL_CELL:,} characters: Excel cuts or splits such text")
 
 
 def _plain(name: str, names: Sequence[str]) -> str:

@@ -192,8 +192,13 @@ def _bins(
     if stats["low"] is None:
         return []
     step = bin_width(float(stats["low"]), float(stats["high"]), whole=whole)
+    # The highest number belongs to the bin that ends at it.
+    high = float(stats["high"])
+    split = not whole and high > stats["low"]
+    last = (math.ceil if split else math.floor)(high / step) - split
     rows = db.rows(
-        f"select floor({measure} / {step!r})::bigint as bin, count(*) as n from {source}"
+        f"select least(floor({measure} / {step!r})::bigint, {last}) as bin, count(*) as n"
+        f" from {source}"
         f" where {measure} is not null group by 1 order by 1"
     )
     counts = {row["bin"]: row["n"] for row in rows}
@@ -201,7 +206,11 @@ def _bins(
         return []
     return [
         FieldBar(
-            _bin_label(number, step, whole=whole), counts.get(number, 0), None, low, low + step
+            _bin_label(number, step, whole=whole),
+            counts.get(number, 0),
+            None,
+            low,
+            max(low + step, math.nextafter(high, math.inf)) if number == last else low + step,
         )
         for number in range(min(counts), max(counts) + 1)
         for low in (number * step,)

@@ -77,7 +77,11 @@ def findings(rows: list[dict[str, Any]], down: Mapping[str, str]) -> list[str]:
         for row in rows
         if row["slower"] is not None and row["slower"] > SLOW
     ]
-    tails = [row["p99_ms"] for row in rows if row["p99_ms"] is not None]
+    tails = [
+        row["p99_ms"]
+        for row in rows
+        if row["p99_ms"] is not None and row["attempts"] - row["failed"] >= FEW
+    ]
     failed = sum(row["failed"] for row in rows)
     attempts = sum(row["attempts"] for row in rows)
     for row in rows if len(rows) > 1 else ():

@@ -108,7 +108,8 @@ def share(part: float, total: float) -> str:
         return "< 0.1 %"
     if 99.9 < percent < 100:
         return "> 99.9 %"
-    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
+    whole = percent == 0 or 10 <= percent <= 99 or percent == 100
+    return f"{percent:.0f} %" if whole else f"{percent:.1f} %"
 
 
 def _time(at: float) -> str:

@@ -256,6 +256,9 @@ def _size(path: InputFile) -> int:
     return status.st_size
 
 
+_RELATIVE = "paths in a job are relative to the job file"
+
+
 def _nearest_hint(path: Path) -> str:
     """Return a hint with the nearest name in the folder, if any is near."""
     if any(_URL.match(part + "/") for part in path.parts):
@@ -266,9 +269,9 @@ def _nearest_hint(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
-        return f"there is no folder {path.parent}"
+        return f"there is no folder {path.parent}; {_RELATIVE}"
     near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    return f"did you mean {near[0]}?" if near else _RELATIVE
 
 
 def _name(path: InputFile, base: Path) -> str:

@@ -13,6 +13,15 @@ NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
 """A decimal number."""
 
 _QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
+_CONVERTED = re.compile(
+    r"0\d+|\d+(?:\.\d*)?e[+-]?\d+|\d{16,}"
+    r"|\d{1,4}[-/]\d{1,2}(?:[-/]\d{1,4})?|\d{1,2}:\d\d(?::\d\d)?"
+    r"|(?:\d{1,2}[-/ ]?)?(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?"
+    r"|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)[-/. ]?\d{0,4}",
+    re.IGNORECASE | re.ASCII,
+)
+"""Texts that Excel turns into dates and numbers that look otherwise: ``SEPT2``, ``0012``."""
+_DIGIT = re.compile(r"[0-9]")
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
@@ -28,7 +37,8 @@ def csv_lines(
         names: the columns.
         rows: their values.
         guard_formulas: put ``'`` before texts that Excel would take for formulas
-            (https://owasp.org/www-community/attacks/CSV_Injection).
+            (https://owasp.org/www-community/attacks/CSV_Injection), and write texts that it would
+            turn into dates or other numbers as ``="SEPT2"``.
     """
     yield ",".join(_csv_field(name, guard_formulas) for name in names)
     for row in rows:
@@ -39,12 +49,18 @@ def _csv_field(value: Any, guard_formulas: bool) -> str:
     if value is None:
         return ""
     text = repr(value) if isinstance(value, float) else cell_text(value)
+    if guard_formulas and isinstance(value, str) and _is_converted(text):
+        return f'"=""{text}"""'
     is_text = isinstance(value, str) and not NUMBER.match(text)
     if guard_formulas and is_text and _FORMULA.match(text):
         text = f"'{text}"
     if not text or _QUOTED.search(text):
         return '"' + text.replace('"', '""') + '"'
     return text
+
+
+def _is_converted(text: str) -> bool:
+    return _CONVERTED.fullmatch(text) is not None and _DIGIT.search(text) is not None
 
 
 def cell_text(value: Any) -> str:

@@ -23,6 +23,15 @@ def test_init_from_a_csv_writes_a_job_that_runs(job_dir, bagent):
     assert "A long text about genes." in checked.out
 
 
+def test_init_from_names_the_value_that_an_id_column_repeats(job_dir, bagent):
+    rows = "".join(f"b{n % 9},gene{n},what the gene number {n} does\n" for n in range(10))
+    (job_dir / "genes.csv").write_text(f"Locus tag,gene name,product\n{rows}")
+    made = bagent(["init", "--from", "genes.csv"])
+    assert "repeated values: Locus tag has b0 on lines 2, 11" in made.err
+    assert "rows are named by gene name" in made.err
+    assert 'Columns of the input: row["Locus tag"]' in (job_dir / "job.yaml").read_text()
+
+
 def test_init_from_keeps_the_job_that_is_there(job_dir, bagent):
     (job_dir / "rows.jsonl").write_text('{"text": "a"}\n')
     (job_dir / "job.yaml").write_text("mine")

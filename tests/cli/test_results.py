@@ -212,6 +212,18 @@ def test_excel_gets_a_byte_order_mark_and_no_formulas(bagent, odd):
     assert {"'=1+1", "-5"} <= set(texts)
 
 
+def test_excel_does_not_turn_texts_into_dates_and_numbers(bagent, job_dir):
+    texts = ["SEPT2", "MARCH1", "2-Mar", "0012", "2E10", "12", "May", "TP53", "1.5"]
+    long = "x" * 40_000
+    rows = [stored(n, output=None, text=text) for n, text in enumerate([*texts, long])]
+    make_run(job_dir / "runs" / "genes", rows)
+    done = bagent(["results", "genes", "--format", "csv", "--excel", "--columns", "text"])
+    lines = done.out.splitlines()[1:]
+    kept = [text for text in texts if f'"=""{text}"""' in lines]
+    assert kept == ["SEPT2", "MARCH1", "2-Mar", "0012", "2E10"]
+    assert "1 cell longer than 32,767 characters" in done.err
+
+
 def test_parquet_holds_every_row(bagent, run, job_dir):
     for _ in range(2):  # the second time there is a file to be replaced
         assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0

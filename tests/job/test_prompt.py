@@ -177,6 +177,13 @@ def test_an_unknown_name_is_told_at_its_place_in_the_file(wrong, text):
     assert "did you mean text?" in message
 
 
+def test_the_hint_for_a_field_with_blanks_can_be_pasted(wrong):
+    rows = [{"gene name": "x"}]
+    reference = "{{ row['gene name'] }}"
+    assert f"did you mean {reference}?" in wrong("prompt: {user: '{{ gene_name }}'}\n", rows)
+    assert reference in wrong("prompt: {user: '{{ row.gene name }}'}\n", rows)
+
+
 def test_an_unknown_name_in_a_file_is_told_at_its_place_there(wrong, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/u.md").write_text("one\n{{ text }}\n  two {{ txet }}\n")

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bagent.report import ReportInfo
+from bagent.report.answer_fields import profile_fields
+from bagent.report.queries import ReportDb
+from bagent.report.render import share
 from support.report_pages import TableRun
 
 
@@ -62,6 +65,31 @@ def test_an_endpoint_that_is_slow_at_times_is_told_by_its_slowest_tries(run):
         "node2 is slow at times: one attempt in a hundred takes longer than 30s, 30.0 times"
         in words
     )
+
+
+def test_a_few_attempts_at_another_endpoint_are_nothing_to_compare_with(run):
+    for row in range(300):
+        run.result(row)
+        run.attempt(row, "node1" if row == 7 else "node0", 30.0 if row % 20 == 2 else 1.0)
+    assert "is slow" not in stands_out(run)
+
+
+def test_the_highest_number_is_in_the_bin_that_ends_at_it(run):
+    run.connection.execute("drop table answers")
+    run.connection.execute(
+        "create table answers as select n::varchar as id, n / 100.0 as score from range(101) t(n)"
+    )
+    (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
+    assert profile.bars[-1].label == "0.9 to 1"
+    assert sum(bar.rows for bar in profile.bars) == 101
+    assert profile.bars[-1].high > 1  # the view's filter is below it
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(299, "99.7 %"), (300, "100 %"), (150, "50 %"), (1, "0.3 %"), (297, "99 %")]
+)
+def test_a_share_is_not_rounded_to_all(part, text):
+    assert share(part, 300) == text
 
 
 def failing(row: int, error: str, **changes: Any) -> dict[str, Any]:

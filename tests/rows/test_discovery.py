@@ -50,6 +50,8 @@ def test_a_name_with_pattern_signs_may_be_a_file(files):
 def test_a_missing_file_is_refused_with_the_nearest_name(files):
     refused(files, "aa.jsonl", words=r"aa.jsonl: there is no such file \(did you mean a.jsonl\?\)")
     refused(files, "nope/a.jsonl", words="there is no folder")
+    relative = "paths in a job are relative to the job file"
+    refused(files, "something-else", words=rf"no such file \({relative}\)")
 
 
 def test_a_folder_is_refused_with_the_pattern_to_write(files):

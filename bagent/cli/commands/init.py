@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from bagent.cli.process import log
 from bagent.errors import UsageError
+from bagent.observe.formatting import visible
 
 JOB = """\
 # A starter job: eight human genes, a short text about each, and a schema for the answers.
@@ -135,6 +137,8 @@ def init(
     id_text = "the content of a row" if columns.id is None else columns.id
     if columns.id is None and (default := {"id", "custom_id"} & set(columns.names)):
         id_text = max(default)
+    if columns.repeated:
+        log(f"repeated values: {visible(columns.repeated)}")
     sys.stderr.write(
         f"wrote {job}: rows are named by {id_text}, the prompt shows {columns.text}\n"
         f"next: bagent run {job}, then put your server, prompt and labels into it\n"

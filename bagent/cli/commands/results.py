@@ -82,7 +82,9 @@ AllColumns = Annotated[
 Excel = Annotated[
     bool,
     typer.Option(
-        "--excel", help="With csv: write what Excel reads, with a UTF-8 mark and no formulas."
+        "--excel",
+        help="With csv: write for Excel alone: a UTF-8 mark, no formulas, and texts such as SEPT2"
+        " and 0012 as text.",
     ),
 ]
 Redact = Annotated[

@@ -63,7 +63,7 @@ def plain_fields(tree: nodes.Template) -> PlainFields | None:
 
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
-_SPACED_NAME = re.compile(r"\{\{-?\s*([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
+_SPACED_NAME = re.compile(r"\{\{-?\s*(?:row\.)?([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
 _SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
 ROW_ERRORS = (
     TemplateError,
@@ -339,8 +339,18 @@ def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], extra_names: set[s
         )
         if part not in names:
             nearest = nearest_name(part, names)
-            return ".".join((*chain[:depth], nearest)) if nearest else None
+            return _reference((*chain[:depth], nearest)) if nearest else None
     return None
+
+
+def _reference(chain: Chain) -> str:
+    """Return a chain as a template names it: ``plan.items``, ``{{ row['gene name'] }}``."""
+    if all(name.isidentifier() for name in chain):
+        return ".".join(chain)
+    first = chain[0] if chain[0].isidentifier() else f"{ROW}[{chain[0]!r}]"
+    return "".join(
+        ("{{ ", first, *(f".{n}" if n.isidentifier() else f"[{n!r}]" for n in chain[1:]), " }}")
+    )
 
 
 def _level(row: Any, chain: Chain) -> Mapping[str, Any] | None:
