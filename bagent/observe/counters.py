@@ -73,15 +73,15 @@ def finished_share(finished: int, to_do: int | None) -> float | None:
     return finished / total if total else 1.0
 
 
-def seconds_left(to_do: int | None, rows_per_s: float, throttled_s: float) -> float | None:
-    """Return the seconds until the end, None if unknown."""
+def seconds_left(to_do: int | None, rows_per_s: float, fleet: FleetStats) -> float | None:
+    """Return the seconds until the end, None if unknown or while no endpoint is up."""
     if to_do is None:
         return None
     if to_do == 0:
         return 0.0
-    if rows_per_s <= 0:
+    if rows_per_s <= 0 or (fleet.endpoints and not fleet.endpoints_up):
         return None
-    return max(to_do / rows_per_s, throttled_s)
+    return max(to_do / rows_per_s, fleet.throttled_s)
 
 
 ENOUGH_COSTS = 20
@@ -379,7 +379,7 @@ class RunCounters:
             remaining=remaining,
             to_do=to_do,
             fraction=finished_share(finished, to_do),
-            eta_s=seconds_left(to_do, current_rates(recent, overall).rows_per_s, fleet.throttled_s),
+            eta_s=seconds_left(to_do, current_rates(recent, overall).rows_per_s, fleet),
             by_status=run.totals.by_status,
             by_kind=run.totals.by_kind,
             this_start=self._this_start(),

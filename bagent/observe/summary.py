@@ -87,8 +87,17 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
             action = f"free space for {advice.results}"
         if action:
             yield "first", action
-        yield "advice", "the same command resumes where the run stopped"
-        yield "next", shlex.join(_resume_command(advice.command))
+        command = _resume_command(advice.command)
+        again = _sent_after_repair(advice, by_kind)
+        if again and "--retry" not in (argument.partition("=")[0] for argument in command):
+            yield (
+                "advice",
+                "this command resumes where the run stopped, and sends what was rejected",
+            )
+            command += ["--retry", again]
+        else:
+            yield "advice", "the same command resumes where the run stopped"
+        yield "next", shlex.join(command)
 
 
 def mending(advice: Advice, kind: str, number: int) -> tuple[str, str]:
@@ -116,6 +125,16 @@ def _resume_command(command: Sequence[str]) -> list[str]:
     """Return a command without the options that begin a run anew."""
     anew = "--on-change=fresh" in command or ("--on-change", "fresh") in pairwise(command)
     return _without(command, ("--fresh", "--on-change") if anew else ("--fresh",))
+
+
+def _sent_after_repair(advice: Advice, by_kind: Mapping[str, int]) -> str:
+    """Return the kinds for ``--retry`` after a stop that needs a person; empty for none.
+
+    Rejected rows may be right once the cause is removed, and resuming leaves them as they are.
+    """
+    if advice.exit_code != EXIT_NEEDS_PERSON or "rejected" not in by_kind:
+        return ""
+    return ",".join(sorted({"rejected", *(by_kind.keys() & advice.resent)}))
 
 
 def _without(command: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -130,6 +130,8 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     pipe = make.snapshot(tally, feed=make.feed(size=None, ended=False, read=3))
     assert (pipe.eta_s, pipe.fraction) == (None, None)
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
+    dead = make.snapshot(tally, make.fleet(in_flight=1, endpoints_up=0))
+    assert (dead.eta_s, status_text.arrival(dead)) == (None, "ETA ?")
 
 
 def test_failures_of_earlier_starts_that_are_sent_again_add_no_rows(
