@@ -34,6 +34,7 @@ from bagent.check.report import CheckReport, ReorderReport, ShareReport
 from bagent.check.sample import Sampled, as_embeddings, make_requests
 from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_sample
 from bagent.duck import without_installs
+from bagent.errors import ChangedError
 from bagent.interrupts import run_interruptible
 from bagent.job.spec.stages import SplitSpec, StageSpec
 from bagent.job.templates.prompt import Prompt
@@ -44,12 +45,14 @@ from bagent.rows import RowReader
 from bagent.runs.agents_setup import add_tools, has_no_side_effect_on_open, open_job_tools
 from bagent.runs.context import RunContext, RunOptions, open_input, prepare
 from bagent.runs.plan import is_deduplicated, make_plan, resolve_model
+from bagent.runs.run_store import check_unchanged
 from bagent.servers.pricing import job_price
 from bagent.stages.expand import pieces
 from bagent.stages.loop import Board
 from bagent.stages.prepare import PreparedStage
 from bagent.stages.row import input_response, responses
 from bagent.stages.topologies import expand_topology, topology_yaml
+from bagent.store.run_dir import RunDir
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -234,6 +237,7 @@ def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckR
         redact = Redactor(prepared.job.source.secrets)
         return msgspec.structs.replace(
             report,
+            changed=_change_message(prepared),
             stages=stages_yaml,
             effects=describe_effects(prepared.job, options.run.env),
             model=redact.optional(report.model),
@@ -242,6 +246,16 @@ def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckR
         )
     finally:
         source.close()
+
+
+def _change_message(prepared: RunContext) -> str | None:
+    """Return why the next start refuses to continue the run; None where it does not."""
+    directory, fingerprints = RunDir(prepared.run_dir), prepared.job.fingerprint_parts()
+    try:
+        check_unchanged(directory, fingerprints, "refuse", prepared.part)
+    except ChangedError as error:
+        return error.message
+    return None
 
 
 async def _report(options: CheckOptions, prepared: RunContext, source: RowReader) -> CheckReport:

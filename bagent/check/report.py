@@ -219,6 +219,8 @@ class CheckReport(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     dead: str | None = None
     """Why no endpoint answers."""
+    changed: str | None = None
+    """What a run says that refuses to continue since the job changed."""
     refused: str | None = None
     """Why all endpoints refuse the key."""
     stages: str | None = None

@@ -362,7 +362,7 @@ def open_run(
     owner = RunLock.acquire(directory.path, prepared.part, clock=lambda: time.time())
     with ExitStack() as undo:
         undo.callback(owner.release)
-        changed = _check_unchanged(directory, fingerprints, on_change, prepared.part)
+        changed = check_unchanged(directory, fingerprints, on_change, prepared.part)
         info = directory.load(prepared.part)
         policy = make_retry_policy(prepared, info, changed=bool(changed))
         directory.clear_stop()
@@ -406,7 +406,7 @@ def _start_threads(journal: Journal, owner: RunLock, threaded: bool) -> tuple[Sy
     return syncer, renewer
 
 
-def _check_unchanged(
+def check_unchanged(
     directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, part: str
 ) -> list[str]:
     """Return what changed of the job, where the options allow it.

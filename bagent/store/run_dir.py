@@ -204,6 +204,13 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
         return max(times, default=None)
 
 
+CHANGED_HINT = (
+    "--on-change continue keeps the finished rows, --fresh moves the old run aside,"
+    " --name NAME begins another run"
+)
+"""What to do where the job differs from the one of the run directory."""
+
+
 class RunDir:
     """A run directory, which need not exist."""
 
@@ -366,8 +373,7 @@ class RunDir:
         if changed and on_change == "refuse":
             raise ChangedError(
                 f"{', '.join(changed)} changed since {self.path} was begun",
-                hint="--on-change continue keeps the finished rows, --fresh moves the old run"
-                " aside, --name NAME begins another run",
+                hint=CHANGED_HINT,
             )
         return changed
 

@@ -57,6 +57,21 @@ def looked(done: Completed) -> Json:
     return msgspec.json.decode(done.out)
 
 
+LONG = {"temperature": 0, "max_tokens": 4000}
+
+
+def test_a_check_refuses_a_changed_job_as_its_run_does(job_dir, bagent):
+    write_job(job_dir, "sim", 2, model="auto", prompt={"user": "one {{ id }}"}, sampling=LONG)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    assert bagent(["check", "job.yaml"]).code == 0
+    write_job(job_dir, "sim", 2, model="auto", prompt={"user": "two {{ id }}"}, sampling=LONG)
+    checked, run = (bagent([command, "job.yaml"]) for command in ("check", "run"))
+    assert checked.code == run.code == 2
+    assert "prompt changed since" in checked.err
+    assert checked.err.splitlines()[-1] == run.err.splitlines()[-1]
+    assert "two r1" in checked.out
+
+
 def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path) -> None:
     with FakeServer(flavour="vllm") as fs:
         write_job(job_dir, vllm(fs), 30, output={"schema": SCHEMA})

@@ -7,11 +7,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from bagent.cli import options as opt
-from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.errors import ChangedError, NeedsPerson, StoppedEarly
 from bagent.job.redaction import mask_command
 from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
+    from bagent.check.report import CheckReport
     from bagent.runs.context import RunOptions
 
 
@@ -69,12 +70,21 @@ def check(
     for warning in report.warnings:
         sys.stderr.write(f"warning: {' '.join(warning.split())}\n")
     command = _run_command(options)
+    _refuse(report, command)
+    sys.stderr.write(f"next: {command}\n")
+    return 0
+
+
+def _refuse(report: CheckReport, command: str) -> None:
+    """Raise what keeps the run from its start: a changed job, dead servers, a refused key."""
+    if report.changed:
+        from bagent.store.run_dir import CHANGED_HINT
+
+        raise ChangedError(report.changed, hint=CHANGED_HINT)
     if report.dead:
         raise StoppedEarly(report.dead, hint=f"start it, or: {command} --wait-hosts 10m")
     if report.refused:
         raise NeedsPerson(report.refused, hint="give the right key: backend: {api_key_env: NAME}")
-    sys.stderr.write(f"next: {command}\n")
-    return 0
 
 
 def _print(data: bytes) -> None:
