@@ -204,11 +204,20 @@ class BatchScheduler:
         leave_to = self._leave_rule(batch, now) if several else None
         take = fleet.waiting.take
         batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
-        alone = several and fleet.waiting.has_urgent and not fleet.endpoints.has_alternative(state)
-        if not batch.calls and alone:
-            batch.calls = take(state.name, size, selective=False)
+        if several and not batch.calls and fleet.waiting.has_urgent:
+            batch.calls = take(state.name, self._where_alone(state, size), selective=False)
         batch.warms = batch.warms and bool(batch.calls)
         return batch
+
+    def _where_alone(self, state: EndpointState, size: BatchSize) -> BatchSize:
+        """Return ``size``, but 0 for calls that another usable endpoint can take."""
+        states = self._fleet.endpoints.states
+
+        def alone(call: Call) -> int:
+            others = (other for other in states if other is not state and other.usable)
+            return 0 if any(fits(other, call.min_context) for other in others) else size(call)
+
+        return alone
 
     def _rows_before_end(self, state: EndpointState, now: float) -> float:
         """Return how many rows ``state`` can take now without delaying the end of the run."""

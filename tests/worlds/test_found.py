@@ -50,3 +50,18 @@ def test_the_wait_for_a_sick_server_does_not_slow_down_later_tries():
             endpoints=(EndpointSpec(windows=(Window(1.1, 22.0, "403"),)),),
         )
     )
+
+
+def test_a_row_too_long_for_one_server_goes_back_to_the_other_that_failed_it():
+    """The row waited for ever: it avoided the only server whose context it could need."""
+    holds(
+        World(
+            seed=4,
+            job=JobSpec(),
+            rows=(RowSpec("r0", replies=("overflow",)), RowSpec("r1"), RowSpec("r2")),
+            endpoints=(
+                EndpointSpec(windows=(Window(0.0, 20.0, "403"), Window(21.0, 41.0, "blank"))),
+                EndpointSpec(),
+            ),
+        )
+    )
