@@ -54,7 +54,7 @@ def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(
         assert word in ready
     assert "dead" in dead and "Connection refused" in dead and "role=worker" in dead
     assert "1 of 2 ready, 1 dead" in done.err
-    assert "next:" not in done.err
+    assert "next: start the others, then the same command" in done.err
     (job_dir / "ready.txt").write_text("old\n")
     done = bagent(["hosts", write(job_dir, DEAD), "--write", "ready.txt"])
     assert done.code == 1

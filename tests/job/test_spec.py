@@ -115,7 +115,7 @@ UNKNOWN = [
     ),
     (
         "batching: {zzz: 1}\n",
-        "job.yaml:3:12: unknown key zzz (known: mode size s3_uri role_arn service_tier prefix)",
+        "job.yaml:3:12: unknown key zzz (known: mode by size s3_uri role_arn service_tier prefix)",
     ),
     (
         "backend: {url: vllm, api_key: x}\n",
