@@ -414,8 +414,8 @@ def check_unchanged(
     Raises:
         ChangedError: something changed and the options do not allow it.
     """
-    now = _with_model(directory, fingerprints, part)
-    return directory.check_fingerprint(now, "refuse" if on_change == "fresh" else on_change, part)
+    refuse_or_keep = "refuse" if on_change == "fresh" else on_change
+    return directory.check_fingerprint(fingerprints, refuse_or_keep, part)
 
 
 def _changes(changed: list[str], finished: int) -> Iterator[str]:
@@ -489,15 +489,7 @@ def _is_started_fresh(
         return True
     if options.on_change != "fresh":
         return False
-    now = _with_model(directory, fingerprints, prepared.part)
-    return bool(directory.check_fingerprint(now, "continue", prepared.part))
-
-
-def _with_model(directory: RunDir, fingerprints: dict[str, str], part: str) -> dict[str, str]:
-    """Return the fingerprints with the earlier start's model; this start's is not known yet."""
-    info = directory.load(part)
-    model = info.fingerprints.get("model") if info else None
-    return fingerprints if model is None else {**fingerprints, "model": model}
+    return bool(directory.check_fingerprint(fingerprints, "continue", prepared.part))
 
 
 def _new_info(

@@ -358,7 +358,8 @@ class RunDir:
         """Return what changed since the last start; empty if nothing did.
 
         Args:
-            now: the current fingerprints.
+            now: the current fingerprints. The model is compared only where it is among them: a
+                start does not know it before a server has told it.
             on_change: ``refuse`` raises if something changed; the caller handles the others.
             part: the part that starts. It compares with its own last start, if it has any.
 
@@ -369,7 +370,8 @@ class RunDir:
         before = info.fingerprints if info else {}
         if not before:
             return []
-        changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+        compared = {*before, *now} if "model" in now else {*before, *now} - {"model"}
+        changed = sorted(key for key in compared if before.get(key) != now.get(key))
         if changed and on_change == "refuse":
             raise ChangedError(
                 f"{', '.join(changed)} changed since {self.path} was begun",

@@ -63,6 +63,8 @@ def test_what_changed_is_listed_with_the_three_choices(tmp_path):
     assert all(choice in str(caught.value) for choice in ("--on-change", "--fresh", "--name"))
     assert run.check_fingerprint(now, "continue") == ["prompt", "schema"]
     assert run.check_fingerprint({"prompt": "a", "model": "m"}, "refuse") == []
+    assert run.check_fingerprint({"prompt": "a"}, "refuse") == []  # no server has told it yet
+    assert run.check_fingerprint({"prompt": "a", "model": "n"}, "continue") == ["model"]
     assert RunDir(tmp_path / "new").check_fingerprint(now, "refuse") == []
 
 
