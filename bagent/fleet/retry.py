@@ -490,9 +490,7 @@ class RetryRules:
         failure = _with_reason(failure, decision)
         if decision.outage:
             error = StoppedEarly(f"no endpoint takes anything: {failure.message}")
-            # The run stops before the retry is due, so the busy server gets no further request.
-            at = self._fleet.clock() + self._fleet.config.retry.longest
-            return [Retry(call, at, reason), StopFleet(error)]
+            return [StopFleet(error)]  # the row stays unfinished; nothing more is sent for it
         return [Fail(call, failure, delivery)]
 
     def _decide(
