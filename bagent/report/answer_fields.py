@@ -192,10 +192,10 @@ def _bins(
     if stats["low"] is None:
         return []
     step = bin_width(float(stats["low"]), float(stats["high"]), whole=whole)
-    # The highest number belongs to the bin that ends at it.
     high = float(stats["high"])
-    split = not whole and high > stats["low"]
-    last = (math.ceil if split else math.floor)(high / step) - split
+    last = math.floor(high / step)
+    if not whole and high > stats["low"]:
+        last = math.ceil(high / step) - 1  # a highest number at an edge is in the bin below
     rows = db.rows(
         f"select least(floor({measure} / {step!r})::bigint, {last}) as bin, count(*) as n"
         f" from {source}"
