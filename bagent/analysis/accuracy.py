@@ -110,10 +110,8 @@ def score_run(
     parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
         source = gold.columns[number] if gold.columns else field
-        expected, answered = (
-            _gold_sql(connection, source, columns, gold),
-            field_sql(connection, field, "a"),
-        )
+        expected = _gold_sql(connection, source, columns, gold)
+        answered = field_sql(connection, field, "a")
         check_field(connection, field, "a")
         parts.append(f"{expected} as known{number}, {answered} as given{number}")
         right = equal_sql(expected, answered)

@@ -140,13 +140,13 @@ def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
 def check_field(connection: DuckDBPyConnection, field: str, views: str) -> None:
     """Refuse a field that is neither in an answer of these views nor a column of ``results``.
 
-    Any is accepted where no row is ok: there are no answers to tell by.
+    Where no row is ok, there is no answer to check, and any field is accepted.
 
     Args:
-        views: their names, each of one letter.
+        views: names of views, each of one letter.
 
     Raises:
-        UsageError: it is refused.
+        UsageError: the field is in none of them.
     """
     from bagent.duck import literal
     from bagent.store.tables.schema import RESULTS

@@ -220,7 +220,7 @@ class CheckReport(msgspec.Struct, frozen=True):
     dead: str | None = None
     """Why no endpoint answers."""
     changed: str | None = None
-    """What a run says that refuses to continue since the job changed."""
+    """Why the next start refuses to continue the run: its job changed."""
     refused: str | None = None
     """Why all endpoints refuse the key."""
     stages: str | None = None

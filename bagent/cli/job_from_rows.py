@@ -172,7 +172,7 @@ def _are_short(values: Sequence[Any]) -> bool:
 
 
 def _repeated_value(columns: ColumnChoice, rows: Sequence[Row]) -> str:
-    """Say which value repeats in the first column that nearly names the rows; empty without one."""
+    """Return which value repeats in the first column that seems to be an id; empty without one."""
     for name in columns.names:
         if name == columns.id:
             break

@@ -26,7 +26,7 @@ def publish(
     """Copy the tables of a run to a bucket or a folder, whole or not at all.
 
     The files go there first, then manifest.json, which names them: a reader that begins with it
-    sees one complete publication. After a failure the same command goes on. The journal is never
+    sees one complete publication. After a failure the same command resumes. The journal is never
     copied.
 
     Example: bagent publish review s3://bucket/runs/review
@@ -43,7 +43,7 @@ def publish(
         target = results.get("publish") if isinstance(results, dict) else None
         if not target:
             raise UsageError(
-                f"{run_dir.path} names no place to publish to",
+                f"{run_dir.path}: the job has no results.publish",
                 hint=f"bagent publish {run_dir.path.name} s3://BUCKET/FOLDER",
             )
     if problem := publish_problem(target):
