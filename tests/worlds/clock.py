@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import selectors
 import time
@@ -15,6 +14,9 @@ from bagent import clocks
 
 EPOCH = 1_700_000_000.0
 """Unix time at which a world begins; before now, since files have times of the real clock."""
+
+STEADY_OFFSET = 1000.0
+"""The monotonic clock at the beginning of a world."""
 
 LONGEST_START = 6 * 3600.0
 """Virtual seconds after which a start counts as waiting for ever."""
@@ -43,7 +45,7 @@ class WorldClock:
 
     def steady(self) -> float:
         """Return monotonic seconds."""
-        return 1000.0 + self.now
+        return STEADY_OFFSET + self.now
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -52,7 +54,7 @@ class WorldClock:
             mock.patch.object(time, "time", self.wall),
             mock.patch.object(time, "monotonic", self.steady),
             mock.patch.object(clocks.unix, "_steady", self.steady),
-            mock.patch.object(clocks.unix, "_offset", EPOCH - 1000.0),
+            mock.patch.object(clocks.unix, "_offset", EPOCH - STEADY_OFFSET),
         ):
             yield
 
@@ -108,13 +110,12 @@ class WorldLoop(asyncio.SelectorEventLoop):
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         """Call ``func`` at once."""
         future: asyncio.Future[Any] = self.create_future()
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
-            done.set_result(func(*args))
+            result = func(*args)
         except Exception as error:
             future.set_exception(error)
         else:
-            future.set_result(done.result())
+            future.set_result(result)
         return future
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:

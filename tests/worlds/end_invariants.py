@@ -12,6 +12,7 @@ from worlds.evidence import (
     Problems,
     by_row,
     events_of,
+    has_dead_servers,
     invariant,
     results_of,
     sent_in,
@@ -149,11 +150,7 @@ def the_summary_counts_requests(history: History) -> Problems:
             continue
         snapshot = start.ending.snapshot
         seen, counted = len(sent_in(history, start.number)), snapshot.requests
-        dead = any(
-            window.kind in ("down", "silent")
-            for endpoint in history.world.endpoints
-            for window in endpoint.windows
-        )
+        dead = has_dead_servers(history)
         if counted < seen or (counted > seen and not dead):
             yield f"start {start.number}: {seen} requests seen, {counted} in the summary"
         tries = sum(len(sent.rows) for sent in sent_in(history, start.number))

@@ -1,5 +1,8 @@
-"""What has to be true of every world. Each invariant is a function that yields what is wrong, named
-after what it promises; CONTRACT and guides are the source, not the code."""
+"""What has to be true of every world.
+
+Each invariant is a function that is named after what it promises, and yields what is wrong. The
+promises are those of the guides, not what the code does.
+"""
 
 from __future__ import annotations
 

@@ -58,6 +58,11 @@ class Sent:
     gone: float | None = None
     """When the client closed the connection before that."""
 
+    @property
+    def over(self) -> float | None:
+        """When the request ended for the client; None: it never did."""
+        return self.gone if self.done is None else self.done
+
 
 SCHEMA = {
     "type": "object",
@@ -83,7 +88,7 @@ class Network:
     """All endpoints of a world, and what they were sent.
 
     Args:
-        process_alive: returns whether the client still takes bytes.
+        alive: returns whether the client still takes bytes.
     """
 
     world: World
@@ -94,7 +99,6 @@ class Network:
     connections: list[ServerConnection] = field(default_factory=list)
     asked: Counter[int] = field(default_factory=Counter)
     in_flight: Counter[int] = field(default_factory=Counter)
-    bodies: list[bytes] = field(default_factory=list)
 
     def begin_process(self, number: int) -> None:
         """Prepare for the next process: connections of the last one are gone."""
@@ -222,7 +226,6 @@ class ServerConnection(asyncio.Transport):
         method, path = head.split(b" ", 2)[:2]
         state = network.state(self.index)
         state = "hang" if state == "silent" else state
-        network.bodies.append(body)
         if method == b"GET" or b"completions" not in path:
             self._serve_other(path.decode(), state)
             return
@@ -263,13 +266,13 @@ class ServerConnection(asyncio.Transport):
     def _serve_other(self, path: str, state: str | None) -> None:
         if state == "hang":
             return
-        if state in ("lost-model", "no-models"):
+        if state == "lost-model":
             models: list[dict[str, Any]] = []
         else:
             models = [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 4096}]
         if path.startswith("/v1/models"):
             status = _status_of(state)
-            if status != 200 and state not in ("lost-model", "no-models"):
+            if status != 200:
                 self._later(0.01, self._respond, status, _error(status, "not now"), {})
                 return
             body = msgspec.json.encode({"object": "list", "data": models})

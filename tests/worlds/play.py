@@ -30,7 +30,7 @@ from bagent.runs.run_store import RunStore, open_run
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, RunSummary, iter_results, summary
 from bagent.store.run_dir import RunDir
-from worlds.clock import Died, Stuck, WorldClock, WorldLoop
+from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
 from worlds.network import KEY, MODEL, SCHEMA, Network
 from worlds.spec import Event, World
@@ -271,7 +271,7 @@ class Player:
         for event in self._events(start.number):
             action = self._action(event, start)
             if action is not None:
-                loop.call_at(1000.0 + start.began + event.at, action)
+                loop.call_at(STEADY_OFFSET + start.began + event.at, action)
         return loop
 
     def _events(self, number: int) -> Iterator[Event]:
@@ -386,6 +386,7 @@ def play(world: World) -> History:
         prefix="bagent-world-", dir=shared if shared.is_dir() else None, ignore_cleanup_errors=True
     ) as folder:
         history = Player(world, Path(folder)).play()
+        # One pass leaves files of some worlds with killed processes, so there are two.
         shutil.rmtree(folder, ignore_errors=True)
         Path(folder).mkdir()
     return history

@@ -39,7 +39,7 @@ def a_row_is_sent_once_at_a_time(history: History) -> Problems:
     for start in history.starts:
         for row, requests in by_row(sent_in(history, start.number)).items():
             for first, second in pairwise(requests):
-                over = first.done if first.done is not None else first.gone
+                over = first.over
                 if over is None or second.at < over:
                     yield f"row {row} was sent at {first.at} and {second.at}, over at {over}"
                 elif first.status == 200 and is_answer(first):
@@ -210,7 +210,7 @@ def retries_do_not_wait_needlessly(history: History) -> Problems:
     for start in history.starts:
         for row, requests in by_row(sent_in(history, start.number)).items():
             for number, (first, second) in enumerate(pairwise(requests)):
-                over = first.done if first.done is not None else first.gone
+                over = first.over
                 if over is None:
                     continue
                 longest = 3.0 * min(30.0, 0.5 * 2.0 ** (number + 1)) + 5.0
@@ -306,9 +306,8 @@ def limits_are_kept(history: History) -> Problems:
     for start in history.starts:
         steps: list[tuple[float, int, int]] = []
         for sent in sent_in(history, start.number):
-            over = sent.done if sent.done is not None else sent.gone
+            over = start.ended if sent.over is None else sent.over
             steps.append((sent.at, len(sent.rows), sent.endpoint))
-            over = start.ended if over is None else over
             steps.append((over, -len(sent.rows), sent.endpoint))
         running: Counter[int] = Counter()
         for at, change, endpoint in sorted(steps, key=lambda step: (step[0], step[1])):
