@@ -44,14 +44,8 @@ def test_a_row_in_another_encoding_says_how_to_save_the_file(job_dir, bagent):
     assert "not UTF-8 (save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8)" in done.out
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "run",
-    ],
-)
-def test_a_bug_names_the_option_that_shows_where(monkeypatch, capsys, command):
-    monkeypatch.setattr("sys.argv", ["bagent", command])
+def test_a_bug_names_the_option_that_shows_where(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bagent", "run"])
     process.report_fault(ValueError("odd"))
     message = capsys.readouterr().err
     assert "bagent has a bug: ValueError: odd (the same command with --debug shows" in message

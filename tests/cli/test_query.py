@@ -56,9 +56,8 @@ def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
     assert bagent(count).lines() == [{"n": 5}]
 
 
-@pytest.mark.parametrize("kept", [{"parquet": False, "duckdb": False}])
-def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir, kept):
-    run = make_run(job_dir / "runs" / "bare", [stored(0)], **kept)
+def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir):
+    run = make_run(job_dir / "runs" / "bare", [stored(0)], parquet=False, duckdb=False)
     done = bagent(["query", "bare", "select count(*) as n from results", "--format", "jsonl"])
     assert done.lines() == [{"n": 1}]
     assert not (run.path / "results.parquet").exists()
