@@ -98,11 +98,11 @@ class Running:
     ) -> None:
         assert ProcessUse.allowed, 'this test needs @pytest.mark.process("why")'
         self.started = time.monotonic()
-        words, variables = [str(arg) for arg in args], clean_env(cwd / ".home", env)
+        arguments, variables = [str(arg) for arg in args], clean_env(cwd / ".home", env)
         self.process: subprocess.Popen[bytes] | ForkedProcess
         if fresh or any(name.startswith(READ_AT_START) for name in env or ()):
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bagent", *words],
+                [sys.executable, "-m", "bagent", *arguments],
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ class Running:
                 start_new_session=True,
             )
         else:
-            self.process = ForkedProcess(words, cwd, variables)
+            self.process = ForkedProcess(arguments, cwd, variables)
         self._out: list[bytes] = []
         self._err: list[bytes] = []
         self._changed = threading.Condition()

@@ -1,7 +1,7 @@
 """``bagent`` processes that begin with all modules imported: forks of a program without threads.
 
-A start costs a tenth of that of a new interpreter. The fork has its own
-session, standard files, environment, folder and ``sys.argv``, and ends as any interpreter does.
+A start costs a tenth of that of a new interpreter. The fork has its own session, standard files,
+environment, folder and ``sys.argv``, and ends as any interpreter does.
 ``/proc/PID/cmdline`` and ``/proc/PID/environ`` show the program, not the command.
 """
 
@@ -100,10 +100,12 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, other = socket.socketpair()
         self._turn = threading.Lock()
-        kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
+        variables = {
+            name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ
+        }
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(other.fileno())],
-            env=kept | {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+            env=variables | {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
             # Pipes, as the commands get them: Python's streams look only once at what they are.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
