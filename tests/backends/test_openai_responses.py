@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import typing
 
@@ -13,17 +14,20 @@ from bagent.backends.openai.chat_from_responses import chat_request
 from bagent.backends.openai.responses import ResponsesStream, needs_responses, read_response
 from bagent.backends.openai.responses_request import ResponsesWriter, input_items
 from bagent.backends.registry import check_supported
+from bagent.backends.request import Request, encode_payload
 from bagent.check.sample import parameters
 from bagent.errors import JobError, UsageError
 from bagent.job.load import JobRequest, load_job
 from bagent.types import Failure, Reply
+from support.backend_calls import PLAIN, endpoint, failure, request
 from support.backend_calls import ask as ask_here
-from support.backend_calls import endpoint, failure, request
-from support.provider_calls import PROVIDERS, WEATHER, ask, call
+from support.provider_calls import PROVIDERS, QUICK, WEATHER, ask, call
 from support.provider_protocols import ModelAnswer, ResponsesWire
-from support.provider_server import Fault
+from support.provider_server import Fault, serve
+from support.replies import error_body, status
 
 OPENAI, RESPONSES, *_ = PROVIDERS
+REFUSED = "This model is only supported in v1/responses and not in v1/chat/completions"
 
 
 def test_the_models_that_need_responses_are_those_of_the_sdk():
@@ -42,11 +46,30 @@ def test_a_model_that_needs_responses_is_called_there():
 
 def test_a_refused_chat_teaches_that_a_model_needs_responses():
     auto = type(OPENAI)("openai", ResponsesWire)
-    fault = Fault("bad:This model is only supported in v1/responses and not in v1/chat/completions")
-    talk = ask(auto, fault, ModelAnswer(), calls=[call(), call()])
+    talk = ask(auto, Fault(f"bad:{REFUSED}"), ModelAnswer(), calls=[call(), call()])
     assert talk.exchanges[0].learned
     assert talk.server.paths == ["/v1/chat/completions", "/v1/responses"]
     assert "by /responses only" in talk.notices[0]
+
+
+async def test_every_chat_in_flight_is_sent_again_as_a_response():
+    auto = type(OPENAI)("openai", ResponsesWire)
+    async with serve(auto.wire(), Fault(f"bad:{REFUSED}")) as server:
+        notices: list[str] = []
+        backend = auto.backend(server.url, notices.append)
+        to = auto.endpoint(server.url)
+        exchanges = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(3)))
+        await backend.close()
+    assert server.paths == ["/v1/chat/completions"] * 3
+    assert [exchange.learned for exchange in exchanges] == [True] * 3
+    assert len(notices) == 1
+
+
+def test_a_refused_raw_prompt_is_not_sent_again(fs):
+    fs.set_script({"*": [status(404, error_body(404, REFUSED))]})
+    raw = Request(PLAIN, encode_payload("x"), prompt="x", path="/completions")
+    exchange = ask_here(endpoint(fs.url), raw)
+    assert (failure(exchange).status, exchange.learned) == (404, False)
 
 
 def test_a_server_without_responses_is_called_that(fs):

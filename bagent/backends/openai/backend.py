@@ -118,22 +118,25 @@ class OpenAIBackend:
         """Send one call or a group."""
         request = group[0]
         form = self._forms.of(endpoint, request)
+        by_responses = len(group) == 1 and self._by_responses(endpoint, request)
         exchange = Exchange(results=[], sent=self._clock())
         result: list[Reply | Failure] | Reply | Failure
         if len(group) > 1:
             result = await self._send_group(endpoint, group, form, timeouts, exchange)
         elif not (request.returning or request.settings.schema_excludes_tools):
-            result = await self._send_one(endpoint, request, form, timeouts, exchange)
+            result = await self._send_one(endpoint, request, form, timeouts, exchange, by_responses)
         else:
-            result = await self._send_able(endpoint, request, form, timeouts, exchange)
+            result = await self._send_able(
+                endpoint, request, form, timeouts, exchange, by_responses
+            )
         exchange.done = self._clock()
         if isinstance(result, Failure) and exchange.status is not None:
             if not exchange.learned:
-                exchange.learned = self._learn_api(endpoint, request, result) or (
-                    self._forms.learn(endpoint, request, result, form)
-                )
+                exchange.learned = (
+                    not by_responses and self._learn_api(endpoint, request, result)
+                ) or self._forms.learn(endpoint, request, result, form)
             result = redact_failure(result, endpoint, exchange)
-            if result.status == 404 and self._by_responses(endpoint, request):
+            if result.status == 404 and by_responses:
                 message = f"{result.message}; {NO_RESPONSES}"
                 result = msgspec.structs.replace(result, message=message)
         exchange.results = result if isinstance(result, list) else [result] * len(group)
@@ -141,17 +144,18 @@ class OpenAIBackend:
 
     def _learn_api(self, endpoint: Endpoint, request: Request, failure: Failure) -> bool:
         """Take ``/responses`` for a model that chats are refused for; return whether to resend."""
+        model = self._model(endpoint, request)
         if (
             self._api != "auto"
             or failure.status not in (400, 403, 404)
             or not WANTS_RESPONSES.search(failure.message)
-            or request.body is not None
-            or self._by_responses(endpoint, request)
+            or not goes_to_responses(request, "responses", model)
         ):
             return False
-        model = self._model(endpoint, request)
-        self._profiles.of(endpoint).responses_models.add(model)
-        self._notice(f"{endpoint.name} serves {model} by /responses only; it is called there")
+        models = self._profiles.of(endpoint).responses_models
+        if model not in models:  # else a call that was sent meanwhile is refused alike
+            models.add(model)
+            self._notice(f"{endpoint.name} serves {model} by /responses only; it is called there")
         return True
 
     async def _send_able(
@@ -161,11 +165,12 @@ class OpenAIBackend:
         form: Form,
         timeouts: Timeouts,
         exchange: Exchange,
+        by_responses: bool,
     ) -> Reply | Failure:
         """Send one call with an optional feature that the endpoint has or may have."""
         able, tries = self._features.form(endpoint, request, form)
         try:
-            result = await self._send_one(endpoint, request, able, timeouts, exchange)
+            result = await self._send_one(endpoint, request, able, timeouts, exchange, by_responses)
             if not (tries or able.hints):
                 return result
             return self._features.learn(endpoint, able, tries, result, exchange)
@@ -179,9 +184,9 @@ class OpenAIBackend:
         form: Form,
         timeouts: Timeouts,
         exchange: Exchange,
+        by_responses: bool,
     ) -> Reply | Failure:
         stream = request.stream and form.stream
-        by_responses = self._by_responses(endpoint, request)
         body = self._writer(endpoint, request, form, by_responses).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
