@@ -16,6 +16,7 @@ import msgspec
 from bagent import __version__
 from bagent.backends.anthropic import wire as anthropic_wire
 from bagent.backends.openai.chat import read_usage
+from bagent.backends.openai.responses import response_usage
 from bagent.clocks import unix
 from bagent.errors import BagentError, WriteError
 from bagent.store.journal.journal import Journal, Syncer
@@ -75,14 +76,7 @@ def _read(body: dict[str, Any]) -> Usage:
         return read_usage(usage)
     if body.get("object") != "response":
         return anthropic_wire.read_usage(usage)
-    return read_usage(
-        {
-            "prompt_tokens": usage.get("input_tokens"),
-            "completion_tokens": usage.get("output_tokens"),
-            "prompt_tokens_details": usage.get("input_tokens_details"),
-            "completion_tokens_details": usage.get("output_tokens_details"),
-        }
-    )
+    return response_usage(usage)
 
 
 def _event(lines: list[bytes]) -> dict[str, Any] | None:
