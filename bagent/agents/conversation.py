@@ -16,7 +16,7 @@ from bagent.agents.plan import StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, route_of
-from bagent.backends.request import Request, encode_payload
+from bagent.backends.request import BODY_LIMITS, Request, encode_payload
 from bagent.fleet.call import Call, CallResult, Delivery, Evaluate
 from bagent.job.templates.template import TemplateFailure
 from bagent.text.unicode import clean_text
@@ -329,8 +329,7 @@ class Conversation:
         if self.plan.truncated is not None or not self.plan.own_bodies:
             return self.plan.truncated == "accept"
         body = self.row.data.get("body")
-        names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-        return isinstance(body, dict) and any(body.get(name) is not None for name in names)
+        return isinstance(body, dict) and any(body.get(name) is not None for name in BODY_LIMITS)
 
     # --- across processes ----------------------------------------------------------------------
 

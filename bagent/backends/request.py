@@ -104,7 +104,8 @@ def requested_model(request: Request) -> str | None:
     return model if isinstance(model, str) else None
 
 
-_BODY_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BODY_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields of a body that limit its answer, of all APIs."""
 
 
 def answer_limit(request: Request) -> int | None:
@@ -116,7 +117,7 @@ def answer_limit(request: Request) -> int | None:
         return request.max_tokens
     if request.path == EMBEDDINGS:
         return 0
-    limits = [request.body.get(name) for name in _BODY_LIMITS]
+    limits = [request.body.get(name) for name in BODY_LIMITS]
     return max((limit for limit in limits if type(limit) is int and limit > 0), default=None)
 
 

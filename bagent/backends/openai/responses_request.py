@@ -58,7 +58,7 @@ class ResponsesWriter(BodyWriter):
     def _fields(self, settings: CallSettings, seed: int | None) -> dict[str, Any]:
         fields = super()._fields(settings, seed)
         include = [_ENCRYPTED] if settings.tools else []
-        for name in ("max_completion_tokens", "max_tokens"):
+        for name in BodyWriter.limit_keys:
             if name in fields:
                 fields[LIMIT] = fields.pop(name)
         if "response_format" in fields:
