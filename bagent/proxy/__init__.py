@@ -6,5 +6,6 @@
 - :mod:`~bagent.proxy.translate`: chats answered by responses, and responses by chats.
 - :mod:`~bagent.proxy.engine_routes`: models, version, metrics and token counts of the engines.
 - :mod:`~bagent.proxy.metering`: usage records in a run directory.
+- :mod:`~bagent.proxy.chat_format`: chat completions as the proxy writes them.
 - :mod:`~bagent.proxy.chat_bridge`: the same protocol for providers that have none like it.
 """

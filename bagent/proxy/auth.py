@@ -119,10 +119,3 @@ def _is_local(url: str) -> bool:
     except ValueError:
         return False
     return host is not None and parts.username is None and is_loopback(host)
-
-
-def client_closed_response(request: web.Request) -> web.Response:
-    """Abort the connection of a client that hung up, so that nothing is logged."""
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response(status=499)

@@ -21,7 +21,7 @@ from bagent.backends.openai.errors import failure_from_status, find_error
 from bagent.backends.request import CallSettings, Request
 from bagent.clocks import unix
 from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
-from bagent.proxy.auth import CLIENT_NAME, client_closed_response
+from bagent.proxy.auth import CLIENT_NAME
 from bagent.proxy.metering import ProxyRecord, UsageMeter
 from bagent.proxy.translate import Response, TranslatingTransport
 from bagent.text.json import decode_json
@@ -55,6 +55,13 @@ def _own_name(headers: Mapping[str, str]) -> str | None:
         key = key or headers.get("x-api-key", "")
         name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
     return name or None
+
+
+def client_closed_response(request: web.Request) -> web.Response:
+    """Abort the connection of a client that hung up, so that nothing is logged."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)
 
 
 class SessionAffinity:

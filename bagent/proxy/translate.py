@@ -31,7 +31,7 @@ from bagent.backends.openai.responses import (
 from bagent.backends.openai.responses_request import ResponsesWriter
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.proxy.chat_bridge import StreamId, TurnMemory, chunk_bytes, completion, last_chunks
+from bagent.proxy.chat_format import StreamId, TurnMemory, chunk_bytes, completion, last_chunks
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply
 
