@@ -23,7 +23,7 @@ from bagent.clocks import unix
 from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
 from bagent.proxy.auth import CLIENT_NAME
 from bagent.proxy.metering import ProxyRecord, UsageMeter
-from bagent.proxy.translate import Response, TranslatingTransport
+from bagent.proxy.translate import Response, TranslatingTransport, model_of
 from bagent.text.json import decode_json
 from bagent.types import Failure
 
@@ -110,11 +110,6 @@ CLIENT_CLOSED = Failure("client_closed", "the client hung up")
 WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=True)
 
 
-class _Model(msgspec.Struct):
-    model: str | None = None
-
-
-_decode_model = msgspec.json.Decoder(_Model).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -386,11 +381,8 @@ def _malformed(path: str, response: Response, raw: bytes) -> Failure | None:
 
 def _as_request(path: str, body: bytes) -> Request:
     """Return the route and model of a client's request, for checks to imitate."""
-    try:
-        model = _decode_model(body).model
-    except msgspec.DecodeError:
-        model = None
-    return Request(CallSettings(model=model, sampling={}, extra={}), b"", path=path)
+    settings = CallSettings(model=model_of(body), sampling={}, extra={})
+    return Request(settings, b"", path=path)
 
 
 def _with_client_headers(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:

@@ -228,7 +228,7 @@ class TranslatingTransport:
         """Return whether the model of a chat is served by ``/responses`` only."""
         if endpoint.own and not self._only_responses:
             return False
-        model = _model(raw)
+        model = model_of(raw) or ""
         only = (endpoint.name, model) in self._only_responses
         return only or (not endpoint.own and needs_responses(model))
 
@@ -238,7 +238,7 @@ class TranslatingTransport:
             self._no_responses.add(endpoint.name)
             return True
         if path == CHAT and WANTS_RESPONSES.search(failure.message):
-            self._only_responses.add((endpoint.name, _model(raw)))
+            self._only_responses.add((endpoint.name, model_of(raw) or ""))
             return True
         return False
 
@@ -280,12 +280,19 @@ def _names_model(failure: Failure) -> bool:
     return "model" in failure.message.lower()
 
 
-def _model(raw: bytes) -> str:
-    """Return the model of a body, empty if it names none."""
+class _Model(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_model = msgspec.json.Decoder(_Model).decode
+
+
+def model_of(raw: bytes) -> str | None:
+    """Return the model that a body names, None if it names none or cannot be read."""
     try:
-        return str(_object(raw).get("model") or "")
-    except ValueError:
-        return ""
+        return _decode_model(raw).model
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
 
 
 def _object(raw: bytes) -> dict[str, Any]:
