@@ -52,11 +52,13 @@ class TypedEventStream(ABC):
                     return
                 kind = event.get("type")
                 if kind == "error" or (kind is None and "error" in event):
-                    self.error = failure_from_body(event, {}) or broken("an error without words")
+                    self.error = failure_from_body(event, {}) or _broken(
+                        "an error without a message"
+                    )
                     return
                 self._event(str(kind), event)
         except InvalidEvent as error:
-            self.error = self.error or broken(f"not JSON in the stream: {shorten(str(error))}")
+            self.error = self.error or _broken(f"not JSON in the stream: {shorten(str(error))}")
 
     def _seen(self) -> None:
         """Record that a piece of an answer came."""
@@ -93,12 +95,12 @@ class TypedEventStream(ABC):
         if not self.whole:
             if self._lines.stray and not self.pieces:
                 return self._read_whole(self._lines.stray)
-            failure = broken(f"the stream ended without {self.last_event}")
+            failure = _broken(f"the stream ended without {self.last_event}")
             return msgspec.structs.replace(failure, text=self.text or None)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         return self._reply(ttft)
 
 
-def broken(message: str) -> Failure:
+def _broken(message: str) -> Failure:
     """Return the failure of a stream that breaks off or holds no events."""
     return Failure("bad_response", message, passing=True, status=200)

@@ -12,7 +12,7 @@ from bagent.types import Json, Reply, Usage
 
 Body = dict[str, Any]
 
-_STATUS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why a response is incomplete, by finish reason."""
 
 
@@ -70,7 +70,7 @@ class ResponseEvents:
     def end(self, finish_reason: str | None, usage: Usage) -> list[Body]:
         """Return the events from the end of the last item to that of the response."""
         events = self._end_item()
-        reason = _STATUS.get(finish_reason or "")
+        reason = _INCOMPLETE_REASONS.get(finish_reason or "")
         response = self._response("incomplete" if reason else "completed", usage)
         response["incomplete_details"] = {"reason": reason} if reason else None
         return [*events, self._event(response["status"], response=response)]

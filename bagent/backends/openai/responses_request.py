@@ -41,11 +41,11 @@ def goes_to_responses(request: Request, api: str, model: str) -> bool:
 class ResponsesWriter(BodyWriter):
     """Writes the request bodies of one model; see :class:`BodyWriter`.
 
-    Args:
-        least_limit: a smaller limit of an answer is sent as this one.
-
     Responses are not stored by the provider. Turns with tools ask for encrypted reasoning, which
     the next turn sends back.
+
+    Args:
+        least_limit: a smaller limit of an answer is sent as this one.
     """
 
     stream_members = b',"stream":true'
