@@ -1,12 +1,12 @@
 """Files in buckets and on web servers.
 
-urls      which texts are URLs, and patterns over buckets
-storage   what a store can do, its errors, and bounded retries
+urls      URLs of remote files, and patterns over buckets
+storage   the protocol of a store, its errors, and bounded retries
 s3        S3, through boto3
-local     folders of this machine, to publish to
+local     local folders, to publish to
 web       http and https, by byte ranges
 drivers   gs, az and hf, through fsspec
-files     remote files, opened as local ones are
+files     remote files, with the interface of local ones
 tables    Parquet files for DuckDB
 """
 

@@ -21,10 +21,10 @@ _VERSIONS = ("etag", "ETag", "generation", "blob_id", "md5Hash", "last_modified"
 
 
 class DriverStorage:
-    """Files of a store that an fsspec driver serves; keys come from the driver's own chain.
+    """Files of a store that an fsspec driver serves; the driver looks for keys itself.
 
     Args:
-        scheme: of its URLs.
+        scheme: the scheme of its URLs.
 
     Raises:
         MissingPackage: the driver is not installed.
@@ -42,7 +42,7 @@ class DriverStorage:
             raise MissingPackage(f"{scheme}:// needs {driver}", hint=INSTALL) from error
 
     def stat(self, url: str) -> RemoteStat:
-        """Return the size and what tells the version."""
+        """Return the size and the version."""
         with _errors():
             self._files.invalidate_cache()
             return _stat(url, self._files.info(url))
@@ -58,7 +58,7 @@ class DriverStorage:
                 yield _stat(url, info)
 
     def read(self, file: RemoteStat, start: int, end: int) -> bytes:
-        """Return a range; at the start of the file its version is compared first."""
+        """Return a range; the first one of a file is preceded by a check of the version."""
         if start == 0 and self.stat(file.url).version != file.version:
             raise RemoteError(CHANGED)
         with _errors():

@@ -1,4 +1,4 @@
-"""Remote files, opened and read as local ones are."""
+"""Remote files, with the interface of local ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AHEAD = 4 << 20
 """Bytes of one request while a file is read from its start to its end."""
 
 LEAST = 64 << 10
-"""Bytes of one request for another place of a file, at least."""
+"""Bytes of one request at another offset of a file, at least."""
 
 _BUFFER = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One version of a remote file; has those properties of a ``Path`` that readers use."""
+    """One version of a remote file; has the properties of a ``Path`` that readers use."""
 
     stat: RemoteStat
 
@@ -92,10 +92,10 @@ def find_remote_files(pattern: str) -> list[RemoteFile]:
 
 
 class RangeReader(io.RawIOBase):
-    """Reads a file by ranges, large ones while it goes on and small ones where it jumps.
+    """Reads a file by ranges: large ones in sequence, small ones after a seek.
 
-    A request that fails for a passing reason, or brings too few bytes, is made again for what is
-    missing. Memory: two ranges.
+    A request that fails for a passing reason, or returns too few bytes, is retried for the missing
+    bytes. Memory: two ranges.
 
     Args:
         stat: the version of the file.
@@ -163,7 +163,7 @@ class RangeReader(io.RawIOBase):
             nonlocal content
             content += self._storage.read(self._stat, start + len(content), end)
             if len(content) != end - start:
-                message = f"{len(content):,} of {end - start:,} bytes came"
+                message = f"{len(content):,} of {end - start:,} bytes were received"
                 raise RemoteError(message, passing=len(content) < end - start)
             return content
 

@@ -1,4 +1,4 @@
-"""A folder of this machine as a store, for what is published to one."""
+"""Local folders as a store, to publish to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LocalStorage:
         return RemoteStat(url, status.st_size, str(status.st_mtime_ns))
 
     def find(self, prefix: str) -> Iterator[RemoteStat]:
-        """Refuse: files of this machine are not found through a store."""
+        """Refuse: a publication lists no local files."""
         raise RemoteError("a folder to publish to is not listed")
 
     def read(self, file: RemoteStat, start: int, end: int) -> bytes:
@@ -32,7 +32,7 @@ class LocalStorage:
             return opened.read(end - start)
 
     def write(self, url: str, path: Path) -> None:
-        """Copy a file, put in place whole."""
+        """Copy a file; readers see it complete or not at all."""
         target = Path(url)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
         with _errors():

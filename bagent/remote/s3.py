@@ -1,6 +1,6 @@
 """S3 through boto3, which bagent needs anyway: s3fs pins an older botocore beside it.
 
-Keys, region and address come from boto3's own chain: variables, profiles, roles.
+boto3 finds keys, region and address itself: in variables, profiles and roles.
 """
 
 from __future__ import annotations

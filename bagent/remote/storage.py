@@ -1,4 +1,4 @@
-"""What a store of remote files can do, its errors, and bounded retries."""
+"""The protocol of a store of remote files, its errors, and bounded retries."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Storage(Protocol):
 
 @cache
 def storage_of(scheme: str) -> Storage:
-    """Return the store of a scheme; an empty one is this machine's folders.
+    """Return the store of a scheme; an empty one means local folders.
 
     Raises:
         MissingPackage: its driver is not installed.

@@ -49,7 +49,7 @@ class ThreadSafeFile:
         return self._reader().read(size)
 
     def close(self) -> None:
-        """Let the ranges go."""
+        """Drop the buffered ranges."""
         self._threads = threading.local()
 
 
@@ -62,7 +62,7 @@ def serve_file(connection: DuckDBPyConnection, file: RemoteFile) -> str:
     try:
         from fsspec import AbstractFileSystem
     except ImportError as error:
-        raise MissingPackage("a Parquet file from afar needs fsspec", hint=INSTALL) from error
+        raise MissingPackage("a remote Parquet file needs fsspec", hint=INSTALL) from error
 
     class OneFile(AbstractFileSystem):  # type: ignore[misc]
         """The file system of one file."""
@@ -79,7 +79,7 @@ def serve_file(connection: DuckDBPyConnection, file: RemoteFile) -> str:
             return [path]
 
         def modified(self, path: str) -> datetime:
-            """Return a time: the version is compared by who reads."""
+            """Return a fixed time: the reader compares the version."""
             return datetime(2000, 1, 1, tzinfo=UTC)
 
         def open(self, path: str, mode: str = "rb", **options: Any) -> ThreadSafeFile:

@@ -1,4 +1,4 @@
-"""URLs of remote files: their schemes, patterns over them, and what may not stand in them."""
+"""URLs of remote files: their schemes, patterns over them, and checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from glob import has_magic
 from urllib.parse import parse_qsl, urlsplit
 
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
-"""What is read from afar. ``gcs`` and ``abfs`` are other names that their drivers know."""
+"""Schemes of remote files. Other names that a driver accepts, such as ``gcs``, are not read."""
 
 _REMOTE = re.compile(rf"(?:{'|'.join(SCHEMES)})://", re.IGNORECASE)
 _SECRET = re.compile(
@@ -24,7 +24,7 @@ def is_remote(text: str) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme in small letters."""
+    """Return the scheme in lower case."""
     return url.partition("://")[0].lower()
 
 
@@ -87,7 +87,7 @@ def publish_problem(target: str) -> str | None:
 
 
 def plain_url(url: str) -> str:
-    """Return the URL for people and results: of a web server without a user and its query."""
+    """Return the URL for messages and results; one of a web server loses its user and query."""
     if not is_web(url):
         return url
     host, slash, path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")
@@ -95,7 +95,7 @@ def plain_url(url: str) -> str:
 
 
 def fixed_prefix(pattern: str) -> str:
-    """Return the beginning of a pattern that holds no sign of one."""
+    """Return the part of a pattern before its first wildcard."""
     return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
 
 

@@ -1,4 +1,7 @@
-"""Files on web servers, read by byte ranges; proxies and certificates as the environment says."""
+"""Files on web servers, read by byte ranges.
+
+Proxies and certificates come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class WebStorage:
         with _get(url, {"Range": "bytes=0-0"}) as reply:
             size = _size(reply)
             if size is None:
-                raise RemoteError("the server does not tell its size: download the file first")
+                raise RemoteError("the server does not report its size: download the file first")
             tag = reply.headers.get("ETag", "")
             return RemoteStat(url, size, tag or reply.headers.get("Last-Modified", ""))
 
@@ -45,7 +48,7 @@ class WebStorage:
             if _size(reply) not in (None, file.size) or _is_other_version(reply, file.version):
                 raise RemoteError(CHANGED)
             if reply.status == 206 and _start(reply) != start:
-                raise RemoteError("the server sends another range than the one asked for")
+                raise RemoteError("the server sends another range than the requested one")
             if reply.status != 206 and (start, end) != (0, file.size):
                 raise RemoteError("the server sends no byte ranges: download the file first")
             try:
@@ -82,7 +85,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _condition(file: RemoteStat) -> dict[str, str]:
-    """Return the headers that let a reply be of this version only; weak tags cannot."""
+    """Return headers that limit a reply to this version; none for a weak tag."""
     if file.version.startswith('"'):
         return {"If-Match": file.version}
     if file.version and not file.version.startswith("W/"):
@@ -91,7 +94,7 @@ def _condition(file: RemoteStat) -> dict[str, str]:
 
 
 def _is_other_version(reply: Any, version: str) -> bool:
-    """Return whether a reply tells a version, and another one; a weak tag equals its strong one."""
+    """Return whether a reply reports another version; a weak tag equals its strong one."""
     seen = [reply.headers.get(name, "").removeprefix("W/") for name in ("ETag", "Last-Modified")]
     return bool(version) and any(seen) and version.removeprefix("W/") not in seen
 
@@ -135,7 +138,7 @@ def _start(reply: Any) -> int | None:
 
 
 def _size(reply: Any) -> int | None:
-    """Return the size of the whole file by the headers of a reply."""
+    """Return the size of the whole file from the headers of a reply."""
     match = _RANGE.fullmatch(reply.headers.get("Content-Range", ""))
     if match:
         return int(match[2]) if match[2] else None

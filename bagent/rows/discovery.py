@@ -263,7 +263,7 @@ def _nearest_hint(path: Path) -> str:
     """Return a hint with the nearest name in the folder, if any is near."""
     if any(_URL.match(part + "/") for part in path.parts):
         return (
-            "read from afar are s3, gs, az, hf, http and https: copy it here, or let DuckDB read"
+            "only s3, gs, az, hf, http and https are read by URL: copy it here, or let DuckDB read"
             " it with input: {sql: ...}"
         )
     try:

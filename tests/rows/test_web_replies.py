@@ -87,7 +87,7 @@ def test_another_range_than_asked_is_an_error(replies, reply):
 )
 def test_a_size_that_is_no_size_is_an_error(replies, reply):
     replies[0][URL] = reply
-    with pytest.raises(RemoteError, match="does not tell its size"):
+    with pytest.raises(RemoteError, match="does not report its size"):
         WebStorage().stat(URL)
 
 

@@ -65,7 +65,7 @@ class ByteStream:
         self.reader = io.BufferedReader(raw, BLOCK) if raw else self._file
 
     def start(self) -> bytes:
-        """Return the first unpacked bytes, four or more if there are, without reading them on."""
+        """Return the first unpacked bytes, at least four if there are, and keep them to be read."""
         try:
             return self.reader.peek(4)
         except OSError as error:
