@@ -177,6 +177,19 @@ class BatchFileReader:
             os.close(self._copies)
 
 
+def read_rows(files: BatchFiles) -> list[tuple[BatchItem, list[BatchItem]]]:
+    """Return all rows of a sealed batch, each with its copies.
+
+    Raises:
+        OSError: the files are not there.
+    """
+    reader = BatchFileReader(files)
+    try:
+        return [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
+    finally:
+        reader.close()
+
+
 def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
     with path.open("rb") as handle:
         for offset, line in whole_lines(handle, 0, os.fstat(handle.fileno()).st_size):

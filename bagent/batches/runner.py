@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
-from bagent.batches.files import BatchFileReader, BatchItem
+from bagent.batches.files import BatchItem, read_rows
 from bagent.batches.record import OUT, BatchRecord, BatchStatus
 from bagent.batches.results import ReadRules, ResultReader
 from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota_refusal
@@ -401,19 +401,16 @@ class BatchEngine:
 
     async def _send_singly(self, record: BatchRecord) -> None:
         """Send the rows of a late batch as single calls; those that ended before are left out."""
-        reader = BatchFileReader(self._builder.files(record))
-        try:
-            rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
-        finally:
-            reader.close()
+        rows = read_rows(self._builder.files(record))
         record.cost_usd = self._rows.max_single_cost(rows)
         remaining = [(item, copies) for item, copies in rows if not self._is_done(item)]
         if remaining:
             await self._alone(remaining, record.cost_usd, "late")
         for item, copies in rows:
-            for copy in copies if self._is_done(item) else ():
-                if not self._is_done(copy):
-                    self._rows.begin(copy.row, copy.answer)
+            if self._is_done(item):
+                for copy in copies:
+                    if not self._is_done(copy):
+                        self._rows.begin(copy.row, copy.answer)
         record.state = "done"
         self._builder.save(record)
         self._builder.files(record).remove()
@@ -503,11 +500,7 @@ class BatchEngine:
     async def _seal(self) -> None:
         self._builder.seal_all()
         for files in self._builder.small():
-            reader = BatchFileReader(files)
-            try:
-                rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
-            finally:
-                reader.close()
+            rows = read_rows(files)
             await self._alone(rows, self._rows.max_single_cost(rows), "too few for a batch")
         self._settle()
 
