@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -100,18 +99,11 @@ class RangeReader(io.RawIOBase):
     Args:
         stat: the version of the file.
         storage: its store.
-        retry: calls a function again while that may help.
     """
 
-    def __init__(
-        self,
-        stat: RemoteStat,
-        storage: Storage,
-        retry: Callable[[Callable[[], bytes]], bytes] = retrying,
-    ) -> None:
+    def __init__(self, stat: RemoteStat, storage: Storage) -> None:
         self._stat = stat
         self._storage = storage
-        self._retry = retry
         self._position = 0
         self._windows: deque[tuple[int, bytes]] = deque(maxlen=2)
 
@@ -167,4 +159,4 @@ class RangeReader(io.RawIOBase):
                 raise RemoteError(message, passing=len(content) < end - start)
             return content
 
-        return self._retry(fetch_missing)
+        return retrying(fetch_missing)

@@ -93,7 +93,7 @@ def storage_for(url: str) -> Storage:
     return storage_of(scheme_of(url) if is_remote(url) else "")
 
 
-def retrying(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+def retrying(call: Callable[[], T]) -> T:
     """Return what ``call`` returns; make it again while it fails for a passing reason.
 
     Raises:
@@ -105,5 +105,5 @@ def retrying(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep)
         except RemoteError as error:
             if not error.passing:
                 raise
-        sleep(wait)
+        time.sleep(wait)
     return call()
