@@ -8,7 +8,6 @@ process. The publication before the last stays, for readers that have its manife
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -127,18 +126,13 @@ def _digest(path: Path) -> str:
 
 def _upload(storage: Storage, path: Path, url: str, size: int) -> None:
     """Write a file unless it is there: its folder names its content."""
-    if _exists(lambda: storage.stat(url).size == size):
-        return
-    retrying(lambda: storage.write(url, path))
-
-
-def _exists(check: Callable[[], bool]) -> bool:
     try:
-        return retrying(check)
+        if retrying(lambda: storage.stat(url)).size == size:
+            return
     except RemoteError as error:
         if not error.missing:
             raise
-        return False
+    retrying(lambda: storage.write(url, path))
 
 
 def _read_manifest(storage: Storage, url: str) -> Manifest | None:
