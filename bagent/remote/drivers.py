@@ -51,6 +51,7 @@ class DriverStorage:
         """Yield the files below the folder of a prefix."""
         folder = prefix.rpartition("/")[0]
         with _errors():
+            self._files.invalidate_cache()
             entries = self._files.find(folder, detail=True)
         for path, info in entries.items():
             url = f"{self._scheme}://{str(path).lstrip('/')}"
@@ -94,7 +95,7 @@ def _errors() -> Iterator[None]:
         raise RemoteError("there is no such file", missing=True) from error
     except PermissionError as error:
         raise RemoteError(f"the store refuses it: {error}") from error
-    except (OSError, TimeoutError) as error:
+    except OSError as error:
         raise RemoteError(f"the store cannot be reached: {error}", passing=True) from error
     except Exception as error:
         raise RemoteError(f"the store answers: {type(error).__name__}: {error}") from error

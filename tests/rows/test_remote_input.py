@@ -11,6 +11,7 @@ import pytest
 
 from bagent.errors import InputError
 from bagent.remote import check_url, files, storage
+from bagent.remote.drivers import DriverStorage
 from bagent.remote.tables import ThreadSafeFile, serve_file
 from bagent.rows import RowsConfig, open_rows
 from support.remote_files import file_server
@@ -226,6 +227,30 @@ def test_a_missing_driver_says_what_to_install(tmp_path, monkeypatch):
         InputError.__base__, match=r"gs:// needs gcsfs \(pip install 'bagent-batch\[remote\]'"
     ):
         open_rows(RowsConfig(("gs://b/a.jsonl",), tmp_path))
+
+
+def test_a_file_that_a_driver_has_not_listed_before_is_found():
+    import fsspec
+
+    class Listed(fsspec.AbstractFileSystem):
+        """A store whose driver keeps its listings."""
+
+        protocol = "listed"
+        names = ("b/1.jsonl",)
+
+        def ls(self, path, detail=True, **options):
+            if path not in self.dircache:
+                self.dircache[path] = [{"name": n, "size": 1, "type": "file"} for n in self.names]
+            return self.dircache[path]
+
+        def invalidate_cache(self, path=None):
+            self.dircache.clear()
+
+    fsspec.register_implementation("listed", Listed, clobber=True)
+    driver = DriverStorage("listed")
+    assert [stat.url for stat in driver.find("listed://b/")] == ["listed://b/1.jsonl"]
+    Listed.names = ("b/1.jsonl", "b/2.jsonl")
+    assert len(list(driver.find("listed://b/"))) == 2
 
 
 def test_only_the_row_groups_that_are_needed_are_read(site, url, tmp_path, monkeypatch):
