@@ -359,7 +359,8 @@ def open_run(
     on_change = cast("OnChange", options.on_change)
     fingerprints = prepared.job.fingerprint_parts()
     directory = open_run_dir(prepared, fingerprints, notes)
-    owner = RunLock.acquire(directory.path, prepared.part, clock=lambda: time.time())
+    # The default clock was bound at import, before a simulation replaces the time.
+    owner = RunLock.acquire(directory.path, prepared.part, clock=time.time)
     with ExitStack() as undo:
         undo.callback(owner.release)
         changed = check_unchanged(directory, fingerprints, on_change, prepared.part)
