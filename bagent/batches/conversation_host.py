@@ -50,7 +50,7 @@ class RowTools:
     tier: Mapping[str, Json] = field(default_factory=dict)
     """Request fields of a cheaper tier for single calls."""
     tier_until: float = 0.0
-    """Until when single calls use it, in Unix seconds."""
+    """When single calls stop using it, in Unix seconds."""
 
 
 class BatchLine(NamedTuple):

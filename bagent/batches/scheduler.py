@@ -115,14 +115,14 @@ Kind = Literal[
 ]
 
 SINGLE_SHARE = 0.15
-"""Part of the time that is for single calls, where a run has to end by some time."""
+"""Share of the time for single calls, in a run with a time to end by."""
 
 LEAST_SINGLE_TIME = 300.0
 """Seconds for single calls, at least."""
 
 
 def late_time(start: float, by: float) -> float:
-    """Return from when on rows without an answer are late, in a run from ``start`` to ``by``."""
+    """Return when rows without an answer become late, in a run from ``start`` to ``by``."""
     return max(start, by - max(LEAST_SINGLE_TIME, SINGLE_SHARE * (by - start)))
 
 

@@ -59,7 +59,7 @@ class RunHost:
     stop_requests: StopRequests | None = None
     """Requests to stop; None: the run owns the process, and signals stop it."""
     simulation: Simulation | None = None
-    """What stands for the event loop and the network of this machine; None: the real ones."""
+    """Replaces the event loop and the network; None: the real ones."""
 
     @property
     def owns_process(self) -> bool:
@@ -119,7 +119,7 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
 
 
 def _remove_unused(context: RunContext) -> None:
-    """Remove the run directory that a wrong start made, unless it holds what a person may need."""
+    """Remove the run directory that a refused start made, unless it may hold rows or a log."""
     folder = context.run_dir
     log = folder / "local-server.log"
     rows = (folder / "journal").glob("rows-*.jsonl")

@@ -156,7 +156,7 @@ def _sharing(job: Job, services: RunServices) -> RequestDedupe:
 
 
 def _late_times(job: Job, services: RunServices) -> tuple[float | None, float]:
-    """Return from when on batches are late, and until when single calls use the cheaper tier."""
+    """Return when batches become late, and when single calls stop using the cheaper tier."""
     if job.batching.by is None:
         return None, 0.0
     start = services.store.info.created_at or time.time()

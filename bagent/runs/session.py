@@ -124,7 +124,7 @@ class RunSession:
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
         options = self._context.options
-        if not await self._is_to_do():
+        if not await self._has_rows_to_send():
             return await self._end_without_servers()
         resolver = ServerResolver(
             env=options.env,
@@ -160,10 +160,10 @@ class RunSession:
             gate=self._wait_for_reader,
         )
 
-    async def _is_to_do(self) -> bool:
+    async def _has_rows_to_send(self) -> bool:
         """Return whether a run that reached its end before has rows to send.
 
-        False only where all its rows were read and none is to do; then no server is needed.
+        False only if all rows were read and none is to be sent; then no server is needed.
         """
         context = self._context
         read_first = not (context.stages or context.piped or context.job.batching.in_batches)
@@ -174,7 +174,7 @@ class RunSession:
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
             return reading.result()
-        reading.cancel()  # the run was asked to stop: so is what comes next
+        reading.cancel()  # a stop is requested, which the next step handles
         return True
 
     async def _end_without_servers(self) -> SessionResult:
