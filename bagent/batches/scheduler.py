@@ -13,8 +13,9 @@ room. Batches at the provider are polled, those that have ended are read at once
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -121,9 +122,31 @@ LEAST_SINGLE_TIME = 300.0
 """Seconds for single calls, at least."""
 
 
-def late_time(start: float, by: float) -> float:
-    """Return when rows without an answer become late, in a run from ``start`` to ``by``."""
-    return max(start, by - max(LEAST_SINGLE_TIME, SINGLE_SHARE * (by - start)))
+class SendingTimes(msgspec.Struct, frozen=True):
+    """When a run that has to end by some time changes how it sends rows; Unix seconds."""
+
+    late_at: float
+    """From then on batches are cancelled, and their rows are sent as single calls."""
+    tier_until: float
+    """Until then single calls use the cheaper tier, where there is one."""
+    end: float
+
+    @classmethod
+    def of(cls, start: float, end: float) -> Self:
+        """Return the times of a run from ``start`` to ``end``."""
+        late_at = max(start, end - max(LEAST_SINGLE_TIME, SINGLE_SHARE * (end - start)))
+        return cls(late_at, (late_at + end) / 2, end)
+
+    def describe(self, tier: str | None) -> str:
+        """Return the plan for people, in local time."""
+        steps = [f"batches until {_clock(self.late_at)}"]
+        if tier:
+            steps.append(f"single calls of the tier {tier} until {_clock(self.tier_until)}")
+        return ", then ".join((*steps, f"single calls for what is late, by {_clock(self.end)}"))
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 class Action(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bagent.agents.plan import STREAM_EVERY, StagePlan
-from bagent.batches.scheduler import late_time
+from bagent.batches.scheduler import SendingTimes
 from bagent.check.estimate import Sizes
 from bagent.check.probe import Probed
 from bagent.check.report import (
@@ -144,16 +144,8 @@ def batching_text(job: Job) -> str:
     if by is None:
         return ""
     start = time.time()
-    end = time_by(by, start)
-    late, tier = late_time(start, end), job.batching.service_tier
-
-    def clock(at: float) -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-    steps = [f"started now: batches until {clock(late)}"]
-    if tier:
-        steps.append(f"single calls of the tier {tier} until {clock((late + end) / 2)}")
-    return ", then ".join((*steps, f"single calls for what is late, by {clock(end)}"))
+    times = SendingTimes.of(start, time_by(by, start))
+    return f"started now: {times.describe(job.batching.service_tier)}"
 
 
 def counting_method(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversation_host import BatchRows, RowTools
 from bagent.batches.results import ReadRules
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
-from bagent.batches.scheduler import ProviderBatchScheduler, late_time
+from bagent.batches.scheduler import ProviderBatchScheduler, SendingTimes
 from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
@@ -49,9 +49,9 @@ def plan_provider_batches(
     price = _price(job, pool.resolved.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
     size, budget = job.batching.size, job.limits.budget_usd
-    late_at, tier_until = _late_times(job, services)
+    times = _sending_times(job, services)
     service = make_service(pool.resolved, services)
-    scheduler = ProviderBatchScheduler(budget, late_at)
+    scheduler = ProviderBatchScheduler(budget, None if times is None else times.late_at)
     batch_limits = BatchLimits(
         rows=None if size == "auto" else int(size),
         tokens=lambda group: scheduler.quota(group).cap,
@@ -68,8 +68,8 @@ def plan_provider_batches(
         price=price,
         single_price=job_price(job, pool.resolved.servers.kind, model),
         dedupe=is_deduplicated(job),
-        tier={} if late_at is None else tier_fields(job, pool.resolved.servers.kind),
-        tier_until=tier_until,
+        tier={} if times is None else tier_fields(job, pool.resolved.servers.kind),
+        tier_until=0.0 if times is None else times.tier_until,
     )
     rows = BatchRows(tools, builder)
     engine = BatchEngine(
@@ -155,21 +155,14 @@ def _sharing(job: Job, services: RunServices) -> RequestDedupe:
     )
 
 
-def _late_times(job: Job, services: RunServices) -> tuple[float | None, float]:
-    """Return when batches become late, and when single calls stop using the cheaper tier."""
+def _sending_times(job: Job, services: RunServices) -> SendingTimes | None:
+    """Return when the run changes how it sends rows; None where it has no time to end by."""
     if job.batching.by is None:
-        return None, 0.0
+        return None
     start = services.store.info.created_at or time.time()
-    by = time_by(job.batching.by, start)
-    late_at = late_time(start, by)
-    services.messages.notify(
-        f"batches until {_clock(late_at)}, then single calls for what is late, by {_clock(by)}"
-    )
-    return late_at, (late_at + by) / 2
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    times = SendingTimes.of(start, time_by(job.batching.by, start))
+    services.messages.notify(times.describe(job.batching.service_tier))
+    return times
 
 
 def _prefix(services: RunServices) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from bagent.backends.profile import DEFAULT_FORM
 from bagent.batches.record import BatchRecord, State
-from bagent.batches.scheduler import InputState, ProviderBatchScheduler, late_time
+from bagent.batches.scheduler import InputState, ProviderBatchScheduler, SendingTimes
 from bagent.errors import JobError, NeedsPerson
 from bagent.job.load import JobRequest, load_job
 from bagent.money.prices import Price
@@ -47,9 +47,9 @@ def test_the_time_is_a_duration_from_the_start_or_the_next_time_of_the_clock() -
 
 
 def test_single_calls_have_the_last_part_of_the_time_and_five_minutes_at_least() -> None:
-    assert late_time(0.0, 10 * HOUR) == 8.5 * HOUR
-    assert late_time(0.0, 1000.0) == 700.0
-    assert late_time(0.0, 60.0) == 0.0
+    assert SendingTimes.of(0.0, 10 * HOUR).late_at == 8.5 * HOUR
+    assert SendingTimes.of(0.0, 1000.0).late_at == 700.0
+    assert SendingTimes.of(0.0, 60.0).late_at == 0.0
 
 
 def test_late_batches_are_cancelled_before_rows_are_sent_singly() -> None:

@@ -130,7 +130,7 @@ class PathKind(Kind):
 class InputPathsKind(Kind):
     """A path, a glob, a URL, ``-``, or a list of these.
 
-    ``rows``: they are rows, which may also come from stdin and from afar.
+    ``rows``: they are rows, which may also come from stdin or be remote files.
     """
 
     rows: bool = True
