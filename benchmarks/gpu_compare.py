@@ -6,7 +6,8 @@
         [--repeats 3] [--rows N] [--seconds S] [--code old=FOLDER]
 
 Arms of a server are those of ``gpu_modes.py``; ``auto:old@api1`` is the same by the version of
-bagent in the folder that ``--code`` names. ``offline@NAME`` asks a ``gpu_offline.py``. The order is
+bagent in the folder that ``--code`` names. ``offline@NAME`` asks a ``gpu_offline.py``, and
+``openai-512@api1`` is a loop over ``AsyncOpenAI`` (``gpu_openai_loop.py``). The order is
 turned round with each repeat, prefix caches are emptied before each arm, all repeats are kept, and
 no arm is begun that would end after ``--seconds``. ``single-256@api1*2`` is run in the first two
 repeats alone. ``equal`` counts the rows with the answer of the first arm's first run; ``medians``
@@ -18,6 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -46,6 +50,30 @@ def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
             result = json.load(answer)
     except OSError as error:
         return {"error": str(error)}, []
+    return of_texts(result)
+
+
+def run_openai_loop(
+    folder: Path, shape: str, address: str, model: str, rows: Path, concurrency: str
+) -> tuple[dict, list[str]]:
+    out = folder / "openai.json"
+    script = Path(__file__).with_name("gpu_openai_loop.py")
+    command = [sys.executable, str(script), str(rows), shape, address, model, str(out)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [*command, "--concurrency", concurrency], capture_output=True, text=True, timeout=200
+    )
+    if done.returncode:
+        return {"error": done.stderr[-800:]}, []
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = json.loads(out.read_text())
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    result["cpu_us"] = round(seconds / len(result["texts"]) * 1e6, 1)
+    return of_texts(result)
+
+
+def of_texts(result: dict) -> tuple[dict, list[str]]:
+    """What ``run_arm`` returns, of a result with ``seconds`` and ``texts``."""
     texts = result.pop("texts")
     rate = round(len(texts) / result["seconds"], 1)
     result["seconds"] = round(result["seconds"], 3)
@@ -88,6 +116,10 @@ class Compare:
         if mode == "offline":
             return run_offline(address, shape, rows)
         empty_cache(address)
+        if mode.startswith("openai-"):
+            concurrency = mode.removeprefix("openai-")
+            model = self.options.model
+            return run_openai_loop(self.folder, shape, address, model, rows, concurrency)
         job = job_of(shape, address, self.options.model, rows, arms_of(shape)[mode])
         return run_arm(self.folder, job, Path(self.code[version]) if version else None)
 

@@ -1,29 +1,39 @@
 #!/usr/bin/env bash
-# bagent's modes on a 0.5B model with one and four API processes, beside LLM.generate and LLM.chat.
+# bagent's modes with one and four API processes, beside LLM.generate, LLM.chat, run-batch and a loop over AsyncOpenAI.
 # For a machine with one GPU and vLLM 0.26; $1 has vllm_unpack, vllm_start and vllm_wait.
-# Usage: bash benchmarks/gpu_compare.sh SERVE.sh    (results under $OUT)
+# Usage: bash benchmarks/gpu_compare.sh SERVE.sh [small|large]    (results under $OUT; 0.5B or 7B of random weights)
 set -u
-began=$SECONDS
+began=$SECONDS size=${2:-small}
 # shellcheck source=/dev/null
 . "$1"
 vllm_unpack
-export MODEL=/tmp/model05 NAME=small DEVICE="NVIDIA H200"
-kv=(--gpu-memory-utilization 0.1 --kv-cache-memory-bytes 8G)
+export NAME=$size DEVICE="NVIDIA H200"
+if [ "$size" = large ]; then export MODEL=/tmp/model memory=0.2 kv_bytes=17179869184; else export MODEL=/tmp/model05 memory=0.1 kv_bytes=8589934592; fi
+kv=(--gpu-memory-utilization $memory --kv-cache-memory-bytes $kv_bytes)
+engine() { # kind port: an engine without HTTP in front
+  setsid nohup python3 benchmarks/gpu_offline.py "$1" "$MODEL" --port "$2" --dummy --memory $memory --kv-bytes $kv_bytes > "$OUT/$1.log" 2>&1 &
+}
 vllm_start 8000 "${kv[@]}"
 vllm_start 8001 "${kv[@]}" --api-server-count 4
-setsid nohup python3 benchmarks/gpu_offline.py llm /tmp/model05 --port 8010 --dummy --memory 0.1 --kv-bytes 8589934592 > "$OUT/offline.log" 2>&1 &
-vllm_wait 8000 150 || exit 1
+engine llm 8010
+engine batch 8011
+vllm_wait 8000 200 || exit 1
 vllm_wait 8001 60 || exit 1
-for _ in $(seq 100); do curl -sf -o /dev/null http://127.0.0.1:8010/health && break; sleep 0.5; done
+for port in 8010 8011; do
+  for _ in $(seq 160); do curl -sf -o /dev/null http://127.0.0.1:$port/health && break; sleep 0.5; done
+done
 echo "servers after $((SECONDS-began)) s"
 export PYTHONPATH=$PWD:/tmp/client:$PYTHONPATH # /tmp/client: packages of bagent that the machine lacks
 compare() { # shape rows seconds repeats arms
-  timeout $(($3+40)) python3 benchmarks/gpu_compare.py "$OUT/modes-$1.json" --shape "$1" --rows "$2" --seconds "$3" --repeats "$4" --model small \
-    --at api1=127.0.0.1:8000 --at api4=127.0.0.1:8001 --at offline=127.0.0.1:8010 --arms "$5" 2>&1 | cut -c1-260
+  timeout $(($3+40)) python3 benchmarks/gpu_compare.py "$OUT/modes-$size-$1.json" --shape "$1" --rows "$2" --seconds "$3" --repeats "$4" --model "$size" \
+    --at api1=127.0.0.1:8000 --at api4=127.0.0.1:8001 --at llm=127.0.0.1:8010 --at batch=127.0.0.1:8011 --arms "$5" 2>&1 | cut -c1-260
 }
-compare long 200 125 6 auto@api1,offline@offline,single-256@api1,lists-64@api1
-compare short 6000 140 5 auto@api1,lists-64@api1,auto@api4,lists-64@api4,offline@offline
-left=$((550-(SECONDS-began)-10)); [ $left -gt 220 ] && left=220
-compare review 2000 $left 3 auto@api1,single-512@api1,auto@api4,single-512@api4
-rm -f "$OUT"/server-*.log; tail -c 3000 "$OUT/offline.log" > "$OUT/offline.txt"; rm -f "$OUT/offline.log"
+if [ "$size" = small ]; then
+  compare long 200 100 5 auto@api1,single-256@api1,lists-64@api1,offline@llm
+  compare short 6000 110 5 auto@api1,lists-64@api1,auto@api4,lists-64@api4,offline@llm,openai-512@api4*2
+fi
+left=$((550-(SECONDS-began)-10))
+compare review $([ "$size" = small ] && echo 2000 || echo 1000) $left 5 auto@api1,single-512@api1,lists-64@api1,auto@api4,single-512@api4,offline@llm,offline@batch*3,openai-512@api1*3
+rm -f "$OUT"/server-*.log
+for kind in llm batch; do tail -c 3000 "$OUT/$kind.log" > "$OUT/$kind.txt"; rm -f "$OUT/$kind.log"; done
 echo "end after $((SECONDS-began)) s"
