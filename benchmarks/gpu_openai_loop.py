@@ -1,10 +1,11 @@
-"""A loop over ``AsyncOpenAI``: the client that a user writes first, as an arm of ``gpu_compare.py``.
+"""A loop over ``AsyncOpenAI``, the client that users write first: an arm of ``gpu_compare.py``.
 
-    python benchmarks/gpu_openai_loop.py ROWS.jsonl SHAPE HOST:PORT MODEL OUT.json [--concurrency 512]
+    python benchmarks/gpu_openai_loop.py ROWS.jsonl SHAPE HOST:PORT MODEL OUT.json
+        [--concurrency 512]
 
-Rows start in order, with ``--concurrency`` requests in flight, each a chat (shapes with a schema) or
-a text completion. ``OUT.json`` has the seconds from the first request to the last answer, and the
-texts in the order of the rows.
+Rows start in order, with ``--concurrency`` requests in flight, each a chat (shapes with a schema)
+or a text completion. ``OUT.json`` has the seconds from the first request to the last answer, and
+the texts in the order of the rows.
 """
 
 from __future__ import annotations
