@@ -55,7 +55,7 @@ def test_no_program_is_started_by_a_shell_and_clients_follow_no_redirect() -> No
 SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 ARGV_OF_A_SHELL = {
     "backends/keys.py": "api_key_command of the job",
-    "tools/subprocess_runner.py": "limits before exec, arguments as arguments",
+    "tools/command_tool.py": "limits before exec, arguments as arguments",
     "tools/builtin/code.py": "the tool shell, for jobs that allow code",
     "hpc/launcher.py": "shell lines of the job",
 }

@@ -16,8 +16,7 @@ from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.job.spec.agent import PROGRAM_PLACE
 from bagent.store.journal.segments import write_error
 from bagent.text.unicode import wire_text
-from bagent.tools.command_tool import answer_of, without_preamble
-from bagent.tools.subprocess_runner import CommandChild, run_child
+from bagent.tools.command_tool import CommandChild, answer_of, run_child, without_preamble
 from bagent.tools.types import ToolFault
 from bagent.types import ErrorKind, Failure, Json, Message, Outcome, Reply, Usage
 

@@ -120,8 +120,8 @@ class AgentSetup:
         from bagent.agents.external_agent import KEYS, ProgramPlan, ProxyTarget, environment_for
         from bagent.proxy.auth import client_key, new_token
         from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
-        from bagent.tools.factory import tool_environment
         from bagent.tools.loader import find_program
+        from bagent.tools.types import tool_environment
 
         spec, env = job.agent, self._env
         assert spec is not None

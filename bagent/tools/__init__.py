@@ -6,14 +6,13 @@ A turn loop uses it like this::
         request["tools"] = executor.definitions
         result = await executor.call(call, CallContext(deadline=loop.time() + 60))
 
-types              tools, policies, results
-loader, factory    the tools of a job, opened
-executor           checks, shares, caches, limits and runs calls
-arguments          the arguments of a call
+types         tools, policies, results
+loader        the tools of a job, opened
+executor      checks, shares, caches, limits and runs calls
 python_tool, python_schema, threads    Python functions
-command_tool, subprocess_runner        programs
-mcp                                    tools of MCP servers
-builtin                                ``http_get``, ``read_file``, ``web_search``, ``sql`` and code
+command_tool  programs
+mcp           tools of MCP servers
+builtin       ``http_get``, ``read_file``, ``web_search``, ``sql`` and code
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bagent.tools.builtin.host_allowlist import HostAllowlist, as_address, is_public, read_entry
+from bagent.tools.builtin.http_get import HostAllowlist, as_address, is_public, read_entry
 
 PRIVATE = [
     *("127.0.0.1", "127.255.255.254", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1"),

@@ -8,8 +8,7 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from bagent.tools.builtin.host_allowlist import HostAllowlist
-from bagent.tools.builtin.http_get import HttpGet
+from bagent.tools.builtin.http_get import HostAllowlist, HttpGet
 from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import ToolFault
 from support.fake_server import FakeServer

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagent.tools.command_tool import answer_of
-from bagent.tools.subprocess_runner import CommandChild, ProcessLimits, run_child
+from bagent.tools.command_tool import CommandChild, ProcessLimits, answer_of, run_child
 from bagent.tools.types import Arguments
 from bagent.types import Json
 
