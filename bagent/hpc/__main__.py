@@ -11,8 +11,8 @@ from importlib import import_module
 from bagent.errors import EXIT_USAGE, BagentError
 
 STEPS = {
-    "deadline": "bagent.hpc.scheduler_queries",
-    "nodes": "bagent.hpc.nodes",
+    "deadline": "bagent.hpc.allocation",
+    "nodes": "bagent.hpc.allocation",
     "signature": "bagent.hpc.staging",
     "stage": "bagent.hpc.staging",
     "broadcast": "bagent.hpc.staging",

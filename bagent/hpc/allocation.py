@@ -1,14 +1,21 @@
-"""The batch job around this process, from the variables of schedulers and launchers.
+"""The batch job around this process: its ids, its end, its nodes and which of them run engines.
 
-Other modules do not read these variables: those of schedulers, which :mod:`bagent.batch_env` names,
+They come from the variables of schedulers and launchers, and from the scheduler's programs. Other
+modules do not read these variables: those of schedulers, which :mod:`bagent.batch_env` names,
 ``PALS_*`` (Cray PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and derivatives), ``OMPI_*`` (Open MPI).
 Only the build of the tables reads limits of memory from them.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +29,7 @@ from bagent.batch_env import (
     read_text,
 )
 from bagent.errors import UsageError
+from bagent.hpc.schedulers import SCHEDULERS, Ask
 
 T = TypeVar("T")
 
@@ -41,6 +49,11 @@ _PREFIXES = (
 )
 _ARRAY = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
+
+ANSWER_SECONDS = 10.0
+"""Timeout of a scheduler's program."""
+
+_ADDRESS = frozenset("0123456789.")
 
 
 class LauncherPlace(msgspec.Struct, frozen=True):
@@ -247,3 +260,141 @@ def _first_integer(env: Mapping[str, str], names: Iterable[str]) -> int | None:
 
 def _seconds(value: str | None) -> float | None:
     return float(value) if value and _SECONDS.fullmatch(value) else None
+
+
+def ask(command: Sequence[str]) -> str:
+    """Return the stdout of ``command``, empty if it is missing, fails or times out."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def job_end(allocation: Allocation, ask: Ask = ask) -> float | None:
+    """Return when the job will be killed in Unix seconds, None if unknown."""
+    if allocation.end is not None or allocation.scheduler is None or allocation.job_id is None:
+        return allocation.end
+    return SCHEDULERS[allocation.scheduler].job_end(allocation.job_id, ask)
+
+
+def node_names(allocation: Allocation, ask: Ask = ask) -> list[str]:
+    """Return the distinct nodes of the job in the scheduler's order; none outside of a job."""
+    if allocation.node_file is not None:
+        try:
+            lines = allocation.node_file.read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            lines = []
+        if lines:
+            return list(dict.fromkeys(lines))
+    if allocation.node_list is not None and allocation.scheduler is not None:
+        nodes = SCHEDULERS[allocation.scheduler].expand_nodes(allocation.node_list, ask)
+        return list(dict.fromkeys(nodes))
+    return []
+
+
+def deadline_step(argv: list[str]) -> int:
+    """Print ``@EPOCH`` for BAGENT_DEADLINE, some seconds before the job's end."""
+    parser = argparse.ArgumentParser(prog="bagent.hpc deadline")
+    parser.add_argument("--walltime", type=float, required=True, help="seconds, if nobody tells")
+    parser.add_argument("--less", type=float, default=0.0, help="seconds before the end")
+    args = parser.parse_args(argv)
+    end = job_end(read_allocation(os.environ)) or time.time() + args.walltime
+    sys.stdout.write(f"@{end - args.less:.0f}\n")
+    return 0
+
+
+def short(name: str) -> str:
+    """Return a host name without its domain, an address as it is."""
+    return name if set(name) <= _ADDRESS else name.partition(".")[0]
+
+
+def engine_nodes(names: Sequence[str], excluded: Iterable[str], skip: int = 0) -> list[str]:
+    """Return the nodes for engines, in the scheduler's order.
+
+    Args:
+        names: the job's nodes; repeats count once.
+        excluded: bad nodes, with or without their domains.
+        skip: how many good nodes at the front stay free.
+
+    Raises:
+        UsageError: none remains.
+    """
+    bad = {short(name) for name in excluded}
+    good = [name for name in dict.fromkeys(names) if short(name) not in bad][skip:]
+    if not good:
+        raise UsageError(
+            f"no node is left for engines of {len(names)}",
+            hint="raise cluster.nodes, or look at the excluded ones",
+        )
+    return good
+
+
+def position_of(nodes: Sequence[str], mine: Iterable[str], rank: int | None) -> int:
+    """Return the index of this node in ``nodes``, by its names or else its rank.
+
+    Launchers number ranks in an order of their own, so names come first.
+
+    Raises:
+        UsageError: it is not among them.
+    """
+    index = {short(name): number for number, name in enumerate(nodes)}
+    for name in mine:
+        position = index.get(short(name))
+        if position is not None:
+            return position
+    if rank is not None and rank < len(nodes):
+        return rank
+    raise UsageError(
+        f"this node ({', '.join(mine)}) is not in the list of nodes",
+        hint="start it on a node of the job",
+    )
+
+
+def this_node() -> str:
+    """Return the launcher's or scheduler's name for this node, else its own."""
+    named = os.environ.get("BAGENT_NODE") or read_allocation(os.environ).node
+    return named or socket.gethostname()
+
+
+def this_position(nodes: Sequence[str]) -> int:
+    """Return the index of this process's node in ``nodes``."""
+    rank = read_allocation(os.environ).rank
+    return position_of(nodes, [this_node(), socket.gethostname()], rank.index if rank else None)
+
+
+def read_names(path: Path) -> list[str]:
+    """Read names from a file, one a line; ``#`` begins a comment.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{path}: cannot be read: {reason}") from None
+    return [name for line in lines if (name := line.partition("#")[0].strip())]
+
+
+def nodes_step(argv: list[str]) -> int:
+    """Print the nodes for engines."""
+    parser = argparse.ArgumentParser(prog="bagent.hpc nodes")
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--exclude", default="", help="names parted by blanks")
+    parser.add_argument("--exclude-file", type=Path)
+    args = parser.parse_args(argv)
+    excluded = args.exclude.split()
+    if args.exclude_file is not None:
+        excluded += read_names(args.exclude_file)
+    names = node_names(read_allocation(os.environ)) or [socket.gethostname()]
+    sys.stdout.write("".join(f"{n}\n" for n in engine_nodes(names, excluded, args.skip)))
+    return 0

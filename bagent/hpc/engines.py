@@ -22,11 +22,8 @@ from typing import Literal
 
 from bagent.errors import UsageError
 from bagent.files import ensure_own_folder, write_atomic
-from bagent.hpc.allocation import Allocation, read_allocation
-from bagent.hpc.nodes import read_names, short, this_position
-from bagent.hpc.scheduler_queries import ask
-from bagent.hpc.schedulers import SCHEDULERS
-from bagent.hpc.schedulers.base import Ask
+from bagent.hpc.allocation import Allocation, ask, read_allocation, read_names, short, this_position
+from bagent.hpc.schedulers import SCHEDULERS, Ask
 
 LOOK_SECONDS = 2.0
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagent.hpc.nodes import read_names
+from bagent.hpc.allocation import read_names
 from bagent.hpc.schedulers import SCHEDULERS
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")

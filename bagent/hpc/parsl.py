@@ -19,13 +19,10 @@ import msgspec
 
 from bagent.batch_env import SchedulerName
 from bagent.errors import JobError, MissingPackage, NeedsPerson
-from bagent.hpc.allocation import read_allocation
+from bagent.hpc.allocation import ask, engine_nodes, node_names, read_allocation
 from bagent.hpc.launcher import on_every_node, set_up_script
-from bagent.hpc.nodes import engine_nodes
 from bagent.hpc.plan import choose_queue
-from bagent.hpc.scheduler_queries import ask, node_names
-from bagent.hpc.schedulers import SCHEDULERS
-from bagent.hpc.schedulers.base import Ask, clock
+from bagent.hpc.schedulers import SCHEDULERS, Ask, clock
 from bagent.hpc.site import GENERIC, load_site, merged
 from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.job import Job

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from bagent.errors import MissingPackage, WriteError
 from bagent.files import ensure_own_folder
-from bagent.hpc.nodes import short, this_node
+from bagent.hpc.allocation import short, this_node
 
 SENTINEL = ".staged"
 

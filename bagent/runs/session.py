@@ -24,7 +24,7 @@ from bagent.errors import (
     EXIT_STOPPED,
     StoppedEarly,
 )
-from bagent.hpc.scheduler_queries import job_end
+from bagent.hpc.allocation import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
 from bagent.rows import RowReader
 from bagent.runs.build import build_run

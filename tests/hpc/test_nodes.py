@@ -6,7 +6,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.hpc.__main__ import main
-from bagent.hpc.nodes import engine_nodes, position_of, read_names
+from bagent.hpc.allocation import engine_nodes, position_of, read_names
 
 NODES = ["x1.site.org", "x2.site.org", "x3.site.org"]
 

@@ -8,8 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from bagent.hpc.allocation import Allocation
-from bagent.hpc.scheduler_queries import ask, job_end, node_names
+from bagent.hpc.allocation import Allocation, ask, job_end, node_names
 from bagent.runs.deadline import read_deadline
 
 SLURM = Allocation("slurm", "7", node_list="n[1-2,4]")

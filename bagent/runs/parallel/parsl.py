@@ -26,7 +26,7 @@ from bagent.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
 )
-from bagent.hpc.allocation import without_allocation
+from bagent.hpc.allocation import job_end, without_allocation
 from bagent.hpc.parsl import (
     BatchSettings,
     Pool,
@@ -36,7 +36,6 @@ from bagent.hpc.parsl import (
     make_pool_plan,
     open_pool,
 )
-from bagent.hpc.scheduler_queries import job_end
 from bagent.observe import Progress
 from bagent.rows import RowReader
 from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
