@@ -5,12 +5,11 @@ configured, on vLLM's routes and with vLLM's messages. Answers are seeded and va
 request's schema. Nothing in it is a language model, and every answer's model name says so.
 
 config           settings and injected faults
-engine           continuous batching on a clock that the caller provides
-kv               the KV cache
+engine           continuous batching and the KV cache, on a clock that the caller provides
 metrics          counters in vLLM's Prometheus format
 driver           the engine on an event loop; requests read for one replica
 requests         request bodies, checked as vLLM checks them
-generator        answers; schema_values, regex_text and text make their values
+generator        answers; schema_values and text make their values
 tokens           tokenizer and chat template
 replies          response bodies and stream chunks
 other_protocols  OpenAI's responses and Anthropic's messages

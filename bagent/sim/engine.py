@@ -11,8 +11,11 @@ first token comes at the end of the step that finishes its prefill:
   TPOT = ``1 / decode``;
 * with ``b`` decoding all the time, TPOT = ``(1 + batch_slowdown * (b - 1)) / decode``.
 
-When the KV cache is full, the sequence admitted last is preempted: it returns to the queue and is
-computed again from its prompt and what it had generated.
+The KV cache is numbers of blocks. A block is *private* (not yet full) or *named* by the hash of all
+tokens up to its end. Named blocks are shared by sequences with the same beginning and counted by
+users. One without users stays cached until its room is needed, the least recently used first, as in
+vLLM's block pool. When the cache is full, the sequence admitted last is preempted: it returns to
+the queue and is computed again from its prompt and what it had generated.
 
 Equal steps are taken together. Between two events (an arrival, an end, a full cache) only counts
 change, so the cost of a sequence does not depend on its length. While a sequence is streamed,
@@ -30,8 +33,91 @@ from typing import Any
 import msgspec
 
 from bagent.sim.config import BLOCK, EngineConfig
-from bagent.sim.kv import BlockCache
 from bagent.sim.metrics import EngineStats
+
+
+class BlockCache:
+    """Counts blocks; it holds no data.
+
+    Args:
+        capacity: number of blocks.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._private = 0
+        self._users: dict[int, int] = {}
+        self._idle: dict[int, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Return the blocks that can be taken: free ones and cached ones without users."""
+        return self.capacity - self._private - len(self._users) + len(self._idle)
+
+    @property
+    def usage(self) -> float:
+        """Return the share of blocks in use by sequences, from 0 to 1."""
+        return 1.0 - self.available / self.capacity
+
+    def match(self, hashes: Seq[int], limit: int) -> int:
+        """Return how many leading blocks of ``hashes``, at most ``limit``, are cached."""
+        users = self._users
+        for i in range(min(len(hashes), limit)):
+            if hashes[i] not in users:
+                return i
+        return min(len(hashes), limit)
+
+    def acquire(self, hashes: Seq[int], private: int, spare: int = 0) -> bool:
+        """Take the named blocks ``hashes`` and ``private`` more; return False if they do not fit.
+
+        ``spare`` blocks stay available for others.
+        """
+        users, idle = self._users, self._idle
+        needed = private + spare
+        for name in hashes:
+            if users.get(name, 0) == 0:
+                needed += 1
+        if needed > self.available:
+            return False
+        for name in hashes:
+            used = users.get(name)
+            if used == 0:
+                del idle[name]
+            users[name] = (used or 0) + 1
+        self._private += private
+        self._evict()
+        return True
+
+    def grow(self, blocks: int) -> None:
+        """Take ``blocks`` more private blocks; the caller has checked :attr:`available`."""
+        self._private += blocks
+        self._evict()
+
+    def release(self, hashes: Seq[int], private: int, named: Seq[int] = ()) -> None:
+        """Free the blocks of a sequence.
+
+        Args:
+            hashes: its named blocks.
+            private: its private blocks.
+            named: names of the private blocks that are full and stay cached.
+        """
+        users, idle = self._users, self._idle
+        self._private -= private
+        for name in reversed(named):
+            if name not in users:
+                users[name] = 0
+                idle[name] = None
+        for name in reversed(hashes):
+            users[name] -= 1
+            if not users[name]:
+                idle[name] = None
+
+    def _evict(self) -> None:
+        excess = self._private + len(self._users) - self.capacity
+        for _ in range(excess):
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            del self._users[oldest]
 
 
 class SimRequest(msgspec.Struct, frozen=True):

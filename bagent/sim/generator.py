@@ -14,7 +14,6 @@ import msgspec
 
 from bagent.sim import tokens
 from bagent.sim.config import AnswerConfig
-from bagent.sim.regex_text import UnsupportedPattern, matching_text
 from bagent.sim.requests import (
     ApiError,
     ChatRequest,
@@ -23,7 +22,7 @@ from bagent.sim.requests import (
     stop_strings,
 )
 from bagent.sim.schema_values import SchemaSampler, UnsatisfiableSchema
-from bagent.sim.text import draw_length, free_text, seeded
+from bagent.sim.text import UnsupportedPattern, draw_length, free_text, matching_text, seeded
 from bagent.types import Json
 
 TextMaker = Callable[[random.Random], str]

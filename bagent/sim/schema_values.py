@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
-from bagent.sim.text import random_words
+from bagent.sim.text import UnsupportedPattern, formatted_text, matching_text, random_words
 from bagent.types import Json
 
 _MAX_ATTEMPTS = 40

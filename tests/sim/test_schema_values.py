@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
 from bagent.sim.schema_values import SchemaSampler, UnsatisfiableSchema
+from bagent.sim.text import UnsupportedPattern, formatted_text, matching_text
 
 PERSON = {
     "type": "object",
