@@ -11,8 +11,7 @@ workers, worker the workers of a test, in this process or as processes of their 
 runner          a load test from the health check to its results
 sweep           search for the saturation of a fleet
 monitors        lag of the client, counters of the servers
-records         raw rows, one for each request
-tables          raw rows in DuckDB
+records         raw rows, one for each request, and their tables in DuckDB
 metrics         numbers of a load test, by SQL over the raw rows (percentiles are never averaged)
 verdict         which endpoints are slow, failing or dead
 summary         ``summary.json``

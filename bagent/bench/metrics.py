@@ -1,4 +1,4 @@
-"""Numbers of a load test, by SQL over its raw rows; see :mod:`bagent.bench.tables`."""
+"""Numbers of a load test, by SQL over its raw rows; see :mod:`bagent.bench.records`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from bagent.bench.monitors import ClientState
 from bagent.bench.plan import Slo
+from bagent.bench.records import BenchTables
 from bagent.bench.routing import REFUSALS
-from bagent.bench.tables import BenchTables
 
 LATENCIES = ("ttft", "ttfot", "tpot", "ntpot", "e2e", "e2e_sent", "lag", "pace")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}

@@ -529,8 +529,8 @@ def write_results(
         WriteError: the disk is full, or the folder cannot be written.
     """
     from bagent.bench import metrics
+    from bagent.bench.records import BenchTables, write_csv
     from bagent.bench.summary import summarise
-    from bagent.bench.tables import BenchTables, write_csv
 
     folder = request.folder
     with BenchTables(folder) as tables:

@@ -17,8 +17,8 @@ from bagent.bench import metrics
 from bagent.bench.monitors import client_limits
 from bagent.bench.plan import BenchPlan
 from bagent.bench.prompts import AnswerPlan
+from bagent.bench.records import DEFINITIONS, BenchTables
 from bagent.bench.runner import LoadTestRecord
-from bagent.bench.tables import DEFINITIONS, BenchTables
 from bagent.bench.thresholds import SCHEMA_VERSION
 from bagent.bench.verdict import EndpointStats, EndpointVerdict, Verdict, judge, main_failure_kinds
 from bagent.fleet.health_check import HealthResult

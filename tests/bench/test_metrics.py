@@ -13,11 +13,17 @@ import pytest
 from bagent.bench import metrics
 from bagent.bench.load_generator import WorkerShare
 from bagent.bench.plan import Slo
-from bagent.bench.records import ClientRow, LoadStageRow, RequestRow, RowFile, ServerRow
+from bagent.bench.records import (
+    BenchTables,
+    ClientRow,
+    LoadStageRow,
+    RequestRow,
+    RowFile,
+    ServerRow,
+)
 from bagent.bench.routing import REFUSALS
 from bagent.bench.runner import stage_row
 from bagent.bench.schedule import LoadStage, arrival_times
-from bagent.bench.tables import BenchTables
 
 Fill = Callable[..., BenchTables]
 
