@@ -16,8 +16,12 @@ from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
 from bagent.check import facts
 from bagent.check.estimate import (
+    ServerTokenizer,
+    SimTokenizer,
     Sizes,
+    Tokenizer,
     cost_report,
+    count_sample,
     estimate_sizes,
     max_tokens_range,
     prompts_as_bytes,
@@ -32,7 +36,6 @@ from bagent.check.probe import CheckTarget, Probed, capabilities_by_name, find_t
 from bagent.check.prompt_reorder import suggest, yaml_of
 from bagent.check.report import CheckReport, ReorderReport, ShareReport
 from bagent.check.sample import Sampled, as_embeddings, make_requests
-from bagent.check.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_sample
 from bagent.duck import without_installs
 from bagent.errors import ChangedError
 from bagent.interrupts import run_interruptible

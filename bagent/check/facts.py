@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from bagent.agents.plan import STREAM_EVERY, StagePlan
 from bagent.batches.scheduler import SendingTimes
-from bagent.check.estimate import Sizes
+from bagent.check.estimate import BYTES_PER_TOKEN, SimTokenizer, Sizes, Tokenizer
 from bagent.check.probe import Probed
 from bagent.check.report import (
     EffectsReport,
@@ -23,7 +23,6 @@ from bagent.check.report import (
     SendReport,
 )
 from bagent.check.sample import Sampled, parameters
-from bagent.check.tokens import BYTES_PER_TOKEN, SimTokenizer, Tokenizer
 from bagent.errors import JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text

@@ -8,6 +8,7 @@ import pytest
 
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.check.estimate import (
+    Counted,
     cost_report,
     estimate_sizes,
     max_tokens_range,
@@ -17,7 +18,6 @@ from bagent.check.estimate import (
 )
 from bagent.check.facts import prompt_report
 from bagent.check.sample import Sampled
-from bagent.check.tokens import Counted
 from bagent.errors import UsageError
 from bagent.money.prices import Price
 from bagent.types import Row

@@ -13,8 +13,8 @@ from aiohttp import web
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.check.estimate import Counted, ServerTokenizer, SimTokenizer, choose_rows, count_sample
 from bagent.check.sample import Sampled
-from bagent.check.tokens import Counted, ServerTokenizer, SimTokenizer, choose_rows, count_sample
 from bagent.types import Row
 from support.http_servers import serve_app
 
