@@ -4,8 +4,8 @@ What distinguishes providers and engines is in the table of :mod:`bagent.backend
 packages use. To add a provider, Gemini say:
 
 1. An entry in that table. This is all for a server that speaks OpenAI's protocol.
-2. For another protocol: a package here like ``anthropic`` (``wire`` for request bodies and replies,
-   ``backend`` for sending), with its function in ``registry``.
+2. For another protocol: a module here like ``anthropic``, for request bodies, replies and sending,
+   with its function in ``registry``.
 3. Prices in ``bagent/money/prices.json``.
 4. If it has a batch service: a module in :mod:`bagent.batches`, called by
    :func:`bagent.runs.provider_batches.make_service`.
@@ -20,12 +20,11 @@ profile         what each endpoint accepts, learned from its responses
 keys            API keys
 wrappers        newer keys after a refusal; backends without groups
 messages        chat messages as alternating turns, for Anthropic and Bedrock
-typed_stream    streams whose events name their type
 prefix_cache    prompt prefixes to mark for explicit caches
 openai          chat, completions, embeddings, responses; also for engines and gateways
 anthropic       the Messages API
 bedrock         the Converse API, through boto3
 batching        requests of several rows
-engines         detection and load of engines, and the local one
+engines         probes and load of engines, and the local one
 http            the HTTP clients that all but Bedrock use
 """

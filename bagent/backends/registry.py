@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bagent.backend_kinds import LISTS, RAW, TRAITS, BackendKind, Protocol, traits_of
-from bagent.backends.anthropic import wire as anthropic
+from bagent.backends import anthropic
 from bagent.backends.base import Backend
 from bagent.backends.bedrock import wire as bedrock
 from bagent.backends.http.client import Transport
@@ -66,9 +66,7 @@ def _make_openai(transport: Transport, config: BackendConfig, notice: Notice) ->
 
 
 def _make_anthropic(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:
-    from bagent.backends.anthropic.backend import AnthropicBackend
-
-    return AnthropicBackend(transport, enforce=config.enforce, notice=notice)
+    return anthropic.AnthropicBackend(transport, enforce=config.enforce, notice=notice)
 
 
 def _make_bedrock(transport: Transport, config: BackendConfig, notice: Notice) -> Backend:

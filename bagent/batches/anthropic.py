@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bagent.backends.anthropic.wire import IGNORED_SAMPLING, AnthropicWriter, reply_from_message
+from bagent.backends.anthropic import IGNORED_SAMPLING, AnthropicWriter, reply_from_message
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.errors import failure_from_status, find_error

@@ -18,8 +18,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.backends.bedrock.backend import BedrockConfig, make_client, require_model
-from bagent.backends.bedrock.errors import WorkerThreads, failure_from_exception
+from bagent.backends.bedrock.backend import (
+    BedrockConfig,
+    WorkerThreads,
+    failure_from_exception,
+    make_client,
+    require_model,
+)
 from bagent.backends.bedrock.wire import IGNORED_SAMPLING, converse_arguments, read_answer
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import failure_from_status, shorten

@@ -22,7 +22,7 @@ from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.openai.errors import failure_from_body, failure_from_status, shorten
 from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.openai.responses import PATH as RESPONSES
-from bagent.backends.openai.responses_request import ResponsesWriter, goes_to_responses
+from bagent.backends.openai.responses import ResponsesWriter, goes_to_responses
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import fetch_all

@@ -11,7 +11,7 @@ import msgspec
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.openai.responses_request import ResponsesWriter, goes_to_responses
+from bagent.backends.openai.responses import ResponsesWriter, goes_to_responses
 from bagent.backends.request import EMBEDDINGS, Request, answer_limit, encode_payload
 from bagent.types import Json, Message, Outcome, Row
 

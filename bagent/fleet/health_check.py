@@ -15,9 +15,13 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.engines.detect import choose_model, detect_capabilities
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.backends.engines.probe import CompletionProbe, ProbeResult
+from bagent.backends.engines.probe import (
+    CompletionProbe,
+    ProbeResult,
+    choose_model,
+    detect_capabilities,
+)
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.openai.models import fetch_models

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bagent import __version__
-from bagent.backends.anthropic import wire as anthropic_wire
+from bagent.backends import anthropic
 from bagent.backends.openai.chat import read_usage
 from bagent.backends.openai.responses import response_usage
 from bagent.clocks import unix
@@ -64,7 +64,7 @@ def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
         first = (_event(head.splitlines()) or {}).get("message")
         start = first if isinstance(first, dict) else {}
         reported = {name: value for name, value in last["usage"].items() if value is not None}
-        return anthropic_wire.read_usage({**(start.get("usage") or {}), **reported}), _model(start)
+        return anthropic.read_usage({**(start.get("usage") or {}), **reported}), _model(start)
     inner = last.get("response")
     body = inner if isinstance(inner, dict) else last
     return _read(body), _model(body)
@@ -75,7 +75,7 @@ def _read(body: dict[str, Any]) -> Usage:
     if not isinstance(usage, dict) or "input_tokens" not in usage:
         return read_usage(usage)
     if body.get("object") != "response":
-        return anthropic_wire.read_usage(usage)
+        return anthropic.read_usage(usage)
     return response_usage(usage)
 
 

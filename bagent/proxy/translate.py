@@ -15,20 +15,19 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.http.request import SSE, body_chunks, read_body
 from bagent.backends.openai.chat import read_reply
-from bagent.backends.openai.chat_from_responses import chat_request
 from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.raw_request import CHAT, unpack_body
-from bagent.backends.openai.response_events import ResponseEvents, event_bytes
 from bagent.backends.openai.responses import (
     PATH as RESPONSES,
 )
 from bagent.backends.openai.responses import (
     WANTS_RESPONSES,
     ResponsesStream,
+    ResponsesWriter,
     needs_responses,
     read_response,
 )
-from bagent.backends.openai.responses_request import ResponsesWriter
+from bagent.backends.openai.responses_server import ResponseEvents, chat_request, event_bytes
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.proxy.chat_format import StreamId, TurnMemory, chunk_bytes, completion, last_chunks

@@ -14,8 +14,7 @@ import msgspec
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engines.detect import detect_capabilities
-from bagent.backends.engines.probe import CompletionProbe, ProbeResult
+from bagent.backends.engines.probe import CompletionProbe, ProbeResult, detect_capabilities
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import proxy_for
 from bagent.backends.keys import KeySource, key_from_env, run_key_command

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from bagent.backends.openai.chat import read_usage
-from bagent.backends.openai.chat_from_responses import chat_request
-from bagent.backends.openai.response_events import ResponseEvents
+from bagent.backends.openai.responses_server import ResponseEvents, chat_request
 from bagent.sim import tokens
 from bagent.sim.replies import IncrementalText, ReplyHead, ReplySample, encode, make_usage
 from bagent.sim.requests import ApiError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.anthropic.wire import (
+from bagent.backends.anthropic import (
     MAX_TOKENS,
     AnthropicStream,
     AnthropicWriter,

@@ -10,7 +10,7 @@ from botocore import exceptions as aws
 from botocore.eventstream import ChecksumMismatch
 from urllib3.exceptions import ProtocolError
 
-from bagent.backends.bedrock.errors import failure_from_exception
+from bagent.backends.bedrock.backend import failure_from_exception
 from bagent.backends.bedrock.wire import BedrockStream
 from bagent.types import Failure, Reply
 

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.engines.detect import detect_capabilities
-from bagent.backends.engines.probe import CompletionProbe, ProbeResult
+from bagent.backends.engines.probe import CompletionProbe, ProbeResult, detect_capabilities
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.openai.models import fetch_models

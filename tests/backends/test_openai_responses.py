@@ -10,9 +10,14 @@ import pytest
 from openai.types.shared.responses_model import ResponsesModel
 
 from bagent.backends.messages import assistant_message
-from bagent.backends.openai.chat_from_responses import chat_request
-from bagent.backends.openai.responses import ResponsesStream, needs_responses, read_response
-from bagent.backends.openai.responses_request import ResponsesWriter, input_items
+from bagent.backends.openai.responses import (
+    ResponsesStream,
+    ResponsesWriter,
+    input_items,
+    needs_responses,
+    read_response,
+)
+from bagent.backends.openai.responses_server import chat_request
 from bagent.backends.registry import check_supported
 from bagent.backends.request import Request, encode_payload
 from bagent.check.sample import parameters

@@ -10,7 +10,7 @@ import pytest
 
 from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.tokenize import PromptCounter
+from bagent.backends.openai.backend import PromptCounter
 from bagent.backends.profile import EndpointProfiles
 from bagent.backends.request import CallSettings, Request
 from bagent.types import Failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from bagent.backends.bedrock.errors import WorkerThreads
+from bagent.backends.bedrock.backend import WorkerThreads
 
 
 def test_no_more_threads_than_allowed_and_all_calls_end() -> None:

@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from bagent.backends.anthropic.wire import read_message
+from bagent.backends.anthropic import read_message
 from support.sim_client import on_sim
 from support.simulated_fleets import simulated
 

@@ -1,6 +1,5 @@
 """Amazon Bedrock's Converse API, through boto3.
 
-backend  sending, in a thread for each call
-errors   exceptions of boto3 as failures, and the threads
+backend  sending, in a thread for each call, and exceptions of boto3 as failures
 wire     requests and replies
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.anthropic.wire import MAX_TOKENS, schema_text
+from bagent.backends.anthropic import MAX_TOKENS, schema_text
 from bagent.backends.messages import (
     ChatMessages,
     ImagePart,

@@ -1,13 +1,19 @@
-"""Decoder of JSON server-sent events.
+"""JSON server-sent events: their decoder, and the base of streams whose events name their type.
 
 Source: WHATWG HTML, section 9.2. For servers that end each event with an empty line.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.text.json import decode_json
+from bagent.types import Failure, Reply, ToolCall
 
 
 class InvalidEvent(ValueError):
@@ -85,3 +91,96 @@ class SSEDecoder:
         except ValueError:
             raise InvalidEvent(raw[:800].decode("utf-8", "replace")) from None
         return event if isinstance(event, dict) else None
+
+
+class TypedEventStream(ABC):
+    """Reads the events of a streamed answer; see :class:`bagent.backends.http.request.EventReader`.
+
+    Only the event that ends an answer completes it, not the end of the stream.
+
+    Args:
+        started: when the request was sent, on ``clock`` (seconds).
+        on_call: gets every tool call once its arguments are whole.
+    """
+
+    last_event = "the last event"
+    """What a stream that was cut off lacks, for people."""
+
+    def __init__(
+        self,
+        started: float,
+        clock: Callable[[], float],
+        on_call: Callable[[ToolCall], None] | None = None,
+    ) -> None:
+        self._on_call = on_call
+        self._clock = clock
+        self._started = started
+        self.first_token: float | None = None
+        self.pieces = 0
+        self.done = False
+        self.error: Failure | None = None
+        self._lines = SSEDecoder()
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes of the body."""
+        self._take(lambda: self._lines.feed(data))
+
+    def _take(self, read: Callable[[], list[dict[str, Any]]]) -> None:
+        try:
+            for event in read():
+                if self.done or self.error is not None:
+                    return
+                kind = event.get("type")
+                if kind == "error" or (kind is None and "error" in event):
+                    self.error = failure_from_body(event, {}) or _broken(
+                        "an error without a message"
+                    )
+                    return
+                self._event(str(kind), event)
+        except InvalidEvent as error:
+            self.error = self.error or _broken(f"not JSON in the stream: {shorten(str(error))}")
+
+    def _seen(self) -> None:
+        """Record that a piece of an answer came."""
+        if self.first_token is None:
+            self.first_token = self._clock()
+
+    @abstractmethod
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        """Apply an event that is no error."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> bool:
+        """Whether the answer is complete: losing the rest does no harm."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The text received so far."""
+
+    @abstractmethod
+    def _reply(self, ttft_ms: float | None) -> Reply | Failure:
+        """Return the complete answer."""
+
+    @abstractmethod
+    def _read_whole(self, raw: bytes) -> Reply | Failure:
+        """Return the answer of a body that is no event stream."""
+
+    def result(self) -> Reply | Failure:
+        """Return the reply, or the failure of a stream without its last event."""
+        self._take(self._lines.finish)
+        if self.error is not None and not self.whole:
+            return msgspec.structs.replace(self.error, text=self.text or None)
+        if not self.whole:
+            if self._lines.stray and not self.pieces:
+                return self._read_whole(self._lines.stray)
+            failure = _broken(f"the stream ended without {self.last_event}")
+            return msgspec.structs.replace(failure, text=self.text or None)
+        ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
+        return self._reply(ttft)
+
+
+def _broken(message: str) -> Failure:
+    """Return the failure of a stream that breaks off or holds no events."""
+    return Failure("bad_response", message, passing=True, status=200)

@@ -1,5 +1,0 @@
-"""Anthropic's Messages API.
-
-backend  sending and errors
-wire     request bodies and replies
-"""
