@@ -44,7 +44,7 @@ AREAS: dict[str, tuple[int, str]] = {
     ),
     "answers": (
         12,
-        "answers/evaluate answers/extract answers/reasoning answers/retry_prompt"
+        "answers/evaluate answers/extract answers/reasoning answers/messages"
         " answers/schema/bundle answers/schema/dialects answers/schema/openai_strict"
         " answers/schema/schema text/unicode",
     ),

@@ -12,8 +12,8 @@ from typing import Any
 from bagent.agents.conversation import text_bytes
 from bagent.agents.plan import AgentPlan, StagePlan
 from bagent.agents.token_budget import LEAST, MARGIN_TOKENS
+from bagent.answers.messages import truncate_middle
 from bagent.answers.reasoning import split_reasoning
-from bagent.answers.retry_prompt import truncate_middle
 from bagent.backends.request import Request, encode_payload
 from bagent.clocks import unix
 from bagent.text.json import encode_json

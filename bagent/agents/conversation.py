@@ -14,7 +14,7 @@ import msgspec
 from bagent.agents.batch_line import line_fault, received_json
 from bagent.agents.plan import StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
-from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
+from bagent.answers.messages import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, route_of
 from bagent.backends.request import BODY_LIMITS, Request, encode_payload
 from bagent.fleet.call import Call, CallResult, Delivery, Evaluate

@@ -17,8 +17,8 @@ from bagent.answers.extract import (
     extract_json,
     why_not_json,
 )
+from bagent.answers.messages import shorten
 from bagent.answers.reasoning import ReasoningSplit, split_reasoning
-from bagent.answers.validation_messages import shorten
 from bagent.text.unicode import clean_text
 from bagent.types import ErrorKind, Json, Reply, Status
 

@@ -11,7 +11,7 @@ import msgspec
 
 from bagent.agents.plan import StagePlan
 from bagent.agents.token_budget import MARGIN_TOKENS
-from bagent.answers.retry_prompt import add_schema_instruction
+from bagent.answers.messages import add_schema_instruction
 from bagent.job.templates.template import TemplateFailure
 from bagent.stages.base import (
     NO_SURVIVOR,

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
+from bagent.answers.messages import shorten
 from bagent.answers.schema.schema import OutputSchema
-from bagent.answers.validation_messages import shorten
 from bagent.clocks import unix
 from bagent.redaction import NO_SECRETS, Redactor
 from bagent.text.json import decode_json

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.answers.retry_prompt import add_schema_instruction
+from bagent.answers.messages import add_schema_instruction
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import encode_payload
 from bagent.errors import BagentError

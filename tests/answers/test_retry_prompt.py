@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bagent.answers.evaluate import evaluate
-from bagent.answers.retry_prompt import (
+from bagent.answers.messages import (
     add_schema_instruction,
     retry_messages,
     schema_instruction,

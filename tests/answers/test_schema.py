@@ -312,7 +312,7 @@ def loaded(*names):
     print(*[name for name in names if name in sys.modules] or ["none"])
 import bagent.answers.evaluate
 loaded("jsonschema_rs")
-import bagent.answers.schema.schema as schema, bagent.answers.retry_prompt, pathlib
+import bagent.answers.schema.schema as schema, bagent.answers.messages, pathlib
 loaded("jsonschema", "referencing", "pydantic", "urllib.request", "duckdb")
 schema.OutputSchema.load({"type": "string"}, base=pathlib.Path()).explain(1)
 loaded("jsonschema")

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from bagent.answers.messages import MAX_WORDS, pointer, shorten
 from bagent.answers.schema.schema import OutputSchema
-from bagent.answers.validation_messages import MAX_WORDS, pointer, shorten
 
 REVIEW = {
     "type": "object",

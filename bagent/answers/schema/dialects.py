@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from bagent.answers.validation_messages import pointer, shorten
+from bagent.answers.messages import pointer, shorten
 from bagent.text.suggest import nearest_name
 from bagent.types import Json
 

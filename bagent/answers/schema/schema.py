@@ -15,7 +15,8 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from bagent.answers.schema.bundle import Bundler
+from bagent.answers.messages import pointer, shorten, validation_messages
+from bagent.answers.schema.bundle import Bundler, SchemaFiles
 from bagent.answers.schema.columns import columns_of
 from bagent.answers.schema.dialects import (
     DEFAULT,
@@ -27,9 +28,7 @@ from bagent.answers.schema.dialects import (
     unknown_keywords,
     walk,
 )
-from bagent.answers.schema.files import SchemaFiles
 from bagent.answers.schema.openai_strict import keeps_strict_rules, with_types
-from bagent.answers.validation_messages import pointer, shorten, validation_messages
 from bagent.errors import Position, SchemaError
 from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
 from bagent.types import Json
