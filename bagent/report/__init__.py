@@ -1,8 +1,8 @@
 """HTML pages that load nothing from elsewhere.
 
-- ``html``, ``svg``: the toolkit: escaping, tables, sections, the page skeleton; charts
-- ``render``: templates, shared with ``bagent view``
-- ``headline``, ``overview``, ``answer_fields``: totals, causes, endpoints and answers
+- ``html``, ``svg``: the toolkit, shared with ``bagent view``: escaping, tables, sections, the page
+  skeleton, templates; charts
+- ``overview``, ``answer_fields``: totals, causes, endpoints and answers
 - ``run``: the page of a run, made by SQL from its tables
 - ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
 - ``queries``: SQL that several sections share

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagent.observe.formatting import counted, visible
-from bagent.report.html import Html, heading, note, section, table
+from bagent.report.html import Html, heading, note, part, section, table
 from bagent.report.overview import causes
 from bagent.report.queries import ReportDb
-from bagent.report.render import part
 
 MOST = 25
 FAULTS = 4

@@ -16,16 +16,15 @@ from bagent.report import (
     endpoints,
     failures,
     fields,
-    headline,
     html,
+    overview,
     rows,
     stages,
 )
 from bagent.report.fields import Traits
-from bagent.report.html import Html, block, heading, note, number, section, table, text
+from bagent.report.html import Html, block, heading, note, number, part, section, table, text
 from bagent.report.overview import down_endpoints, throughput
 from bagent.report.queries import ANSWERED, WEAK, ReportDb, quantiles
-from bagent.report.render import part
 from bagent.report.svg import histogram
 from bagent.types import Json
 
@@ -119,12 +118,12 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     earlier = _rows_of_earlier_jobs(db, about.earlier)
     over = throughput(db)
     parts = [
-        headline.headline(db, sums, over),
+        overview.headline(db, sums, over),
         _findings(by_topic),
         failures.failures(db, about.mending, sums),
         _answers(db, about),
         stages.stages(by_stage, sums),
-        headline.timeline(db, sums, over),
+        overview.timeline(db, sums, over),
         distributions(db),
         endpoints.endpoints(db, served),
         fields.fields(traits),

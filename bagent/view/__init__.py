@@ -6,5 +6,5 @@
 - ``row``, ``prompts``, ``transcript``, ``diff``: everything about one row
 - ``compare``: two runs row by row
 
-The templates escape by :mod:`bagent.report.render`.
+The templates escape by :mod:`bagent.report.html`.
 """

@@ -17,7 +17,7 @@ from aiohttp import web
 from bagent.errors import BagentError, UsageError
 from bagent.observe.counters import cost_range
 from bagent.observe.formatting import duration, money, rate
-from bagent.report import answer_fields, overview, render
+from bagent.report import answer_fields, html, overview
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.runs.run_state import mending_commands, next_lines
@@ -251,7 +251,7 @@ class Handlers:
         if details is None:
             raise UsageError("there is no such row in this run any more")
         value = details.result[name]
-        body = render.json_text(value if value is not None else "")
+        body = html.json_text(value if value is not None else "")
         headers = _download("text/plain; charset=utf-8", f"{name}.txt")
         return web.Response(body=body.encode("utf-8", "replace"), headers=headers)
 
@@ -296,7 +296,7 @@ def _prompt_and_transcript(viewed: ViewedRun, details: RowDetails) -> tuple[Any,
 def answer_text(result: Mapping[str, Any]) -> str:
     """Return the answer of a result for people: indented JSON, the text, or the error."""
     if result["output"] is not None:
-        return render.pretty(result["output"])
+        return html.pretty(result["output"])
     return str(result["text"] or result["error"] or "")
 
 
@@ -413,5 +413,5 @@ def _base(request: web.Request) -> str:
 def _page(template: str, request: web.Request, **values: Any) -> web.Response:
     run = values.get("run")
     here = f"{_base(request)}/run/{quote(run.name, safe='')}" if run is not None else ""
-    text = render.page(TEMPLATES, template, base=_base(request), here=here, **values)
+    text = html.template_page(TEMPLATES, template, base=_base(request), here=here, **values)
     return web.Response(text=text, content_type="text/html")

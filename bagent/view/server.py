@@ -13,7 +13,7 @@ from aiohttp import web
 
 from bagent.errors import BagentError
 from bagent.proxy.auth import address_guard, is_token, new_token
-from bagent.report import render
+from bagent.report import html
 from bagent.view.catalog import RunCatalog
 from bagent.view.handlers import TEMPLATES, Handlers
 
@@ -121,7 +121,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.get(_BEGUN):
             raise
         message, hint = _explain(error)
-    text = render.page(
+    text = html.template_page(
         TEMPLATES, "error.html", message=message, hint=hint, base=f"/{request.path.split('/')[1]}"
     )
     return web.Response(text=text, content_type="text/html", status=400)

@@ -9,8 +9,8 @@ import pytest
 
 from bagent.report import ReportInfo
 from bagent.report.answer_fields import profile_fields
+from bagent.report.html import share
 from bagent.report.queries import ReportDb
-from bagent.report.render import share
 from support.report_pages import TableRun
 
 
