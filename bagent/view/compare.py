@@ -1,9 +1,11 @@
-"""Two runs row by row: how many answers are the same, and which differ."""
+"""Two runs row by row: how many answers are the same, which differ, and in which words."""
 
 from __future__ import annotations
 
+import re
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,6 +13,13 @@ from bagent.duck import Access, connect, file_literal
 from bagent.errors import UsageError
 from bagent.view.rows import PAGE_ROWS, RowKey
 from bagent.view.tables import QUERY_SECONDS, SETTINGS, stopped_after
+
+Change = Literal["same", "removed", "added"]
+
+MOST_WORDS = 4000
+"""Words of each text that are compared; the work grows with their product."""
+
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
 _CONDITIONS = {
     "different": "in_a and in_b and not same",
@@ -24,6 +33,24 @@ _ANSWER = "coalesce(output::varchar, text, error)"
 
 _NUMBER = "case when id is null then row end"
 """SQL: the number of a row that has no id to compare it by."""
+
+
+def word_diff(first: str, second: str) -> list[tuple[Change, str]]:
+    """Return the pieces of both texts in order; beyond :data:`MOST_WORDS` nothing is compared."""
+    a, b = (_WORDS.findall(text)[: MOST_WORDS + 1] for text in (first, second))
+    if max(len(a), len(b)) > MOST_WORDS:
+        same = first == second
+        return [("same", first)] if same else [("removed", first), ("added", second)]
+    pieces: list[tuple[Change, str]] = []
+    for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag == "equal":
+            pieces.append(("same", "".join(a[i:j])))
+            continue
+        if i < j:
+            pieces.append(("removed", "".join(a[i:j])))
+        if k < m:
+            pieces.append(("added", "".join(b[k:m])))
+    return pieces
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -23,10 +23,9 @@ from bagent.report.queries import ReportDb
 from bagent.runs.run_state import mending_commands, next_lines
 from bagent.store.tables.schema import STATUSES
 from bagent.view.catalog import RunCatalog, ViewedRun
-from bagent.view.compare import compare_runs
-from bagent.view.diff import word_diff
+from bagent.view.compare import compare_runs, word_diff
 from bagent.view.filters import NUMBER_SORT, TEXT_LENGTH, TEXT_SORT, FieldTest, RowFilter
-from bagent.view.row import RowDetails, find_row, find_same
+from bagent.view.row import RowDetails, find_row, find_same, read_transcript
 from bagent.view.rows import (
     RowColumns,
     RowKey,
@@ -37,7 +36,6 @@ from bagent.view.rows import (
     neighbours,
     row_columns,
 )
-from bagent.view.transcript import read_transcript
 
 TEMPLATES = Path(__file__).parent / "templates"
 

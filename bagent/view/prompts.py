@@ -21,7 +21,7 @@ from bagent.stages.prepare import load_schema, prepare_stages
 from bagent.stages.row import FIELDS, Response, responses
 from bagent.store.run_dir import RunDir
 from bagent.types import Json, Message
-from bagent.view.transcript import content_text
+from bagent.view.row import content_text
 
 
 class PromptMessage(msgspec.Struct, frozen=True):
