@@ -8,5 +8,4 @@ completion      names that the shell completes
 commands        the commands, one file each
 render          what they print
 results_export  results as CSV, Parquet or a table
-job_from_rows   a job file for the rows of a file
 """

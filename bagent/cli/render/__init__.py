@@ -1,7 +1,6 @@
 """What commands print.
 
 tables      rows as tables, CSV or JSON lines
-csv         rows as CSV
 hosts       checked endpoints
 bench       a load test
 report_job  the job on the page of a run

@@ -7,5 +7,4 @@
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
 - ``views``: views over the tables
-- ``masking``: redaction of fields as SQL
 """
