@@ -14,12 +14,12 @@ import msgspec
 from jinja2 import TemplateSyntaxError
 
 from bagent.errors import JobError
-from bagent.job.source_map import Origin
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import PromptSpec, TextSpec
 from bagent.job.templates.environment import ENVIRONMENT
 from bagent.job.templates.prompt import Prompt
 from bagent.job.templates.template import Template, TemplateFailure
+from bagent.job.validation import Origin
 
 Varies = Callable[[str], bool]
 """Tells whether a piece of a template renders differently for some rows."""

@@ -4,11 +4,10 @@
 - ``yaml``: YAML 1.2 with positions
 - ``overrides``, ``env_substitution``: ``--set`` and named options, ``${VAR}``
 - ``spec``: the definition of a job file
-- ``validation``: validation errors with positions
+- ``validation``: validation errors, and positions in texts
 - ``templates``: prompt templates
 - ``files``: prompt, schema and tool files
 - ``fingerprint``: hashes of the parts that change answers
 - ``redaction``: masked secrets
-- ``source_map``: positions in texts
 - ``batch_file``: recognition of OpenAI batch files
 """

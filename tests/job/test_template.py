@@ -8,10 +8,10 @@ import decimal
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.source_map import Origin
 from bagent.job.templates import limits
 from bagent.job.templates.environment import MAX_RENDER, JsonLines
 from bagent.job.templates.template import Template, TemplateFailure
+from bagent.job.validation import Origin
 
 ROW = {
     "text": "x",

@@ -18,7 +18,6 @@ from pydantic import Field, PrivateAttr, model_validator
 from bagent.errors import Position
 from bagent.job.env_substitution import VariableUse
 from bagent.job.redaction import written_secrets
-from bagent.job.source_map import Origin
 from bagent.job.spec.agent import RUNS_CODE, AgentSpec, ToolSpec
 from bagent.job.spec.backend import BackendRef
 from bagent.job.spec.base import Section
@@ -29,7 +28,7 @@ from bagent.job.spec.paths import PathKind, ResolvedPath, display_path
 from bagent.job.spec.prompt import InputSpec, PromptSpec
 from bagent.job.spec.stages import StagePart, StageSpec, TopologySpec, check_order
 from bagent.job.spec.types import Flag, IntegerKind, Kind, Text, invalid
-from bagent.job.validation import LoadContext
+from bagent.job.validation import LoadContext, Origin
 from bagent.job.yaml.parser import YamlMap, YamlSpot, find
 from bagent.text.suggest import describe_value
 from bagent.types import Json

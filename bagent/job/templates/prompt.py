@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bagent.errors import JobError
-from bagent.job.source_map import Origin
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
 from bagent.job.templates.conversations import (
@@ -19,6 +18,7 @@ from bagent.job.templates.conversations import (
     read_conversation,
 )
 from bagent.job.templates.template import Template, TemplateFailure
+from bagent.job.validation import Origin
 from bagent.text.suggest import describe_value, did_you_mean, dotted
 from bagent.types import Json, Message
 
