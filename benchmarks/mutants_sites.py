@@ -39,7 +39,7 @@ AREAS: dict[str, tuple[int, str]] = {
     ),
     "rows": (
         12,
-        "rows/discovery rows/filter rows/formats/csv rows/formats/json_array"
+        "rows/discovery rows/filter rows/formats/csv rows/formats/json"
         " rows/hash_set rows/reader rows/resume_cache rows/row_keys rows/stdin",
     ),
     "answers": (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bagent.errors import InputError, Position
 from bagent.rows.formats.compression import ByteStream, packing_of
-from bagent.rows.formats.jsonl import split_lines
+from bagent.rows.formats.json import split_lines
 from bagent.text.json import decode_json
 
 KEYS = frozenset({"custom_id", "method", "url", "body"})

@@ -8,7 +8,7 @@ queries, OpenAI batch files and pipes. The input is never held in memory.
 - ``formats``: a reader for each format
 - ``decode``: JSON text to row data
 - ``row_keys``, ``hash_set``: numbers, ids and keys of rows
-- ``filter``, ``sampling``: ``where``, sample, limit and shard
+- ``filter``: ``where``, sample, limit and shard
 - ``stdin``: rows from a pipe, and the file that keeps them
 - ``plain_jsonl``, ``resume_cache``: skipping rows that an earlier start finished
 - ``reader``: :class:`RowReader`, which combines these

@@ -14,12 +14,11 @@ from bagent.errors import InputError
 from bagent.rows.config import RowsConfig
 from bagent.rows.decode import Chunk
 from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
-from bagent.rows.filter import FIRST_ROWS, Condition
+from bagent.rows.filter import FIRST_ROWS, Condition, RowSample, in_shard, limited
 from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, source_chunks
 from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
-from bagent.rows.sampling import RowSample, in_shard, limited
 from bagent.rows.stdin import WAITING, Bases, StdinReader, StdinSpool
 from bagent.rows.warnings import RowWarnings
 from bagent.types import Row

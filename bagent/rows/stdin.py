@@ -12,8 +12,7 @@ from bagent.errors import InputError, Position, WriteError
 from bagent.rows.decode import Chunk
 from bagent.rows.formats.chunks import CancelToken
 from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
-from bagent.rows.formats.json_array import ElementSplitter
-from bagent.rows.formats.jsonl import ROWS, LineSplitter, chunk_of, line_chunks
+from bagent.rows.formats.json import ROWS, ElementSplitter, LineSplitter, chunk_of, line_chunks
 from bagent.rows.row_keys import Occurrences, derive
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux

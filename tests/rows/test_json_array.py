@@ -4,7 +4,7 @@ import tracemalloc
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.formats.json_array import CUT_OFF, ElementSplitter
+from bagent.rows.formats.json import CUT_OFF, ElementSplitter
 
 TRICKY = [
     {"id": 1, "t": 'quote " brace } bracket ] comma , backslash \\'},

@@ -1,7 +1,7 @@
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.formats.jsonl import LineSplitter
+from bagent.rows.formats.json import LineSplitter
 
 
 def test_a_row_is_read_whatever_ends_its_line(rows_of):

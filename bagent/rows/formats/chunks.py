@@ -12,8 +12,7 @@ from bagent.rows.discovery import FileSource, SqlSource
 from bagent.rows.formats.compression import ByteStream, check_start, check_whole, text_blocks
 from bagent.rows.formats.csv import CsvFile
 from bagent.rows.formats.duckdb_source import Table
-from bagent.rows.formats.json_array import json_chunks
-from bagent.rows.formats.jsonl import LONGEST, line_chunks, split_lines, too_long
+from bagent.rows.formats.json import LONGEST, json_chunks, line_chunks, split_lines, too_long
 from bagent.rows.warnings import RowWarnings
 
 

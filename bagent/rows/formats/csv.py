@@ -23,7 +23,7 @@ from bagent.errors import InputError, Position
 from bagent.rows.decode import Chunk, Item, Unreadable
 from bagent.rows.discovery import FileSource
 from bagent.rows.formats.compression import ByteStream, check_start, unreadable
-from bagent.rows.formats.jsonl import LONGEST, ROWS, too_long
+from bagent.rows.formats.json import LONGEST, ROWS, too_long
 from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import is_utf8
 

@@ -23,7 +23,7 @@ from bagent.remote import RemoteFile
 from bagent.remote.tables import serve_file
 from bagent.rows.decode import Chunk, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
-from bagent.rows.formats.jsonl import ROWS
+from bagent.rows.formats.json import ROWS
 from bagent.text.unicode import float_or_text
 from bagent.types import Json
 

@@ -1,6 +1,6 @@
-"""A .json file: an array of objects, one object, or objects one after the other.
+"""JSON Lines, one row a line, and .json files: an array of objects, or objects one after the other.
 
-Nothing is parsed as a whole: a small scanner finds where each element ends, so that memory
+A .json file is not parsed as a whole: a small scanner finds where each element ends, so that memory
 follows the largest element and a broken one does not spoil the others.
 """
 
@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from bagent.errors import InputError, Position
 from bagent.remote import InputFile
-from bagent.rows.decode import Chunk, Unreadable, decode_line
-from bagent.rows.formats.jsonl import (
-    LONGEST,
-    ROWS,
-    line_chunks,
-    split_lines,
-    too_long,
-    without_blanks,
-)
+from bagent.rows.decode import Chunk, Item, Unreadable, decode_line, decode_lines
+
+ROWS = 512
+"""Rows handed on at once, at most."""
+
+LONGEST = 64 << 20
+"""Bytes of one row, unpacked, at most: what is larger is a file without line ends, or an archive of
+a few bytes that is to fill the memory, but no row that a model takes."""
 
 # Runs without structure, whole texts included where they hold no escape; commas matter only
 # between elements. Possessive, so that nothing is kept for going back.
@@ -35,6 +35,96 @@ CUT_OFF = "the text ends inside its array: it is cut off"
 
 Element = tuple[int, bytes]
 """Physical line (from 1) and bytes of one element; no bytes: a comma with nothing before it."""
+
+
+class LineSplitter:
+    """Splits bytes into lines without their line feeds, fed piece by piece.
+
+    Args:
+        name: the file, for errors.
+        longest: bytes of one line, at most.
+    """
+
+    def __init__(self, name: str | InputFile, longest: int = LONGEST) -> None:
+        self._name = name
+        self._longest = longest
+        self._parts: list[bytes] = []  # of the line that has not ended yet
+        self._size = 0
+        self._line = 1
+
+    def feed(self, block: bytes) -> list[bytes]:
+        """Return the lines that end in this block.
+
+        Raises:
+            InputError: a line is longer than that.
+        """
+        lines = block.split(b"\n")
+        tail = lines.pop()
+        if lines:
+            if self._parts:
+                lines[0] = b"".join(self._parts) + lines[0]
+                self._parts, self._size = [], 0
+            self._line += len(lines)
+        if tail:
+            self._parts.append(tail)
+            self._size += len(tail)
+            if self._size > self._longest:
+                raise too_long(self._name, self._line)
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """Return the last line, where it has no line feed."""
+        return [b"".join(self._parts)] if self._parts else []
+
+
+def split_lines(blocks: Iterable[bytes], name: str | InputFile) -> Iterator[list[bytes]]:
+    """Yield the lines of each block, as :class:`LineSplitter` cuts them."""
+    splitter = LineSplitter(name)
+    for block in blocks:
+        yield splitter.feed(block)
+    yield splitter.finish()
+
+
+def too_long(name: str | InputFile, line: int) -> InputError:
+    """Return the error for one row of more than :data:`LONGEST` bytes."""
+    return InputError(
+        f"one row is longer than {LONGEST >> 20} MiB",
+        hint="is this JSON with one row a line?",
+        at=Position(name, line),
+    )
+
+
+def line_chunks(source: str, lists: Iterable[list[bytes]], line: int = 1) -> Iterator[Chunk]:
+    """Lines as chunks of at most :data:`ROWS` rows.
+
+    Blank lines are not in the chunks but do count as lines; a chunk may therefore be empty.
+
+    Args:
+        source: name for the rows.
+        lists: consecutive lines.
+        line: physical number of the first.
+    """
+    for lines in lists:
+        for start in range(0, len(lines), ROWS):
+            yield chunk_of(source, lines[start : start + ROWS], line + start)
+        line += len(lines)
+
+
+def chunk_of(source: str, raws: list[bytes], line: int) -> Chunk:
+    """Consecutive lines, from physical line ``line`` on, as one chunk without the blank ones."""
+    return without_blanks(Chunk(source, range(line, line + len(raws)), [], raws))
+
+
+def without_blanks(chunk: Chunk) -> Chunk:
+    """Return the chunk with its ``items`` decoded from its ``raws``, and without the blank ones."""
+    raws = chunk.raws or []
+    decoded = decode_lines(raws)
+    items: list[Item] = [item for item in decoded if item is not None]
+    if len(items) == len(raws):
+        return chunk._replace(items=items)
+    indexes = [at for at, item in enumerate(decoded) if item is not None]
+    lines = chunk.lines
+    return Chunk(chunk.source, [lines[at] for at in indexes], items, [raws[at] for at in indexes])
 
 
 class ElementSplitter:
@@ -164,7 +254,7 @@ def last_chunk(source: str, elements: ElementSplitter) -> Chunk:
 
 
 def element_chunks(source: str, elements: list[Element]) -> Iterator[Chunk]:
-    """ElementSplitter as chunks of at most :data:`bagent.rows.formats.jsonl.ROWS` rows."""
+    """ElementSplitter as chunks of at most :data:`bagent.rows.formats.json.ROWS` rows."""
     for start in range(0, len(elements), ROWS):
         yield _chunk(source, elements[start : start + ROWS])
 
