@@ -314,7 +314,7 @@ class _Checks:
 
     def _check_query(self, stage: PreparedStage, query: str) -> tuple[str, ...] | None:
         """Return the columns of a query's result; None where they depend on the rows."""
-        from bagent.stages.sql_validation import QueryError, validate_query  # it needs DuckDB
+        from bagent.stages.sql import QueryError, validate_query  # it needs DuckDB
 
         if INPUT in stage.sources and not self._sample:
             return None

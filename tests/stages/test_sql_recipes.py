@@ -10,7 +10,7 @@ import pytest
 
 from bagent.stages import sql_recipes
 from bagent.stages.query import QueryResult, StageTable, run_query
-from bagent.stages.sql_validation import QueryCheck, validate_query
+from bagent.stages.sql import QueryCheck, validate_query
 
 ROWS: list[tuple[str, int, int, str, Any]] = [
     ("a", 0, 0, "ok", {"score": 3, "tags": ["x", "y"], "name": "one"}),
