@@ -1,20 +1,17 @@
 """Agents: the conversation of one row, from its prompt to its outcome.
 
-plan             what all conversations of a stage share
-conversation     request, evaluation, retries: a state machine without I/O
-converse         the driver of a conversation
-batch_line       lines of OpenAI batch files
+plan             what all conversations of a stage share; which turns are streamed
+conversation     request, evaluation, retries: a state machine without I/O, and its driver
 agent_loop       the driver of a conversation with tools
 tool_turn        the tool calls of a turn
 text_tool_calls  tool calls that a server returns as text
 compaction       shortening of long conversations
-streaming        which turns are streamed
 token_budget     tokens of answers where the job sets none
 external_agent   the driver of a row that a program answers
 
 How an agent runs
 -----------------
-`converse.py:converse` makes an `agent_loop.py:Agent` of the conversation and its first call.
+`conversation.py:converse` makes an `agent_loop.py:Agent` of the conversation and its first call.
 `agent_loop.py:Agent.run` is the loop: a step is a call, a turn whose tools have to run, or the
 outcome. `agent_loop.py:Agent._resume` returns the last turn that an earlier start wrote, if any.
 A call goes to `fleet/fleet.py:Fleet.request`. While its reply is streamed, complete tool calls

@@ -12,8 +12,7 @@ from functools import partial
 
 from bagent.agents.compaction import Compactor
 from bagent.agents.conversation import Conversation, text_bytes
-from bagent.agents.plan import AgentPlan
-from bagent.agents.streaming import FirstToolCallTimer
+from bagent.agents.plan import AgentPlan, FirstToolCallTimer
 from bagent.agents.text_tool_calls import UnreadCallError, parse_text_tool_calls
 from bagent.agents.tool_turn import (
     INTERRUPTED,

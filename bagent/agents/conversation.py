@@ -1,26 +1,63 @@
 """The conversation of one row: request, evaluation of the reply, and retries with another prompt.
 
 A conversation is a state machine that returns calls and receives replies, without I/O or clock.
+:func:`converse` drives it from its first call to the row's outcome.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.agents.batch_line import line_fault, received_json
 from bagent.agents.plan import StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.messages import add_schema_instruction, retry_messages
-from bagent.backends.openai.raw_request import CHAT, route_of
+from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import BODY_LIMITS, Request, encode_payload
 from bagent.fleet.call import Call, CallResult, Delivery, Evaluate
+from bagent.fleet.fleet import Fleet
 from bagent.job.templates.template import TemplateFailure
+from bagent.store.journal.codec import clean
+from bagent.text.json import decode_json
+from bagent.text.suggest import describe_value
 from bagent.text.unicode import clean_text
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
+
+SENT_ROUTES = ", ".join(f"/v1{route}" for route in ROUTES)
+"""The routes of batch file lines that can be sent, as text."""
+
+
+def line_fault(data: dict[str, Json]) -> str | None:
+    """Return why a line of a batch file cannot be sent, None if it can."""
+    body, method, url = data.get("body"), data.get("method"), data.get("url")
+    if data.get("custom_id") in (None, ""):
+        return "the line has no custom_id"
+    if method not in (None, "POST"):
+        return f"method {method!s:.20}: lines are sent by POST"
+    if not isinstance(body, dict):
+        return "no body" if body is None else f"its body is {describe_value(body)}, not an object"
+    if route_of(url) is None:
+        return f"url {url!s:.80}: lines are sent to {SENT_ROUTES}"
+    if route_of(url) == CHAT and not isinstance(body.get("messages"), list):
+        return "no messages in its body"
+    if body.get("n") not in (None, 1):
+        return "n in its body: a line has one answer (write the line once for each of them)"
+    if body.get("background"):
+        return "background in its body: a line is answered at once"
+    return None
+
+
+def received_json(body: bytes) -> msgspec.Raw:
+    """Return the body of a response on one line, as JSON that every reader accepts."""
+    try:
+        msgspec.json.decode(body)
+        return msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value: Any = decode_json(body)
+        return msgspec.Raw(msgspec.json.encode(clean(value)))
 
 
 class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -472,3 +509,26 @@ def _sum(old: _Number | None, new: _Number | None) -> _Number | None:
     if new is None:
         return old
     return new if old is None else old + new
+
+
+async def converse(conversation: Conversation, call: Call, fleet: Fleet) -> Outcome | None:
+    """Ask until a reply is the row's answer, or no further call may help; return the outcome.
+
+    Return None where the run ends first. Rows with tools or a program have their own drivers; a
+    plain row awaits nothing but the fleet's futures.
+    """
+    plan = conversation.plan
+    # Only jobs with programs or tools load what those need.
+    if plan.program is not None:
+        from bagent.agents.external_agent import ProgramRow
+
+        return await ProgramRow(conversation, plan.program).run(call)
+    if plan.agent is not None and call.request.messages is not None:
+        from bagent.agents.agent_loop import Agent
+
+        return await Agent(conversation, plan.agent, fleet).run(call)
+    step = conversation.handle(call, await fleet.request(call))
+    while isinstance(step, Call):
+        # A further call goes before new rows.
+        step = conversation.handle(step, await fleet.request(step, urgent=True))
+    return step

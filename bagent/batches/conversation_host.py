@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bagent.agents.conversation import Conversation, Step, text_bytes
-from bagent.agents.converse import converse
+from bagent.agents.conversation import Conversation, Step, converse, text_bytes
 from bagent.agents.plan import StagePlan
 from bagent.backends.request import answer_limit
 from bagent.batches.builder import BatchBuilder, RequestCost

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.agents.plan import AgentPlan, StagePlan
-from bagent.agents.streaming import StreamPolicy
+from bagent.agents.plan import AgentPlan, StagePlan, StreamPolicy
 from bagent.backend_kinds import TRAITS
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError

@@ -23,7 +23,7 @@ renders the prompt and returns the first call. An equal request answers the row 
 (`dedupe.py:RequestDedupe.finished_answer`, `dedupe.py:RequestDedupe.follow`).
 `fleet/fleet.py:Fleet.run_row` runs `row_runner.py:RowRunner._run_row` without a task of its own;
 rows with tools or a program get one (`fleet/fleet.py:Fleet.spawn`).
-`agents/converse.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, and awaits the
+`agents/conversation.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, and awaits the
 future that it returns.
 `fleet/fleet.py:Fleet._pump` gives the call to an endpoint with room
 (`fleet/scheduler.py:BatchScheduler.next`), `fleet/fleet.py:Fleet._start` starts a request and

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Protocol
 
-from bagent.agents.conversation import Conversation
-from bagent.agents.converse import converse
+from bagent.agents.conversation import Conversation, converse
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
 from bagent.fleet.call import Call

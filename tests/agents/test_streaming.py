@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagent.agents.streaming import FIRST, SAMPLE_EVERY, FirstToolCallTimer, StreamPolicy
+from bagent.agents.plan import FIRST, SAMPLE_EVERY, FirstToolCallTimer, StreamPolicy
 from bagent.types import ToolCall
 
 
