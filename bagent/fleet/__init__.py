@@ -1,13 +1,13 @@
 """The fleet: which endpoint gets the next request, and what happens to the calls after it.
 
 fleet                           calls in, requests out, results back
-call, actions, state            records: a call, what is to be done, endpoints and counters
+call, actions                   records: a call, what is to be done
+state                           endpoints, counters, background tasks, notices and samples
 queue, scheduler, batch_size    which calls go next, and how many share a request
 prefix_affinity, context_length, tail_latency   which endpoint suits them
 results, retry                  what a result means for the endpoint, and for the call
 endpoint_pool, endpoint_state   endpoints, and their circuit breakers
 health, outage                  probes, checks, silence, and the end of all endpoints
-tasks, reports                  background tasks; notices and samples
 limits                          concurrency, pace, quotas, reported load
 hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the proxy
 

@@ -20,8 +20,7 @@ from bagent.backends.endpoint import Capabilities
 from bagent.backends.request import Request
 from bagent.fleet.call import UNKNOWN_CONTEXT, Call
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.state import FleetState
-from bagent.fleet.tasks import FleetTasks
+from bagent.fleet.state import FleetState, FleetTasks
 from bagent.types import Failure
 
 TEMPLATE_TOKENS = 128

@@ -42,12 +42,17 @@ from bagent.fleet.context_length import ContextRouter, fits
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
 from bagent.fleet.health import Check, Health
 from bagent.fleet.prefix_affinity import PrefixAffinity
-from bagent.fleet.reports import FleetReports
 from bagent.fleet.results import ResultHandler
 from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
-from bagent.fleet.state import FleetConfig, FleetState, ResultContext
-from bagent.fleet.tasks import FleetCoroutine, FleetTasks
+from bagent.fleet.state import (
+    FleetConfig,
+    FleetCoroutine,
+    FleetReports,
+    FleetState,
+    FleetTasks,
+    ResultContext,
+)
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
 __all__ = ["Fleet", "FleetConfig"]

@@ -16,10 +16,8 @@ from bagent.backends.request import Request
 from bagent.fleet.actions import CheckEndpoint, EndpointAction, OpenCircuit, ProbeEndpoint
 from bagent.fleet.endpoint_state import MAX_COOL_DOWN, CheckResult, EndpointState
 from bagent.fleet.outage import Outage
-from bagent.fleet.reports import FleetReports
 from bagent.fleet.retry import Blame, blame_of
-from bagent.fleet.state import FleetState
-from bagent.fleet.tasks import FleetTasks
+from bagent.fleet.state import FleetReports, FleetState, FleetTasks
 from bagent.types import Failure
 
 UNRESPONSIVE_SECONDS = 60.0

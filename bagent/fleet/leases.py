@@ -16,10 +16,8 @@ from bagent.fleet.call import InFlightRequest
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
 from bagent.fleet.health import Check, Health
 from bagent.fleet.queue import CONVERSATION_LOAD_MARGIN
-from bagent.fleet.reports import FleetReports
 from bagent.fleet.retry import Blame, blame_of
-from bagent.fleet.state import FleetState
-from bagent.fleet.tasks import FleetTasks
+from bagent.fleet.state import FleetReports, FleetState, FleetTasks
 from bagent.types import EndpointSample, Failure
 
 

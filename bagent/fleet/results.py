@@ -10,9 +10,8 @@ from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.clocks import unix
 from bagent.fleet.actions import Action, Complete
 from bagent.fleet.call import Call, Delivery, InFlightRequest, attempt_record
-from bagent.fleet.reports import FleetReports
 from bagent.fleet.retry import RetryRules, refused_as_a_whole
-from bagent.fleet.state import FleetState
+from bagent.fleet.state import FleetReports, FleetState
 from bagent.types import Attempt, Failure, Reply
 
 EXPECTED_WEIGHT = 0.05

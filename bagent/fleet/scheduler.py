@@ -23,8 +23,7 @@ from bagent.fleet.context_length import fits
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.prefix_affinity import BYTES_PER_TOKEN, WARM_TOKENS, warming_saves
 from bagent.fleet.queue import BatchSize, LeaveTo
-from bagent.fleet.state import FleetState
-from bagent.fleet.tasks import FleetTasks
+from bagent.fleet.state import FleetState, FleetTasks
 
 WARMING_SECONDS = 10.0
 """Longest time for which the other calls wait: 100,000 tokens are prefilled in less."""
