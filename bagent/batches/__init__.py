@@ -11,5 +11,5 @@ builder, files              batches being filled, and their files
 record                      the ledger of batches
 results                     answers out of finished batches
 conversation_host           conversations whose calls go into batches
-http, openai_client         the HTTP client, and OpenAI's by its SDK
+http                        the HTTP client of services without an SDK
 """

@@ -12,7 +12,7 @@ from aiohttp import web
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.batches.http import BatchHttpClient, fetch_all
-from bagent.batches.openai_client import OpenAIClient
+from bagent.batches.openai import OpenAIClient
 from bagent.types import Failure
 from support.batch_runs import served
 
