@@ -1,27 +1,23 @@
 """Execution of a run: ``bagent run`` from its options to its exit code.
 
 execute             run a job in this process
-ending              exit code, tables and summary of a run
+ending              exit code, tables (made by a child process) and summary of a run
 context             options and job -> a checked run, before anything is sent
-batch_file_check    lines of a batch file that cannot be sent
 environment         `BAGENT_*` variables
 deadline            `--deadline`
 session             one run in one process, from the first probe to the last sync
-build               servers, models, tools and plans of a run
+build               servers, models, tools and plans of a run and of its stages
 plan                what each stage requests from its servers
-staged              jobs of several stages
 provider_batches    runs through a provider's batch API
-messages            messages for people, on the display and in run.log
-services            callbacks and stores shared by the parts of a run
+services            messages for people, callbacks and stores shared by the parts of a run
 agents_setup        tools, turns and agent programs
 hostfile_reload     reloads of the hostfile
 load_polling        polling of the engines' load
 run_state           the state of a run as its directory tells it, and what to do next
 run_store           the locked run directory, its journal and totals
 resume              which rows a start sends again
-output              result lines on stdout
+result_lines        results as lines on stdout
 shutdown            early ends
-tables_process      the child process that makes the tables
 parallel            `--workers` and `--executor parsl`
 
 How a run starts
@@ -37,7 +33,7 @@ its own. `session.py:RunSession.run` sets the deadline and calls `build.py:build
 - writes models, endpoints and prices into run.json (`run_store.py:RunStore.begin`),
 - makes a fleet for each set of servers (`services.py:RunServices.open_pool`), and plans what is
   requested (`plan.py:make_plan`): by rows (`services.py:RunServices.row_runner`), by provider
-  batches (`provider_batches.py:plan_provider_batches`), or by stages (`staged.py:StagedRun`).
+  batches (`provider_batches.py:plan_provider_batches`), or by stages (`build.py:StagedRun`).
 `session.py:RunSession._execute` starts the reader of the rows (`stages/feeder.py:Feeder.start`)
 and waits for the first reason to end; `ending.py:finish_run` closes the journal, makes the tables
 and returns the exit code. With `--workers`, `parallel/workers.py:run_parts` starts such runs as

@@ -22,17 +22,17 @@ from bagent.runs.context import (
     open_input,
     prepare,
 )
+from bagent.runs.ending import TablesChild
 from bagent.runs.shutdown import StopRequests, defer_signals, raise_on_signal
-from bagent.runs.tables_process import TablesChild
 
 if TYPE_CHECKING:
     from bagent.backends.http.pool import Connect
     from bagent.observe import Progress
     from bagent.rows import RowReader
     from bagent.runs.ending import RunEnding
-    from bagent.runs.messages import RunMessages
-    from bagent.runs.output import ResultLines
+    from bagent.runs.result_lines import ResultLines
     from bagent.runs.run_store import RunStore
+    from bagent.runs.services import RunMessages
     from bagent.runs.session import SessionResult
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ def _run_open(
         stack: closes what is opened.
     """
     from bagent.runs.ending import finish_run
-    from bagent.runs.messages import open_messages
+    from bagent.runs.services import open_messages
 
     progress = host.progress
     messages = stack.enter_context(open_messages(store.path, progress, store.journal.redact))
@@ -214,7 +214,7 @@ def _result_lines(
     context: RunContext, host: RunHost, store: RunStore
 ) -> Iterator[ResultLines | None]:
     """Yield what makes the lines of ``-o -``; what tools print does not mix with them."""
-    from bagent.runs.output import ResultLines, redirect_stdout
+    from bagent.runs.result_lines import ResultLines, redirect_stdout
 
     if context.options.output != "-":
         yield None

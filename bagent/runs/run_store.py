@@ -24,6 +24,7 @@ from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, Wri
 from bagent.files import link_error
 from bagent.redaction import Redactor
 from bagent.runs.context import STAGE, RunContext, make_redactor
+from bagent.runs.ending import TablesChild
 from bagent.runs.resume import (
     find_unseen_failures,
     last_stage,
@@ -31,7 +32,6 @@ from bagent.runs.resume import (
     resent_kinds,
     stage_names,
 )
-from bagent.runs.tables_process import TablesChild
 from bagent.stages.dedupe import RECENT_ANSWERS
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
 from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index, units_of

@@ -1,17 +1,22 @@
-"""What a session runs, and the services that it hands to the parts of a run."""
+"""What a session runs, and the services that it hands to the parts of a run, messages for people
+among them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
+from bagent.errors import BagentError
 from bagent.fleet.limits.account import Account
+from bagent.observe import Progress, RunLog
 from bagent.runs.context import RunOptions
-from bagent.runs.messages import RunMessages
 from bagent.runs.plan import is_deduplicated
 from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import raise_file_limit
@@ -26,6 +31,49 @@ from bagent.types import Attempt, EndpointSample
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
+
+
+class RunMessages:
+    """Takes the messages of a run, and masks its secrets in them.
+
+    Args:
+        log: ``run.log``.
+        progress: the display.
+        redact: masks the run's secrets.
+    """
+
+    def __init__(self, log: RunLog, progress: Progress, redact: Callable[[str], str]) -> None:
+        self._log = log
+        self._progress = progress
+        self._redact = redact
+
+    def notify(self, text: str) -> None:
+        """Show a message, and write it into the log."""
+        text = self._redact(text)
+        self._log.info(text)
+        self._progress.note(text)
+
+    def show(self, text: str) -> None:
+        """Show the state of the moment, which is not worth a line of the log."""
+        self._progress.note(text)
+
+    def log(self, text: str) -> None:
+        """Write a detail into the log alone, such as a tool's traceback."""
+        self._log.warning(self._redact(text))
+
+
+@contextmanager
+def open_messages(
+    run_dir: Path, progress: Progress, redact: Callable[[str], str]
+) -> Iterator[RunMessages]:
+    """Open ``run.log``; write an error of the block into it, with secrets masked."""
+    with closing(RunLog(run_dir / "run.log")) as log:
+        try:
+            yield RunMessages(log, progress, redact)
+        except BagentError as error:
+            error.message = redact(error.message)
+            log.error(str(error))
+            raise
 
 
 @dataclass(frozen=True)

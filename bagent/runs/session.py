@@ -32,11 +32,10 @@ from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.load_polling import LAST_SECONDS, read_counters, watch_loads
-from bagent.runs.messages import RunMessages
-from bagent.runs.output import ResultLines, StdoutWriter
+from bagent.runs.result_lines import ResultLines, StdoutWriter
 from bagent.runs.resume import has_ended
 from bagent.runs.run_store import RunStore
-from bagent.runs.services import RunPlan, RunServices
+from bagent.runs.services import RunMessages, RunPlan, RunServices
 from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error, stop_for_stdout
 from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver

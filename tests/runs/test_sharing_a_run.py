@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bagent.runs.output import StdoutWriter
+from bagent.runs.result_lines import StdoutWriter
 from bagent.store.lock import LockRenewer, RunLock, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.runs.tables_process import TablesChild
+from bagent.runs.ending import TablesChild
 from support.cli import Running
 from support.jobs import write_job
 from support.replies import echo, gated

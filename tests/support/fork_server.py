@@ -31,7 +31,7 @@ MODULES = (
     "uvloop", "bagent.agents.agent_loop", "bagent.cli.app", "bagent.cli.commands.check",
     "bagent.cli.commands.run", "bagent.cli.help", "bagent.cli.render.tables", "bagent.check.report",
     "bagent.hpc.schedulers", "bagent.runs.agents_setup", "bagent.runs.hostfile_reload",
-    "bagent.runs.parallel.worker", "bagent.runs.parallel.workers", "bagent.runs.staged",
+    "bagent.runs.parallel.worker", "bagent.runs.parallel.workers", "bagent.runs.build",
     "bagent.sim.server", "bagent.stages.embed", "bagent.stages.expand", "bagent.stages.map",
     "bagent.stages.pipeline", "bagent.stages.sql", "bagent.tools.executor",
 )  # fmt: skip

@@ -47,14 +47,13 @@ from bagent.runs.context import (
     prepare,
     read_shard,
 )
-from bagent.runs.ending import display_path, finish_run, print_summary
+from bagent.runs.ending import TablesChild, display_path, finish_run, print_summary
 from bagent.runs.execute import make_display
 from bagent.runs.parallel.progress_merge import merge_snapshots
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.resume import last_stage
 from bagent.runs.run_store import open_run_dir
 from bagent.runs.shutdown import STOP_SIGNALS, Stop, raise_on_signal
-from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.edited_rows import replaced_lines
 from bagent.store.journal.journal import Journal
