@@ -20,9 +20,9 @@ from bagent.store.tables.schema import (
     ERROR_KINDS,
     RENAMED,
     STATUSES,
+    VIEWS,
     column_definitions,
 )
-from bagent.store.tables.views import VIEWS
 from bagent.types import ErrorKind, Status
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -163,8 +163,7 @@ class OpenedRun:
 
 
 def _statement(query: str) -> str:
-    from bagent.store.tables.schema import TABLES
-    from bagent.store.tables.views import VIEWS
+    from bagent.store.tables.schema import TABLES, VIEWS
 
     return f"from {query}" if query in TABLES or query in VIEWS else query
 

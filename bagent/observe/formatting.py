@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from bagent.store.stats import ToolCount
-    from bagent.store.totals import Totals
+    from bagent.store.totals import ToolCount, Totals
 
 
 def visible(text: str, limit: int | None = None) -> str:

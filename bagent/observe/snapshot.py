@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from bagent.store.stats import ToolCount
-from bagent.store.totals import Totals
+from bagent.store.totals import ToolCount, Totals
 from bagent.types import EndpointSample, FeedStats, FleetStats
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from bagent.report.html import Html, heading, note, section, table
 from bagent.report.queries import ReportDb
-from bagent.store.tables.views import same_unit
+from bagent.store.tables.schema import same_unit
 
 MOST = 12
 FEWEST = 3

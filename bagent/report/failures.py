@@ -34,7 +34,7 @@ def find(db: ReportDb) -> list[dict[str, Any]]:
     The commonest comes first. ``fault`` numbers them from 1; ``percent`` is their share of the
     rows of their stage.
     """
-    from bagent.store.tables.views import ALIKE
+    from bagent.store.tables.schema import ALIKE
 
     db.run(
         f"""create or replace temp table faults as

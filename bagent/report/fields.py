@@ -298,7 +298,7 @@ def _make_sample(db: ReportDb) -> None:
 
     ``tokens`` are those of usable answers only.
     """
-    from bagent.store.tables.views import ALIKE
+    from bagent.store.tables.schema import ALIKE
 
     db.run(
         f"""create or replace temp table sampled as

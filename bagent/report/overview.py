@@ -71,7 +71,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
 def causes(db: ReportDb) -> list[Cause]:
     """Return the commonest causes of failure, largest first."""
-    from bagent.store.tables.views import ALIKE
+    from bagent.store.tables.schema import ALIKE
 
     rows = db.rows(
         f"""with stages as (select stage, count(*) as n from results group by stage),

@@ -8,7 +8,7 @@ from typing import Any
 from bagent.duck import literal
 from bagent.report.html import Html, block, heading, note, section, table, text
 from bagent.report.queries import ReportDb
-from bagent.store.tables.views import same_unit
+from bagent.store.tables.schema import same_unit
 
 MOST = 12
 SAMPLE = 300

@@ -16,8 +16,7 @@ from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
 from bagent.store.results import summary
 from bagent.store.run_dir import RunDir, RunInfo, RunProgress, Start, merge_changes, read_progress
-from bagent.store.stats import cache_share, count_tools
-from bagent.store.totals import Totals, stage_causes
+from bagent.store.totals import Totals, cache_share, count_tools, stage_causes
 
 
 def describe(run: RunDir, report: Report) -> dict[str, Any]:

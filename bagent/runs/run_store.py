@@ -43,9 +43,15 @@ from bagent.store.lock import LockRenewer, RunLock, is_live, owners
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
 from bagent.store.run_dir import JobChange, OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
 from bagent.store.run_input import input_reader
-from bagent.store.stats import ToolCount, count_tools
 from bagent.store.tables.row_feed import InputRows
-from bagent.store.totals import LastStage, accept_truncated, run_codes, stage_causes
+from bagent.store.totals import (
+    LastStage,
+    ToolCount,
+    accept_truncated,
+    count_tools,
+    run_codes,
+    stage_causes,
+)
 from bagent.types import Json, Outcome, Row
 
 

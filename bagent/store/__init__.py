@@ -3,7 +3,7 @@
 - ``run_dir``: ``run.json``, progress files and finding runs
 - ``lock``: one owner per part of a run
 - ``journal``: append-only JSON lines and their indexes
-- ``results``, ``totals``, ``stats``: reading and counting the journal without DuckDB
+- ``results``, ``totals``: reading and counting the journal without DuckDB
 - ``query``: SQL over the tables, which are renewed when they are stale
 - ``run_input``: the input rows of a stored run
 - ``tables``: Parquet and DuckDB files

@@ -20,8 +20,7 @@ from bagent.errors import UsageError, WriteError
 from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.tables.freshness import read_freshness, signatures, stale_tables
-from bagent.store.tables.schema import TABLES
-from bagent.store.tables.views import VIEWS
+from bagent.store.tables.schema import TABLES, VIEWS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -13,7 +13,7 @@ from bagent.observe import status_text
 from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.formatting import rate
 from bagent.observe.snapshot import LogHistogram, RunTotals, Snapshot, StageCount, TokenCount
-from bagent.store.tables.views import VIEWS
+from bagent.store.tables.schema import VIEWS
 from bagent.store.totals import Totals
 
 

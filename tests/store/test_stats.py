@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bagent.store import stats
-from bagent.store.stats import cache_share
+from bagent.store import totals
+from bagent.store.totals import cache_share
 from bagent.types import EndpointSample
 
 
@@ -53,5 +53,5 @@ def test_only_the_ends_of_a_large_file_are_read_and_torn_lines_are_passed_over(t
         tmp_path, "all", [sample("a", 1, 0, 0), *many, sample("a", 3, 30, 40)], b'{"endpoint":"a"'
     )
     size = (tmp_path / "journal" / "endpoints-all-000001.jsonl").stat().st_size
-    assert size > stats.HEAD + stats.TAIL
+    assert size > totals.HEAD + totals.TAIL
     assert cache_share(tmp_path) == pytest.approx((30 + 59_999) / (40 + 2 * 59_999), rel=0.01)

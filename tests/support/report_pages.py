@@ -14,10 +14,10 @@ from bagent.report import ReportInfo, make_page
 from bagent.store.tables.schema import (
     COLUMNS,
     RESULTS,
+    VIEWS,
     column_definitions,
     json_select,
 )
-from bagent.store.tables.views import VIEWS
 
 VOID = {"meta", "input", "br", "img", "link"}
 

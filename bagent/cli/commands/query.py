@@ -12,8 +12,7 @@ import typer
 from bagent.cli import options as opt
 from bagent.cli.process import log
 from bagent.errors import UsageError
-from bagent.store.tables.schema import TABLES
-from bagent.store.tables.views import VIEWS
+from bagent.store.tables.schema import TABLES, VIEWS
 
 if TYPE_CHECKING:
     from bagent.store.run_dir import RunDir

@@ -70,7 +70,7 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     from bagent.cli.render.tables import write_rows
     from bagent.observe.formatting import tools_text
     from bagent.runs.run_state import next_lines
-    from bagent.store.stats import count_tools
+    from bagent.store.totals import count_tools
 
     pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
     for name, value in state.items():

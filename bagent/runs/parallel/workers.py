@@ -60,8 +60,7 @@ from bagent.store.journal.journal import Journal
 from bagent.store.journal.segments import Report
 from bagent.store.lock import RunLock
 from bagent.store.run_dir import RunDir
-from bagent.store.stats import ToolCount, count_tools
-from bagent.store.totals import Totals, run_codes, stage_causes
+from bagent.store.totals import ToolCount, Totals, count_tools, run_codes, stage_causes
 
 FEWEST = 3
 """Fewest parts for which a shared index of the input saves time."""

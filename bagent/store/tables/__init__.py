@@ -1,10 +1,9 @@
 """The tables of a run.
 
-- ``schema``: columns, types and descriptions
+- ``schema``: columns, types and descriptions; views over the tables
 - ``row_feed``: journal and input to JSON lines in input order
 - ``parquet``, ``parquet_concat``: parts made on threads, and joined
 - ``duckdb``: the database file
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
-- ``views``: views over the tables
 """
