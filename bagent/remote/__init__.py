@@ -1,9 +1,8 @@
 """Files in buckets and on web servers.
 
 urls      URLs of remote files, and patterns over buckets
-storage   the protocol of a store, its errors, and bounded retries
+storage   the protocol of a store, its errors and retries, and local folders to publish to
 s3        S3, through boto3
-local     local folders, to publish to
 web       http and https, by byte ranges
 drivers   gs, az and hf, through fsspec
 files     remote files, with the interface of local ones

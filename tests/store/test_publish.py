@@ -13,7 +13,7 @@ import pytest
 
 from bagent.errors import WriteError
 from bagent.remote import storage
-from bagent.remote.local import LocalStorage
+from bagent.remote.storage import LocalStorage
 from bagent.store.publish import publish_tables
 from support.pages import GUIDES
 from support.remote_files import file_server
