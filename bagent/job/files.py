@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.errors import JobError
-from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
 from bagent.job.spec.output import OutputSpec
 from bagent.job.spec.paths import ResolvedPath, display_path
+from bagent.job.spec.types import Section
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.parser import YamlSpot, decode, find
 from bagent.text.json import decode_json

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bagent.job.files import reference_closure
-from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
 from bagent.job.spec.paths import InputPath, PythonFunction, ResolvedPath
+from bagent.job.spec.types import Section
 from bagent.text.json import decode_json
 from bagent.types import Json
 

@@ -8,7 +8,7 @@ limits       limits and prices
 agent        agents and tools
 stages       stages and topologies
 cluster      batch jobs
-base, types  what sections share: unknown keys, blank keys; types of values
+types        what sections share: types of values; unknown keys, blank keys
 paths        files and folders
 json_schema  the JSON Schema of job files
 """

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.backend import Headers
-from bagent.job.spec.base import Section
 from bagent.job.spec.paths import (
     InputPath,
     InputPathsKind,
@@ -29,6 +28,7 @@ from bagent.job.spec.types import (
     IntegerKind,
     NumberKind,
     RateKind,
+    Section,
     Text,
     TextList,
     TextMap,

@@ -13,12 +13,12 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import Field, model_validator
 
 from bagent.backend_kinds import TRAITS, BackendKind
-from bagent.job.spec.base import Section
 from bagent.job.spec.paths import PathKind, ResolvedPath, resolve_path
 from bagent.job.spec.types import (
     Choice,
     IntegerKind,
     Kind,
+    Section,
     Text,
     TextList,
     TextMap,

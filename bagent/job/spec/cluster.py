@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.batch_env import SchedulerName
-from bagent.job.spec.base import Section
 from bagent.job.spec.types import (
     Choice,
     Duration,
@@ -19,6 +18,7 @@ from bagent.job.spec.types import (
     IntegerKind,
     Kind,
     NumberKind,
+    Section,
     Text,
     TextList,
     TextMap,

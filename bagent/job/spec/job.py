@@ -20,14 +20,13 @@ from bagent.job.env_substitution import VariableUse
 from bagent.job.redaction import written_secrets
 from bagent.job.spec.agent import RUNS_CODE, AgentSpec, ToolSpec
 from bagent.job.spec.backend import BackendRef
-from bagent.job.spec.base import Section
 from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.limits import LimitsSpec, PricesSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, ResultsSpec, SamplingSpec
 from bagent.job.spec.paths import PathKind, ResolvedPath, display_path
 from bagent.job.spec.prompt import InputSpec, PromptSpec
 from bagent.job.spec.stages import StagePart, StageSpec, TopologySpec, check_order
-from bagent.job.spec.types import Flag, IntegerKind, Kind, Text, invalid
+from bagent.job.spec.types import Flag, IntegerKind, Kind, Section, Text, invalid
 from bagent.job.validation import LoadContext, Origin
 from bagent.job.yaml.parser import YamlMap, YamlSpot, find
 from bagent.text.suggest import describe_value

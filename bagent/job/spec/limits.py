@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bagent.job.spec.base import Section
-from bagent.job.spec.types import Duration, IntegerKind, NumberKind, invalid
+from bagent.job.spec.types import Duration, IntegerKind, NumberKind, Section, invalid
 from bagent.types import Json
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bagent.job.spec.base import Section
 from bagent.job.spec.paths import (
     AllowFailures,
     AllowFailuresKind,
@@ -27,6 +26,7 @@ from bagent.job.spec.types import (
     IntegerKind,
     Kind,
     NumberKind,
+    Section,
     Text,
     TextList,
     invalid,

@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bagent.job.spec.base import Section
 from bagent.job.spec.paths import InputPath, InputPathsKind, PathKind, ResolvedPath
-from bagent.job.spec.types import TEXT, Choice, Kind, Text, invalid
+from bagent.job.spec.types import TEXT, Choice, Kind, Section, Text, invalid
 from bagent.job.validation import LoadContext
 from bagent.text.suggest import describe_value
 from bagent.types import Json

@@ -10,12 +10,20 @@ from pydantic import Field, model_validator
 
 from bagent.job.spec.agent import AgentSpec
 from bagent.job.spec.backend import BackendRef
-from bagent.job.spec.base import Section
 from bagent.job.spec.limits import LimitsSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, SamplingSpec
 from bagent.job.spec.paths import PathKind, ResolvedPath
 from bagent.job.spec.prompt import PromptSpec
-from bagent.job.spec.types import Choice, Flag, FreeForm, IntegerKind, Text, TextList, invalid
+from bagent.job.spec.types import (
+    Choice,
+    Flag,
+    FreeForm,
+    IntegerKind,
+    Section,
+    Text,
+    TextList,
+    invalid,
+)
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json
 
