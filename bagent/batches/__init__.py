@@ -9,7 +9,6 @@ runner                      a stage through batches: fill, send, poll, read, rep
 scheduler                   the next step, as a pure state machine
 builder, files              batches being filled, and their files
 record                      the ledger of batches
-results                     answers out of finished batches
-conversation_host           conversations whose calls go into batches
+conversations               rows whose calls go into batches, and the answers out of them
 http                        the HTTP client of services without an SDK
 """

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagent.batches.builder import BatchBuilder
-from bagent.batches.conversation_host import BatchRows
+from bagent.batches.conversations import BatchRows, ReadRules, ResultReader
 from bagent.batches.files import BatchItem, read_rows
 from bagent.batches.record import OUT, BatchRecord, BatchStatus
-from bagent.batches.results import ReadRules, ResultReader
 from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota_refusal
 from bagent.batches.service import BatchService
 from bagent.errors import NeedsPerson, StoppedEarly

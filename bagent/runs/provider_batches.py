@@ -13,8 +13,7 @@ import msgspec
 from bagent.agents.plan import StagePlan
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.batches.builder import BatchBuilder, BatchLimits
-from bagent.batches.conversation_host import BatchRows, RowTools
-from bagent.batches.results import ReadRules
+from bagent.batches.conversations import BatchRows, ReadRules, RowTools
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
 from bagent.batches.scheduler import ProviderBatchScheduler, SendingTimes
 from bagent.batches.service import BatchService

@@ -21,10 +21,9 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.batches.anthropic import AnthropicBatches
 from bagent.batches.builder import BatchBuilder, BatchLimits
-from bagent.batches.conversation_host import BatchRows, RowTools
+from bagent.batches.conversations import BatchRows, ReadRules, RowTools
 from bagent.batches.openai import OpenAIBatches
 from bagent.batches.record import BatchRecord, all_records
-from bagent.batches.results import ReadRules
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
 from bagent.batches.scheduler import ProviderBatchScheduler
 from bagent.batches.service import BatchService
