@@ -17,7 +17,7 @@ How a retry works
 `results.py:ResultHandler.handle` records the attempt, and `results.py:ResultHandler._throttle`
 slows account and endpoint down (`limits/account.py:Account.on_refusal`).
 `retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:count_and_decide`
-computes the delay, and the rule returns `Retry(call, at, reason)`, or `Fail` if the attempts are
+computes the delay, and the rule returns `Retry(call, at)`, or `Fail` if the attempts are
 used up. `fleet.py:Fleet._apply` does what it says: `queue.py:CallQueues.sleep` keeps the call until
 `at`. Then the timer starts `fleet.py:Fleet._pump`, `queue.py:CallQueues.wake` makes the call ready,
 and the next endpoint with room gets it (`fleet.py:Fleet._start`).

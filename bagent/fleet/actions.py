@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 import msgspec
 
 from bagent.backends.request import Request
@@ -15,26 +13,6 @@ from bagent.fleet.call import Call, Delivery
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.queue import SuspendedCall
 from bagent.types import Failure, Reply
-
-
-class RetryReason(Enum):
-    """Why a call is sent again, as in the table of :mod:`bagent.fleet.retry`."""
-
-    FAILED = "answered with a passing failure"
-    BUSY = "429, or server busy"
-    NOT_CONNECTED = "connection failed, server is down"
-    DISCONNECTED = "connection failed, server is up"
-    DIED = "server hangs, or dies with the call"
-    DIED_TWICE = "two servers died with the call"
-    REFUSED = "refused with 401, 403, 404 ..."
-    EXHAUSTED = "attempts used up, then a check fails"
-    OUT_OF_QUOTA = "account out of quota"
-    STALE_CONNECTION = "keep-alive connection was closed"
-    NEW_KEY = "key refused, and a newer one is there"
-    NEW_FORM = "endpoint wants another form or route"
-    STREAM_REQUIRED = "stream switched off, but required"
-    TOO_LONG = "prompt too long for the endpoint"
-    STRANDED = "no endpoint is up that may serve it"
 
 
 class Complete(msgspec.Struct, eq=False):
@@ -58,7 +36,6 @@ class Retry(msgspec.Struct, eq=False):
 
     call: Call
     at: float  # on the fleet's clock; `LAST`: after all other calls, alone
-    reason: RetryReason
 
 
 LAST = float("inf")

@@ -51,7 +51,6 @@ from bagent.fleet.actions import (
     OpenCircuit,
     ProbeEndpoint,
     Retry,
-    RetryReason,
     Split,
     StopFleet,
     Suspend,
@@ -285,16 +284,16 @@ class RetryRules:
         """Return what to do about a call that failed."""
         state, now = request.state, self._fleet.clock()
         if exchange.learned:
-            return [Retry(call, now, RetryReason.NEW_FORM)]
+            return [Retry(call, now)]
         if exchange.new_key and call.new_keys < MAX_NEW_KEYS:
             call.new_keys += 1
-            return [Retry(call, now, RetryReason.NEW_KEY)]
+            return [Retry(call, now)]
         if exchange.stale_connection and call.stale_connections < MAX_STALE_CONNECTIONS:
             call.stale_connections += 1
             probe = self._probe(request, now)
-            return [*probe, Retry(call, now, RetryReason.STALE_CONNECTION)]
+            return [*probe, Retry(call, now)]
         if failure.kind == "context_overflow" and self._router.reroute(call, state):
-            return [Retry(call, now, RetryReason.TOO_LONG)]
+            return [Retry(call, now)]
         if request.cancel_reason:  # the endpoint is dead or hangs
             return [self._after_death(call, now)]
         if failure.passing and (failure.kind == "connect" or _cut_off(exchange, state)):
@@ -312,18 +311,15 @@ class RetryRules:
         call.avoid = state.name
         blame = blame_of(failure)
         if blame is Blame.SERVER:
-            return self._after_server_fault(
-                state, call, failure, delivery, request.started, RetryReason.FAILED
-            )
+            return self._after_server_fault(state, call, failure, delivery, request.started)
         if blame is Blame.ACCOUNT:
-            return [Retry(call, now, RetryReason.OUT_OF_QUOTA), OpenCircuit(state, failure)]
+            return [Retry(call, now), OpenCircuit(state, failure)]
         actions: list[Action] = []
         busy = blame is Blame.BUSY and failure.kind != "rate_limited"
         check_due = busy and state.on_failure(refused=False)
         if check_due and self._fleet.endpoints.has_alternative(state):
             actions.append(CheckEndpoint(state, call.request, suspect=True))
-        reason = RetryReason.BUSY if failure.busy else RetryReason.FAILED
-        return actions + self._retry_or_fail(call, failure, delivery, reason)
+        return actions + self._retry_or_fail(call, failure, delivery)
 
     def split(self, calls: Sequence[Call]) -> list[Action]:
         """Return the action after a group was refused as a whole: the bad row ends up alone."""
@@ -342,12 +338,7 @@ class RetryRules:
             if answered:
                 entry.call.avoid = state.name
                 actions += self._after_server_fault(
-                    state,
-                    entry.call,
-                    entry.failure,
-                    entry.delivery,
-                    entry.sent,
-                    RetryReason.DISCONNECTED,
+                    state, entry.call, entry.failure, entry.delivery, entry.sent
                 )
             else:
                 actions.append(self._after_lost_server(entry.call, now, connected=entry.connected))
@@ -374,8 +365,7 @@ class RetryRules:
             if retry:
                 call.counted_attempts = max(0, call.counted_attempts - 1)
                 call.failed_at = None
-                reason = RetryReason.EXHAUSTED if passing else RetryReason.REFUSED
-                actions.append(Retry(call, now, reason))
+                actions.append(Retry(call, now))
             elif not fleet.closed:
                 actions.append(Fail(call, suspended.failure, suspended.delivery))
         return actions
@@ -400,9 +390,7 @@ class RetryRules:
         """Return what to do about the calls suspended for an endpoint that left."""
         now = self._fleet.clock()
         calls = self._fleet.waiting.on_probe(state.name)
-        actions: list[Action] = [
-            Retry(entry.call, now, RetryReason.NOT_CONNECTED) for entry in calls
-        ]
+        actions: list[Action] = [Retry(entry.call, now) for entry in calls]
         return actions + self.after_check(state, CheckResult.BROKEN)
 
     def stranded(self) -> list[Action]:
@@ -425,7 +413,7 @@ class RetryRules:
 
     def _retry_stranded(self, call: Call, message: str) -> list[Action]:
         failure = Failure("connect", message, passing=True)
-        return self._retry_or_fail(call, failure, None, RetryReason.STRANDED)
+        return self._retry_or_fail(call, failure, None)
 
     def _probe(self, request: InFlightRequest, now: float) -> list[Action]:
         """Return the probe after a request's connection failed or broke."""
@@ -435,15 +423,15 @@ class RetryRules:
     def _after_lost_server(self, call: Call, now: float, *, connected: bool) -> Action:
         if connected:
             return self._after_death(call, now)
-        return Retry(call, now, RetryReason.NOT_CONNECTED)
+        return Retry(call, now)
 
     def _after_death(self, call: Call, now: float) -> Action:
         """Return what to do about a call whose endpoint died with it."""
         call.deaths += 1
         if call.deaths < MAX_DEATHS:
-            return Retry(call, now, RetryReason.DIED)
+            return Retry(call, now)
         if call.deaths == MAX_DEATHS:
-            return Retry(call, LAST, RetryReason.DIED_TWICE)
+            return Retry(call, LAST)
         message = f"{call.deaths} endpoints died while they worked on this row"
         return Fail(call, Failure("connect", message, passing=True), None)
 
@@ -454,7 +442,6 @@ class RetryRules:
         failure: Failure,
         delivery: Delivery,
         sent: float,
-        reason: RetryReason,
     ) -> list[Action]:
         """Return what to do about a call that failed, perhaps through the server's fault.
 
@@ -465,7 +452,7 @@ class RetryRules:
         if call.divisible and call.counted_attempts and failure.status is not None:
             decision: Decision | Retry = Decision(None)  # its rows are sent apart instead
         else:
-            decision = self._decide(call, failure, delivery, reason)
+            decision = self._decide(call, failure, delivery)
         actions: list[Action] = []
         if isinstance(decision, Retry):
             actions.append(decision)
@@ -481,10 +468,10 @@ class RetryRules:
         return actions
 
     def _retry_or_fail(
-        self, call: Call, failure: Failure, delivery: Delivery | None, reason: RetryReason
+        self, call: Call, failure: Failure, delivery: Delivery | None
     ) -> list[Action]:
         """Return the retry if the policy allows it, else the end of the call, or of the run."""
-        decision = self._decide(call, failure, delivery, reason)
+        decision = self._decide(call, failure, delivery)
         if isinstance(decision, Retry):
             return [decision]
         failure = _with_reason(failure, decision)
@@ -493,22 +480,20 @@ class RetryRules:
             return [StopFleet(error)]  # the row stays unfinished; nothing more is sent for it
         return [Fail(call, failure, delivery)]
 
-    def _decide(
-        self, call: Call, failure: Failure, delivery: Delivery | None, reason: RetryReason
-    ) -> Decision | Retry:
+    def _decide(self, call: Call, failure: Failure, delivery: Delivery | None) -> Decision | Retry:
         """Return the retry if the policy allows it, else why not."""
         fleet, now = self._fleet, self._fleet.clock()
         if delivery is not None:
             record_pause(call, failure, delivery.sent, delivery.done)
         if adapt_streaming(call, failure):
-            return Retry(call, now, RetryReason.STREAM_REQUIRED)
+            return Retry(call, now)
         served_at = now if fleet.in_flight else fleet.last_served
         recently = now - fleet.last_served < RECENTLY_SERVED
         policy = self._served_policy if recently else fleet.config.retry
         decision = count_and_decide(policy, call, failure, now, self._random, served_at)
         if decision.delay is None:
             return decision
-        return Retry(call, now + decision.delay, reason)
+        return Retry(call, now + decision.delay)
 
 
 def _with_reason(failure: Failure, decision: Decision) -> Failure:
