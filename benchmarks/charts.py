@@ -1,7 +1,8 @@
 """Charts of measured speed, made from raw files in ``results/``.
 
-``python benchmarks/charts.py`` writes ``charts/modes.svg`` (rows a second on one H200, by way of
-sending) and ``charts/client.svg`` (CPU time that the client takes for a row).
+``python benchmarks/charts.py`` writes ``charts/modes.svg`` and ``charts/modes-large.svg`` (rows a
+second on one H200, by way of sending, with a 0.5B and a 7B model) and ``charts/client.svg`` (CPU
+time that the client takes for a row).
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ MODES = {
     "chat-64@api1": "bagent, chat batches of 64",
     "single-512@api1": "bagent, single calls, 512 in flight",
     "offline@batch": "vllm run-batch",
+}
+LARGE_MODES = {
+    "single-512@api1": "bagent, single calls, 512 in flight",
+    "auto@api1": "bagent, as it chooses itself",
+    "lists-64@api1": "bagent, lists of 64",
+    "offline@llm": "LLM.chat, inside the engine",
+    "offline@batch": "vllm run-batch",
+    "openai-512@api1": "AsyncOpenAI, 512 in flight",
 }
 CLIENTS = {
     "bare": "bare aiohttp loop: nothing checked or kept",
@@ -64,17 +73,32 @@ def _text(x: float, y: float, text: str, style: str) -> str:
 
 
 def modes_chart() -> str:
-    """Return the chart of rows a second by way of sending."""
-    medians = json.loads((RESULTS / "gpu-h200-chat.json").read_bytes())["medians"]
-    bars = [
-        (label, medians[arm]["rows_per_s"], label.startswith("bagent"))
-        for arm, label in MODES.items()
-    ]
-    return bar_chart(
+    """Return the chart of rows a second by way of sending, small model."""
+    return _rates(
+        "gpu-h200-chat.json",
+        MODES,
         "Rows a second: 2,000 chats with a schema, 0.5B model, vLLM on one H200",
         "Medians of 2 to 5 runs; one API process, as vLLM starts by default. More is better.",
-        sorted(bars, key=lambda bar: -bar[1]),
     )
+
+
+def large_modes_chart() -> str:
+    """Return the chart of rows a second by way of sending, large model."""
+    return _rates(
+        "gpu-h200-modes-large.json",
+        LARGE_MODES,
+        "Rows a second: 1,000 chats with a schema, 7B model, vLLM on one H200",
+        "Medians of 3 or 4 runs; one API process, as vLLM starts by default. More is better.",
+    )
+
+
+def _rates(file: str, arms: dict[str, str], title: str, note: str) -> str:
+    medians = json.loads((RESULTS / file).read_bytes())["medians"]
+    bars = [
+        (label, medians[arm]["rows_per_s"], label.startswith("bagent"))
+        for arm, label in arms.items()
+    ]
+    return bar_chart(title, note, sorted(bars, key=lambda bar: -bar[1]))
 
 
 def client_chart() -> str:
@@ -93,7 +117,11 @@ def client_chart() -> str:
 
 def charts() -> dict[Path, str]:
     """Return the files of all charts with their texts."""
-    return {CHARTS / "modes.svg": modes_chart(), CHARTS / "client.svg": client_chart()}
+    return {
+        CHARTS / "modes.svg": modes_chart(),
+        CHARTS / "modes-large.svg": large_modes_chart(),
+        CHARTS / "client.svg": client_chart(),
+    }
 
 
 if __name__ == "__main__":

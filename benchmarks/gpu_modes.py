@@ -130,7 +130,7 @@ def run_job(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, Pa
     command = [sys.executable, "-m", "bagent", "run", str(path), "-o", str(out)]
     env = dict(os.environ)
     if code is not None:
-        env["PYTHONPATH"] = f"{code}:{env.get('PYTHONPATH', '')}"
+        env["PYTHONPATH"] = f"{code.resolve()}:{env.get('PYTHONPATH', '')}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         done = subprocess.run(
