@@ -155,6 +155,10 @@ def test_a_closed_object_that_requires_what_it_does_not_allow_is_refused():
         load({**closed, "required": ["category"]})
     # An alternative may be ruled out on purpose, and an open object may have any property.
     load({"anyOf": [{**closed, "required": ["category"]}, {"type": "null"}]})
+    definitions = {"$defs": {"A": {**closed, "required": ["category"]}}}
+    load({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], **definitions})
+    with pytest.raises(SchemaError, match=f"A: no object can be valid: {message}"):
+        load({"properties": {"x": {"items": {"$ref": "#/$defs/A"}}}, **definitions})
     load({**closed, "required": ["category"], "additionalProperties": True})
 
 

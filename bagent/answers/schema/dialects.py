@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from bagent.answers.messages import pointer, shorten
 from bagent.text.suggest import nearest_name
@@ -152,21 +153,22 @@ def no_schema(root: Json) -> str | None:
 
 
 _ALTERNATIVES = {"not", "if", "then", "else", "anyOf", "oneOf", "dependentSchemas"}
+_DEFINITIONS = {"$defs", "definitions"}
 
 
 def impossible_requirement(document: dict[str, Any]) -> str | None:
     """Say which closed object requires a property that it does not allow; None where none does.
 
-    Alternatives are not looked at: a schema may rule one of them out on purpose.
+    Alternatives are not looked at, nor what only they refer to: a schema may rule one of them out
+    on purpose.
     """
-    for location, schema in walk(document):
+    for location, schema in _without_alternatives(document):
         required, properties = schema.get("required"), schema.get("properties", {})
         if (
             schema.get("additionalProperties") is not False
             or schema.get("type", "object") != "object"
             or not isinstance(required, list)
             or schema.get("patternProperties")
-            or _ALTERNATIVES & set(map(str, location))
         ):
             continue
         for name in required:
@@ -179,6 +181,29 @@ def impossible_requirement(document: dict[str, Any]) -> str | None:
                     " false"
                 )
     return None
+
+
+def _without_alternatives(document: dict[str, Any]) -> Iterator[tuple[Pointer, dict[str, Any]]]:
+    """Yield the root and what it leads to, by keywords and local references, but no alternative."""
+    schemas = dict(walk(document))
+    seen: set[Pointer] = set()
+    stack: list[Pointer] = [()]
+    while stack:
+        location = stack.pop()
+        schema = schemas.get(location)
+        if schema is None or location in seen:
+            continue
+        seen.add(location)
+        yield location, schema
+        stack += [
+            location + relative
+            for relative, _ in children(schema)
+            if relative[0] not in _ALTERNATIVES | _DEFINITIONS
+        ]
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            parts = unquote(reference[2:]).split("/")
+            stack.append(tuple(part.replace("~1", "/").replace("~0", "~") for part in parts))
 
 
 def unknown_keywords(document: dict[str, Any]) -> list[str]:
