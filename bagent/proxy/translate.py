@@ -34,7 +34,7 @@ from bagent.proxy.chat_format import StreamId, TurnMemory, chunk_bytes, completi
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply
 
-_NOT_IN_RESPONSES = ("stop", "logit_bias")
+_NOT_IN_RESPONSES = ("stop", "logit_bias", "presence_penalty", "frequency_penalty")
 """Fields of chats that change the answer and that responses lack."""
 
 _NO_ROUTE = frozenset({404, 501})

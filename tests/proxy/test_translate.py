@@ -118,6 +118,8 @@ def test_what_chats_have_no_form_for_is_refused_in_one_sentence(tmp_path, more, 
         ({"response_format": "json"}, "$.response_format"),
         ({"stop": ["a"]}, "responses have no stop"),
         ({"logit_bias": {"1": 2}}, "responses have no logit_bias"),
+        ({"presence_penalty": 0.5}, "responses have no presence_penalty"),
+        ({"frequency_penalty": 1}, "responses have no frequency_penalty"),
     ],
 )
 def test_a_chat_that_responses_have_no_form_for_is_refused(more, reason):

@@ -93,6 +93,8 @@ class ResponsesWriter(BodyWriter):
                 fields[LIMIT] = fields.pop(name)
         if "response_format" in fields:
             fields["text"] = {"format": text_format(fields.pop("response_format"))}
+        if "verbosity" in fields:
+            fields["text"] = {**fields.get("text", {}), "verbosity": fields.pop("verbosity")}
         if "reasoning_effort" in fields:
             fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
         if "tools" in fields:

@@ -57,9 +57,12 @@ def chat_request(body: Mapping[str, Json]) -> dict[str, Json]:
     if body.get("stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     text, reasoning = body.get("text"), body.get("reasoning")
-    form = _response_format(text.get("format") if isinstance(text, dict) else None)
-    if form is not None:
-        chat["response_format"] = form
+    if isinstance(text, dict):
+        form = _response_format(text.get("format"))
+        if form is not None:
+            chat["response_format"] = form
+        if text.get("verbosity"):
+            chat["verbosity"] = text["verbosity"]
     if isinstance(reasoning, dict) and reasoning.get("effort"):
         chat["reasoning_effort"] = reasoning["effort"]
     if body.get("tools"):
