@@ -18,7 +18,7 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.base import Exchange
 from bagent.backends.request import answer_limit
 from bagent.batches.builder import BatchBuilder, RequestCost
-from bagent.batches.files import BatchFileReader, BatchItem, encode_item
+from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, request_number
 from bagent.fleet.call import Call, CallResult, Delivery, attempt_record
@@ -115,7 +115,9 @@ class BatchRows:
         item = BatchItem(conversation.row, conversation.answer, conversation.to_state(call))
         try:
             line = BatchLine(
-                *self._builder.put(call.request, item, self._cost_of(call), again=again)
+                *self._builder.put(
+                    call.request, item, self._cost_of(call, self._tools.price), again=again
+                )
             )
         except ValueError as error:
             failure = Failure("rejected", f"not sent: {error}")
@@ -124,8 +126,8 @@ class BatchRows:
             self._builder.remember(conversation.request_hash, *line)
         return line
 
-    def _cost_of(self, call: Call) -> RequestCost:
-        request, price = call.request, self._tools.price
+    def _cost_of(self, call: Call, price: Price | None) -> RequestCost:
+        request = call.request
         tokens = self.plan.budget.request_tokens(text_bytes(request.payload))
         limit = answer_limit(request)
         most = DEFAULT_ANSWER_TOKENS if limit is None else limit
@@ -134,14 +136,10 @@ class BatchRows:
     def max_single_cost(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
         """Return the maximal price of single calls for these rows; 0 if no price is known."""
         price, most = self._tools.single_price, 0.0
-        for item, _ in items:
-            size = text_bytes(encode_item(item))  # an upper bound of the prompt
-            max_tokens = item.state.max_tokens or DEFAULT_ANSWER_TOKENS
-            most += (
-                0.0
-                if price is None
-                else price.at_most(self.plan.budget.request_tokens(size), max_tokens)
-            )
+        for item, _ in items if price is not None else ():
+            call = Conversation(self._single, item.row, item.answer).restore(item.state)
+            if isinstance(call, Call):
+                most += self._cost_of(call, price).usd
         return most
 
     async def send_singly(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:

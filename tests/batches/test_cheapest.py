@@ -16,7 +16,7 @@ from bagent.errors import JobError, NeedsPerson
 from bagent.job.load import JobRequest, load_job
 from bagent.money.prices import Price
 from bagent.text.durations import time_by
-from support.batch_runs import BEGIN, Options, Singles, run_through, statuses
+from support.batch_runs import BEGIN, Options, Singles, row, run_through, statuses
 from support.batch_services import Course, OpenAIServer
 from support.jobs import write_job
 
@@ -101,6 +101,20 @@ def test_a_run_that_begins_late_makes_no_batch(tmp_path: Path) -> None:
     run = run_through(tmp_path, server, 12, Options(late_at=BEGIN - 1, size=5))
     assert texts(run) == {"single": 12}
     assert server.made == []
+
+
+def test_a_line_counts_with_its_own_limit_in_the_cost_of_single_calls(tmp_path: Path) -> None:
+    price = Price("openai", "m-1", 0.0, 1_000_000.0)
+
+    def line(limit: Any) -> Any:
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "m-1", "messages": messages, **limit}
+        return row(0, custom_id="a", method="POST", url="/v1/chat/completions", body=body)
+
+    for limit, fits in (({"max_tokens": 50}, True), ({"max_tokens": 9000}, False), ({}, False)):
+        options = Options(late_at=BEGIN, budget=100.0, single_price=price, own_bodies=True)
+        run = run_through(tmp_path / str(limit), OpenAIServer(), [line(limit)], options)
+        assert isinstance(run.error, NeedsPerson) != fits, run.error
 
 
 def test_single_calls_never_pass_the_budget(tmp_path: Path) -> None:
