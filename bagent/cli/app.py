@@ -138,7 +138,7 @@ def parse_run_options(args: Sequence[str], *, several: bool = False) -> RunOptio
     try:
         parameters = load_command("run").make_context("bagent run", list(args)).params
     except _USAGE_ERROR as error:
-        raise UsageError(error.format_message(), hint="try: bagent run --help") from None
+        raise UsageError(_usage_message(error)) from None
     workers, executor = parameters.pop("workers"), parameters.pop("executor")
     if not several and (workers > 1 or executor != "local"):
         raise UsageError(

@@ -102,6 +102,7 @@ _HINTS = {
     ".db": "input: {sql: \"from sqlite_scan('FILE', 'TABLE')\"}",
     ".duckdb": "input: {sql: \"from read_duckdb('FILE', table_name = 'TABLE')\"}",
 }
+_BRACES = "braces are no pattern here: write a list, input: [a.jsonl, b.jsonl]"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 _STDIN_NAMES = ("-", "/dev/stdin", "/dev/fd/0")
 
@@ -189,7 +190,7 @@ def _paths(pattern: str, base: Path) -> Sequence[InputFile]:
         return [path]
     files = matches(str(path))
     if not files:
-        hint = "write { , } out as a list" if "{" in pattern else f"looked from {base}"
+        hint = _BRACES if "{" in pattern else f"looked from {base}"
         raise InputError(f"no file matches {pattern}", hint=hint)
     return files
 
@@ -203,7 +204,7 @@ def _remote_files(url: str) -> list[RemoteFile]:
     except OSError as error:
         raise unreadable(plain_url(url), error) from error
     if not files:
-        raise InputError(f"no file matches {url}", hint="write { , } out as a list" * ("{" in url))
+        raise InputError(f"no file matches {url}", hint=_BRACES if "{" in url else "")
     return files
 
 

@@ -23,7 +23,7 @@ def write_job(folder):
         (["--set", "input=none.jsonl"], "none.jsonl: there is no such file"),
         (["--set", "id=nope"], "no field 'nope'"),
         (["--set", "prompt={{ nope }}"], "nope is not in the first"),
-        (["--", "--limt", "3"], "No such option: --limt"),
+        (["--", "--limt", "3"], "no such option: --limt (did you mean --limit?)"),
         (["--", "-i", "-"], "a batch job has no standard input"),
         (["--", "--hostfile", "h.txt"], "the script starts its own engines"),
         (["--hostfile", "h.txt"], "for servers that run already: bagent run"),

@@ -130,4 +130,4 @@ def test_an_address_is_told_from_a_file(files, url):
 
 
 def test_braces_are_no_pattern(files):
-    refused(files, "{a,b}.json*", words="write { , } out as a list")
+    refused(files, "{a,b}.json*", words="braces are no pattern here: write a list")
