@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from support.batch_runs import Killed, Options, Run, row, run_through, statuses
+from support.batch_runs import BEGIN, Killed, Options, Run, row, run_through, statuses
 from support.batch_services import AnthropicServer, Course, by_row, ended_as, message
 
 OVER = ("in_progress", "ended")
@@ -49,6 +50,25 @@ def test_every_type_of_result_is_read(tmp_path: Path) -> None:
     assert (found["r1"], found["r6"], found["r7"]) == ("failed", "refused", "truncated")
     assert run.outcomes["r1"]["error_kind"] == "rejected"
     assert "bad image" in run.outcomes["r1"]["error"]
+
+
+def test_a_late_batch_is_cancelled_and_rows_without_an_answer_are_sent_singly(
+    tmp_path: Path,
+) -> None:
+    server = AnthropicServer(Course(("in_progress",), message()))
+    run = go(tmp_path, server, 20, late_at=BEGIN + 3600)
+    assert run.error is None, run.error
+    assert Counter(line["text"] for line in run.outcomes.values()) == {"fine": 10, "single": 10}
+    assert len(run.lines) == 20
+    assert (server.cancels, len(server.made), server.complaints) == (1, 1, [])
+
+
+def test_a_batch_that_has_just_ended_cannot_be_cancelled_and_is_read(tmp_path: Path) -> None:
+    server = AnthropicServer(Course(("in_progress", "ended"), message()))
+    run = go(tmp_path, server, 20, late_at=BEGIN + 3)
+    assert run.error is None, run.error
+    assert Counter(line["text"] for line in run.outcomes.values()) == {"fine": 20}
+    assert (server.cancels, len(server.made)) == (0, 1)
 
 
 def test_a_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bagent.batches import scheduler
 from bagent.batches.record import outstanding_warning, status_lines
@@ -16,7 +21,7 @@ from bagent.job.load import JobRequest, load_job
 from bagent.runs.context import RunOptions, prepare
 from bagent.runs.plan import tier_fields
 from support.batch_runs import in_thread
-from support.batch_services import AnthropicServer, Course, OpenAIServer, message
+from support.batch_services import AnthropicServer, Course, OpenAIServer, chat_body, message
 from support.cli import Completed, Running, in_this_process
 from support.jobs import journal_lines, write_job
 
@@ -89,6 +94,84 @@ def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
     assert status_lines(run_dir(job_dir), print) == ["1 done"]
     assert outstanding_warning(run_dir(job_dir)) == ""
     shows_nothing(job_dir, ended, status, done, results)
+
+
+class ChatsToo(OpenAIServer):
+    """A provider with batches that never end by themselves, and with single calls.
+
+    Attributes:
+        singles: the rows of single calls.
+        reached: set once there were so many.
+    """
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(Course(("in_progress",)))
+        self.singles: list[str] = []
+        self.reached = threading.Event()
+        self._calls = calls
+
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.singles.append(body["messages"][0]["content"])
+        if len(self.singles) == self._calls:
+            self.reached.set()
+        await asyncio.sleep(0.05)
+        return web.json_response(chat_body("single"))
+
+
+@pytest.mark.process("kills runs")
+@pytest.mark.parametrize(
+    "calls", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9, 14, 19))]
+)
+def test_a_cheapest_run_killed_before_and_after_its_time_does_nothing_twice(
+    job_dir: Path, bagent: Bagent, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ChatsToo(calls)
+    with in_thread(server) as url:
+        job(job_dir, url, 40, batching={"mode": "cheapest", "by": "10h"})
+        with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
+            running.wait_for_err("is in_progress")
+            running.send(signal.SIGKILL)
+            running.finish()
+        limits = {"concurrency": 4}
+        job(job_dir, url, 40, batching={"mode": "cheapest", "by": "1s"}, limits=limits)
+        with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
+            assert server.reached.wait(60), running.err
+            running.send(signal.SIGKILL)
+            running.finish()
+        before, ended = len(server.singles), {line["id"] for line in whole_outcomes(job_dir)}
+        monkeypatch.setattr(scheduler, "MIN_POLL_INTERVAL", 0.05)
+        with in_this_process():
+            done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    rows = finished(job_dir)
+    assert [row["status"] for row in rows] == ["ok"] * 40
+    assert len({row["id"] for row in rows}) == 40
+    assert (len(server.made), server.cancels, server.complaints) == (1, 1, [])
+    texts = {row["id"]: row["text"] for row in rows}
+    assert sorted(texts.values()) == ["fine"] * 20 + ["single"] * 20
+    sent_again = set(map(row_of, server.singles[before:]))
+    assert sent_again.isdisjoint(ended)
+    assert all(texts[name] == "single" for name in map(row_of, server.singles))
+
+
+def whole_outcomes(folder: Path) -> list[Any]:
+    """The outcomes on whole lines of the journal of a killed run."""
+    lines = b"".join(p.read_bytes() for p in (run_dir(folder) / "journal").glob("rows-*.jsonl"))
+    decoded = [json.loads(line) for line in lines.split(b"\n")[:-1]]
+    return [line for line in decoded if "status" in line]
+
+
+def row_of(prompt: str) -> str:
+    """The id in a prompt."""
+    match = re.search(r"id=(\S+)", prompt)
+    assert match is not None, prompt
+    return match[1]
 
 
 def test_a_key_that_a_batch_service_repeats_stands_in_no_file_and_no_word(

@@ -18,7 +18,7 @@ from bagent.batches.bedrock import BedrockBatches, S3Location, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from support.aws_batches import ROLE, AwsServer, Job
-from support.batch_runs import Killed, Options, Run, row, run_rows, served
+from support.batch_runs import BEGIN, Killed, Options, Run, row, run_rows, served
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,20 @@ def test_few_rows_that_a_job_left_out_are_asked_singly(go: Callable[..., Run]) -
         "rejected",
     )
     assert len(run.lines) == 120
+
+
+def test_a_late_job_is_stopped_and_records_without_an_answer_are_sent_singly(
+    go: Callable[..., Run],
+) -> None:
+    server = AwsServer(Job(("InProgress",)))
+    run = go(server, 120, Options(late_at=BEGIN + 3600))
+    assert run.error is None, run.error
+    texts = {name: line.get("text") for name, line in run.outcomes.items()}
+    assert [name for name, text in texts.items() if text == "single"] == [
+        f"r{n}" for n in range(60, 120)
+    ]
+    assert len(run.lines) == 120
+    assert (server.stops, len(server.made), server.complaints) == (1, 1, [])
 
 
 def test_single_calls_keep_within_the_budget_too(go: Callable[..., Run]) -> None:

@@ -44,6 +44,7 @@ class AwsServer:
         self.made: list[Json] = []
         self.tries = 0
         self.complaints: list[str] = []
+        self.stops = 0
         self._steps: dict[str, int] = {}
 
     def app(self) -> web.Application:
@@ -52,10 +53,23 @@ class AwsServer:
         app.router.add_post("/model-invocation-job", self._create)
         app.router.add_get("/model-invocation-jobs", self._list)
         app.router.add_get("/model-invocation-job/{arn:.*}", self._get)
+        app.router.add_post("/model-invocation-job/{arn:.*}/stop", self._stop)
         app.router.add_put("/{bucket}/{key:.*}", self._put)
         app.router.add_get("/{bucket}/{key:.*}", self._read)
         app.router.add_get("/{bucket}", self._read)
         return app
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        """The second half of the job gets no answers."""
+        arn = unquote(request.match_info["arn"])
+        (job,) = [one for one in self.made if one["jobArn"] == arn]
+        if self._shown(job)["status"] in ("Completed", "Stopped", "Expired"):
+            headers = {"x-amzn-ErrorType": "ConflictException"}
+            return web.json_response({"message": "it has ended"}, status=409, headers=headers)
+        self.stops += 1
+        job["course"] = Job(("Stopping", "Stopping", "Stopped"), answers=len(job["lines"]) // 2)
+        self._steps[arn] = 0
+        return web.json_response({})
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -303,6 +303,7 @@ class AnthropicServer(BatchServer):
     """Message Batches; ``length`` is the told length of the last body."""
 
     length: int | None = None
+    cancels = 0
 
     def __init__(self, *script: Course) -> None:
         super().__init__(script, Course(("in_progress", "ended"), message()))
@@ -315,7 +316,25 @@ class AnthropicServer(BatchServer):
         app.router.add_get("/v1/messages/batches", self._list)
         app.router.add_get("/v1/messages/batches/{id}", self._get)
         app.router.add_get("/v1/messages/batches/{id}/results", self._results)
+        app.router.add_post("/v1/messages/batches/{id}/cancel", self._cancel)
         return app
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        """The second half of the batch gets no answers."""
+        batch = self.batch_of(request)
+        if self.status_of(batch) == "ended":
+            error = {"type": "invalid_request_error", "message": "it has ended"}
+            return web.json_response({"type": "error", "error": error}, status=400)
+        self.cancels += 1
+        answer, lines = batch["course"].answer, batch["lines"]
+        late = {line["custom_id"] for line in lines[len(lines) // 2 :]}
+
+        def answer_of_half(asked: Json) -> Json:
+            return (ended_as("canceled") if asked["custom_id"] in late else answer)(asked)
+
+        batch["course"] = Course(("canceling", "canceling", "ended"), answer_of_half)
+        self._looks[batch["id"]] = 0
+        return web.json_response(self._shown(batch))
 
     async def _create(self, request: web.Request) -> web.Response:
         self.length = request.content_length
