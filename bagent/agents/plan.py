@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings, Watch
-from bagent.types import Json, Message, ToolCall, Turn, Usage
+from bagent.types import Json, Message, Row, ToolCall, Turn, Usage
 
 if TYPE_CHECKING:
     from bagent.agents.external_agent import ProgramPlan
@@ -145,6 +145,18 @@ class Renderer(Protocol):
         ...
 
 
+class ImageLoader(Protocol):
+    """Reads images of rows from buckets ahead of their prompts."""
+
+    def load_images(self, row: Row) -> list[str]:
+        """Read the images that a row names, in any thread, and return their URLs."""
+        ...
+
+    def release_images(self, urls: Sequence[str]) -> None:
+        """Drop images whose prompts were rendered."""
+        ...
+
+
 class StagePlan(msgspec.Struct, eq=False):
     """One stage's prompt, settings and rules for answers; the same for all its rows."""
 
@@ -169,6 +181,8 @@ class StagePlan(msgspec.Struct, eq=False):
     own_bodies_keep_model: bool = True
     agent: AgentPlan | None = None
     program: ProgramPlan | None = None
+    images: ImageLoader | None = None
+    """Reads images from buckets; None: the prompt has none."""
     price: Callable[[str | None, Json], float | None] | None = None
     _count: int = 0
     _hash_prefixes: dict[tuple[int, int], Any] = {}

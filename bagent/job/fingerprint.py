@@ -29,7 +29,7 @@ PARTS = (
 """The names of the parts. The model is not among them: only endpoints know what ``auto`` is."""
 
 # Where and how fast a part runs, not what it answers; and what may hold secrets.
-_PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching"})
+_PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching", "image_folders"})
 _WAYS = frozenset({"timeout", "rate_limit", "cache", "coalesce", "env", "headers", "api_key_env"})
 
 # How an answer is processed.
@@ -50,7 +50,7 @@ def fingerprint_parts(job: Job) -> dict[str, str]:
     leave_out = _PLACES | _WAYS | _JUDGEMENT
     stages = [_values(stage, texts, leave_out) for stage in job.stages]
     values: dict[str, Json] = {
-        "prompt": _values(job.prompt, texts),
+        "prompt": _values(job.prompt, texts, _PLACES),
         "schema": output.pop("schema", None),
         "sampling": _values(job.sampling, texts),
         "answers": job.answers,

@@ -164,6 +164,8 @@ def _load(request: JobRequest, file: YamlFile) -> Job:
             root=file.spot,
             texts=texts,
             variables=tuple(substitution.uses),
+            # A batch renders a row again when its answer comes: it reads no image a second time.
+            input_folders=job.input.folders if job.input and not job.batching.in_batches else (),
         )
     )
 

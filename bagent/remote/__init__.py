@@ -11,15 +11,25 @@ tables    Parquet files for DuckDB
 
 from bagent.remote.files import InputFile, RemoteFile, find_remote_files, open_remote
 from bagent.remote.storage import RemoteError, Storage, storage_of
-from bagent.remote.urls import check_url, is_pattern, is_remote, plain_url, publish_problem
+from bagent.remote.urls import (
+    bucket_folder,
+    check_url,
+    in_bucket,
+    is_pattern,
+    is_remote,
+    plain_url,
+    publish_problem,
+)
 
 __all__ = [
     "InputFile",
     "RemoteError",
     "RemoteFile",
     "Storage",
+    "bucket_folder",
     "check_url",
     "find_remote_files",
+    "in_bucket",
     "is_pattern",
     "is_remote",
     "open_remote",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ _OPTIONS: dict[str, dict[str, Any]] = {"az": {"anon": False}}
 _VERSIONS = ("etag", "ETag", "generation", "blob_id", "md5Hash", "last_modified", "mtime")
 
 
+def check_driver(scheme: str) -> None:
+    """See that the driver of a scheme is installed.
+
+    Raises:
+        MissingPackage: it is not.
+    """
+    driver = DRIVERS.get(scheme)
+    if driver and not (find_spec("fsspec") and find_spec(driver)):
+        raise MissingPackage(f"{scheme}:// needs {driver}", hint=INSTALL)
+
+
 class DriverStorage:
     """Files of a store that an fsspec driver serves; the driver looks for keys itself.
 
@@ -32,14 +44,11 @@ class DriverStorage:
 
     def __init__(self, scheme: str) -> None:
         self._scheme = scheme
-        try:
-            import fsspec
+        check_driver(scheme)
+        import fsspec
 
-            with _errors():
-                self._files: Any = fsspec.filesystem(scheme, **_OPTIONS.get(scheme, {}))
-        except ImportError as error:
-            driver = DRIVERS.get(scheme, "fsspec")
-            raise MissingPackage(f"{scheme}:// needs {driver}", hint=INSTALL) from error
+        with _errors():
+            self._files: Any = fsspec.filesystem(scheme, **_OPTIONS.get(scheme, {}))
 
     def stat(self, url: str) -> RemoteStat:
         """Return the size and the version."""

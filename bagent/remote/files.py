@@ -9,7 +9,13 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from bagent.remote.storage import RemoteError, RemoteStat, Storage, retrying, storage_for
-from bagent.remote.urls import fixed_prefix, is_web, pattern_matches, plain_url
+from bagent.remote.urls import (
+    fixed_prefix,
+    is_web,
+    pattern_matches,
+    plain_url,
+    with_lower_scheme,
+)
 
 AHEAD = 4 << 20
 """Bytes of one request while a file is read from its start to its end."""
@@ -83,6 +89,7 @@ def find_remote_files(pattern: str) -> list[RemoteFile]:
         RemoteError: the bucket cannot be listed.
         MissingPackage: the driver of its store is not installed.
     """
+    pattern = with_lower_scheme(pattern)
     storage = storage_for(pattern)
     matches = pattern_matches(pattern).fullmatch
     stats = retrying(lambda: list(storage.find(fixed_prefix(pattern))))

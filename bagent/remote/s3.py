@@ -38,6 +38,7 @@ class S3Storage:
         settings: dict[str, Any] = {
             "connect_timeout": 10,
             "read_timeout": 60,
+            "max_pool_connections": 32,
             "retries": {"mode": "standard", "total_max_attempts": 1},
         }
         if not self._signed:

@@ -28,9 +28,29 @@ def scheme_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
+def with_lower_scheme(url: str) -> str:
+    """Return the URL as stores list it: with its scheme in lower case."""
+    return f"{scheme_of(url)}://{url.partition('://')[2]}"
+
+
 def is_web(url: str) -> bool:
     """Return whether the URL is one of a web server, which cannot list its files."""
     return scheme_of(url) in ("http", "https")
+
+
+def in_bucket(url: str) -> bool:
+    """Return whether the URL is one of a file in a bucket."""
+    return is_remote(url) and not is_web(url)
+
+
+def bucket_folder(url: str) -> str:
+    """Return the URL up to its last slash; empty where it names no folder of a bucket.
+
+    Of a pattern it is the folder before the first wildcard.
+    """
+    scheme, _, path = with_lower_scheme(fixed_prefix(url)).partition("://")
+    folder = path.rpartition("/")[0]
+    return f"{scheme}://{folder}/" if folder and in_bucket(url) else ""
 
 
 def is_pattern(url: str) -> bool:

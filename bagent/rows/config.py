@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,28 @@ from bagent.errors import InputError
 Input = str | Mapping[str, str]
 """One entry of the input: an absolute path, a glob, ``-`` for stdin, ``{"files": GLOB}`` for rows
 of ``path`` and ``text``, or ``{"sql": QUERY}`` for what DuckDB reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The columns of a table that are read, in any case.
+
+    Attributes:
+        needed: where one of them is missing, all columns are read: messages name the others.
+        optional: read where they are there.
+    """
+
+    needed: frozenset[str]
+    optional: frozenset[str]
+
+    def of(self, names: Sequence[str]) -> list[int]:
+        """Return the indexes of the columns to read."""
+        folded = [name.lower() for name in names]
+        needed = {name.lower() for name in self.needed}
+        if not needed <= set(folded):
+            return list(range(len(names)))
+        selected = needed | {name.lower() for name in self.optional}
+        return [index for index, name in enumerate(folded) if name in selected]
 
 
 @dataclass(frozen=True)

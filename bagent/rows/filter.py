@@ -136,8 +136,12 @@ class Condition:
         self.checked = False
         """Whether :meth:`check` was called, once rows were known."""
         needed, maybe = _names(self._parse())
+        self.needed = frozenset(needed)
+        """The names that rows must have."""
+        self.names = self.needed | maybe
+        """All names of columns."""
         self._needed = sorted(needed)
-        self._names = sorted(needed | maybe)
+        self._names = sorted(self.names)
         lower = [name.lower() for name in self._names]
         if len(set(lower)) < len(lower):
             raise InputError(

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from bagent.errors import InputError
-from bagent.rows.config import RowsConfig
+from bagent.rows.config import RowsConfig, TableColumns
 from bagent.rows.decode import Chunk
 from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
 from bagent.rows.filter import FIRST_ROWS, Condition, RowSample, in_shard, limited
@@ -24,13 +24,16 @@ from bagent.rows.warnings import RowWarnings
 from bagent.types import Row
 
 
-def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader:
+def open_rows(
+    config: RowsConfig, *, stdin: BinaryIO | None = None, columns: frozenset[str] | None = None
+) -> RowReader:
     """Find and check the input without reading it into memory.
 
     Args:
         config: what to read.
         stdin: where ``-`` reads from, usually ``sys.stdin.buffer``; None: nothing is piped in.
             It is read through its descriptor, not through its buffer.
+        columns: of tables only these and what the configuration names are read; None: all columns.
 
     Raises:
         InputError: a file is missing, a folder, not UTF-8, of unknown format or a damaged
@@ -45,7 +48,7 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader
             pipe = _check_stdin(config, stdin)
         else:
             check_source(source, config.base)
-    rows = RowReader(config, sources, warnings, pipe)
+    rows = RowReader(config, sources, warnings, pipe, columns)
     rows.take_notes()
     rows.check_where()
     return rows
@@ -78,6 +81,7 @@ class RowReader:
         sources: list[Source],
         warnings: RowWarnings,
         stdin: BinaryIO | None,
+        columns: frozenset[str] | None = None,
     ) -> None:
         self._config = config
         self._sources = sources
@@ -86,6 +90,7 @@ class RowReader:
         sizes = [source.size if isinstance(source, FileSource) else None for source in sources]
         self._progress = ReadProgress(None if None in sizes else sum(filter(None, sizes)))
         self._condition = Condition(config.where, config.base) if config.where else None
+        self._columns = None if columns is None else self._table_columns(columns)
         self._stdin = stdin
         self._spool = StdinSpool(config.stdin_spool) if config.stdin_spool else None
         self._ahead: list[list[Row]] = []
@@ -224,6 +229,18 @@ class RowReader:
         piped = any(isinstance(source, StdinSource) for source in self._sources)
         self._condition.check(first[:FIRST_ROWS], strict=not piped)
 
+    def _table_columns(self, optional: frozenset[str]) -> TableColumns | None:
+        """Return what to read of tables; None, all columns, where a row as a whole is used."""
+        config = self._config
+        if not config.fields:  # a row without id is then known by its whole content
+            return None
+        needed = {*config.fields, *([config.id_field] if config.id_field else ())}
+        optional |= {"id", "custom_id"}
+        if self._condition is not None:
+            needed |= self._condition.needed
+            optional |= self._condition.names
+        return TableColumns(frozenset(needed), optional)
+
     def _peeked(self) -> Iterator[list[Row]]:
         while self._ahead:
             yield self._ahead.pop(0)
@@ -298,7 +315,9 @@ class RowReader:
             if isinstance(source, StdinSource):
                 chunks = StdinReader(self._spool, stdin, self._cancel).chunks(bases)
             else:
-                chunks = source_chunks(source, self._config.base, progress, self._cancel, warnings)
+                chunks = source_chunks(
+                    *(source, self._config.base, progress, self._cancel, warnings), self._columns
+                )
             try:
                 for chunk in chunks:
                     if self._cancel.is_set:

@@ -235,6 +235,12 @@ def prepare(options: RunOptions) -> RunContext:
         read_hostfile(job.hostfile.path)
     schema = None if stages else load_schema(job)
     prompt = None if batch or stages else Prompt.from_job(job)
+    if job.batching.in_batches and prompt is not None and prompt.reads_buckets:
+        raise JobError(
+            f"batching mode {job.batching.mode}: images in buckets are sent with live calls only",
+            hint="write batching: {mode: auto}, or name images by https URLs",
+            at=job.source.position(("prompt",)),
+        )
     run_dir = run_directory(job, options)
     config = make_rows_config(job, options, prompt, run_dir)
     if stages:
@@ -281,18 +287,22 @@ def prompt_is_raw(job: Job) -> bool:
     return job.prompt is not None and job.prompt.raw is not None
 
 
-def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowReader:
+def open_input(
+    prepared: RunContext, *, stdin: BinaryIO | None = None, whole_rows: bool = True
+) -> RowReader:
     """Open the rows and check the prompt against the first of them.
 
     Args:
         stdin: where piped rows come from.
+        whole_rows: read all columns of tables, not only those that the job uses.
 
     Raises:
         InputError: the input cannot be read as rows.
         JobError: the prompt, or ``id``, uses a name that no row has.
     """
     try:
-        rows = open_rows(prepared.rows_config, stdin=stdin)
+        columns = None if whole_rows or prepared.prompt is None else prepared.prompt.in_braces
+        rows = open_rows(prepared.rows_config, stdin=stdin, columns=columns)
     except InputError as error:
         if error.at is None:
             key = "where" if error.message.startswith("where:") else "input"

@@ -97,7 +97,9 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
             stack.callback(tables.close)
         rows: RowReader | None = None
         if not context.piped:
-            rows = stack.enter_context(closing(open_input(context)))
+            # The lines of `-o -` hold whole rows; tables read them again at the end.
+            whole_rows = results.keep_input and context.options.output == "-"
+            rows = stack.enter_context(closing(open_input(context, whole_rows=whole_rows)))
             if tables is not None and len(rows.peek(SAMPLE_ROWS)) < SAMPLE_ROWS:
                 tables.start()
         # Imported late: the child starts while this process loads the rest.

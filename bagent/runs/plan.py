@@ -118,6 +118,7 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
+        images=prepared.prompt if prepared.prompt and prepared.prompt.reads_buckets else None,
         price=job_pricer(job, servers.kind, model),
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sized
+from functools import partial
 
+from bagent.agents.plan import ImageLoader
 from bagent.errors import BagentError
 from bagent.types import Row
 
@@ -14,6 +16,27 @@ BATCHES_AHEAD = 4
 
 Work = list[tuple[Row, list[int]]]
 """Rows with the numbers of their answers that are still to do."""
+
+
+IMAGES_AT_ONCE = 16
+"""Rows whose images are read from a bucket at once, and are in memory together."""
+
+
+async def with_images(source: AsyncIterable[Work], images: ImageLoader) -> AsyncIterator[Work]:
+    """Yield the work in parts, each after the images of its rows were read."""
+    from bagent.tools.threads import AbandonableThreads  # few jobs read images
+
+    threads = AbandonableThreads("images")
+    try:
+        async for batch in source:
+            for start in range(0, len(batch), IMAGES_AT_ONCE):
+                part = batch[start : start + IMAGES_AT_ONCE]
+                reads = [threads.run(partial(images.load_images, row)) for row, _ in part]
+                urls = await asyncio.gather(*reads)
+                yield part
+                images.release_images([url for row_urls in urls for url in row_urls])
+    finally:
+        threads.close()
 
 
 class Feeder:

@@ -12,7 +12,7 @@ from bagent.clocks import unix
 from bagent.fleet.call import Call
 from bagent.fleet.fleet import Fleet
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
-from bagent.stages.feeder import Work
+from bagent.stages.feeder import Work, with_images
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Outcome, Row
 
@@ -93,6 +93,8 @@ class RowRunner:
         if self._alone:
             self._fleet.expect(True)
         self._turn_began = self._clock()
+        if self._plan.images is not None:
+            source = with_images(source, self._plan.images)
         async for batch in source:
             if self._gate is not None:
                 await self._gate()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+from collections import Counter
 
+import duckdb
 import pytest
 
 from bagent.remote import storage
@@ -81,6 +85,22 @@ def test_the_input_is_shown_again_from_the_bucket(site, job, job_dir):
     assert {row["input"]["other"] for row in shown.lines()} == set(range(60))
 
 
+def test_a_run_reads_the_columns_that_it_uses_and_its_tables_keep_whole_rows(
+    fs, site, job, job_dir
+):
+    query = "select 'r' || range as id, 'row ' || range as text, range as other from range(20)"
+    duckdb.sql(f"COPY ({query}) TO '{job_dir}/a.parquet' (FORMAT parquet)")
+    site.files["b/a.parquet"] = (job_dir / "a.parquet").read_bytes()
+    job("s3://b/a.parquet", where="other < 15")
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 15
+    shown = run_bagent(["results", "--with-input"], job_dir, env=site.env)
+    assert {row["input"]["other"] for row in shown.lines()} == set(range(15))
+    job("s3://b/a.parquet", prompt={"user": "{{ id }} {{ txet }}"}, name="typo")
+    assert "did you mean text?" in error_of(run_bagent(["run", "job.yaml"], job_dir, env=site.env))
+
+
 def test_check_and_init_read_a_bucket(fs, site, job, job_dir):
     job()
     done = run_bagent(["check", "job.yaml", "--prompts", "1"], job_dir, env=site.env)
@@ -125,6 +145,36 @@ def test_a_killed_run_over_a_bucket_does_nothing_twice_and_loses_nothing(fs, sit
     assert not any(f"id={name} " in text for name in finished for text in sent_again)
 
 
+def test_images_in_a_bucket_are_sent_and_a_passing_failure_is_tried_again(fs, site, job, job_dir):
+    png = b"\x89PNG\r\n\x1a\n...."
+    site.files |= {f"b/photos/{n}.png": png + b"%d" % n for n in range(40)}
+    rows = [{"id": f"p{n}", "photo": f"s3://b/photos/{n}.png"} for n in range(40)]
+    rows[7]["photo"] = "s3://b/rows/a.jsonl"
+    (job_dir / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    content = [{"image": "{{ photo }}"}, {"text": "id={{ id }}"}]
+    folders = {"image_folders": ["s3://b/photos"]}
+    job(
+        "rows.jsonl",
+        prompt={"messages": [{"role": "user", "content": content}], **folders},
+        limits={"concurrency": 3},
+    )
+    site.faults = [503] * 4 * 15  # for the images of the first 16 rows, which are read together
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 1, done.err
+    kinds = [row["error_kind"] for row in results(job_dir)]
+    assert Counter(kinds) == {None: 24, "connect": 15, "template": 1}
+    assert "in no folder of a bucket that the job names" in done.err
+    assert run_bagent(RUN, job_dir, env=site.env).code == 1
+    sent = [
+        request.body["messages"][0]["content"][0]["image_url"]["url"] for request in fs.requests
+    ]
+    assert sorted(sent) == sorted(
+        f"data:image/png;base64,{base64.b64encode(png + b'%d' % n).decode()}"
+        for n in range(40)
+        if n != 7
+    )
+
+
 def test_a_run_publishes_at_its_end_and_again_by_command(fs, site, job, job_dir):
     job(results={"publish": "s3://b/out", "duckdb": False})
     site.faults = ["ok"] * 6 + [403] * 9
@@ -142,6 +192,44 @@ def test_a_run_publishes_at_its_end_and_again_by_command(fs, site, job, job_dir)
     done = run_bagent(["publish", "job", "copy"], job_dir)
     assert done.code == 0, done.err
     assert (job_dir / "copy" / "manifest.json").is_file()
+
+
+@pytest.mark.process("kills a run")
+@pytest.mark.parametrize(
+    "puts", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 5, 6))]
+)
+def test_a_run_killed_while_it_publishes_publishes_whole_tables_later(fs, site, job, job_dir, puts):
+    job(results={"publish": "s3://b/out", "duckdb": False})
+    site.notify_at = puts
+
+    def kill_at():
+        assert site.reached.wait(60)
+
+    run_bagent(RUN, job_dir, env=site.env, kill_at=kill_at)
+    if "b/out/manifest.json" in site.files:
+        assert_whole(site)
+    done = run_bagent(RUN, job_dir, env=site.env)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 60
+    tables = assert_whole(site)
+    read = duckdb.from_parquet(str(write_file(job_dir / "read.parquet", tables["results"])))
+    assert read.aggregate("count(*), count(DISTINCT id)").fetchall() == [(60, 60)]
+
+
+def assert_whole(site):
+    """See that all tables of the manifest are there as it says; return them."""
+    manifest = json.loads(site.files["b/out/manifest.json"])
+    tables = {
+        name: site.files[f"b/out/{file['file']}"] for name, file in manifest["tables"].items()
+    }
+    for name, file in manifest["tables"].items():
+        assert hashlib.sha256(tables[name]).hexdigest() == file["sha256"]
+    return tables
+
+
+def write_file(path, content):
+    path.write_bytes(content)
+    return path
 
 
 @pytest.mark.parametrize("target", ["https://host.example/x", "ftp://x/y", "s3://b/*"])

@@ -67,8 +67,15 @@ def test_what_is_no_image_is_refused(tmp_path):
     ("source", "message"),
     [
         ("", "the image's path is empty"),
-        ("file:///etc/passwd", "file:///etc/passwd is neither a path nor an http(s) URL"),
-        ("s3://b/k.png", "s3://b/k.png is neither a path nor an http(s) URL"),
+        (
+            "file:///etc/passwd",
+            "file:///etc/passwd is neither a path nor the URL of a web server or bucket",
+        ),
+        (
+            "s3://b/k.png",
+            "s3://b/k.png is in no folder of a bucket that the job names"
+            " (image_folders: [s3://b/] lets rows name images there)",
+        ),
     ],
 )
 def test_other_sources_are_refused(tmp_path, source, message):

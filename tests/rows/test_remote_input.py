@@ -106,6 +106,7 @@ def test_patterns_match_as_on_a_disk(site, tmp_path):
     assert ids("**/*.jsonl") == ["x/a.jsonl", "x/b.jsonl", "x/sub/c.jsonl", "y/z.jsonl"]
     assert ids("x/**") == ["x/a.json", "x/a.jsonl", "x/b.jsonl", "x/sub/c.jsonl"]
     assert ids("[!x]/?.jsonl") == ["y/z.jsonl"]
+    assert len(rows_of(tmp_path, "S3://b/x/*.jsonl")) == 2
     with pytest.raises(InputError, match=r"no file matches s3://b/q/\*"):
         ids("q/*.jsonl")
 
@@ -261,6 +262,44 @@ def test_only_the_row_groups_that_are_needed_are_read(site, url, tmp_path, monke
     site.files["b/a.parquet"] = content
     assert len(rows_of(tmp_path, f"{url}/a.parquet", limit=10)) == 10
     assert site.read < len(content) / 4
+
+
+WIDE = (
+    "select range as id, 'row ' || range as Text, range % 7 as \"Day\","
+    " repeat(md5(range::text), 40) as photo from range(6000)"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns"),
+    [
+        ({"fields": ("Text",)}, ["id", "Text"]),
+        ({"fields": ("Text",), "where": "day = 3"}, ["id", "Text", "Day"]),
+        ({"fields": ("Text",), "id_field": "Day", "sample": 50}, ["id", "Text", "Day"]),
+    ],
+)
+def test_only_the_columns_that_a_job_uses_are_read(
+    site, url, tmp_path, monkeypatch, settings, columns
+):
+    monkeypatch.setattr(files, "AHEAD", 1 << 16)
+    monkeypatch.setattr(files, "LEAST", 1 << 12)
+    content = site.files["b/a.parquet"] = parquet_bytes(
+        tmp_path, WIDE, ", compression uncompressed"
+    )
+    config = RowsConfig((f"{url}/a.parquet",), tmp_path, **settings)
+    narrow = [r for rows in open_rows(config, columns=frozenset()).batches() for r in rows]
+    assert site.read < len(content) / 3
+    whole = rows_of(tmp_path, f"{url}/a.parquet", **settings)
+    assert [(r.key, r.index, r.id) for r in narrow] == [(r.key, r.index, r.id) for r in whole]
+    assert [r.data for r in narrow] == [{n: r.data[n] for n in columns} for r in whole]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fields": ()}, {"fields": ("txet",)}])
+def test_rows_are_whole_where_all_or_an_unknown_column_is_used(site, tmp_path, settings):
+    site.files["b/a.parquet"] = parquet_bytes(tmp_path, WIDE)
+    config = RowsConfig(("s3://b/a.parquet",), tmp_path, **settings)
+    row = next(open_rows(config, columns=frozenset()).batches())[0]
+    assert list(row.data) == ["id", "Text", "Day", "photo"]
 
 
 def test_a_file_for_duckdb_has_a_position_for_each_thread(site, tmp_path):

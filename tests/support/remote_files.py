@@ -28,6 +28,9 @@ class FileServer:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of each request."""
     page: int = PAGE
+    notify_at: int = 0
+    """The number of the written file at which :attr:`reached` is set, before the reply."""
+    reached: threading.Event = field(default_factory=threading.Event)
 
     @property
     def read(self) -> int:
@@ -101,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         if "aws-chunked" in self.headers.get("Content-Encoding", ""):
             body = _unchunked(body)
         self.site.files[name] = body
+        self.site.notify_at -= 1
+        if not self.site.notify_at:
+            self.site.reached.set()
         self._reply(200, b"", {"ETag": _tag(body)})
 
     def do_DELETE(self) -> None:

@@ -65,7 +65,8 @@ class JobSource:
     ``file`` is the job file as given, None for a text. ``folder`` is what its paths are relative
     to, ``cwd`` the current folder at load; both absolute. ``text`` is the file's text, ``data``
     its values with spots after all options. ``texts`` holds the content of prompt, schema and
-    tool files by absolute path. ``variables`` are the uses of ``${VAR}``.
+    tool files by absolute path. ``variables`` are the uses of ``${VAR}``. ``input_folders`` are the
+    URLs of the input's folders in buckets.
     """
 
     file: Path | None = None
@@ -76,6 +77,7 @@ class JobSource:
     root: YamlSpot = field(default_factory=lambda: YamlSpot("job"))
     texts: Mapping[Path, str] = field(default_factory=dict)
     variables: tuple[VariableUse, ...] = ()
+    input_folders: tuple[str, ...] = ()
 
     @property
     def secrets(self) -> frozenset[str]:

@@ -10,7 +10,14 @@ from typing import Any, Literal
 from bagent.job.spec.types import TEXT, IntegerKind, Kind, NumberKind, as_number, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
-from bagent.remote import check_url, is_pattern, is_remote, publish_problem
+from bagent.remote import (
+    bucket_folder,
+    check_url,
+    in_bucket,
+    is_pattern,
+    is_remote,
+    publish_problem,
+)
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
@@ -168,6 +175,34 @@ class InputPathsKind(Kind):
     def describe(self) -> Json:
         """One text, or a list of texts."""
         return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+
+
+@dataclass(frozen=True)
+class BucketFoldersKind(Kind):
+    """A list of folders in buckets by their URLs, or one of them."""
+
+    def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
+        """Return the URLs, each with a slash at its end."""
+        return tuple(map(self._folder, value if isinstance(value, list | tuple) else [value]))
+
+    def _folder(self, value: Any) -> str:
+        if not isinstance(value, str) or not in_bucket(value):
+            raise invalid(
+                f"expected a folder of a bucket, got {describe_value(value)}",
+                "write s3://BUCKET/FOLDER/, gs://, az:// or hf://",
+            )
+        problem = "name a folder, no pattern" if is_pattern(value) else check_url(value)
+        if problem:
+            raise invalid(problem)
+        return bucket_folder(f"{value.rstrip('/')}/")
+
+    def dump(self, value: Any) -> Json:
+        """Return the list."""
+        return list(value)
+
+    def describe(self) -> Json:
+        """One text, or a list of texts."""
+        return {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 
 
 @dataclass(frozen=True)

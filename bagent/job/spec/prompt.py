@@ -8,9 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bagent.job.spec.paths import InputPath, InputPathsKind, PathKind, ResolvedPath
+from bagent.job.spec.paths import (
+    BucketFoldersKind,
+    InputPath,
+    InputPathsKind,
+    PathKind,
+    ResolvedPath,
+)
 from bagent.job.spec.types import TEXT, Choice, Kind, Section, Text, invalid
 from bagent.job.validation import LoadContext
+from bagent.remote import bucket_folder
 from bagent.text.suggest import describe_value
 from bagent.types import Json
 
@@ -78,7 +85,8 @@ class PartSpec(Section):
     text: Annotated[str | None, PromptText()] = Field(default=None, description="Text.")
     image: Annotated[str | None, PromptText()] = Field(
         default=None,
-        description="Path of an image under the job's folder, or its URL; may use fields.",
+        description="Path of an image under the job's folder, or its URL, also in a bucket; may use"
+        " fields.",
     )
 
     @model_validator(mode="after")
@@ -149,6 +157,12 @@ class PromptSpec(Section):
         description="The field with the images of that conversation, in the places of <image>.",
         examples=["images"],
     )
+    image_folders: Annotated[tuple[str, ...], BucketFoldersKind()] = Field(
+        default=(),
+        description="Folders of buckets in which rows may name images, beside the input's own and"
+        " those that an image of the prompt begins with.",
+        examples=[["s3://bucket/photos/"]],
+    )
     raw: TextSpec | None = Field(
         default=None, description="The whole prompt, without a chat template."
     )
@@ -206,6 +220,11 @@ class InputSpec(Section):
     sql: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="A DuckDB query; paths in it are relative to the job file."
     )
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders in buckets that the rows come from."""
+        return tuple(filter(None, (bucket_folder(item.path) for item in self.path)))
 
     @classmethod
     def expand(cls, data: Any) -> Any:

@@ -6,12 +6,19 @@ import base64
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bagent.errors import JobError
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
+from bagent.job.templates.bucket_images import (
+    MAX_BYTES,
+    BucketImages,
+    ImageError,
+    cut,
+)
 from bagent.job.templates.conversations import (
     ConversationFault,
     is_conversation,
@@ -19,14 +26,14 @@ from bagent.job.templates.conversations import (
 )
 from bagent.job.templates.template import Template, TemplateFailure
 from bagent.job.validation import Origin
+from bagent.remote import bucket_folder, in_bucket
+from bagent.remote.drivers import check_driver
+from bagent.remote.urls import scheme_of
 from bagent.text.suggest import describe_value, did_you_mean, dotted
-from bagent.types import Json, Message
+from bagent.types import Json, Message, Row
 
 IMAGE_MARK = "<image>"
 """Stands for an image in a text of ShareGPT's form."""
-
-MAX_BYTES = 64 * 1024 * 1024
-"""Largest image, before encoding."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
 """The text of a column of bytes that are no UTF-8; paths are shorter or have other characters."""
@@ -42,19 +49,24 @@ _SIGNATURES = (
 )
 
 
-class ImageError(Exception):
-    """An image cannot be used; the text says why."""
+_NO_BUCKETS = BucketImages()
 
 
-def image_url(source: str, folder: Path) -> str:
+class UnreadImage(TemplateFailure):
+    """An image of the row could not be read for a passing reason."""
+
+    kind = "connect"
+
+
+def image_url(source: str, folder: Path, images: BucketImages = _NO_BUCKETS) -> str:
     """Return the URL to send for ``source``.
 
     ``http:``, ``https:`` and ``data:`` URLs are passed on; base64 of an image, as columns of bytes
-    have it, becomes a URL; anything else is the path of a file in ``folder`` or below it, also
-    after links are followed.
+    have it, becomes a URL; the URL of a bucket is read through ``images``; anything else is the
+    path of a file in ``folder`` or below it, also after links are followed.
 
     Raises:
-        ImageError: no such file, a file outside the folder, no known image type, too large.
+        ImageError: no such file, a file outside the folders, no known image type, too large.
     """
     text = source.strip()
     if _BASE64.fullmatch(text) and (mime := _mime(base64.b64decode(text[:64]))) is not None:
@@ -65,12 +77,15 @@ def image_url(source: str, folder: Path) -> str:
         return text
     if not text:
         raise ImageError("the image's path is empty")
-    if "://" in text:
-        raise ImageError(f"{_cut(text)} is neither a path nor an http(s) URL")
-    content = _read(text, folder)
+    if in_bucket(text):
+        content = images.read(text)
+    elif "://" in text:
+        raise ImageError(f"{cut(text)} is neither a path nor the URL of a web server or bucket")
+    else:
+        content = _read(text, folder)
     mime = _mime(content)
     if mime is None:
-        raise ImageError(f"{_cut(text)} is no PNG, JPEG, GIF, WebP, BMP, TIFF or AVIF image")
+        raise ImageError(f"{cut(text)} is no PNG, JPEG, GIF, WebP, BMP, TIFF or AVIF image")
     return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
 
 
@@ -79,18 +94,18 @@ def _read(text: str, folder: Path) -> bytes:
         base = folder.resolve()
         path = (base / text).resolve()
         if not path.is_relative_to(base):
-            raise ImageError(f"{_cut(text)} is outside the job's folder")
+            raise ImageError(f"{cut(text)} is outside the job's folder")
         if not path.is_file():
-            raise ImageError(f"no such image: {_cut(text)}")
+            raise ImageError(f"no such image: {cut(text)}")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise ImageError(f"cannot read {_cut(text)}: {reason}") from None
+        raise ImageError(f"cannot read {cut(text)}: {reason}") from None
     except (ValueError, RuntimeError) as error:
-        raise ImageError(f"{_cut(text)} is no path: {error}") from None
+        raise ImageError(f"{cut(text)} is no path: {error}") from None
     if len(content) > MAX_BYTES:
-        raise ImageError(f"{_cut(text)} is larger than 64 MB")
+        raise ImageError(f"{cut(text)} is larger than 64 MB")
     return content
 
 
@@ -107,10 +122,6 @@ def _mime(content: bytes) -> str | None:
     if content[4:12] in (b"ftypavif", b"ftypavis"):
         return "image/avif"
     return None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 __all__ = ["Prompt", "TemplateFailure"]
@@ -135,12 +146,16 @@ class Prompt:
 
         Raises:
             JobError: a template is wrong, or an image that is no template cannot be used.
+            MissingPackage: the driver of a bucket with images is not installed.
         """
-        self._builder = _Builder(source)
+        for folder in spec.image_folders:
+            check_driver(scheme_of(folder))
+        self._images = BucketImages((*source.input_folders, *spec.image_folders))
+        self._builder = _Builder(source, self._images)
         self.raw = spec.raw is not None
         self._raw: Template | None = None
         self._column = spec.messages_from
-        self._images = spec.images_from
+        self._images_column = spec.images_from
         self._folder = source.folder
         self._column_spot = (source, (*path, "messages_from"))
         self._plan: list[Message | _Render] = []
@@ -151,7 +166,12 @@ class Prompt:
         self._templates = self._builder.templates
         self.fields = _all_fields(self._templates)
         if self._column is not None and self.fields is not None:
-            self.fields |= {name for name in (self._column, self._images) if name}
+            self.fields |= {name for name in (self._column, self._images_column) if name}
+
+    @property
+    def in_braces(self) -> frozenset[str]:
+        """The names in single braces, which a warning is about where they are fields."""
+        return frozenset(name for item in self._templates for name in item.in_braces)
 
     @classmethod
     def from_job(cls, job: Job) -> Prompt:
@@ -186,17 +206,59 @@ class Prompt:
         messages = [step if isinstance(step, dict) else step(data, extra) for step in self._plan]
         if self._column is None:
             return messages
-        return _around(messages, self._conversation(self._column, data, extra))
+        return _around(messages, self._conversation(self._column, data, extra, self._image_url))
 
-    def _conversation(self, column: str, data: Data, extra: Data | None) -> list[Message]:
+    def load_images(self, row: Row) -> list[str]:
+        """Read the images in buckets that a row names, so that :meth:`render` need not wait.
+
+        Return their URLs for :meth:`release_images`. It may be called in any thread.
+        """
+        return self._images.load(self._bucket_urls(row))
+
+    def release_images(self, urls: Sequence[str]) -> None:
+        """Drop images whose prompts were rendered."""
+        self._images.release(urls)
+
+    def _bucket_urls(self, row: Row) -> list[str]:
+        sources: list[str] = []
+
+        def collect(source: str) -> str:
+            sources.append(source.strip())
+            return source
+
+        with suppress(TemplateFailure):  # rendering reports it
+            for template in self._builder.image_templates:
+                collect(template.render(row.data, row.extra))
+            if self._column is not None:
+                self._conversation(self._column, row.data, row.extra, collect)
+        return [source for source in sources if in_bucket(source)]
+
+    @property
+    def reads_buckets(self) -> bool:
+        """Whether rows may name images in buckets."""
+        names_images = bool(self._builder.image_templates) or self._column is not None
+        return names_images and bool(self._images.folders)
+
+    def _image_url(self, source: str) -> str:
+        return image_url(source, self._folder, self._images)
+
+    def _checked_image(self, source: str) -> str:
+        """Return the URL of an image; one in a bucket is not read."""
+        text = source.strip()
+        return self._images.check(text) if in_bucket(text) else self._image_url(source)
+
+    def _conversation(
+        self, column: str, data: Data, extra: Data | None, url_of: Callable[[str], str]
+    ) -> list[Message]:
         value = _field(column, data, extra)
         try:
             messages = read_conversation(value)
         except ConversationFault as fault:
             raise ConversationFault(f"{column}: {fault}") from None
-        if self._images is not None:
-            messages = _place_images(messages, self._images, _field(self._images, data, extra))
-        return [_with_image_urls(message, column, self._folder) for message in messages]
+        images = self._images_column
+        if images is not None:
+            messages = _place_images(messages, images, _field(images, data, extra))
+        return [_with_image_urls(message, column, url_of) for message in messages]
 
     def _check_column(self, column: str, sample: Sequence[Data]) -> list[str]:
         """Return a warning where some of the first rows have no conversation.
@@ -207,7 +269,7 @@ class Prompt:
         faults = []
         for number, row in enumerate(sample, 1):
             try:
-                self._conversation(column, row, None)
+                self._conversation(column, row, None, self._checked_image)
             except TemplateFailure as fault:
                 faults.append(f"row {number}: {fault}")
         if not faults:
@@ -346,7 +408,7 @@ def _source_of(image: Json, column: str) -> str:
     return image
 
 
-def _with_image_urls(message: Message, column: str, folder: Path) -> Message:
+def _with_image_urls(message: Message, column: str, url_of: Callable[[str], str]) -> Message:
     """Return a message whose images are URLs, in OpenAI's form.
 
     Data sets also write ``{type: image, image: SOURCE}`` or ``{type: image, url: SOURCE}``.
@@ -355,9 +417,10 @@ def _with_image_urls(message: Message, column: str, folder: Path) -> Message:
     if not isinstance(content, list) or not any(_is_image(part) for part in content):
         return message
     try:
-        parts = [_image_of(part, column, folder) if _is_image(part) else part for part in content]
+        parts = [_image_of(part, column, url_of) if _is_image(part) else part for part in content]
     except ImageError as error:
-        raise ConversationFault(f"{column}: {error}") from None
+        kind = UnreadImage if error.passing else ConversationFault
+        raise kind(f"{column}: {error}") from None
     return {**message, "content": parts}
 
 
@@ -365,10 +428,10 @@ def _is_image(part: dict[str, Json]) -> bool:
     return part["type"] in ("image", "image_url")
 
 
-def _image_of(part: dict[str, Any], column: str, folder: Path) -> Message:
+def _image_of(part: dict[str, Any], column: str, url_of: Callable[[str], str]) -> Message:
     value = part.get("image_url") or part.get("image") or part.get("url")
     details = value if isinstance(value, dict) and "url" in value else {}
-    url = image_url(_source_of(details.get("url", value), column), folder)
+    url = url_of(_source_of(details.get("url", value), column))
     return {"type": "image_url", "image_url": {**details, "url": url}}
 
 
@@ -394,9 +457,12 @@ def _conversations_as_text(templates: Sequence[Template], sample: Sequence[Data]
 class _Builder:
     """Makes templates and message makers, and remembers every template."""
 
-    def __init__(self, source: JobSource) -> None:
+    def __init__(self, source: JobSource, images: BucketImages) -> None:
         self._source = source
+        self._images = images
         self.templates: list[Template] = []
+        self.image_templates: list[Template] = []
+        """Those of images that differ from row to row."""
 
     def plan(self, spec: PromptSpec, path: KeyPath) -> Iterable[Message | _Render]:
         if spec.system is not None:
@@ -447,9 +513,12 @@ class _Builder:
             )
         template = self._template(part.image or "", short_path, origin)
         if template.constant is None:
-            return _image_part(template, self._source.folder)
+            self.image_templates.append(template)
+            self._images.allow(bucket_folder(template.text.partition("{")[0].strip()))
+            return _image_part(template, self._source.folder, self._images)
+        text = template.constant.strip()
         try:
-            return _image(image_url(template.constant, self._source.folder))
+            return _image(image_url(text, self._source.folder, BucketImages((text,))))
         except ImageError as error:
             at = self._source.position((*path, key))
             raise JobError(f"{dotted(short_path)}: {error}", at=at) from None
@@ -463,12 +532,13 @@ def _with_text(message: Message, key: str, template: Template) -> Message | _Ren
     return lambda data, extra: {**message, key: render(data, extra)}
 
 
-def _image_part(template: Template, folder: Path) -> _Render:
+def _image_part(template: Template, folder: Path, images: BucketImages) -> _Render:
     def render(data: Data, extra: Data | None) -> Message:
         try:
-            return _image(image_url(template.render(data, extra), folder))
+            return _image(image_url(template.render(data, extra), folder, images))
         except ImageError as error:
-            raise TemplateFailure(f"{template.where}: {error}") from None
+            kind = UnreadImage if error.passing else TemplateFailure
+            raise kind(f"{template.where}: {error}") from None
 
     return render
 

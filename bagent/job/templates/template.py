@@ -169,9 +169,13 @@ class Template:
 
     def single_braces(self, sample: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the fields that the text has as ``{field}``, which Jinja does not replace."""
-        fields = {name for row in sample for name in row}
+        return sorted(self.in_braces & {name for row in sample for name in row})
+
+    @property
+    def in_braces(self) -> frozenset[str]:
+        """The names in single braces."""
         plain = self.constant if self.constant is not None else _TAG.split(self.text)[0]
-        return sorted({name for name in _SINGLE.findall(plain) if name in fields})
+        return frozenset(_SINGLE.findall(plain))
 
     def _compile(self) -> None:
         try:

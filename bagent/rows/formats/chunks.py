@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from bagent.errors import InputError
+from bagent.rows.config import TableColumns
 from bagent.rows.decode import Chunk, Item, Unreadable
 from bagent.rows.discovery import FileSource, SqlSource
 from bagent.rows.formats.compression import ByteStream, check_start, check_whole, text_blocks
@@ -128,6 +129,7 @@ def source_chunks(
     progress: ReadProgress,
     cancel: CancelToken,
     warnings: RowWarnings,
+    columns: TableColumns | None = None,
 ) -> Iterator[Chunk]:
     """Yield the rows of one source.
 
@@ -137,12 +139,13 @@ def source_chunks(
         progress: updated with the bytes of the file read so far.
         cancel: interrupts a query that runs.
         warnings: receives warnings about rows.
+        columns: what to read of a table; None: all columns.
 
     Raises:
         InputError: the source cannot be read, or not to its end.
     """
     if isinstance(source, SqlSource) or source.format == "parquet":
-        yield from _table_chunks(source, base, progress, cancel)
+        yield from _table_chunks(Table(source, base, columns), source, progress, cancel)
     elif source.format in ("csv", "tsv"):
         file = CsvFile(source, warnings)
         try:
@@ -190,9 +193,8 @@ def _lines(
 
 
 def _table_chunks(
-    source: FileSource | SqlSource, base: Path, progress: ReadProgress, cancel: CancelToken
+    table: Table, source: FileSource | SqlSource, progress: ReadProgress, cancel: CancelToken
 ) -> Iterator[Chunk]:
-    table = Table(source, base)
     cancel.add(table.interrupt)
     try:
         for chunk in table.chunks():

@@ -7,7 +7,7 @@ does not follow the number of rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +21,7 @@ from bagent.duck import Access, Setting, SqlError, file_literal
 from bagent.errors import InputError, MissingPackage, Position
 from bagent.remote import RemoteFile
 from bagent.remote.tables import serve_file
+from bagent.rows.config import TableColumns
 from bagent.rows.decode import Chunk, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
 from bagent.rows.formats.json import ROWS
@@ -90,13 +91,17 @@ class Table:
     Args:
         source: where they come from.
         base: folder that relative file names in SQL start from.
+        columns: what to read; None: all columns.
 
     Raises:
         InputError: DuckDB cannot read the file or bind the query, or two columns have one name.
     """
 
-    def __init__(self, source: FileSource | SqlSource, base: Path) -> None:
+    def __init__(
+        self, source: FileSource | SqlSource, base: Path, columns: TableColumns | None = None
+    ) -> None:
         self._source = source
+        self._columns = columns
         self._partition = partition_of(source.name) if isinstance(source, FileSource) else {}
         self._connection = connect(base)
         self.read = 0
@@ -179,9 +184,15 @@ class Table:
             for name, kind in zip(self._names, kinds, strict=True)
             if kind not in _AS_THEY_ARE and kind not in _IN_SQL
         }
-        columns = [
-            _IN_SQL.get(kind, "{0}").format(f"#{number}") for number, kind in enumerate(kinds, 1)
-        ]
+        indexes: Sequence[int] = range(len(kinds))
+        if self._columns is not None:
+            # A partition's columns are in no file, and whoever needs one reads all of the others.
+            indexes = self._columns.of(self._names) or indexes
+        self._names = [self._names[index] for index in indexes]
+        self._converted = {
+            name: convert for name, convert in self._converted.items() if name in self._names
+        }
+        columns = [_IN_SQL.get(kinds[index], "{0}").format(f"#{index + 1}") for index in indexes]
         self._select = f"SELECT {', '.join(columns)} {from_}"
 
     def _run(self, call: Callable[[], Any]) -> Any:
