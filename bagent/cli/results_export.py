@@ -1,124 +1,29 @@
-"""Results as CSV, Parquet or a table, by DuckDB: conditions, columns, redaction.
-
-A field to redact is a column (``error``), a path into a JSON column (``output.name.first``,
-``input.ssn``) or a plain name: the column, else that property of both ``input`` and ``output``.
-Values are replaced, nulls stay. Redacting a property of the output also redacts what may repeat it:
-text, reasoning, logprobs and the error.
-"""
+"""Results as CSV, Parquet or a table, by DuckDB: conditions, columns, redaction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
 
 from bagent.cli.process import log
-from bagent.duck import literal, quoted
 from bagent.errors import UsageError, WriteError
 from bagent.observe.formatting import counted
-from bagent.store.tables.schema import RESULTS
 from bagent.text.csv import cell_text
 from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.store.run_dir import RunDir
 
-
-MASK = "'***'"
-"""The replacement of a text, as SQL."""
-
-_JSON_MASK = "***"
-_REPEATS = ("text", "reasoning", "logprobs", "error")
-_WHOLE = frozenset({"row", "stage", "answer", "status"})
-
 TABLE_ROWS = 50
 """Rows of a table without ``--limit``."""
 
 EXCEL_CELL = 32_767
 """Characters that a cell of Excel holds."""
-
-
-def masked_columns(fields: Iterable[str]) -> dict[str, str]:
-    """Return the SQL of the new value of each column of ``results`` that changes.
-
-    Raises:
-        UsageError: a field is empty, or a column that identifies rows.
-    """
-    paths: dict[str, list[list[str]]] = {}
-    hidden: set[str] = set()
-    for field in fields:
-        head, *path = field.split(".")
-        if not all([head, *path]) or (field in _WHOLE):
-            raise UsageError(f"--redact {field}: no field to hide", hint="output.NAME, text, ...")
-        if field in RESULTS:
-            hidden.add(field)
-            continue
-        columns = [head] if head in ("output", "input") and path else ["output", "input"]
-        steps = path if head in ("output", "input") and path else [head, *path]
-        for column in columns:
-            paths.setdefault(column, []).append(steps)
-        hidden.update(("error", *_REPEATS) if "output" in columns else ("error",))
-    columns_sql = {name: _hidden(name) for name in sorted(hidden)}
-    for column in sorted(paths.keys() - hidden):
-        value = quoted(column)
-        for steps in paths[column]:
-            value = _without(value, steps)
-        columns_sql[column] = value
-    return columns_sql
-
-
-def masked_answers(fields: Iterable[str]) -> frozenset[str]:
-    """Return the columns of ``answers`` that are redacted."""
-    names = set()
-    for field in fields:
-        steps = field.removeprefix("output.").split(".")
-        if field not in RESULTS and not field.startswith("input."):
-            names.add(steps[0])
-    return frozenset(names)
-
-
-def _hidden(column: str) -> str:
-    kind = RESULTS[column]
-    if kind == "VARCHAR":
-        mask = MASK
-    elif kind == "JSON":
-        mask = f"""'"{_JSON_MASK}"'::JSON"""
-    else:
-        return f"NULL::{kind}"
-    return f"CASE WHEN {quoted(column)} IS NULL THEN NULL ELSE {mask} END"
-
-
-def _without(value: str, steps: list[str]) -> str:
-    """Return SQL for a JSON value without one property; a non-object on its path is replaced."""
-    cases = []
-    for depth in range(len(steps), -1, -1):
-        pointer = literal("".join(f"/{_escaped(step)}" for step in steps[:depth]))
-        patch = _JSON_MASK if depth == 0 else _nested(steps[:depth])
-        patched = f"json_merge_patch({value}, {literal(msgspec.json.encode(patch).decode())})"
-        if depth == 0:
-            patched = f"""'"{_JSON_MASK}"'::JSON"""
-        kind = f"json_type({value}, {pointer})"
-        there = f"{kind} IS NOT NULL"
-        if depth < len(steps):
-            there = f"{kind} IN ('ARRAY', 'VARCHAR', 'UBIGINT', 'BIGINT', 'DOUBLE', 'BOOLEAN')"
-        cases.append(f"WHEN {there} THEN {patched}")
-    return f"CASE {' '.join(cases)} ELSE {value} END"
-
-
-def _nested(steps: list[str]) -> object:
-    value: object = _JSON_MASK
-    for step in reversed(steps):
-        value = {step: value}
-    return value
-
-
-def _escaped(step: str) -> str:
-    return step.replace("~", "~0").replace("/", "~1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +100,7 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
+    from bagent.store.tables.masking import masked_answers, masked_columns
 
     names = request.json_columns if request.form == "jsonl" else request.names
     source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
@@ -293,6 +199,7 @@ def _with_answers(
     an id may be there twice, or not at all.
     """
     from bagent.duck import literal
+    from bagent.store.tables.masking import MASK
 
     described = connection.execute("describe answers").fetchall()
     kinds = {str(name): str(kind) for name, kind, *_ in described}

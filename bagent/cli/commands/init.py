@@ -16,7 +16,6 @@ import typer
 from bagent.cli.process import log
 from bagent.errors import UsageError
 from bagent.observe.formatting import visible
-from bagent.remote import is_remote
 from bagent.types import Row
 
 JOB = """\
@@ -246,6 +245,8 @@ def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
         InputError: the file is missing, or of an unknown format.
         UsageError: no row of it can be read, or it is an OpenAI batch file, which needs no job.
     """
+    from bagent.remote import is_remote
+
     rows = _first_rows(source)
     columns = inspect_columns([row.data for row in rows], source)
     columns = replace(columns, repeated=_repeated_value(columns, rows))

@@ -6,4 +6,5 @@
 - ``duckdb``: the database file
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
+- ``masking``: redaction of fields as SQL
 """
