@@ -320,7 +320,7 @@ class Journal:
                     raise self._failed from error
             if self._new_files:
                 self._new_files = False
-                _sync_directory(self.path)
+                self._files.sync_folder()
 
     def save_index(self) -> None:
         """Write the index of the open segment, so that readers need not read its lines."""
@@ -414,13 +414,3 @@ class Syncer(threading.Thread):
             self.step()
         else:
             self.join()
-
-
-def _sync_directory(path: Path) -> None:
-    """Sync a directory, where the file system supports that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

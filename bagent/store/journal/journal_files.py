@@ -52,7 +52,6 @@ class SegmentWriter:
             self.number = segments[-1].number
             mend_tail(segments[-1].path, report)
             size = segments[-1].path.stat().st_size
-            # A killed owner may have left lines unsynced, so the next sync covers this segment too.
             descriptor = self._open(self.number, 0)
             if not new_segment and size < self.limit:
                 self.descriptor, self.size, self.dirty = descriptor, size, True
@@ -217,7 +216,25 @@ class JournalFiles:
         self.turns.start(report, new_segment=new_segment, eager=False)
         for writer in self.loose.values():
             writer.start(report, new_segment=new_segment, eager=False)
+        self._sync_earlier_lines()
         self.index = open_index(self.rows.segment, report, save=True)
+
+    def _sync_earlier_lines(self) -> None:
+        """Sync what an earlier start wrote: it may have been killed before it did."""
+        writers = [writer for writer in (self.rows, self.turns) if writer.dirty or writer.retired]
+        for writer in writers:
+            writer.sync()
+        if writers:
+            self.sync_folder()
+
+    def sync_folder(self) -> None:
+        """Sync the folder with the names of new files, where the file system supports that."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Close all files, without a sync."""
