@@ -342,7 +342,8 @@ class RunStore:
             self.journal.close()
             self.renewer.stop()
             self.info.starts[-1].dropped = dict(dropped or {})
-            self.record_end(code, reason, action)
+            if self.owner.is_held():  # else it would overwrite what the new owner has written
+                self.record_end(code, reason, action)
         finally:
             self.owner.release()
 

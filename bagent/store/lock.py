@@ -190,11 +190,17 @@ class RunLock:
             hint="let that process work; bagent status shows how far it is",
         )
 
+    def is_held(self) -> bool:
+        """Return whether no other process has taken the run over."""
+        with contextlib.suppress(OSError):
+            record = read_owner(self.path)
+            return record is not None and record.token == self._record.token
+        return True
+
     def release(self) -> None:
         """Remove the owner file, unless it is another's."""
         with contextlib.suppress(OSError):
-            record = read_owner(self.path)
-            if record is not None and record.token == self._record.token:
+            if self.is_held():
                 self.path.unlink()
 
 
