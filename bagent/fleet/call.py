@@ -65,6 +65,7 @@ class Call(msgspec.Struct, eq=False):
     refusals: int = 0  # endpoints that refused it and serve other calls
     deaths: int = 0  # endpoints that died while they worked on it
     in_flight: int = 0  # requests that carry it now: two while it is hedged
+    hedged: bool = False  # a copy was sent, and it was not decided since then what comes next
     future: asyncio.Future[CallResult] | None = None  # gets its end; made by the fleet
     ended: bool = False
     avoid: str | None = None  # the endpoint that failed it last
@@ -90,6 +91,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
     state: EndpointState
     calls: Sequence[Call]
     started: float
+    attempt: int = 0  # which attempt of its first call it is, from 1
     tokens: TokenUse = NO_TOKENS  # reserved of the account's limit
     reservation: RequestReservation = NOTHING  # the account's totals at its start
     task: asyncio.Task[None] | None = None
@@ -121,6 +123,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
             call.in_flight += 1
             if call.in_flight == 1:
                 call.waited_ms += (self.started - call.ready_at) * 1000
+        self.attempt = self.calls[0].attempts
         if account.counts_tokens:
             for call in self.calls:
                 prompt = len(call.request.payload) // BYTES_PER_TOKEN

@@ -100,17 +100,20 @@ class EndpointPool:
                 self.update(state)
         return soonest
 
-    def select(self, now: float) -> EndpointState | None:
+    def select(self, now: float, other_than: EndpointState | None = None) -> EndpointState | None:
         """Return the endpoint for the next request, None if none has room.
 
-        Those without room leave the queue until they are updated; those whose account has to wait
-        are parked.
+        It is another one than ``other_than``. Those without room leave the queue until they are
+        updated; those whose account has to wait are parked.
         """
         passed: list[EndpointState] = []
         best: EndpointState | None = None
         least = 0.0
         while self._queue and len(passed) < CHOICES - 1:
             state = self._queue.popleft()
+            if state is other_than:
+                passed.append(state)
+                continue
             if state.room <= 0:
                 self._queued.discard(state)
                 continue

@@ -295,8 +295,9 @@ class Fleet:
         self._apply(self._rules.stranded())
         for late in self._hedger.late():
             now = self._state.clock()
-            state = self._endpoints.select(now)
-            if state and state is not late.state and fits(state, late.calls[0].min_context):
+            state = self._endpoints.select(now, other_than=late.state)
+            if state and fits(state, late.calls[0].min_context):
+                late.calls[0].hedged = True
                 self._start(state, list(late.calls), now)
 
     def stats(self) -> FleetStats:

@@ -65,7 +65,10 @@ class ResultHandler:
                         state.on_success(self._fleet.last_served, request.started)
                         state.sample = call.request
                         actions.append(Complete(call, result, delivery))
-            self._on_attempt(attempt_record(call, result, failure, exchange, delivery))
+            attempt = attempt_record(call, result, failure, exchange, delivery)
+            if len(calls) == 1:
+                attempt.try_ = request.attempt  # the call may have a copy, which is a later one
+            self._on_attempt(attempt)
             if failure is not None and not split:
                 actions += self._handle_failure(request, call, failure, exchange, delivery)
         if split:
@@ -121,6 +124,7 @@ class ResultHandler:
             state.account.on_other_failure()
         if call.in_flight:  # its copy decides
             return []
+        call.hedged = False
         return self._rules.after_failure(request, call, failure, exchange, delivery)
 
     def _update_quota(

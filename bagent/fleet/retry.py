@@ -553,7 +553,7 @@ class Hedger:
                     continue
                 if call.in_flight > 1:
                     copies += 1
-                elif now - request.started >= threshold:
+                elif now - request.started >= threshold and not call.hedged:
                     late.append(request)
         free = max(1, int(fleet.in_flight * MAX_HEDGED_SHARE)) - copies // 2
         late.sort(key=lambda request: request.started)
