@@ -6,7 +6,9 @@ Unknown numbers are None, never 0. All texts are valid UTF-8 without control cha
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -349,7 +351,7 @@ class LogHistogram:
         relative_error: the share by which a quantile may be wrong, e.g. 0.01.
     """
 
-    __slots__ = ("_counts", "_gamma", "_scale", "_shift", "largest", "total")
+    __slots__ = ("_counts", "_distribution", "_gamma", "_scale", "_shift", "largest", "total")
 
     def __init__(self, relative_error: float = 0.01) -> None:
         self._gamma = (1 + relative_error) / (1 - relative_error)
@@ -358,6 +360,7 @@ class LogHistogram:
         self._shift = 1 - math.floor(math.log(_LOWEST_MS) * self._scale)
         highest = math.floor(math.log(_HIGHEST_MS) * self._scale)
         self._counts = [0] * (highest + self._shift + 1)
+        self._distribution: Distribution | None = None  # until the next value
         self.total = 0.0
         self.largest = 0.0
 
@@ -365,6 +368,7 @@ class LogHistogram:
         """Count values in milliseconds."""
         if not values:
             return
+        self._distribution = None
         total = sum(values)
         # A NaN hides from min and max, but never from the sum.
         if min(values) < _LOWEST_MS or max(values) > _HIGHEST_MS or math.isnan(total):
@@ -386,13 +390,12 @@ class LogHistogram:
 
     def quantile(self, share: float) -> float | None:
         """The value that ``share`` (0 to 1) of all values do not exceed; None when empty."""
-        rank = max(1, math.ceil(share * self.count))
-        seen = 0
-        for bucket, count in enumerate(self._counts):
-            seen += count
-            if seen >= rank:
-                return min(2 * self._upper(bucket) / (self._gamma + 1), self.largest)
-        return None
+        totals = list(accumulate(self._counts))
+        rank = max(1, math.ceil(share * totals[-1]))
+        bucket = bisect_left(totals, rank)
+        if bucket == len(totals):
+            return None
+        return min(2 * self._upper(bucket) / (self._gamma + 1), self.largest)
 
     def buckets(self) -> list[tuple[float, int]]:
         """Non-empty buckets as (upper bound in milliseconds, count), rising."""
@@ -400,6 +403,11 @@ class LogHistogram:
 
     def distribution(self) -> Distribution:
         """Mean, median, 99th percentile and maximum, for a snapshot."""
+        if self._distribution is None:
+            self._distribution = self._distribute()
+        return self._distribution
+
+    def _distribute(self) -> Distribution:
         count = self.count
         if not count:
             return Distribution(count=0)
