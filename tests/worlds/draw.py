@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 
@@ -15,6 +16,8 @@ _PASSING = (
     "500", "502", "503", "503+4", "504", "408", "529", "529+2", "429", "429+3", "429+d4",
     "429+m1500", "cut", "reset", "junk", "error200", "blank", "nochoice", "html",
 )  # fmt: skip
+_PATIENT = ("503+3600", "529+3600", "429+3600")
+"""Replies of servers that ask for an hour."""
 _FAILING = ("500", "502", "504", "cut", "junk", "error200", "blank", "nochoice", "html")
 _LASTING = ("400", "422", "overflow", "filter", "length")
 _GOOD = ("ok", "usage", "slow:4")
@@ -31,7 +34,7 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 7, 6, 4, 1, 1])[0]
+    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1])[0]
     return _THEMES[theme](seed, random)
 
 
@@ -44,6 +47,8 @@ def _rows(
         if random.random() < faulty:
             most = random.choice([1, 1, 1, 2, 3, 4])
             replies = [random.choice(_PASSING) for _ in range(random.randint(0, most))]
+            if replies and random.random() < 0.03:
+                replies[0] = random.choice(_PATIENT)
             last = random.random()
             if lasting and last < 0.25:
                 replies.append(random.choice(_LASTING))
@@ -91,13 +96,24 @@ def _job(random: Random) -> JobSpec:
         retries=random.choice([0, 1, 2, 2, 5]),
         concurrency=random.choice([1, 2, 4, 8, 8, "auto"]),
         per_endpoint=random.choice(["auto", "auto", 1, 3]),
+        hedge=random.choice(["off", "off", "off", "off", "auto", 2.0]),
+        truncated=random.choice(["fail", "fail", "accept"]),
+        allow_failures=random.choice([0, 0, 0, 2]),
+        segment_bytes=random.choice([None, None, 300, 3000]),
     )
+
+
+def _rerun_options(random: Random) -> dict[str, Any]:
+    """Return more options of a command that is given after the end."""
+    named = ",".join(random.sample(["rejected", "truncated", "refused", "invalid", "empty"], 2))
+    return random.choice([{}, {}, {"retry": "all"}, {"retry": named}, {"skip_failed": True}])
 
 
 def _faulty_rows(seed: int, random: Random) -> World:
     rows = _rows(random, random.randint(1, 24), random.choice([0.2, 0.5, 1.0]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2, 3])))
-    return World(seed, _job(random), rows, endpoints, rerun=random.random() < 0.4)
+    world = World(seed, _job(random), rows, endpoints, rerun=random.random() < 0.5)
+    return replace(world, rerun_options=_rerun_options(random))
 
 
 def _kinds(seed: int, random: Random) -> World:
@@ -141,23 +157,67 @@ def _crashes(seed: int, random: Random) -> World:
 
 def _events(random: Random, starts: int) -> tuple[Event, ...]:
     events: list[Event] = []
+    edited = random.randint(0, 12)
     for start in range(starts):
         kind = random.choice(
             ["kill", "kill-at-call", "kill-at-call", "kill-at-call", "power", "power-at-call",
-             "term", "int", "full", "short", "sync-fails", "stop-file", "rival", "edit", "edit"]
+             "term", "int", "full", "short", "sync-fails", "stop-file", "rival", "edit",
+             "edit-back"]
         )  # fmt: skip
-        at = round(random.uniform(0.0, 6.0), 2)
+        at = round(random.uniform(0.0, random.choice([0.5, 6.0])), 2)
         until = 0.0
         if kind.endswith("-at-call") or kind == "rival":
             at = round(random.uniform(1, 60), 2)
         elif kind in ("full", "short", "sync-fails"):
-            until = at + random.choice([1.0, 1000.0])
-        elif kind == "edit":
-            at = float(random.randint(0, 12))
+            until = at + random.choice([0.1, 1.0, 1000.0])
+        elif kind.startswith("edit"):
+            at = float(edited)
+            if start and random.random() < 0.3:
+                events.append(Event(start, "kill-at-call", round(random.uniform(1, 60), 2)))
         events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
         if random.random() < 0.1:
             events.append(Event(start, "rival", random.randint(1, 60)))
     return tuple(events)
+
+
+def _suspensions(seed: int, random: Random) -> World:
+    """A process is suspended for a while, as with a laptop, and the same command given again."""
+    rows = _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
+    at = round(random.uniform(0.0, 6.0), 2)
+    events = [Event(0, "suspend", at, at + random.choice([10.0, 50.0, 61.0, 75.0, 300.0]))]
+    for start in (1, 3):
+        kind = random.choice(["kill", "kill-at-call", "term", "power", "none", "none"])
+        if kind != "none":
+            events.append(Event(start, kind, round(random.uniform(0.0, 20.0), 2)))  # type: ignore[arg-type]
+    return World(seed, _job(random), rows, endpoints, tuple(events))
+
+
+def _late_rows(seed: int, random: Random) -> World:
+    """Rows that are late at the end of a run, some for their server's sake."""
+    replies = [("ok",), ("ok",), ("ok",), ("slow:15",), ("500", "ok"), ("usage",)]
+    if random.random() < 0.6:
+        replies = [("ok",), ("usage",), ("slow:15",)]
+    rows = tuple(
+        RowSpec(f"r{number}", replies=random.choice(replies), seconds=random.choice([0.2, 1.0]))
+        for number in range(random.randint(1, 30))
+    )
+    endpoints = tuple(
+        EndpointSpec(random.choice([1.0, 1.0, 18.0])) for _ in range(random.choice([2, 3]))
+    )
+    job = replace(_job(random), hedge=random.choice(["auto", 2.0, 3.0]), timeout=60.0)
+    if random.random() < 0.6:
+        job = replace(job, concurrency="auto", per_endpoint="auto")
+    return World(seed, job, rows, endpoints)
+
+
+def _long_illness(seed: int, random: Random) -> World:
+    """One server is ill for a long time, while another has work for longer."""
+    begin = random.choice([0.0, 2.0])
+    ill = Window(begin, begin + random.choice([40.0, 100.0]), random.choice(_WINDOWS))
+    rows = tuple(RowSpec(f"r{number}", seconds=8.0) for number in range(60))
+    job = JobSpec(concurrency=random.choice([2, 3]), per_endpoint=2)
+    return World(seed, job, rows, (EndpointSpec(), EndpointSpec(windows=(ill,))))
 
 
 def _everything(seed: int, random: Random) -> World:
@@ -205,4 +265,7 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "everything": _everything,
     "outage": _outage,
     "fair": _fair,
+    "suspensions": _suspensions,
+    "late rows": _late_rows,
+    "long illness": _long_illness,
 }

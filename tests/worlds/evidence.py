@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 from worlds.network import LASTING, Sent, base_kind
 from worlds.play import History, Start
 from worlds.spec import RowSpec
@@ -42,26 +42,62 @@ def events_of(history: History, start: int) -> set[str]:
 
 def sent_in(history: History, start: int) -> list[Sent]:
     """Return the requests of one start."""
-    return [sent for sent in history.network.sent if sent.start == start]
+    return history.sent[start]
 
 
-def by_row(requests: Sequence[Sent]) -> dict[int, list[Sent]]:
-    """Return requests by row."""
-    grouped: dict[int, list[Sent]] = defaultdict(list)
-    for sent in requests:
-        for row in sent.rows:
-            grouped[row].append(sent)
-    return grouped
+def sent_by_row(history: History, start: int) -> dict[int, list[Sent]]:
+    """Return the requests of one start by row."""
+    return history.sent_by_row[start]
 
 
 def results_of(start: Start) -> dict[int, dict[str, Any]]:
     """Return the results after a start by row."""
-    return {result["row"]: result for result in start.results}
+    return start.result_of
+
+
+def is_failed(history: History, result: dict[str, Any]) -> bool:
+    """Return whether a row has failed."""
+    accepted = result["status"] == "truncated" and history.world.job.truncated == "accept"
+    return result["status"] != "ok" and not accepted
+
+
+def is_due(history: History, start: Start, row: int, result: dict[str, Any]) -> bool:
+    """Return whether a start has to send a row again that had this result before it."""
+    if version_of(history, row, result) != start.versions.get(row, 0):
+        return True
+    if not is_failed(history, result):
+        return False
+    kind = result["error_kind"]
+    if "retry" in start.options:
+        names = start.options["retry"].split(",")
+        return bool({"all", kind, result["status"]} & set(names))
+    if start.options.get("skip_failed"):
+        return False
+    codes = {earlier.code for earlier in history.starts[: start.number]}
+    if codes & {0, 1}:
+        return kind in PASSING_KINDS | EXTERNAL_KINDS
+    return kind in PASSING_KINDS or (76 in codes and kind == "auth")
+
+
+def version_of(history: History, row: int, result: dict[str, Any]) -> int:
+    """Return the version of the text for which a row got a result."""
+    for start in history.starts:
+        made = results_of(start).get(row)
+        if made is not None and made["finished_at"] == result["finished_at"]:
+            return start.versions.get(row, 0)
+    return 0
 
 
 def before(history: History, start: Start) -> Start | None:
     """Return the start before this one."""
     return history.starts[start.number - 1] if start.number else None
+
+
+def has_opened(history: History, start: Start) -> bool:
+    """Return whether a start came so far that it opened the journal."""
+    previous = before(history, start)
+    starts = 0 if previous is None else len(previous.info.get("starts", ()))
+    return len(start.info.get("starts", ())) > starts
 
 
 def new_results(history: History, start: Start) -> dict[int, dict[str, Any]]:
@@ -80,6 +116,7 @@ def is_simple(history: History) -> bool:
     world = history.world
     return (
         world.job.kind == "single"
+        and world.job.hedge == "off"
         and not world.events
         and not any(endpoint.windows or endpoint.capacity for endpoint in world.endpoints)
     )
@@ -91,9 +128,10 @@ def is_answer(sent: Sent) -> bool:
     return all(base_kind(reply) in ("ok", "usage", "slow") for reply in replies)
 
 
-def has_dead_servers(history: History) -> bool:
-    """Return whether connections may fail."""
-    return any(
+def may_lose_requests(history: History) -> bool:
+    """Return whether requests may end before a server has seen them: connections fail, or the copy
+    of a row is cancelled."""
+    return history.world.job.hedge != "off" or any(
         window.kind in ("down", "silent")
         for endpoint in history.world.endpoints
         for window in endpoint.windows

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from bagent.store import lock
@@ -17,6 +17,16 @@ from worlds.clock import Died, WorldClock
 Call = Callable[..., Any]
 
 _CHANGING = ("write", "ftruncate", "fdatasync", "fsync", "replace", "rename", "unlink", "mkdir")
+
+
+class Process(NamedTuple):
+    """The state of a process that is suspended."""
+
+    pid: int
+    calls: int
+    die_at: int | None
+    on_call: tuple[int, Callable[[], None]] | None
+    faults: list[tuple[str, float, float]]
 
 
 class Machine:
@@ -49,7 +59,7 @@ class Machine:
         """Faults of the disk: ``full``, ``short`` (writes are short, but go on) or ``sync-fails``,
         with their begin and end."""
         self.dead = False
-        self.pid = 4000
+        self.pid = self._newest_pid = 4000
         self.alive: set[int] = set()
         self.host = "node1"
         self.graveyard: list[object] = []
@@ -57,9 +67,19 @@ class Machine:
 
     def start_process(self) -> None:
         """Begin the next process."""
-        self.pid += 1
+        self._newest_pid += 1
+        self.pid = self._newest_pid
         self.alive.add(self.pid)
         self.calls, self.die_at, self.on_call, self.dead = 0, None, None, False
+
+    def suspend(self) -> Process:
+        """Return the state of the current process, for :meth:`wake`."""
+        return Process(self.pid, self.calls, self.die_at, self.on_call, self.faults.copy())
+
+    def wake(self, process: Process) -> None:
+        """Make a process that was suspended the current one."""
+        self.pid, self.calls, self.die_at, self.on_call, self.faults = process
+        self.dead = False
 
     def kill(self) -> None:
         """Kill the current process: none of its system calls does anything from now on."""
@@ -81,7 +101,7 @@ class Machine:
         self.kill()
         for path, size in self._sizes.items():
             synced = self._synced.get(path, 0)
-            if synced < size and Path(path).exists():
+            if Path(path).exists() and synced < min(size, Path(path).stat().st_size):
                 self._real["truncate"](path, synced)
                 now = int(self._clock.wall() * 1e9)
                 os.utime(path, ns=(now, now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
@@ -99,12 +99,25 @@ class Network:
     connections: list[ServerConnection] = field(default_factory=list)
     asked: Counter[int] = field(default_factory=Counter)
     in_flight: Counter[int] = field(default_factory=Counter)
+    asked_at: list[tuple[float, int]] = field(default_factory=list)
+    """When each endpoint got a request or a connection, of whatever kind."""
 
-    def begin_process(self, number: int) -> None:
-        """Prepare for the next process: connections of the last one are gone."""
+    def begin_process(self, number: int, connections: Sequence[ServerConnection] = ()) -> None:
+        """Prepare for the next process: connections of the last one are gone.
+
+        Args:
+            number: the number of its start.
+            connections: those of a process that was suspended, as :meth:`end_process` gave them.
+        """
         self.start = number
-        self.connections.clear()
+        self.connections = list(connections)
         self.in_flight.clear()
+        for connection in connections:
+            self.in_flight[connection.index] += connection.rows_in_flight
+
+    def end_process(self) -> list[ServerConnection]:
+        """Return the connections of the current process, which stays suspended for a while."""
+        return self.connections
 
     def begin_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Plan what happens to connections of a new event loop."""
@@ -125,9 +138,17 @@ class Network:
                 return window.kind
         return None
 
+    def state_at(self, index: int, begin: float, end: float) -> str | None:
+        """Return what ails an endpoint between two times."""
+        for window in self.world.endpoints[index].windows:
+            if window.begin < end and begin < window.end:
+                return window.kind
+        return None
+
     async def connect(self, host: str, port: int) -> Connection:
         """Open a connection."""
         index = int(host.removeprefix("server"))
+        self.asked_at.append((self.clock.now, index))
         await asyncio.sleep(DELAY)
         state = self.state(index)
         if state == "silent":
@@ -174,6 +195,11 @@ class ServerConnection(asyncio.Transport):
     def writelines(self, list_of_data: Any) -> None:
         """Take bytes of a request in pieces."""
         self.write(b"".join(list_of_data))
+
+    @property
+    def rows_in_flight(self) -> int:
+        """How many rows it is working on."""
+        return 0 if self._sent is None else len(self._sent.rows)
 
     def is_closing(self) -> bool:
         """Return whether the connection is closed."""
@@ -226,6 +252,7 @@ class ServerConnection(asyncio.Transport):
         method, path = head.split(b" ", 2)[:2]
         state = network.state(self.index)
         state = "hang" if state == "silent" else state
+        network.asked_at.append((network.clock.now, self.index))
         if method == b"GET" or b"completions" not in path:
             self._serve_other(path.decode(), state)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import io
@@ -12,8 +13,9 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,12 +29,13 @@ from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
+from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, RunSummary, iter_results, summary
 from bagent.store.run_dir import RunDir
 from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
-from worlds.network import KEY, MODEL, SCHEMA, Network
+from worlds.network import KEY, MODEL, SCHEMA, Network, Sent
 from worlds.spec import Event, World
 
 REFUSED_PAUSE = 70.0
@@ -63,6 +66,14 @@ class Start:
     lines: list[str] = field(default_factory=list)
     """The summary."""
     stuck: str = ""
+    suspended: bool = False
+    """It was suspended; what it did once it woke up is another start."""
+    woken: bool = False
+    """It goes on with what a suspended start had begun."""
+    lost: bool = False
+    """While it was suspended another process took the run over."""
+    options: dict[str, Json] = field(default_factory=dict)
+    """Options that the command had besides those of the job."""
     loop_errors: list[str] = field(default_factory=list)
     results: list[dict[str, Json]] = field(default_factory=list)
     attempts: list[dict[str, Json]] = field(default_factory=list)
@@ -79,6 +90,11 @@ class Start:
     calls: int = 0
     """System calls that change files."""
 
+    @cached_property
+    def result_of(self) -> dict[int, dict[str, Json]]:
+        """The results after it, by row."""
+        return {result["row"]: result for result in self.results}
+
 
 @dataclass
 class History:
@@ -89,6 +105,27 @@ class History:
     network: Network
     files: dict[str, bytes]
     """The files of the run at the end."""
+
+    @cached_property
+    def sent(self) -> dict[int, list[Sent]]:
+        """The requests of each start."""
+        requests: dict[int, list[Sent]] = {start.number: [] for start in self.starts}
+        for sent in self.network.sent:
+            requests[sent.start].append(sent)
+        return requests
+
+    @cached_property
+    def sent_by_row(self) -> dict[int, dict[int, list[Sent]]]:
+        """The requests of each start, by row."""
+        return {number: _by_row(requests) for number, requests in self.sent.items()}
+
+
+def _by_row(requests: Sequence[Sent]) -> dict[int, list[Sent]]:
+    grouped: dict[int, list[Sent]] = {}
+    for sent in requests:
+        for row in sent.rows:
+            grouped.setdefault(row, []).append(sent)
+    return grouped
 
 
 class Player:
@@ -105,24 +142,26 @@ class Player:
         self._loop: WorldLoop | None = None
         self._versions: Counter[int] = Counter()
         self._rerun = False
-        self._context: RunContext | None = None
+        self._contexts: dict[bool, RunContext] = {}
+        self._starts: list[Start] = []
 
     def play(self) -> History:
         """Start the run until it has ended."""
         self._write_files()
-        starts: list[Start] = []
+        starts = self._starts
         with (
             self._clock.installed(),
             self._machine.installed(),
             mock.patch.object(gc, "unfreeze", lambda: None),
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
+            mock.patch.dict(_OPEN_DEFAULTS, self._segment_bytes()),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # coroutines of killed processes are never awaited
             while len(starts) < MOST_STARTS:
-                start = self._start(len(starts))
-                starts.append(start)
+                self._start()
+                start = starts[-1]
                 if start.stuck or self._is_over(start):
                     break
                 self._clock.now += REFUSED_PAUSE if start.refused else self._world.pause
@@ -141,6 +180,10 @@ class Player:
             self._rerun = True
             return False
         return start.number >= last
+
+    def _segment_bytes(self) -> dict[str, Json]:
+        size = self._world.job.segment_bytes
+        return {} if size is None else {"segment_bytes": size}
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -161,7 +204,10 @@ class Player:
                 "concurrency": world.job.concurrency,
                 "per_endpoint": world.job.per_endpoint,
                 "timeout": {"total": world.job.timeout, "connect": 5.0},
+                "hedge": world.job.hedge,
             },
+            "output": {"truncated": world.job.truncated},
+            "results": {"allow_failures": world.job.allow_failures},
             **_kind_keys(world),
         }
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
@@ -195,8 +241,11 @@ class Player:
 
     # --- one start --------------------------------------------------------------------------------
 
-    def _start(self, number: int) -> Start:
+    def _start(self) -> None:
+        """Start the run, and add the start to those of the world."""
+        number = len(self._starts)
         machine, start = self._machine, Start(number, self._clock.now)
+        self._starts.append(start)
         machine.start_process()
         self._write_hosts(range(len(self._world.endpoints)))
         self._edit(start)
@@ -207,36 +256,41 @@ class Player:
         except Died:
             machine.kill()
         except Stuck as error:
-            start.stuck = str(error)
+            self._starts[-1].stuck = str(error)
             machine.kill()
         except BaseException as error:
-            start.error = f"a fault in bagent: {error!r}"
-            start.code = -1
-            start.traceback = traceback.format_exc()
+            last = self._starts[-1]
+            last.error = f"a fault in bagent: {error!r}"
+            last.code = -1
+            last.traceback = traceback.format_exc()
         if self._loop is not None:
-            start.loop_errors = self._loop.errors
+            start.loop_errors += self._loop.errors
             machine.graveyard += [*self._loop.tasks, self._loop]
             self._loop = None
-        start.calls = machine.calls
+        died, machine.dead, machine.die_at = machine.dead, False, None
         machine.end_process()
-        start.ended = self._clock.now
-        if machine.dead:
-            start.code = None
-        machine.dead, machine.die_at = False, None
+        last = self._starts[-1]
+        if start.suspended and not last.woken:
+            return  # power was lost while it was suspended
+        last.calls, last.ended = machine.calls, self._clock.now
+        if died:
+            last.code = None
         self._end_rival()
-        self._look(start)
-        return start
+        self._look(last)
 
     def _edit(self, start: Start) -> None:
         """Edit rows of the input before a start."""
-        edits = [int(e.at) for e in self._events(start.number) if e.kind == "edit"]
-        self._versions.update(number for number in edits if number < len(self._world.rows))
+        edits = [e for e in self._events(start.number) if e.kind in ("edit", "edit-back")]
+        for event in edits:
+            row = int(event.at)
+            if row < len(self._world.rows):
+                change = 1 if event.kind == "edit" else -min(1, self._versions[row])
+                self._versions[row] += change
         if edits:
             self._write_rows(self._versions)
         start.versions = dict(self._versions)
 
     def _execute(self, start: Start) -> None:
-        options = self._options()
         host = RunHost(
             NoProgress(),
             io.BytesIO(),
@@ -244,15 +298,22 @@ class Player:
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                if self._context is None:
-                    self._context = prepare(options)
-                context = replace(self._context, warnings=[])
-                start.ending = ending = execute_run(context, host)
-            start.code = ending.code
+                if self._rerun not in self._contexts:
+                    self._contexts[self._rerun] = prepare(self._options())
+                context = replace(self._contexts[self._rerun], warnings=[])
+                start.options = self._rerun_options
+                ending = execute_run(context, host)
+            start = self._starts[-1]
+            start.ending, start.code = ending, ending.code
             start.lines = summarize(context, ending).lines
         except BagentError as error:
+            start = self._starts[-1]
             start.code, start.error = error.exit_code, str(error)
             start.refused = isinstance(error, OwnedError)
+
+    @property
+    def _rerun_options(self) -> dict[str, Json]:
+        return self._world.rerun_options if self._rerun else {}
 
     def _options(self) -> RunOptions:
         return RunOptions(
@@ -263,6 +324,7 @@ class Player:
             tables=False,
             command=["bagent", "run", "job.yaml"],
             **self._world.job.options,
+            **self._rerun_options,
         )
 
     def _make_loop(self, start: Start) -> WorldLoop:
@@ -285,7 +347,7 @@ class Player:
                 machine.die_at = int(event.at)
                 machine.cut = event.at % 1.0
             elif event.kind == "power-at-call":
-                machine.on_call = int(event.at), lambda: self._lose_power(start)
+                machine.on_call = int(event.at), self._lose_power
             elif event.kind == "rival":
                 machine.on_call = int(event.at), lambda: self._start_rival(start)
             elif event.kind in ("full", "short", "sync-fails"):
@@ -301,11 +363,13 @@ class Player:
             case "kill":
                 return self._kill
             case "power":
-                return lambda: self._lose_power(start)
+                return self._lose_power
             case "hosts":
                 return lambda: self._write_hosts(event.hosts)
             case "stop-file":
                 return lambda: (self._run / "stop").write_bytes(b"")  # type: ignore[return-value]
+            case "suspend":
+                return lambda: self._suspend(start, event.until - event.at)
         return None
 
     def _signal(self, number: int) -> None:
@@ -316,10 +380,31 @@ class Player:
         self._machine.kill()
         raise Died
 
-    def _lose_power(self, start: Start) -> None:
-        start.killed_by_power = True
+    def _lose_power(self) -> None:
+        self._starts[-1].killed_by_power = True
         self._machine.lose_power()
         raise Died
+
+    def _suspend(self, start: Start, seconds: float) -> None:
+        """Stop the process of ``start``, as SIGSTOP does, and give the same command meanwhile."""
+        machine, network, loop = self._machine, self._network, self._loop
+        start.suspended, start.ended = True, self._clock.now
+        self._look(start)
+        process, connections = machine.suspend(), network.end_process()
+        asyncio._set_running_loop(None)  # another process has its own
+        self._clock.now += seconds
+        self._start()
+        asyncio._set_running_loop(loop)
+        machine.wake(process)
+        self._loop = loop
+        if self._starts[-1].killed_by_power:
+            self._lose_power()
+        woken = Start(len(self._starts), self._clock.now, woken=True)
+        woken.versions, woken.options = self._starts[-1].versions, start.options
+        owner = read_owner(self._run / "owner.json")
+        woken.lost = owner is None or owner.pid != machine.pid
+        self._starts.append(woken)
+        network.begin_process(woken.number, connections)
 
     def _start_rival(self, start: Start) -> None:
         """Start the same command in another process, which then sends nothing."""
@@ -362,10 +447,14 @@ class Player:
         start.summary = summary(self._run, start.reports.append, run.load_or_report(lambda _: None))
 
 
+_OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
+"""The default arguments of what opens a journal."""
+
+
 def _kind_keys(world: World) -> dict[str, Json]:
     """Return the keys of the job file for a kind of job."""
     if world.job.kind == "schema":
-        return {"output": {"schema": SCHEMA, "retries": 2}}
+        return {"output": {"schema": SCHEMA, "retries": 2, "truncated": world.job.truncated}}
     if world.job.kind == "lists":
         prompt = {"raw": "<<{{ n }}v{{ v }}>> {{ text }}"}
         return {"prompt": prompt, "batching": {"mode": "completions", "size": 8}}

@@ -10,12 +10,13 @@ from bagent.types import PASSING_KINDS
 from worlds.evidence import (
     ORDERLY,
     Problems,
-    by_row,
+    before,
     events_of,
     invariant,
     is_answer,
     is_simple,
     new_results,
+    sent_by_row,
     sent_in,
     work_seconds,
 )
@@ -23,8 +24,14 @@ from worlds.network import COUNTED, Sent, base_kind
 from worlds.play import History
 from worlds.spec import Window
 
+LEAST_HEDGE = 1.0
+"""Seconds after which ``hedge: auto`` takes a row for late, at least."""
+
 LONGEST_INTERVAL = 30.0
 """Seconds between two checks of an endpoint that is ill, at most."""
+
+LONGEST_SILENCE = 60.0
+"""Seconds after which a server that is well again is asked something, at most."""
 
 SHORT_RECOVERY = 2.0
 """Seconds of health that nobody has to notice."""
@@ -35,26 +42,82 @@ BUSY_SECONDS = 15.0
 
 @invariant
 def a_row_is_sent_once_at_a_time(history: History) -> Problems:
-    """A request for a row follows the failure of the one before it."""
+    """A request for a row follows the failure of the one before it, unless it is a hedge."""
     for start in history.starts:
-        for row, requests in by_row(sent_in(history, start.number)).items():
-            for first, second in pairwise(requests):
-                over = first.over
-                if over is None or second.at < over:
-                    yield f"row {row} was sent at {first.at} and {second.at}, over at {over}"
-                elif first.status == 200 and is_answer(first):
-                    yield f"row {row} was answered at {first.done} and sent again at {second.at}"
+        for row, requests in sent_by_row(history, start.number).items():
+            for number, second in enumerate(requests):
+                running = [first for first in requests[:number] if _runs(first, second.at)]
+                if running and not _is_hedge(history, running, second):
+                    yield f"row {row} was sent at {running[0].at}, and at {second.at} once more"
+                for first in requests[:number]:
+                    good = first.status == 200 and is_answer(first)
+                    if good and first not in running:
+                        yield f"row {row} was answered at {first.done}, sent again at {second.at}"
+
+
+def _runs(sent: Sent, at: float) -> bool:
+    """Return whether a request is under way at a time."""
+    return sent.at <= at and (sent.over is None or at < sent.over)
+
+
+def _is_hedge(history: History, running: Sequence[Sent], second: Sent) -> bool:
+    """Return whether a request may be the copy of one that is late."""
+    hedge = history.world.job.hedge
+    if hedge == "off" or len(running) > 1:
+        return False
+    seconds = LEAST_HEDGE if hedge == "auto" else float(hedge)
+    late = second.at >= running[0].at + seconds - 0.01
+    return late and second.endpoint != running[0].endpoint
+
+
+@invariant
+def the_slower_copy_is_cancelled(history: History) -> Problems:
+    """Once one of two copies of a row is answered, the other one ends."""
+    if history.world.job.hedge == "off":
+        return
+    for start in history.starts:
+        for row, requests in sent_by_row(history, start.number).items():
+            for first in requests:
+                if first.done is None or not is_answer(first):
+                    continue
+                for other in requests:
+                    over = start.ended if other.over is None else other.over
+                    if other is not first and _runs(other, first.done) and over > first.done + 0.1:
+                        yield f"row {row} was answered at {first.done}, its copy ran until {over}"
+
+
+@invariant
+def a_late_row_is_copied(history: History) -> Problems:
+    """With ``limits.hedge`` a row that takes longer, when all others have been sent, is sent once
+    more to another server. One copy at a time has to be allowed."""
+    world, hedge = history.world, history.world.job.hedge
+    if hedge in ("off", "auto") or world.events or len(world.endpoints) < 2:
+        return
+    replies = {base_kind(reply) for row in world.rows for reply in row.replies}
+    ill = any(endpoint.windows or endpoint.capacity for endpoint in world.endpoints)
+    limited = (world.job.concurrency, world.job.per_endpoint) != ("auto", "auto")
+    if ill or limited or replies - {"ok", "usage", "slow"}:
+        return
+    for start in history.starts:
+        rows = sent_by_row(history, start.number)
+        all_sent = max((requests[0].at for requests in rows.values()), default=0.0)
+        for row, requests in rows.items():
+            at = max(requests[0].at + float(hedge), all_sent) + 1.0
+            if _runs(requests[0], at) and not any(
+                sum(_runs(sent, at) for sent in others) > 1 for others in rows.values()
+            ):
+                yield f"row {row} was sent at {requests[0].at} and had no copy at {at}"
 
 
 @invariant
 def each_request_is_in_the_attempts(history: History) -> Problems:
     """The table of attempts has each request that was answered, with its status."""
-    counted = 0
     for start in history.starts:
-        attempts = start.attempts[counted:]
-        counted = len(start.attempts)
-        if start.code not in ORDERLY or start.killed_by_power:
+        if start.code not in ORDERLY or start.killed_by_power or start.woken:
             continue
+        previous = before(history, start)
+        old = [] if previous is None else [attempt["sent"] for attempt in previous.attempts]
+        attempts = [attempt for attempt in start.attempts if attempt["sent"] not in set(old)]
         expected = Counter(
             (row, sent.status)
             for sent in sent_in(history, start.number)
@@ -82,7 +145,7 @@ def retries_are_counted(history: History) -> Problems:
     limit = history.world.job.retries + 1
     for start in history.starts:
         results = new_results(history, start)
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             kinds = [base_kind(sent.reply) for sent in requests]
             counted = sum(kind in COUNTED for kind in kinds)
             maybe = sum(kind in ("reset", "cut") for kind in kinds)
@@ -117,7 +180,9 @@ def no_row_fails_for_an_endpoint(history: History) -> Problems:
     """
     single = history.world.job.retries == 0
     for start in history.starts:
-        requests = by_row(sent_in(history, start.number))
+        if start.woken:
+            continue  # its first requests are of the start that was suspended
+        requests = sent_by_row(history, start.number)
         for row, result in new_results(history, start).items():
             if result["status"] == "ok" or result["error_kind"] not in PASSING_KINDS | {"auth"}:
                 continue
@@ -135,7 +200,7 @@ def no_row_fails_for_an_endpoint(history: History) -> Problems:
 def retry_after_is_kept(history: History) -> Problems:
     """A row is not sent again before the time that the server named, at most 120 s."""
     for start in history.starts:
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             for first, second in pairwise(requests):
                 if first.retry_after is None or first.done is None:
                     continue
@@ -172,7 +237,7 @@ def a_retry_goes_elsewhere_first(history: History) -> Problems:
     replies = {base_kind(reply) for row in world.rows for reply in row.replies}
     if replies & {"429", "503", "529", "reset", "cut"}:
         return  # the other server may have to rest
-    for row, requests in by_row(sent_in(history, 0)).items():
+    for row, requests in sent_by_row(history, 0).items():
         for first, second in pairwise(requests):
             failed = base_kind(first.reply) in COUNTED - {"cut", "408"}
             if failed and first.endpoint == second.endpoint:
@@ -188,7 +253,7 @@ def waits_grow(history: History) -> Problems:
     if not is_simple(history) or len(history.world.endpoints) > 1:
         return
     for start in history.starts:
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             least, counted = 0.5, 0
             for first, second in pairwise(requests):
                 kind = base_kind(first.reply)
@@ -204,18 +269,19 @@ def waits_grow(history: History) -> Problems:
 
 @invariant
 def retries_do_not_wait_needlessly(history: History) -> Problems:
-    """On healthy servers a retry comes within its backoff, or soon after its Retry-After."""
+    """On healthy servers a retry comes within its backoff, or soon after its Retry-After, of which
+    120 s count."""
     if not is_simple(history):
         return
     for start in history.starts:
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             for number, (first, second) in enumerate(pairwise(requests)):
                 over = first.over
                 if over is None:
                     continue
                 longest = 3.0 * min(30.0, 0.5 * 2.0 ** (number + 1)) + 5.0
                 if first.retry_after is not None:
-                    longest += 1.2 * first.retry_after
+                    longest += 1.2 * min(first.retry_after, 120.0)
                 longest += work_seconds(history)
                 if second.at - over > longest:
                     yield f"row {row}: {first.reply} at {over}, sent again at {second.at}"
@@ -251,6 +317,29 @@ def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
     well = max(*windows, start.began)
     if start.ended > well + 60.0 + 5.0 * work_seconds(history):
         yield f"servers were well at {well}, the start ended at {start.ended}"
+
+
+@invariant
+def a_server_is_asked_again(history: History) -> Problems:
+    """A server that was ill is asked again within a minute of its recovery, while rows wait."""
+    network = history.network
+    for start in history.starts:
+        if start.suspended or start.woken:
+            continue
+        for index, endpoint in enumerate(history.world.endpoints):
+            ends = [window.end for window in endpoint.windows]
+            others = [s for s in sent_in(history, start.number) if s.endpoint != index]
+            asked = [at for at, server in network.asked_at if server == index]
+            for end in ends:
+                due = end + LONGEST_SILENCE
+                waiting = {row for s in others if end + 30.0 < s.at < due for row in s.rows}
+                well = network.state_at(index, end, due) is None
+                if len(waiting) < 3 or not well or not start.began < end < due < start.ended:
+                    continue
+                if any(event.hosts for event in history.world.events):
+                    continue
+                if not any(end <= at <= due for at in asked):
+                    yield f"server {index} was well at {end}, and was not asked until {due}"
 
 
 @invariant
@@ -301,19 +390,23 @@ def _well_before(windows: Sequence[Window], at: float) -> float:
 
 @invariant
 def limits_are_kept(history: History) -> Problems:
-    """No more rows are in flight than ``limits.concurrency`` and ``limits.per_endpoint`` allow."""
+    """No more rows are in flight than ``limits.concurrency`` and ``limits.per_endpoint`` allow; a
+    row that is sent to two servers counts at each, and as one of the run."""
     job = history.world.job
     for start in history.starts:
-        steps: list[tuple[float, int, int]] = []
+        steps: list[tuple[float, int, Sent]] = []
         for sent in sent_in(history, start.number):
             over = start.ended if sent.over is None else sent.over
-            steps.append((sent.at, len(sent.rows), sent.endpoint))
-            steps.append((over, -len(sent.rows), sent.endpoint))
+            steps += [(sent.at, 1, sent), (over, -1, sent)]
         running: Counter[int] = Counter()
-        for at, change, endpoint in sorted(steps, key=lambda step: (step[0], step[1])):
-            running[endpoint] += change
-            if job.concurrency != "auto" and running.total() > int(job.concurrency):
-                yield f"{running.total()} in flight at {at}"
+        copies: Counter[int] = Counter()
+        for at, change, sent in sorted(steps, key=lambda step: step[:2]):
+            endpoint = sent.endpoint
+            running[endpoint] += change * len(sent.rows)
+            copies.update(dict.fromkeys(sent.rows, change))
+            rows = running.total() - sum(number - 1 for number in copies.values() if number > 1)
+            if job.concurrency != "auto" and rows > int(job.concurrency):
+                yield f"{rows} in flight at {at}"
                 return
             if job.per_endpoint != "auto" and running[endpoint] > int(job.per_endpoint):
                 yield f"{running[endpoint]} in flight at endpoint {endpoint} at {at}"

@@ -10,18 +10,21 @@ from worlds.evidence import (
     DISK,
     Problems,
     before,
-    by_row,
     events_of,
-    has_dead_servers,
+    has_opened,
     invariant,
     is_answer,
+    is_due,
+    is_failed,
+    may_lose_requests,
     new_results,
     results_of,
-    sent_in,
+    sent_by_row,
     terminal,
+    version_of,
 )
 from worlds.network import LASTING, answer_text
-from worlds.play import History, Start
+from worlds.play import History
 
 
 @invariant
@@ -38,18 +41,22 @@ def each_row_has_one_outcome(history: History) -> Problems:
 @invariant
 def finished_rows_stay(history: History) -> Problems:
     """An ok row keeps its answer, whatever kills later starts; after a loss of power, those that
-    finished within the last second may be lost, and those whose sync failed."""
-    synced = True
+    finished within the last second may be lost, and those whose sync failed.
+
+    A start that has opened the journal has synced what the one before it left unsynced.
+    """
+    synced, opened = True, 0.0
     for earlier, later in pairwise(history.starts):
+        if has_opened(history, earlier):
+            opened = earlier.ended
         after = results_of(later)
-        edited = {row for row, n in later.versions.items() if n != earlier.versions.get(row, 0)}
         synced &= "sync-fails" not in events_of(history, earlier.number)
+        unsynced = later.began if has_opened(history, later) else opened - 1.0
         for row, result in results_of(earlier).items():
-            if result["status"] != "ok" or row in edited:
+            version = later.versions.get(row, 0)
+            edited = version_of(history, row, result) != version
+            if result["status"] != "ok" or (edited and row in after):
                 continue
-            # A start syncs what a killed one left unsynced, some moments after it began.
-            brief = later.ended - later.began < 0.5
-            unsynced = (earlier.ended if brief else later.ended) - 1.0
             lost_power = later.killed_by_power and (
                 result["finished_at"] >= EPOCH + unsynced or not synced
             )
@@ -59,50 +66,37 @@ def finished_rows_stay(history: History) -> Problems:
 
 @invariant
 def finished_rows_are_not_sent_again(history: History) -> Problems:
-    """A row that is ok, or that failed for a lasting reason, is never sent again."""
+    """A row is not sent again that is ok, or that failed for a reason that will stay.
+
+    A process that was suspended may send some until it has seen that another one took its place.
+    """
     for start in history.starts[1:]:
         previous = before(history, start)
         assert previous is not None
         results = results_of(previous)
-        edited = {row for row, n in start.versions.items() if n != previous.versions.get(row, 0)}
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             result = results.get(row)
-            if result is None or row in edited or _may_be_older(history, start, row):
+            if result is None or start.woken or is_due(history, start, row, result):
                 continue
-            passing = result["error_kind"] in PASSING_KINDS
-            ended = previous.code in (0, 1)
-            if result["status"] == "ok" or not (
-                passing or (ended and result["error_kind"] == "auth")
-            ):
-                yield (
-                    f"row {row} was {result['status']} {result['error_kind']} and was sent again"
-                    f" at {requests[0].at}"
-                )
-
-
-def _may_be_older(history: History, start: Start, row: int) -> bool:
-    """Return whether an edited row may still have the outcome of its older text."""
-    return any(
-        earlier.versions.get(row, 0) != start.versions.get(row, 0)
-        for earlier in history.starts[: start.number]
-    )
+            yield (
+                f"row {row} was {result['status']} {result['error_kind']} and was sent again"
+                f" at {requests[0].at}"
+            )
 
 
 @invariant
 def a_start_that_ends_has_done_all(history: History) -> Problems:
-    """A start that ends with 0 or 1 has sent each row without outcome, each one that had failed for
-    a passing reason, and each edited one."""
+    """A start that ends with 0 or 1 has sent each row without outcome, each one that may come out
+    otherwise now, and each edited one."""
     for start in history.starts:
         previous = before(history, start)
-        if start.code not in (0, 1):
+        if start.code not in (0, 1) or start.woken:
             continue
         results = {} if previous is None else results_of(previous)
-        versions = {} if previous is None else previous.versions
-        sent = by_row(sent_in(history, start.number))
+        sent = sent_by_row(history, start.number)
         for row, spec in enumerate(history.world.rows):
             result = results.get(row)
-            due = result is None or result["error_kind"] in PASSING_KINDS
-            due |= start.versions.get(row, 0) != versions.get(row, 0)
+            due = result is None or is_due(history, start, row, result)
             if due and row not in sent and spec.replies != ("unreadable",):
                 yield f"start {start.number}: row {row} was not sent, before it was {result}"
 
@@ -111,14 +105,18 @@ def a_start_that_ends_has_done_all(history: History) -> Problems:
 def outcomes_count_their_attempts(history: History) -> Problems:
     """The attempts of an outcome are the requests of its start; its endpoint answered the last."""
     for start in history.starts:
-        sent = by_row(sent_in(history, start.number))
+        if start.woken:
+            continue  # the first of them are of the start that was suspended
+        sent = sent_by_row(history, start.number)
         for row, result in new_results(history, start).items():
             requests = sent.get(row, [])
             if result["status"] == "ok" and result["endpoint"] is not None:
-                named = f"server{requests[-1].endpoint}:8000" if requests else "none"
+                answers = [sent for sent in requests if sent.status == 200 and is_answer(sent)]
+                first = min(answers, key=lambda sent: sent.done or 0.0, default=None)
+                named = f"server{first.endpoint}:8000" if first else "none"
                 if result["endpoint"] != named:
                     yield f"row {row}: {result['endpoint']}, answered by {named}"
-            lost = has_dead_servers(history)
+            lost = may_lose_requests(history)
             if result["attempts"] < len(requests) or (
                 not lost and result["attempts"] > len(requests)
             ):
@@ -129,13 +127,14 @@ def outcomes_count_their_attempts(history: History) -> Problems:
 def an_answer_that_arrived_is_finished(history: History) -> Problems:
     """A row whose answer came is on disk, from the moment after."""
     for start in history.starts:
-        if events_of(history, start.number) & DISK or start.killed_by_power:
+        if events_of(history, start.number) & DISK:
             continue
+        end = start.ended - (1.0 if start.killed_by_power else 0.0)
         results = results_of(start)
-        for row, requests in by_row(sent_in(history, start.number)).items():
+        for row, requests in sent_by_row(history, start.number).items():
             for sent in requests:
                 good = is_answer(sent)
-                if not good or sent.status != 200 or sent.done is None or sent.done >= start.ended:
+                if not good or sent.status != 200 or sent.done is None or sent.done >= end:
                     continue
                 if row not in results or results[row]["status"] != "ok":
                     yield f"row {row} was answered at {sent.done}, and is {results.get(row)}"
@@ -149,13 +148,13 @@ def outcomes_are_right(history: History) -> Problems:
             _, last = terminal(history.world.rows[row])
             status, kind = result["status"], result["error_kind"]
             where = f"start {start.number} row {row}: {status} {kind} {result['error']!r}"
-            if status == "ok":
-                version, job = start.versions.get(row, 0), history.world.job.kind
-                text, early = answer_text(row, version, job), answer_text(row, version - 1, job)
-                right = result["text"] == text or (
-                    start.code not in (0, 1) and result["text"] == early
-                )
-                if last not in ("ok", "slow", "usage") or not right:
+            if status == "ok" or not is_failed(history, result):
+                ending = ("ok", "slow", "usage") if status == "ok" else ("length",)
+                versions = {start.versions.get(row, 0)}
+                if start.code not in (0, 1):  # its edited text may not have been sent yet
+                    versions |= {s.versions.get(row, 0) for s in history.starts[: start.number]}
+                texts = [answer_text(row, version, history.world.job.kind) for version in versions]
+                if last not in ending or kind is not None or result["text"] not in texts:
                     yield f"{where}, text {result['text']!r}"
             elif last == "unreadable":
                 if status != "bad_input":

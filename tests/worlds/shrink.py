@@ -8,7 +8,7 @@ from typing import Any
 
 from worlds.invariants import problems
 from worlds.play import play
-from worlds.spec import EndpointSpec, RowSpec, World
+from worlds.spec import EndpointSpec, JobSpec, RowSpec, World
 
 
 def breaks(world: World, name: str) -> bool:
@@ -48,8 +48,18 @@ def _smaller(world: World) -> Iterator[World]:
             yield replace(world, rows=_with(rows, number, simpler_row))
     if world.rerun:
         yield replace(world, rerun=False)
-    if world.job.concurrency != "auto":
-        yield replace(world, job=replace(world.job, concurrency="auto"))
+    if world.rerun_options:
+        yield replace(world, rerun_options={})
+    for job in _simpler_jobs(world.job):
+        yield replace(world, job=job)
+
+
+def _simpler_jobs(job: JobSpec) -> Iterator[JobSpec]:
+    usual = JobSpec(concurrency="auto")
+    for name in ("hedge", "truncated", "allow_failures", "segment_bytes", "concurrency"):
+        value = getattr(usual, name)
+        if getattr(job, name) != value:
+            yield replace(job, **{name: value})
 
 
 def _fewer_rows(world: World) -> Iterator[World]:

@@ -47,13 +47,15 @@ class Event:
     """The number of the start."""
     kind: Literal[
         "term", "int", "kill", "kill-at-call", "power", "power-at-call", "full", "short",
-        "sync-fails", "hosts", "stop-file", "rival", "edit",
+        "sync-fails", "hosts", "stop-file", "rival", "edit", "edit-back", "suspend",
     ]  # fmt: skip
     at: float
     """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call;
-    for ``edit`` the number of the row that is edited before the start."""
+    for ``edit`` and ``edit-back`` the number of the row that gets a new text, or the one before it,
+    before the start."""
     until: float = 0.0
-    """When a fault of the disk ends."""
+    """When a fault of the disk ends, or when the same command is given again while the process is
+    suspended; it wakes up once that start has ended."""
     hosts: tuple[int, ...] = ()
     """Numbers of the endpoints that a rewritten hostfile lists; with none it is empty."""
 
@@ -70,6 +72,11 @@ class JobSpec:
     per_endpoint: int | str = "auto"
     timeout: float = 20.0
     """Longest time of one request."""
+    hedge: float | str = "off"
+    truncated: Literal["fail", "accept"] = "fail"
+    allow_failures: int = 0
+    segment_bytes: int | None = None
+    """Size of a segment of the journal; None: the usual one, which no world fills."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``bagent run``."""
 
@@ -87,3 +94,5 @@ class World:
     """Seconds between two starts."""
     rerun: bool = False
     """The same command is given once more after the end."""
+    rerun_options: dict[str, Any] = field(default_factory=dict)
+    """More options of that command."""

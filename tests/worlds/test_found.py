@@ -65,3 +65,54 @@ def test_a_row_too_long_for_one_server_goes_back_to_the_other_that_failed_it():
             ),
         )
     )
+
+
+def test_a_start_syncs_first_what_a_killed_one_wrote():
+    """A loss of power right after a restart took a row that had been finished seconds before."""
+    holds(
+        World(
+            seed=5,
+            job=JobSpec(),
+            rows=(RowSpec("r0"), RowSpec("r1", replies=("slow:4",))),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "kill", 1.05), Event(1, "power", 0.01)),
+        )
+    )
+
+
+def test_an_owner_that_wakes_up_leaves_the_end_of_its_successor():
+    """It wrote its own starts into run.json: the run that had ended was interrupted again."""
+    holds(
+        World(
+            seed=6,
+            job=JobSpec(),
+            rows=(RowSpec("r0", replies=("slow:4",)),),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "suspend", 1.0, until=70.0),),
+        )
+    )
+
+
+def test_a_late_row_that_fails_everywhere_ends():
+    """Each of its copies left the decision to the next one, so it was sent without end."""
+    holds(
+        World(
+            seed=7,
+            job=JobSpec(retries=0, hedge=2.0),
+            rows=(RowSpec("r0", replies=("400",), seconds=3.0),),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+        )
+    )
+
+
+def test_a_late_row_of_the_idlest_server_is_copied():
+    """The copy would have gone to the least loaded server, which had the late row itself."""
+    late = RowSpec("r0", replies=("slow:15",))
+    holds(
+        World(
+            seed=8,
+            job=JobSpec(concurrency="auto", hedge=3.0, timeout=60.0),
+            rows=(late, RowSpec("r1"), late),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+        )
+    )
