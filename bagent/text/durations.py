@@ -29,10 +29,12 @@ def parse_duration(text: str, *, long_units: bool = False) -> float:
     """
     text = text.strip()
     part = LONG_PART if long_units else _PART
+    # Without ASCII the letter "ſ" counts as a capital "s".
+    flags = re.IGNORECASE | re.ASCII
     if _NUMBER.fullmatch(text):
         seconds = float(text)
-    elif re.fullmatch(rf"(?:{part}\s*)+", text, re.IGNORECASE):
-        parts = re.findall(part, text, re.IGNORECASE)
+    elif re.fullmatch(rf"(?:{part}\s*)+", text, flags):
+        parts = re.findall(part, text, flags)
         # Rounded to nanoseconds: 1.1 s is not to become 1.1000000000000001 s.
         seconds = round(sum(float(amount) * _unit_seconds(unit) for amount, unit in parts), 9)
     else:

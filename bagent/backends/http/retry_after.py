@@ -21,7 +21,7 @@ SKEW_SECONDS = 2.0
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?|\.\d+", re.ASCII)
 _IN_WORDS = re.compile(
     rf"(?:try again|retry(?:ing)?|wait)(?: again)? (?:in|after|for) ((?:{LONG_PART}\s*)+)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _IN_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-retry-after-ms")
 _IN_SECONDS = ("retry-after", "x-retry-after", "x-ratelimit-retry-after", "x-ratelimit-reset-after")
@@ -46,7 +46,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     if value is not None:
         return _parse_retry_after(value, _base(named.get("date"), now))
     waits = [reset_seconds(named.get(name, ""), now) for name in _spent_limits(named)]
-    waits += [float(seconds) for seconds in _spent_in_one(named.get("ratelimit", ""))]
+    waits += map(_number, _spent_in_one(named.get("ratelimit", "")))
     return max((wait for wait in waits if wait), default=None)
 
 
