@@ -190,6 +190,10 @@ class Template:
             raise self._error(message, error.lineno, hint) from None
         except RecursionError:
             raise self._error("the template nests too deeply", 1, "") from None
+        except SyntaxError as error:  # of the Python code that Jinja made
+            raise self._error(error.msg, 1, "") from None
+        except ValueError:  # of Python's limit on the digits of a whole number
+            raise self._error("a number has too many digits", 1, "") from None
         compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
         self._root = compiled.root_render_func
         self._context = ENVIRONMENT.context_class

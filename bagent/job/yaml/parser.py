@@ -334,12 +334,13 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 def _compose(text: str) -> list[Node]:
     loader = _Loader(text)
     nodes: list[Node] = []
-    while loader.check_node():
-        node = loader.get_node()
-        if node is not None:
-            nodes.append(node)
-        if len(nodes) > 1:
-            break
+    try:
+        while len(nodes) < 2 and loader.check_node():
+            node = loader.get_node()
+            if node is not None:
+                nodes.append(node)
+    except (OverflowError, ValueError):  # of an escape such as \UFFFFFFFF, or a long version
+        raise ScannerError(None, None, "a number is too large", loader.get_mark()) from None
     return nodes
 
 
