@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,9 +243,20 @@ class _RecordSplitter:
         return self._splitter.feed(block) if self._splitter else []
 
 
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
 def _one_line(raw: bytes) -> bytes:
-    """Return an element without line feeds: JSON has them between tokens only."""
-    return raw.replace(b"\n", b" ").replace(b"\r", b" ") or b","
+    """Return an element without line ends: JSON has them between tokens only.
+
+    Inside a string they become vertical tabs, which are as invalid there.
+    """
+    if b"\n" in raw or b"\r" in raw:
+        raw = _STRING.sub(lambda match: match[0].translate(_INVALID), raw).translate(_BLANK)
+    return raw or b","
+
+
+_INVALID, _BLANK = bytes.maketrans(b"\r\n", b"\v\v"), bytes.maketrans(b"\r\n", b"  ")
 
 
 class _PipeReader:
