@@ -6,7 +6,7 @@ import pytest
 
 from bagent.store.journal.codec import unit_of
 from bagent.store.journal.journal import Journal
-from bagent.store.journal.turns import TurnIndex
+from bagent.store.journal.turns import TurnIndex, turns_of_row
 from bagent.types import ToolCall, Turn
 
 
@@ -67,11 +67,17 @@ def test_turns_are_found_over_segments_and_a_torn_line_is_left_out(tmp_path):
 def test_a_broken_line_is_told_and_left_out(tmp_path):
     write(tmp_path, [a_turn(1, 1)])
     (path,) = (tmp_path / "journal").glob("turns-*")
-    with path.open("ab") as file:
-        file.write(b'{"key": 7}\n')
+    whole = path.read_bytes()
+    broken = (
+        b'{"key": 7}\n',
+        whole.replace(b"turn 1", b"\xff").replace(b'"turn":1', b'"turn":2'),
+        whole.replace(b"messages", b"mesrages").replace(b'"turn":1', b'"turn":3'),
+    )
+    path.write_bytes(whole + b"".join(broken))
     messages = []
     index = load(tmp_path, report=messages.append)
-    assert len(messages) == 1 and "broken line" in messages[0]
+    assert ["broken line" in message for message in messages] == [True] * 3
+    assert [len(turns) for turns in turns_of_row(tmp_path, 0, "main", 0).values()] == [1]
     assert texts(index, 1) == ["turn 1"]
 
 

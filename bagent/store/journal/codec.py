@@ -45,29 +45,19 @@ _SIMPLE = frozenset({str, int, type(None)})
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
-class OutcomeHeader(msgspec.Struct):
-    """The fields of an outcome line that the index needs."""
-
-    key: str
-    row: int
-    stage: str
-    status: str
-    answer: int = 0
-    error_kind: str | None = None
-    request_hash: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    cost_usd: float | None = None
-    finished_at: float | None = None
-
-
 class OutcomeLine(Outcome, omit_defaults=True):
     """A decoded outcome line; msgspec decodes raw JSON only into a field that is never None."""
 
     output: msgspec.Raw = msgspec.Raw(b"")
     response: msgspec.Raw = msgspec.Raw(b"")
+
+
+class OutcomeHeader(OutcomeLine, kw_only=True):
+    """A checked outcome line for the index, which has no use for the log probabilities."""
+
+    status: str  # type: ignore[assignment]
+    """Also that of a tombstone."""
+    logprobs: msgspec.Raw = msgspec.Raw(b"")
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -35,7 +35,7 @@ def turns_of_row(run_dir: Path, row: int, stage: str, answer: int) -> dict[str, 
     for segment in list_segments(run_dir / "journal", "turns"):
         for line in _lines_with(segment.path, mark):
             try:
-                turn = msgspec.json.decode(line.lstrip(b"\0"), type=Turn)
+                turn = _decode_turn(line)
             except msgspec.DecodeError:
                 continue
             earlier = [t for t in turns.get(turn.key, []) if t.turn < turn.turn]
@@ -90,11 +90,13 @@ class TurnIndex:
                     try:
                         head = decoder.decode(line.lstrip(b"\0"))
                         unit = unit_of(int(head.key, 16), head.stage, head.answer)
-                    except (msgspec.DecodeError, ValueError):
+                        if is_done(unit):
+                            continue
+                        _decode_turn(line)
+                    except (msgspec.DecodeError, ValueError, RecursionError):
                         if line:
                             report(f"{segment.path}: broken line at byte {offset}, left out")
-                        continue
-                    if not is_done(unit):
+                    else:
                         if several:
                             entries.append((head.at, unit, head.turn, number, offset))
                         else:
@@ -136,5 +138,17 @@ class TurnIndex:
                 line = read_line(descriptor, offset)
             finally:
                 os.close(descriptor)
-            turns.append(msgspec.json.decode(line.lstrip(b"\0"), type=Turn))
+            turns.append(_decode_turn(line))
         return turns
+
+
+def _decode_turn(line: bytes) -> Turn:
+    """Return the turn of a journal line.
+
+    Raises:
+        msgspec.DecodeError: the line is not a complete turn.
+    """
+    try:
+        return msgspec.json.decode(line.lstrip(b"\0"), type=Turn)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
