@@ -22,7 +22,7 @@ _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
 """Types with a fixed number of bytes, which are copied."""
 
 # Fields of parquet.thrift.
-_SCHEMA, _ROWS, _GROUPS = 2, 3, 4
+_NEEDED = _SCHEMA, _ROWS, _GROUPS = 2, 3, 4
 _COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
 _CHUNK_OFFSET, _META, _OFFSET_INDEX, _COLUMN_INDEX = 2, 3, 4, 6
 _CONVERTED, _LOGICAL = 6, 10
@@ -121,7 +121,13 @@ def _read_footer(source: BinaryIO) -> tuple[Struct, int]:
     if tail[4:] != _MAGIC or length > size - 12:
         raise ValueError("not a Parquet file")
     source.seek(size - 8 - length)
-    return _Reader(source.read(length)).struct(), size - 8 - length
+    try:
+        footer = _Reader(source.read(length)).struct()
+    except (IndexError, RecursionError):
+        raise ValueError("the footer of a Parquet file is damaged") from None
+    if [footer[n].kind for n in _NEEDED if n in footer] != [_LIST, _I64, _LIST]:
+        raise ValueError("the footer of a Parquet file is damaged")
+    return footer, size - 8 - length
 
 
 def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
@@ -158,6 +164,8 @@ class _Reader:
 
     def _read(self, size: int) -> bytes:
         self._at += size
+        if self._at > len(self._data):
+            raise IndexError(self._at)
         return self._data[self._at - size : self._at]
 
     def _unsigned(self) -> int:
