@@ -152,7 +152,8 @@ class Connection(asyncio.Protocol):
         self._head += len(name) + len(value)
         if self._head > MAX_HEAD:
             raise HttpError("headers without an end")
-        self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
+        if not self.headed:  # else it is a trailer, which may come after the headers were read
+            self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
         """Handle the end of the headers."""

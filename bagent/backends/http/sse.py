@@ -52,7 +52,7 @@ class SSEDecoder:
         """Return the objects of the events that ended in ``data``.
 
         Raises:
-            NoEvent: an event's data is not JSON.
+            InvalidEvent: an event's data is not JSON.
         """
         lines = normalize_newlines(self._rest + data).split(b"\n")
         self._rest = lines.pop()
@@ -72,7 +72,7 @@ class SSEDecoder:
         """Return the last event, which may lack its empty line.
 
         Raises:
-            NoEvent: as :meth:`feed`.
+            InvalidEvent: as :meth:`feed`.
         """
         return self.feed(b"\n\n")
 
