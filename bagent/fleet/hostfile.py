@@ -266,10 +266,10 @@ def _split_port(address: str, at: Position) -> tuple[str, str | None]:
 
 def _is_v6(text: str) -> bool:
     try:
-        ipaddress.IPv6Address(text)
+        zone = ipaddress.IPv6Address(text).scope_id
     except ValueError:
         return False
-    return True
+    return zone is None or _HOST.fullmatch(zone) is not None
 
 
 def _ports(text: str | None, at: Position) -> Iterator[int]:
