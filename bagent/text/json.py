@@ -49,6 +49,8 @@ def encode_json(value: Json) -> str:
     try:
         return _encode(value).decode()
     except UnicodeEncodeError:
+        # Twice, since NaN and infinities are null in what msgspec writes.
+        value = json.loads(json.dumps(value), parse_constant=lambda _: None)
         return json.dumps(value, separators=(",", ":"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
