@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagent.fleet.hostfile import host_line, hostfile_text, parse_hostfile, write_hostfile
+from bagent.fleet.hostfile import hostfile_text, parse_hostfile, write_hostfile
 
 SOURCE = """\
 # the fleet
@@ -15,12 +15,6 @@ https://far.example/api weight=2
 node4 9000 gpus=4
 """
 HOSTS = parse_hostfile(SOURCE)
-
-
-def test_a_written_line_is_read_as_the_same_endpoint() -> None:
-    for host in (*HOSTS, *parse_hostfile("http://node9\nhttp://[::2]\nnode[8-9]:9001")):
-        (again,) = parse_hostfile(host_line(host))
-        assert (again.name, again.url, again.tags) == (host.name, host.url, host.tags)
 
 
 def test_lines_stay_as_written_where_all_their_endpoints_are_kept() -> None:

@@ -15,13 +15,6 @@ def test_cells_are_text_and_lines_physical(rows_of):
     ]
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_any_line_end_will_do(rows_of, end):
-    text = end.join(["id,b", "1,x", "2,y"])
-    rows = rows_of(b"\xef\xbb\xbf" + text.encode(), "in.csv")
-    assert shown(rows) == [(2, {"id": "1", "b": "x"}), (3, {"id": "2", "b": "y"})]
-
-
 def test_the_line_by_which_excel_tells_the_separator_is_obeyed(rows_of):
     assert shown(rows_of("sep=|\r\nid|b\r\n1|x\r\n", "in.csv")) == [(3, {"id": "1", "b": "x"})]
 

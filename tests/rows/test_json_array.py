@@ -25,17 +25,6 @@ def test_elements_have_the_lines_where_they_begin(rows_of):
     assert [(row.id, row.line) for row in rows] == [(1, 3), (2, 5), (3, 6)]
 
 
-def test_pieces_of_any_size_make_the_same_elements():
-    text = json.dumps(TRICKY, indent=1, ensure_ascii=False).encode()
-    for size in (1, 2, 3, 7, 50):
-        elements = ElementSplitter("x", array=True)
-        found = []
-        for start in range(0, len(text), size):
-            found += elements.feed(text[start : start + size])
-        assert [json.loads(raw) for _, raw in found + elements.finish()] == TRICKY
-        assert not elements.cut_off
-
-
 def test_objects_one_after_the_other_are_rows(rows_of):
     text = "\n".join(json.dumps(one, indent=2) for one in TRICKY)
     assert [row.data for row in rows_of(text, "in.json")] == TRICKY

@@ -9,16 +9,6 @@ def test_a_row_is_read_whatever_ends_its_line(rows_of):
         assert [(row.id, row.line) for row in rows_of(text)] == [(1, 1), (2, 2)]
 
 
-def test_pieces_of_any_size_make_the_same_lines():
-    data = b'{"a":1}\n\n{"b":2}\r\nlast'
-    for size in range(1, len(data) + 1):
-        cutter = LineSplitter("x")
-        lines = []
-        for start in range(0, len(data), size):
-            lines += cutter.feed(data[start : start + size])
-        assert lines + cutter.finish() == [b'{"a":1}', b"", b'{"b":2}\r', b"last"]
-
-
 def test_a_line_without_end_is_refused_before_it_fills_the_memory():
     cutter = LineSplitter("x.jsonl", longest=100)
     cutter.feed(b"\n\n")

@@ -121,23 +121,17 @@ def test_the_torn_bytes_are_kept_and_reported(store, outcome):
     )
 
 
-def test_zero_bytes_that_a_crash_left_at_the_end_are_cut(store, outcome):
-    store.write(outcome(0))
-    with store.segment().open("ab") as file:
-        file.write(b"\0" * 5000)
-    store.write(outcome(1))
-    assert [line["id"] for line in lines_of(store.segment())] == ["r0", "r1"]
-
-
 def test_a_broken_line_in_the_middle_is_named_and_stops_nothing(store, outcome):
     store.write(*(outcome(n) for n in range(3)))
     lines = store.segment().read_bytes().splitlines(keepends=True)
+    lines[0] = lines[0].replace(b'"source"', b'"rource"')
     lines[1] = b'{"key":"brok\n'
     store.segment().write_bytes(b"".join(lines))
     store.write(outcome(3))
-    assert [message for message in store.reports if f"{store.segment()}:2: broken line" in message]
+    for number in (1, 2):
+        assert any(f"{store.segment()}:{number}: broken line" in line for line in store.reports)
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == 3
+    assert len(done) == 2
 
 
 def test_a_line_changed_in_place_is_noticed(store, outcome):

@@ -73,11 +73,3 @@ def test_other_columns_are_refused(parts: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other columns"):
         join.add(other)
     join.close()
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1" + bytes(40), b"\xff" * 8 + b"PAR1"])
-def test_what_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="Parquet"):
-        count_rows(path)
