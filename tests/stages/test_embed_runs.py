@@ -35,6 +35,16 @@ def test_rows_are_embedded_in_batches_and_come_as_floats(tmp_path):
     assert (matrix.shape, matrix.dtype) == ((150, 8), "float32")
 
 
+def test_polars_opens_the_vectors_without_copying(tmp_path):
+    polars = pytest.importorskip("polars", reason="its 180 MB are not among the tests' packages")
+    rows = [{"id": f"r{n}", "text": f"text {n}"} for n in range(20)]
+    run_scripted(tmp_path, rows, [EMBED], results={"duckdb": False})
+    column = polars.read_parquet(tmp_path / "runs/job/answers.parquet")["value"]
+    assert column.dtype == polars.List(polars.Float32)
+    matrix = column.rechunk().explode().to_numpy(allow_copy=False).reshape(len(column), -1)
+    assert (matrix.shape, matrix.dtype) == ((20, 8), "float32")
+
+
 POISONED = {
     "text number 5": lambda body, place: {"error": {"message": "value: NaN", "code": 500}},
     "text number 14": lambda body, place: body["data"][place].update(embedding=None),
