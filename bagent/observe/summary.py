@@ -35,6 +35,9 @@ FAILED_QUERY = (
     " where error_kind is not null limit 20"
 )
 
+_NOT_SENT = ("bad_input", "budget")
+"""Kinds of failure that changing the job does not mend."""
+
 _WITH_VALUE = ("--retry", "--on-change")
 _CONTINUE = ("--on-change", "continue")
 
@@ -53,6 +56,7 @@ class Advice(msgspec.Struct, frozen=True):
         max_turns: ``agent.max_turns`` of the job.
         own_bodies: the rows are lines of a batch file with their own limits.
         cut_at: the fewest and most tokens at which answers were cut off; None where unknown.
+        none_ok: no row of the run has a good answer.
     """
 
     exit_code: int | None
@@ -65,6 +69,7 @@ class Advice(msgspec.Struct, frozen=True):
     max_turns: int | None = None
     own_bodies: bool = False
     cut_at: tuple[int, int] | None = None
+    none_ok: bool = False
 
 
 def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -87,17 +92,7 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
             action = f"free space for {advice.results}"
         if action:
             yield "first", action
-        command = _resume_command(advice.command)
-        again = _sent_after_repair(advice, by_kind)
-        if again and "--retry" not in (argument.partition("=")[0] for argument in command):
-            yield (
-                "advice",
-                "this command resumes where the run stopped, and sends what was rejected",
-            )
-            command += ["--retry", again]
-        else:
-            yield "advice", "the same command resumes where the run stopped"
-        yield "next", shlex.join(command)
+        yield from _resume(advice, by_kind)
 
 
 def mending(advice: Advice, kind: str, number: int) -> tuple[str, str]:
@@ -127,14 +122,38 @@ def _resume_command(command: Sequence[str]) -> list[str]:
     return _without(command, ("--fresh", "--on-change") if anew else ("--fresh",))
 
 
-def _sent_after_repair(advice: Advice, by_kind: Mapping[str, int]) -> str:
-    """Return the kinds for ``--retry`` after a stop that needs a person; empty for none.
+def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about the command that resumes a run that stopped early."""
+    failed = _sent_after_repair(advice, by_kind)
+    if not failed:
+        yield "advice", "the same command resumes where the run stopped"
+        yield "next", shlex.join(_resume_command(advice.command))
+        return
+    causes = {kind: n for kind, n in failed.items() if kind != "rejected"}
+    for kind, number in causes.items():
+        yield "cause", _cause(kind, number, advice)
+    rows = f"sends {kinds(failed)} again" if causes else "sends what was rejected"
+    yield "advice", f"this command resumes where the run stopped, and {rows}"
+    again = {kind: n for kind, n in by_kind.items() if kind in advice.resent}
+    yield "next", shlex.join(_retry(base_command(advice.command), failed | again, advice))
 
-    Rejected rows may be right once the cause is removed, and resuming leaves them as they are.
+
+def _sent_after_repair(advice: Advice, by_kind: Mapping[str, int]) -> dict[str, int]:
+    """Return the kinds to send again with ``--retry`` after a stop that needs a person.
+
+    Resuming leaves lasting failures as they are. Rejected rows may be right once the cause is
+    removed. Where no row is ok, each lasting failure has a cause in the job: without ``--retry``
+    the next rows would fail alike.
     """
-    if advice.exit_code != EXIT_NEEDS_PERSON or "rejected" not in by_kind:
-        return ""
-    return ",".join(sorted({"rejected", *(by_kind.keys() & advice.resent)}))
+    if advice.exit_code != EXIT_NEEDS_PERSON:
+        return {}
+    again = {
+        kind: number
+        for kind, number in by_kind.items()
+        if kind == "rejected"
+        or (advice.none_ok and kind not in advice.resent and kind not in _NOT_SENT)
+    }
+    return dict(sorted(again.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _without(command: Sequence[str], options: Sequence[str]) -> list[str]:

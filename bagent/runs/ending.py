@@ -207,6 +207,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         max_turns=job.agent.max_turns if job.agent else None,
         own_bodies=context.own_bodies,
         cut_at=ending.snapshot.cut_at,
+        none_ok=not ending.snapshot.ok,
     )
     info = EndInfo(advice, ending.reason, color=color, brief=options.progress == "none")
     return Summary(headline(ending.snapshot, info), summary_lines(ending.snapshot, info))

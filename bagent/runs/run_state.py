@@ -193,6 +193,7 @@ def _advice(run: RunDir, state: Mapping[str, Any]) -> Advice | None:
         max_tokens=sampling.get("max_tokens"),
         max_turns=agent.get("max_turns"),
         own_bodies=not job.get("prompt") and len(info.stages) < 2,
+        none_ok=not state["ok"],
     )
 
 

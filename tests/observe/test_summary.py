@@ -204,6 +204,25 @@ def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> Non
     assert lines[-2].endswith("; this one, once the prompt is changed, does")
 
 
+@pytest.mark.parametrize(
+    ("kind", "ok", "options"),
+    [
+        ("refused", 0, " --retry refused,timeout"),
+        ("context_overflow", 0, " --on-change continue --retry context_overflow,timeout"),
+        ("refused", 1, ""),  # the others may be served
+        ("bad_input", 0, ""),
+    ],
+)
+def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, options) -> None:
+    for row, failure in enumerate([kind, kind, "timeout"]):
+        tally.outcome(make.outcome(row, "failed", error_kind=failure, error="why"))
+    ending = info(76, none_ok=not ok, max_tokens=64)
+    *_, advice, command = summary_lines(make.snapshot(tally), ending)
+    assert command == f"next        {COMMAND}{options}"
+    assert ("cause " in summary_lines(make.snapshot(tally), ending)[-3]) == bool(options)
+    assert advice.endswith(f"and sends {kind} 2 again" if options else "where the run stopped")
+
+
 def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make) -> None:
     for row, kind in enumerate(("bad_input", "truncated", "truncated")):
         tally.outcome(make.outcome(row, "failed", error_kind=kind, error="why"))

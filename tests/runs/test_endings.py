@@ -16,7 +16,7 @@ import pytest
 
 from support.cli import Running
 from support.jobs import write_job
-from support.replies import echo, error_body, gated, ok, status
+from support.replies import echo, error_body, gated, ok, refused, status
 
 pytestmark = pytest.mark.tables
 
@@ -151,6 +151,14 @@ def test_stopped_since_the_first_rows_failed_alike(fs, job_dir, bagent):
     fs.set_script({"*": [echo()]})
     again = bagent(command)
     assert (again.code, fs.count("r60")) == (0, 1), "the rejected rows are sent again"
+
+
+def test_stopped_since_the_model_refused_every_row(fs, job_dir, bagent):
+    fs.set_script({"*": [refused()]})
+    write_job(job_dir, fs.url, 60, limits={"concurrency": 1})
+    command = check(bagent, bagent(RUN), "all_refused")
+    fs.set_script({"*": [echo()]})
+    assert (bagent(command).code, fs.count("r1")) == (0, 2), "the refused rows are sent again"
 
 
 def test_no_tables(fs, job_dir, bagent):
