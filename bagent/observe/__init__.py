@@ -13,6 +13,7 @@ from bagent.observe.progress import Mode, Progress, make_progress
 from bagent.observe.run_log import RunLog
 from bagent.observe.snapshot import (
     Distribution,
+    EndpointTrouble,
     ErrorGroup,
     LogHistogram,
     Rates,
@@ -29,6 +30,7 @@ __all__ = [
     "Distribution",
     "EndInfo",
     "EndpointLine",
+    "EndpointTrouble",
     "ErrorGroup",
     "Live",
     "LogHistogram",

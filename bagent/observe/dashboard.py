@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bagent.observe.formatting import milliseconds, name_of, percent, rate, visible
-from bagent.observe.live_state import EndpointLine, Live
+from bagent.observe.live_state import EndpointLine, Live, times_the_median
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RunView
@@ -115,13 +114,6 @@ def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
         return e.health == "ok", times < _SLOW, -times if times >= _SLOW else 0.0, -e.in_flight
 
     return sorted(lines, key=order)[:most]
-
-
-def times_the_median(lines: Sequence[EndpointLine]) -> dict[str, float]:
-    """Return the time of each endpoint relative to the median of all; empty for a single one."""
-    times = {e.name: e.p50_s for e in lines if e.p50_s is not None}
-    middle = statistics.median(times.values()) if len(times) > 1 else 0.0
-    return {name: seconds / middle for name, seconds in times.items()} if middle > 0 else {}
 
 
 def _history(history: History, width: int) -> Iterable[Text]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from bagent.observe.snapshot import EndpointTrouble
+
 if TYPE_CHECKING:
     from bagent.observe.counters import RunCounters
     from bagent.types import Outcome
@@ -61,6 +63,37 @@ ENOUGH_TIMES = 5
 def median_time(seconds: Collection[float]) -> float | None:
     """Return the median of the times of an endpoint; None with too few."""
     return statistics.median(seconds) if len(seconds) >= ENOUGH_TIMES else None
+
+
+def times_the_median(lines: Sequence[EndpointLine]) -> dict[str, float]:
+    """Return the time of each endpoint relative to the median of all; empty for a single one."""
+    times = {e.name: e.p50_s for e in lines if e.p50_s is not None}
+    middle = statistics.median(times.values()) if len(times) > 1 else 0.0
+    return {name: seconds / middle for name, seconds in times.items()} if middle > 0 else {}
+
+
+NOT_SERVING = ("down", "unresponsive", "circuit open")
+
+SLOW_AT_END = 2.0
+"""An endpoint that takes so many times the median of all is named at the end of a run."""
+
+
+def endpoints_in_trouble(lines: Sequence[EndpointLine]) -> list[EndpointTrouble]:
+    """Return the endpoints that do not serve, then the slow ones, the slowest first."""
+    by_name = {line.name: line for line in lines}
+    slower = times_the_median(list(by_name.values()))
+    dead = [
+        EndpointTrouble(line.name, line.health)
+        for line in by_name.values()
+        if line.health in NOT_SERVING
+    ]
+    named = {trouble.name for trouble in dead}
+    slow = [
+        EndpointTrouble(name, "slow", times, by_name[name].p50_s)
+        for name, times in sorted(slower.items(), key=lambda item: -item[1])
+        if times >= SLOW_AT_END and name not in named
+    ]
+    return dead + slow
 
 
 class Live:

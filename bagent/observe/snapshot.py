@@ -166,6 +166,20 @@ class ErrorGroup(msgspec.Struct, frozen=True):
     text: str
 
 
+class EndpointTrouble(msgspec.Struct, frozen=True):
+    """An endpoint that did not serve at the end of a start, or was slow."""
+
+    name: str
+    health: str
+    """``down``, ``circuit open`` ..., or ``slow``."""
+
+    times: float | None = None
+    """Its median time relative to the median of all, where it is slow."""
+
+    p50_s: float | None = None
+    """Its median time in seconds, where it is slow."""
+
+
 class StageCount(msgspec.Struct, frozen=True):
     """Rows of one stage that ended: with a good answer, and without."""
 
@@ -282,6 +296,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     unit: str = "row"
     several_stages: bool = False
     cost_at_end: tuple[float, float] | None = None
+    trouble: list[EndpointTrouble] = []
+    """Endpoints that were down or slow; known at the end."""
 
     def with_totals(self, totals: Totals) -> Snapshot:
         """Return this state with the totals of the whole run as the journal has them."""

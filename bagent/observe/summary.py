@@ -294,12 +294,14 @@ class EndInfo(msgspec.Struct, frozen=True):
         reason: why the run stopped early; empty where it did not.
         color: whether the lines may have colour codes.
         brief: print only why it did not end well, and the next command.
+        worked_s: how long all starts worked, without the pauses between them; None where unknown.
     """
 
     advice: Advice
     reason: str = ""
     color: bool = False
     brief: bool = False
+    worked_s: float | None = None
 
     @property
     def exit_code(self) -> int | None:
@@ -315,7 +317,9 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     pairs = [
         *_rows(s, info),
         ("ended", headline(s, info)),
+        ("time", _time(s, info.worked_s)),
         *_of_this_start([*_measures(s), *_schema(s), *_requests(s)], s),
+        *_trouble(s, info.advice.run),
         *_errors(s),
         ("results", info.advice.results),
         *after,
@@ -351,6 +355,7 @@ _COLORS = {
     "dropped": "31",
     "errors": "31",
     "warning": "33",
+    "endpoints": "33",
     "first": "1",
     "cause": "33",
     "next": "1",
@@ -423,10 +428,20 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
     return f"{text}; this start: {', '.join(start)}" if start else text
 
 
-def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
+def _time(s: Snapshot, worked_s: float | None) -> str:
+    """The time and speed of the whole run, as ``status`` has it, and of this start beside it."""
     of_all = " of all stages" if s.several_stages else ""
-    speed = f"{rate(s.overall.rows_per_s)} {s.speed_unit}s/s{of_all}"
-    yield "time", f"{duration(s.elapsed_s)}, {speed}"
+    own = (
+        f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} {s.speed_unit}s/s{of_all}"
+        f"{' (this start)' if s.resumed else ''}"
+    )
+    if not worked_s or not s.totals.rows:
+        return own
+    text = f"{duration(worked_s)}, {rate(s.totals.rows / worked_s)} {s.unit}s/s"
+    return f"{text}; {own}" if s.resumed or s.several_stages else text
+
+
+def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
     if s.latency.count:
         text = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
         if s.ttft.count:
@@ -504,6 +519,30 @@ def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
     if s.failed_tries:
         parts.append(f"failed attempts: {kinds(s.failed_tries)}")
     yield "requests", ", ".join(parts)
+
+
+MOST_ENDPOINTS = 3
+"""Endpoints of a kind that are named."""
+
+
+def _trouble(s: Snapshot, run: str) -> Iterator[tuple[str, str]]:
+    """Name the endpoints that were down at the end, or slow, and the command that shows more."""
+    slow = [
+        f"{visible(e.name, 60)} takes {e.times:.1f} times the median time"
+        f" (p50 {milliseconds(1000 * (e.p50_s or 0.0))})"
+        for e in s.trouble
+        if e.times is not None
+    ]
+    dead = [
+        f"{visible(e.name, 60)} was {e.health} at the end" for e in s.trouble if e.times is None
+    ]
+    parts = []
+    for texts in (dead, slow):
+        parts += texts[:MOST_ENDPOINTS]
+        if len(texts) > MOST_ENDPOINTS:
+            parts.append(f"{len(texts) - MOST_ENDPOINTS:,} more")
+    if parts:
+        yield "endpoints", f"{'; '.join(parts)}; see bagent report {shlex.quote(run)}"
 
 
 def _errors(s: Snapshot) -> Iterator[tuple[str, str]]:

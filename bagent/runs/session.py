@@ -26,6 +26,7 @@ from bagent.errors import (
 )
 from bagent.hpc.allocation import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
+from bagent.observe.live_state import endpoints_in_trouble
 from bagent.rows import RowReader
 from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
@@ -94,7 +95,8 @@ class RunSession:
         self._fleet: FleetSet | None = None
         self._feeder: Feeder | None = None
         self._plan: RunPlan | None = None
-        progress.attach(Live(self._counters, lambda: self._fleet.states if self._fleet else ()))
+        self._live = Live(self._counters, lambda: self._fleet.states if self._fleet else ())
+        progress.attach(self._live)
 
     async def run(self) -> SessionResult:
         """Send everything that is still to do and return how it ended.
@@ -226,7 +228,8 @@ class RunSession:
         snapshot = self._snapshot(codes, complete=stop is None)
         if codes is not None and self._context.stages:
             snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
-        snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools())
+        trouble = endpoints_in_trouble(self._live.endpoints())
+        snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools(), trouble=trouble)
         self._write_progress(snapshot, last=True)
         return SessionResult(stop, snapshot)
 

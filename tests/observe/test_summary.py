@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from bagent.observe.counters import RunCounters
+from bagent.observe.live_state import EndpointLine, endpoints_in_trouble
 from bagent.observe.summary import Advice, EndInfo, summary_lines
 from bagent.types import PASSING_KINDS
 
@@ -22,7 +24,8 @@ RESUME = [
 
 
 def info(exit_code: int, **parts: Any) -> EndInfo:
-    ending = {name: parts.pop(name) for name in ("reason", "color", "brief") if name in parts}
+    names = ("reason", "color", "brief", "worked_s")
+    ending = {name: parts.pop(name) for name in names if name in parts}
     fields = {"run": "genes", "results": "runs/genes", "command": COMMAND.split()}
     resent = PASSING_KINDS | {"auth"}
     advice = Advice(exit_code=exit_code, **{**fields, "resent": resent, **parts})
@@ -202,6 +205,32 @@ def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> Non
     lines = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run", "job.yaml"]))
     assert "shorten the long field in the prompt, such as {{ FIELD[:2000] }}" in lines[-4]
     assert lines[-2].endswith("; this one, once the prompt is changed, does")
+
+
+def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock) -> None:
+    tally.outcome(make.outcome(0))
+    clock.now += 4
+    s = make.snapshot(tally, earlier={"ok": 9})
+    (time,) = (x for x in summary_lines(s, info(0, worked_s=20.0)) if x.startswith("time"))
+    assert time == "time        20s, 0.50 rows/s; 4.0s, 0.25 rows/s (this start)"
+
+
+def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make) -> None:
+    def line(name: str, health: str = "ok", p50_s: float | None = 1.0) -> EndpointLine:
+        return EndpointLine(name, health, 0, 8, 9, 0, p50_s=p50_s)
+
+    late = [line(f"late{n}", p50_s=2.0 + n) for n in range(5)]
+    dead = [line("gone", "down", None), line("mute", "unresponsive", 9.0)]
+    fast = [line(f"fast{n}") for n in range(20)]
+    trouble = endpoints_in_trouble([*fast, line("new", "starting"), *late, *dead])
+    s = msgspec.structs.replace(make.snapshot(tally), trouble=trouble)
+    (text,) = (x for x in summary_lines(s, info(1)) if x.startswith("endpoints"))
+    assert text == (
+        "endpoints   gone was down at the end; mute was unresponsive at the end; "
+        "late4 takes 6.0 times the median time (p50 6.0s); "
+        "late3 takes 5.0 times the median time (p50 5.0s); "
+        "late2 takes 4.0 times the median time (p50 4.0s); 2 more; see bagent report genes"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import msgspec
 
 from bagent.observe import (
     Distribution,
+    EndpointTrouble,
     ErrorGroup,
     Rates,
     Snapshot,
@@ -28,8 +29,7 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
     """Merge ``states``, of which there is at least one.
 
     Counts and speeds are sums. Medians and 99th percentiles are means weighted by the number of
-    rows, since the workers' rows are random parts of the same input and go to the same endpoints.
-    Means and maxima are exact.
+    rows, since the workers' rows are random parts of one input. Means and maxima are exact.
 
     Args:
         states: those of the workers.
@@ -83,6 +83,7 @@ def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Sn
         dropped=_sums(s.dropped for s in states),
         unit=states[0].unit,
         several_stages=states[0].several_stages,
+        trouble=_trouble(states),
     )
 
 
@@ -99,6 +100,12 @@ def _sum_structs(parts: Sequence[S], **values: object) -> S:
 
 def _start(parts: Sequence[StartCounts]) -> StartCounts:
     return _sum_structs(parts, by_status=_sums(part.by_status for part in parts))
+
+
+def _trouble(states: Sequence[Snapshot]) -> list[EndpointTrouble]:
+    """Return the endpoints that a worker names, each as the first one saw it."""
+    by_name = {trouble.name: trouble for s in reversed(states) for trouble in s.trouble}
+    return sorted(by_name.values(), key=lambda trouble: trouble.times or float("inf"), reverse=True)
 
 
 def _rates(parts: Sequence[Rates]) -> Rates:
