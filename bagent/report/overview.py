@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.observe.formatting import duration, milliseconds, money
+from bagent.observe.formatting import duration, milliseconds, money, rate
 from bagent.report.endpoints import SLOW
 from bagent.report.html import Html, join, note, number, part, section, share
 from bagent.report.queries import ANSWERED, BUCKETS, ReportDb, median
@@ -230,8 +230,15 @@ def _pauses(
     return pauses
 
 
-def headline(db: ReportDb, sums: dict[str, Any], over: Throughput | None) -> Html:
-    """One bar of ok and failed rows, four numbers, and a line of further counts."""
+def headline(
+    db: ReportDb, sums: dict[str, Any], worked_s: float | None, rows_per_s: float | None
+) -> Html:
+    """One bar of ok and failed rows, four numbers, and a line of further counts.
+
+    Args:
+        worked_s: how long the run worked, without pauses; None where unknown.
+        rows_per_s: its speed as ``status`` has it; None where unknown.
+    """
     state = {
         "ok": sums["ok"],
         "accepted": sums["rows"] - sums["ok"] - sums["failed"],
@@ -240,16 +247,15 @@ def headline(db: ReportDb, sums: dict[str, Any], over: Throughput | None) -> Htm
         "total_is_exact": True,
     }
     unit = sums["unit"] + " of all stages" * (sums["stages"] > 1)
-    working = (
-        sums["seconds"] - sum(high - low for low, high in over.pauses) * over.seconds
-        if over
-        else 0.0
-    )
-    facts = [(unit, f"{sums['rows']:,}"), ("time", duration(sums["seconds"]))]
-    if working > 0:
-        facts.append((f"{unit} a second", number(sums["rows"] / working)))
-        if sums["completion_tokens"]:
-            facts.append(("answer tokens a second", number(sums["completion_tokens"] / working)))
+    seconds = worked_s or sums["seconds"]
+    facts = [(unit, f"{sums['rows']:,}"), ("time", duration(seconds))]
+    if rows_per_s is None and seconds > 0:
+        rows_per_s = sums["rows"] / seconds
+    if rows_per_s is not None:
+        counted = "rows" if sums["stages"] > 1 else unit
+        facts.append((f"{counted} a second", rate(rows_per_s)))
+    if sums["completion_tokens"] and seconds > 0:
+        facts.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
     if sums["cost_usd"] is not None:
         facts.append(("cost", money(sums["cost_usd"])))
     return join([part("totals_bar", state), part("facts", facts), note(_further(db, sums))])

@@ -79,6 +79,12 @@ class ReportInfo(msgspec.Struct, frozen=True):
     mending: Mapping[str, tuple[str, str]] = {}
     """What to change for each kind of failure, and the command that mends it."""
 
+    worked_s: float | None = None
+    """How long the run worked, without the pauses between its starts; None where unknown."""
+
+    rows_per_s: float | None = None
+    """Rows of the last stage a second, as ``status`` has it; None where unknown."""
+
     properties: Mapping[str, str] = {}
     """The property of each column of ``answers``; other columns hold the whole answer."""
 
@@ -118,7 +124,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     earlier = _rows_of_earlier_jobs(db, about.earlier)
     over = throughput(db)
     parts = [
-        overview.headline(db, sums, over),
+        overview.headline(db, sums, about.worked_s, about.rows_per_s),
         _findings(by_topic),
         failures.failures(db, about.mending, sums),
         _answers(db, about),

@@ -25,6 +25,8 @@ from bagent.errors import (
 from bagent.observe.snapshot import Snapshot
 from bagent.runs.context import WORKER, RunContext
 from bagent.runs.shutdown import Stop
+from bagent.store.journal.segments import part_order
+from bagent.store.run_dir import RunDir, working_seconds
 from bagent.text.terminal import unguarded
 
 if TYPE_CHECKING:
@@ -209,8 +211,18 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         cut_at=ending.snapshot.cut_at,
         none_ok=not ending.snapshot.ok,
     )
-    info = EndInfo(advice, ending.reason, color=color, brief=options.progress == "none")
+    brief, worked_s = options.progress == "none", _working_seconds(context)
+    info = EndInfo(advice, ending.reason, color=color, brief=brief, worked_s=worked_s)
     return Summary(headline(ending.snapshot, info), summary_lines(ending.snapshot, info))
+
+
+def _working_seconds(context: RunContext) -> float | None:
+    """Return how long the starts of this process's part worked; of all parts, for the whole run."""
+    info = RunDir(context.run_dir).load_or_report(lambda _: None)
+    starts = info.starts if info is not None else []
+    if part_order(context.part)[0] > 1:
+        starts = [start for start in starts if start.part == context.part]
+    return working_seconds(starts)
 
 
 def print_summary(context: RunContext, ending: RunEnding) -> None:

@@ -15,7 +15,14 @@ from bagent.observe.summary import Advice, mending, next_step
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
 from bagent.store.results import summary
-from bagent.store.run_dir import RunDir, RunInfo, RunProgress, Start, merge_changes, read_progress
+from bagent.store.run_dir import (
+    RunDir,
+    RunInfo,
+    RunProgress,
+    merge_changes,
+    read_progress,
+    working_seconds,
+)
 from bagent.store.totals import Totals, cache_share, count_tools, stage_causes
 
 
@@ -47,7 +54,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
     starts = info.starts if info else []
     speed, eta = _speed_and_eta(progress if state == "running" else None, remaining)
     if speed is None:
-        seconds = _working_seconds(starts)
+        seconds = working_seconds(starts)
         speed = totals.rows / seconds if seconds else counts.rows_per_second
     return {
         "run": run.path.name,
@@ -66,7 +73,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "dropped": _dropped(info),
         "changes": _changes(info),
         "unit": info.unit if info else "row",
-        "rows_per_s": None if speed is None else round(speed, 1),
+        "rows_per_s": None if speed is None else round(speed, 3),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "cache_hit_rate": None if share is None else round(share, 4),
@@ -114,17 +121,6 @@ def _speed_and_eta(
         return None, None
     speed = progress.remaining / progress.eta_s
     return speed, round(remaining / speed, 1)
-
-
-def _working_seconds(starts: Sequence[Start]) -> float | None:
-    """Return how long a run worked, without pauses; None if a killed start has no end."""
-    if any(start.ended_at is None for start in starts):
-        return None
-    seconds, until = 0.0, 0.0
-    for begin, end in sorted((start.at, start.ended_at or start.at) for start in starts):
-        seconds += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return seconds
 
 
 def _dropped(info: RunInfo | None) -> dict[str, int]:

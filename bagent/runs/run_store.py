@@ -379,7 +379,8 @@ def open_run(
         )
         notes += _changes(changed, len(done))
         earlier = _earlier(prepared)
-        info = _new_info(prepared, info, fingerprints, changed, len(done))
+        last_at = max((i.totals.last or 0.0 for i in done.indexes), default=0.0)
+        info = _new_info(prepared, info, fingerprints, changed, len(done), last_at)
         directory.save(info, prepared.part)
         syncer, renewer = _start_threads(journal, owner, threaded)
         undo.pop_all()
@@ -506,7 +507,9 @@ def _new_info(
     fingerprints: dict[str, str],
     changed: list[str],
     finished: int,
+    last_at: float,
 ) -> RunInfo:
+    """Return the new content of ``run.json``; ``last_at`` is when a row ended last."""
     job, masked = prepared.job, prepared.job.masked()
     if before is not None and "simulated" in before.job:
         masked["simulated"] = before.job["simulated"]
@@ -540,9 +543,20 @@ def _new_info(
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else start.at,
-        starts=[*(before.starts if before else []), start],
+        starts=[*(_with_ends(before.starts, last_at) if before else []), start],
         changes=changes,
     )
+
+
+def _with_ends(starts: Sequence[Start], last_at: float) -> list[Start]:
+    """Return earlier starts; one that was killed ended with its last row."""
+    ends = [*(start.at for start in starts[1:]), float("inf")]
+    return [
+        start
+        if start.ended_at is not None
+        else msgspec.structs.replace(start, ended_at=max(start.at, min(last_at, end)))
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def _mask_input_sql(prepared: RunContext) -> Json:

@@ -8,7 +8,7 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -103,6 +103,21 @@ class Start(msgspec.Struct, omit_defaults=True):
     action: str = ""
     resent: list[str] = msgspec.field(default_factory=list)
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:
+    """Return how long a run worked, without the pauses between its starts.
+
+    None if a start has no end, unless it runs until ``now``.
+    """
+    ends = [now if start.ended_at is None else start.ended_at for start in starts]
+    if None in ends:
+        return None
+    seconds, until = 0.0, 0.0
+    for begin, end in sorted((s.at, e or 0.0) for s, e in zip(starts, ends, strict=True)):
+        seconds += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return seconds
 
 
 class JobChange(msgspec.Struct, omit_defaults=True):

@@ -30,7 +30,7 @@ def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
     assert shown["by_kind"] == {"timeout": 1, "schema": 1}
     assert (shown["prompt_tokens"], shown["completion_tokens"]) == (50, 10)
     assert shown["cost_usd"] is None
-    assert shown["rows_per_s"] == round(4 / 9, 1)
+    assert shown["rows_per_s"] == round(4 / 9, 3)
 
 
 def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagent, job_dir: Path):
@@ -63,12 +63,12 @@ def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir: P
     for n in range(5):
         second.write(stored(10 + n, finished_at=1000.0 + n))
     second.close()
-    assert described(bagent, "parts")["rows_per_s"] == round(9 / 4, 1)
+    assert described(bagent, "parts")["rows_per_s"] == round(9 / 4, 3)
     outcomes = [stored(n, stage="work") for n in range(9)]
     outcomes += [stored(n, stage="vote", finished_at=1000.0 + 4 * n) for n in range(3)]
     stages = {"stages": ["work", "vote"], "starts": [Start(1.0)]}
     make_run(job_dir / "runs" / "staged", outcomes, **stages)
-    assert described(bagent, "staged")["rows_per_s"] == round(2 / 8, 1)
+    assert described(bagent, "staged")["rows_per_s"] == round(2 / 8, 3)
 
 
 def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(

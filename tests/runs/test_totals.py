@@ -54,6 +54,28 @@ def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_d
     assert again.code == 1
 
 
+def test_summary_status_and_report_tell_one_speed_without_the_pause(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 8)
+    bagent(["run", "job.yaml", "--limit", "4"])
+    path = job_dir / "runs" / "job" / "run.json"
+    info = json.loads(path.read_bytes())
+    start = info["starts"][0]
+    start["at"], start["ended_at"] = start["at"] - 1000, start["at"] - 996
+    path.write_text(json.dumps(info))
+    done = bagent(["run", "job.yaml", "--progress", "plain"])
+    (line,) = (x for x in done.err.splitlines() if x.startswith("time "))
+    whole, own = line.split("; ")
+    speed = whole.split()[-2]
+    assert 1.0 < float(speed) < 2.0, "8 rows in 4 s and a little"
+    assert own.endswith("(this start)")
+    assert f"{bagent(['status', 'job', '--json']).lines()[0]['rows_per_s']:.2f}" == speed
+    assert ["rows_per_s", speed] in [x.split() for x in bagent(["status", "job"]).out.splitlines()]
+    assert bagent(["report", "job", "-o", "page.html"]).code == 0
+    page = (job_dir / "page.html").read_text()
+    assert speed in page[page.index("rows a second") - 200 : page.index("rows a second") + 200]
+
+
 def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     fs.set_script({"r1": REFUSED, "r2": REFUSED, "*": [echo()]})
     limits = {"concurrency": 1, "retries": 0, "stop_after_failures": 2}

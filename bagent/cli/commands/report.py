@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +81,7 @@ def _about(run: RunDir) -> ReportInfo:
     from bagent.report import EarlierJob, ReportInfo
     from bagent.report.answer_fields import property_names
     from bagent.runs.run_state import describe, mending_commands
-    from bagent.store.run_dir import merge_changes
+    from bagent.store.run_dir import merge_changes, working_seconds
 
     state = describe(run, log)
     info = run.load_or_report(lambda _: None)
@@ -93,6 +94,7 @@ def _about(run: RunDir) -> ReportInfo:
         "model": model,
         "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
     }
+    now = time.time() if state["state"] == "running" else None
     facts = [(label, str(value)) for label, value in pairs.items() if value not in (None, "")]
     stages = tuple(info.stages) if info else ()
     is_own = info is not None and run.is_own(info)
@@ -109,6 +111,8 @@ def _about(run: RunDir) -> ReportInfo:
             for c in merge_changes(info.changes if info else ())
         ),
         mending=mending_commands(run, state, state["by_kind"]),
+        worked_s=working_seconds(info.starts, now) if info else None,
+        rows_per_s=state["rows_per_s"],
         properties=property_names(info.answer_columns) if info else {},
     )
 

@@ -68,7 +68,7 @@ def status(
 def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     """Print the state of one run, a line for each value, and what to do next."""
     from bagent.cli.render.tables import write_rows
-    from bagent.observe.formatting import tools_text
+    from bagent.observe.formatting import rate, tools_text
     from bagent.runs.run_state import next_lines
     from bagent.store.totals import count_tools
 
@@ -78,6 +78,8 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
             continue
         if name == "changes":
             pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
+        elif name == "rows_per_s":
+            pairs.append((name, rate(value)))
         elif name == "by_stage":
             pairs += [(f"stage {stage}", counts) for stage, counts in value.items()]
         else:
@@ -105,6 +107,10 @@ def _cell(state: Mapping[str, Any], name: str) -> object:
         return sum(state["dropped"].values()) or None
     if name == "remaining" and state["remaining"] and not state["total_is_exact"]:
         return f"~{state['remaining']}"
+    if name == "rows_per_s" and state[name] is not None:
+        from bagent.observe.formatting import rate
+
+        return rate(state[name])
     return state[name]
 
 
