@@ -23,7 +23,7 @@ from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.files import link_error
 from bagent.redaction import Redactor
-from bagent.runs.context import STAGE, RunContext, make_redactor
+from bagent.runs.context import STAGE, WORKER, RunContext, make_redactor
 from bagent.runs.ending import TablesChild
 from bagent.runs.resume import (
     find_unseen_failures,
@@ -39,9 +39,18 @@ from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.journal.segments import part_order
-from bagent.store.lock import LockRenewer, RunLock, is_live, owners
+from bagent.store.lock import LockRenewer, Process, RunLock, is_live, owners, wait_for_orphans
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
-from bagent.store.run_dir import JobChange, OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
+from bagent.store.run_dir import (
+    JobChange,
+    OnChange,
+    ProgressFile,
+    RunDir,
+    RunInfo,
+    Start,
+    find_run,
+    with_ends,
+)
 from bagent.store.run_input import input_reader
 from bagent.store.tables.row_feed import InputRows
 from bagent.store.totals import (
@@ -367,7 +376,8 @@ def open_run(
     fingerprints = prepared.job.fingerprint_parts()
     directory = open_run_dir(prepared, fingerprints, notes)
     # The default clock was bound at import, before a simulation replaces the time.
-    owner = RunLock.acquire(directory.path, prepared.part, clock=time.time)
+    process = Process.this(ends_with_parent=prepared.options.progress == WORKER)
+    owner = RunLock.acquire(directory.path, prepared.part, clock=time.time, process=process)
     with ExitStack() as undo:
         undo.callback(owner.release)
         changed = check_unchanged(directory, fingerprints, on_change, prepared.part)
@@ -465,6 +475,7 @@ def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list
         UsageError: a file of it is a link.
     """
     directory = RunDir(prepared.run_dir)
+    wait_for_orphans(directory.path)
     if directory.is_run() and _is_started_fresh(directory, prepared, fingerprints):
         from bagent.batches.record import outstanding_warning
 
@@ -543,20 +554,9 @@ def _new_info(
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else start.at,
-        starts=[*(_with_ends(before.starts, last_at) if before else []), start],
+        starts=[*(with_ends(before.starts, last_at) if before else []), start],
         changes=changes,
     )
-
-
-def _with_ends(starts: Sequence[Start], last_at: float) -> list[Start]:
-    """Return earlier starts; one that was killed ended with its last row."""
-    ends = [*(start.at for start in starts[1:]), float("inf")]
-    return [
-        start
-        if start.ended_at is not None
-        else msgspec.structs.replace(start, ended_at=max(start.at, min(last_at, end)))
-        for start, end in zip(starts, ends, strict=True)
-    ]
 
 
 def _mask_input_sql(prepared: RunContext) -> Json:

@@ -38,7 +38,7 @@ class LockRecord(msgspec.Struct, omit_defaults=True):
     """The content of an owner file. ``time`` is in Unix seconds.
 
     ``started`` is the kernel's start time of the process in clock ticks, ``space`` its pid
-    namespace; both are empty if unknown.
+    namespace; both are empty if unknown. ``parent`` is the process without which it ends by itself.
     """
 
     host: str
@@ -47,6 +47,7 @@ class LockRecord(msgspec.Struct, omit_defaults=True):
     started: str = ""
     space: str = ""
     token: str = ""
+    parent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,13 @@ class Process:
     pid: int
     started: str
     space: str
+    parent: int = 0
 
     @classmethod
-    def this(cls) -> Process:
+    def this(cls, *, ends_with_parent: bool = False) -> Process:
         """Return the current process."""
-        pid = os.getpid()
-        return cls(socket.gethostname(), pid, _start_time(pid) or "", _pid_space())
+        pid, parent = os.getpid(), os.getppid() if ends_with_parent else 0
+        return cls(socket.gethostname(), pid, _start_time(pid) or "", _pid_space(), parent)
 
 
 def owner_path(run_dir: Path, part: str) -> Path:
@@ -106,7 +108,9 @@ class RunLock:
         """
         path = owner_path(run_dir, check_part(part))
         me = process or Process.this()
-        record = LockRecord(me.host, me.pid, clock(), me.started, me.space, uuid.uuid4().hex)
+        record = LockRecord(
+            me.host, me.pid, clock(), me.started, me.space, uuid.uuid4().hex, me.parent
+        )
         owner = cls(path, record, clock)
         try:
             while not _create(path, record):
@@ -278,6 +282,36 @@ def is_live(record: LockRecord, now: float, me: Process | None = None) -> bool:
         return True
     started = _start_time(record.pid)
     return started is not None and (not started or record.started in ("", started))
+
+
+ORPHANS_SECONDS = 15.0
+"""How long workers whose parent was killed may take to end."""
+
+
+def wait_for_orphans(
+    run_dir: Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait some seconds for owners on this host whose parent was killed: they end by themselves."""
+    until = clock() + ORPHANS_SECONDS
+    while clock() < until and any(
+        _is_orphan(record, clock()) for record in owners(run_dir).values()
+    ):
+        sleep(0.1)
+
+
+def _is_orphan(record: LockRecord, now: float) -> bool:
+    """Return whether an owner is live and the process that started it is gone."""
+    me = Process.this()
+    is_local = record.host == me.host and record.space in ("", me.space)
+    return (
+        bool(record.parent)
+        and is_local
+        and is_live(record, now, me)
+        and _start_time(record.parent) is None
+    )
 
 
 def _owned(record: LockRecord, path: Path) -> OwnedError:

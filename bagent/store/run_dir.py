@@ -120,6 +120,17 @@ def working_seconds(starts: Sequence[Start], now: float | None = None) -> float 
     return seconds
 
 
+def with_ends(starts: Sequence[Start], last_at: float) -> list[Start]:
+    """Return earlier starts; one that was killed ended with its last row."""
+    ends = [*(start.at for start in starts[1:]), float("inf")]
+    return [
+        start
+        if start.ended_at is not None
+        else msgspec.structs.replace(start, ended_at=max(start.at, min(last_at, end)))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
 class JobChange(msgspec.Struct, omit_defaults=True):
     """A change of the job between two starts, which kept what was finished."""
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import OwnedError, StoppedEarly, WriteError
-from bagent.store.lock import LockRecord, Process, RunLock, is_live, owner_path, owners, read_owner
+from bagent.store.lock import (
+    LockRecord,
+    Process,
+    RunLock,
+    is_live,
+    owner_path,
+    owners,
+    read_owner,
+    wait_for_orphans,
+)
 
 
 @pytest.fixture
@@ -75,6 +84,30 @@ def test_a_process_that_is_gone_on_this_host_is_replaced_at_once(run_dir, clock,
     gone.wait()
     RunLock.acquire(run_dir, "all", clock=clock, process=dataclasses.replace(here, pid=gone.pid))
     assert RunLock.acquire(run_dir, "all", clock=clock).took_over
+
+
+@pytest.mark.parametrize(("parent_lives", "waits"), [(False, True), (True, False)])
+def test_a_start_waits_for_a_worker_whose_parent_was_killed(
+    run_dir, clock, here, parent_lives, waits
+):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    worker = dataclasses.replace(here, parent=here.pid if parent_lives else gone.pid)
+    lock = RunLock.acquire(run_dir, "1-of-2", clock=clock, process=worker)
+    sleeps = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        clock.now += 1
+        if len(sleeps) == 3:
+            lock.release()
+
+    wait_for_orphans(run_dir, clock=clock, sleep=sleep)
+    assert len(sleeps) == (3 if waits else 0)
+    stays = RunLock.acquire(run_dir, "2-of-2", clock=clock, process=worker)
+    wait_for_orphans(run_dir, clock=clock, sleep=sleep)
+    assert (len(sleeps) > 10) == waits, "but not for ever"
+    stays.release()
 
 
 def test_a_zombie_counts_as_gone(run_dir, clock, here):
