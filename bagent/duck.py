@@ -1,7 +1,8 @@
 """DuckDB connections with restricted access, and safe SQL from names, texts, paths and types.
 
 A connection reaches no file, network or extension unless its :class:`Access` allows it. Data
-becomes SQL only by :func:`quoted`, :func:`literal`, :func:`file_literal` and :func:`column_type`.
+becomes SQL only by :func:`quoted`, :func:`literal`, :func:`file_source`, :func:`file_literal` and
+:func:`column_type`.
 :func:`single_query` checks the SQL of a job before it is executed.
 """
 
@@ -157,6 +158,15 @@ def escape_pattern(path: str) -> str:
 def file_literal(path: Path) -> str:
     """Return the path of a file as an SQL string that names only that file."""
     return literal(escape_pattern(str(path.absolute())))
+
+
+def file_source(*paths: Path) -> str:
+    """Return the first arguments of a function of DuckDB that reads exactly these files.
+
+    They keep their columns whatever their folders are called: by itself DuckDB makes a column
+    ``model`` of the folder ``model=x``, also in place of one that the files have.
+    """
+    return f"[{', '.join(map(file_literal, paths))}], hive_partitioning = false"
 
 
 def is_plain_scalar(kind: str) -> bool:

@@ -14,6 +14,7 @@ from bagent.duck import (
     column_type,
     connect,
     file_literal,
+    file_source,
     nested_value,
     parse_type,
     single_query,
@@ -33,6 +34,19 @@ def test_only_one_module_opens_duckdb_and_puts_paths_into_reading_sql() -> None:
         if pattern.search(text)
     }
     assert list(result) == ["duck.py"]
+
+
+def test_a_folder_called_as_a_column_replaces_none(tmp_path: Path) -> None:
+    folder = tmp_path / "a=wrong"
+    folder.mkdir()
+    (folder / "t.csv").write_text("a\nright\n")
+    (folder / "t.json").write_text('{"a": "right"}')
+    duckdb.sql("SELECT 'right' AS a").write_parquet(str(folder / "t.parquet"))
+    with connect(Access(folders=[folder])) as connection:
+        for function in ("read_csv", "read_json", "read_parquet"):
+            path = folder / f"t.{function.removeprefix('read_')}"
+            rows = connection.execute(f"FROM {function}({file_source(path, path)})").fetchall()
+            assert rows == [("right",)] * 2
 
 
 @pytest.mark.parametrize("name", ["v[1]", "v*", "it's", "[!a]", 'q"x;--'])

@@ -23,7 +23,7 @@ from bagent.analysis.compare import (
     source_sql,
     wilson,
 )
-from bagent.duck import file_literal, literal, quoted
+from bagent.duck import file_source, literal, quoted
 from bagent.errors import InputError, UsageError
 from bagent.types import Json
 
@@ -141,7 +141,7 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
     """Load the file as table ``b`` of texts, with the id as ``name``; returns its columns."""
     import duckdb
 
-    file, suffix = file_literal(gold.path), _suffix(gold.path)
+    file, suffix = file_source(gold.path), _suffix(gold.path)
     try:
         if suffix == ".parquet":
             names = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
@@ -189,7 +189,7 @@ def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
 def _common(
     connection: DuckDBPyConnection, folder: Path, columns: list[str], gold: GoldFile
 ) -> list[str]:
-    file = file_literal(folder / "answers.parquet")
+    file = file_source(folder / "answers.parquet")
     answer_columns = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
     properties = set(answer_columns) - _NOT_FIELDS
     properties |= {name for name in _NOT_FIELDS & set(columns) if has_property(connection, name)}

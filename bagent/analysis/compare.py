@@ -111,7 +111,7 @@ def source_sql(name: str, folder: Path, stage: str | None) -> str:
     ``name`` identifies a row, ``nth`` numbers those of one name. ``answer_text`` is the answer, or
     the output of a row that no model answered.
     """
-    from bagent.duck import file_literal, literal
+    from bagent.duck import file_source, literal
 
     only = "" if stage is None else f" where stage = {literal(stage)}"
     label = "coalesce(id, 'row ' || row)"
@@ -120,7 +120,7 @@ def source_sql(name: str, folder: Path, stage: str | None) -> str:
         f" coalesce(text, output::varchar) as answer_text,"
         f" {label} as name, row_number() over"
         f" (partition by {label}, stage, answer order by row) as nth"
-        f" from read_parquet({file_literal(folder / 'results.parquet')}){only}"
+        f" from read_parquet({file_source(folder / 'results.parquet')}){only}"
     )
 
 

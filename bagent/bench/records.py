@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from bagent.duck import Access, connect, file_literal, literal
+from bagent.duck import Access, connect, file_source, literal
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
@@ -349,9 +349,7 @@ class BenchTables:
         columns, defaults = _columns(row_type), _defaults(row_type)
         listed = ", ".join(f'"{column}" {type_}' for column, type_ in columns.items())
         self.connection.execute(f"create table {name} ({listed})")
-        files = [
-            file_literal(path) for path in sorted(self._folder.glob(pattern)) if path.stat().st_size
-        ]
+        files = [path for path in sorted(self._folder.glob(pattern)) if path.stat().st_size]
         if not files:
             return
         selected = ", ".join(
@@ -359,7 +357,7 @@ class BenchTables:
             for column in columns
         )
         self.connection.execute(
-            f"insert into {name} select {selected} from read_json([{', '.join(files)}],"
+            f"insert into {name} select {selected} from read_json({file_source(*files)},"
             f" format='newline_delimited', columns={columns!r}, maximum_object_size=67108864)"
         )
 

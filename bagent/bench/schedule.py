@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from bagent.bench.records import Routing, Way
-from bagent.duck import Access, connect, file_literal
+from bagent.duck import Access, connect, file_source
 from bagent.errors import Position, UsageError
 from bagent.store.journal.segments import list_segments
 from bagent.store.run_dir import RunDir, find_run
@@ -36,7 +36,7 @@ _READERS = {
     ".parquet": "read_parquet({})",
 }
 _RAW = (
-    "read_json([{}], format='newline_delimited', ignore_errors=true, columns={{{}}}) "
+    "read_json({}, format='newline_delimited', ignore_errors=true, columns={{{}}}) "
     "where warmup is null"
 )
 
@@ -116,15 +116,14 @@ def _table(file: Path) -> str:
             hint=f"its name ends with {', '.join(_READERS)}",
             at=Position(file),
         )
-    return f"select * from {reader.format(file_literal(file))}"
+    return f"select * from {reader.format(file_source(file))}"
 
 
 def _raw(files: Sequence[Path], time: str) -> str:
     """Return the query of raw rows of bagent, the last of which may be torn."""
-    listed = ", ".join(map(file_literal, files))
     types = {time: "DOUBLE", INPUTS[0]: "BIGINT", OUTPUTS[0]: "BIGINT", "warmup": "BOOLEAN"}
     columns = ", ".join(f"{name}: '{type_}'" for name, type_ in types.items())
-    return f"select * from {_RAW.format(listed, columns)}"
+    return f"select * from {_RAW.format(file_source(*files), columns)}"
 
 
 def _query(source: Path, files: Sequence[Path], query: str) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from bagent.duck import (
     SqlError,
     column_type,
     connect,
-    file_literal,
+    file_source,
     literal,
     quoted,
     single_query,
@@ -129,7 +129,7 @@ def input_line(row: Row) -> bytes:
 
 
 def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
-    source = file_literal(table.path)
+    source = file_source(table.path)
     if not table.path.stat().st_size:
         return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
     options = f"format='newline_delimited', maximum_object_size={LONGEST_LINE}"
@@ -150,7 +150,7 @@ def _struct(types: Mapping[str, str]) -> str:
 
 
 def _stage(table: StageTable) -> str:
-    source = file_literal(table.path)
+    source = file_source(table.path)
     columns = [(name, column_type(kind)) for name, kind in table.columns]
     typed = [
         f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import NOTHING, Access, Setting, connect, file_literal, quoted
+from bagent.duck import NOTHING, Access, Setting, connect, file_source, quoted
 from bagent.errors import UsageError, WriteError
 from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunDir, RunInfo
@@ -84,9 +84,8 @@ def connect_tables(
     with connect(replace(access, files=files), settings=settings) as connection:
         manifests = [read_freshness(folder) for folder in folders]
         for table, group in paths.items():
-            listed = ", ".join(map(file_literal, group))
             by_name = ", union_by_name=true" if len(folders) > 1 else ""
-            source = f"read_parquet([{listed}]{by_name})"
+            source = f"read_parquet({file_source(*group)}{by_name})"
             is_json = {name for m in manifests for name in m.json_columns.get(table, ())}
             described = connection.execute(f"describe from {source}").fetchall()
             replaced = ", ".join(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.duck import Access, connect, file_literal
+from bagent.duck import Access, connect, file_source
 from bagent.errors import BagentError, UsageError
 from bagent.files import is_regular
 from bagent.store.journal.codec import decode_outcome_line
@@ -36,7 +36,7 @@ class ParquetInput:
         self._connection: DuckDBPyConnection = connect(
             Access(files=[results]), settings={"threads": 1}
         )
-        self._source = f"read_parquet({file_literal(results)})"
+        self._source = f"read_parquet({file_source(results)})"
         self._stage: str | None = None
         self._reached = -1
         self._rows: list[tuple[int, str | None, str]] = []

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bagent.duck import Access, connect, file_literal
+from bagent.duck import Access, connect, file_source
 from bagent.errors import UsageError
 from bagent.view.rows import PAGE_ROWS, RowKey
 from bagent.view.tables import QUERY_SECONDS, SETTINGS, stopped_after
@@ -83,7 +83,7 @@ def compare_runs(files: tuple[Path, Path], only: str, after: RowKey | None) -> C
         raise UsageError(f"{only} is no choice of rows", hint=", ".join(_CONDITIONS))
     sources = [
         f"(select stage, answer, id, row, {_NUMBER} as number, status, hash({_ANSWER}) as h"
-        f" from read_parquet({file_literal(path)}))"
+        f" from read_parquet({file_source(path)}))"
         for path in files
     ]
     with (
@@ -111,7 +111,7 @@ def compare_runs(files: tuple[Path, Path], only: str, after: RowKey | None) -> C
             or (0,) * 6
         )
         listed = _list(connection, _CONDITIONS[only], after)
-        _add_texts(connection, listed[:PAGE_ROWS], [file_literal(path) for path in files])
+        _add_texts(connection, listed[:PAGE_ROWS], [file_source(path) for path in files])
     last = listed[PAGE_ROWS - 1] if len(listed) > PAGE_ROWS else None
     return Comparison(
         both=counts[5],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
-from bagent.duck import Setting, file_literal
+from bagent.duck import Setting, file_source
 from bagent.errors import BagentError, UsageError
 from bagent.report.queries import ReportDb
 from bagent.store.query import connect_tables, has_fresh_tables, table_folders
@@ -75,7 +75,7 @@ class _OpenTables:
             # Its JSON is text: to search it, nothing has to be parsed.
             self.connection.execute(
                 f"create view {TEXT_RESULTS} as from read_parquet"
-                f"({file_literal(folders[0] / 'results.parquet')})"
+                f"({file_source(folders[0] / 'results.parquet')})"
             )
         except BaseException:
             self._stack.close()

@@ -56,6 +56,15 @@ def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
     assert bagent(count).lines() == [{"n": 5}]
 
 
+def test_a_folder_called_as_a_column_changes_no_column(bagent, job_dir):
+    run = make_run(job_dir / "model=x" / "status=y" / "run", [stored(0)]).path
+    columns = ["id", "status", "model"]
+    sql = f"select {', '.join(columns)} from results"
+    (row,) = bagent(["query", str(run), sql, "--format", "jsonl"]).lines()
+    assert row == {name: getattr(stored(0), name) for name in columns}
+    assert bagent(["results", str(run), "--format", "jsonl"]).lines()[0]["status"] == "ok"
+
+
 def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir):
     run = make_run(job_dir / "runs" / "bare", [stored(0)], parquet=False, duckdb=False)
     done = bagent(["query", "bare", "select count(*) as n from results", "--format", "jsonl"])

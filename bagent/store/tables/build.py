@@ -20,7 +20,7 @@ import duckdb
 import msgspec
 
 from bagent.batch_env import SCHEDULER_VARIABLES
-from bagent.duck import Access, connect, file_literal
+from bagent.duck import Access, connect, file_source
 from bagent.errors import BagentError, WriteError
 from bagent.files import write_atomic
 from bagent.store.journal.reader import JournalReader
@@ -344,12 +344,12 @@ class TableBuilder:
         return TableJob((copy,), check=self._check_of(results))
 
     def _answers_of(self, results: Path, part: Path) -> Copy:
-        source = f"read_parquet({file_literal(results)})"
+        source = f"read_parquet({file_source(results)})"
         return Copy("answers", schema.answers_select(self.columns.items(), source), part)
 
     def _check_of(self, results: Path) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
         """Return a check for integers too wide for the columns of answers; None if not needed."""
-        select = check_select(self.columns, f"read_parquet({file_literal(results)})")
+        select = check_select(self.columns, f"read_parquet({file_source(results)})")
 
         def check(connection: duckdb.DuckDBPyConnection) -> None:
             row = connection.execute(select or "").fetchone()

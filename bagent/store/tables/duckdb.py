@@ -14,7 +14,7 @@ from pathlib import Path
 
 import duckdb
 
-from bagent.duck import Access, connect, file_literal, literal, private_folder, quoted
+from bagent.duck import Access, connect, file_source, literal, private_folder, quoted
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.parquet import MemoryLimits, TableJob
 from bagent.store.tables.parquet_concat import ParquetConcat, count_rows
@@ -128,7 +128,7 @@ class DuckDBWriter:
         if self.database is None:
             return
         target = f"store.{quoted(table)}"
-        rows = f"FROM read_parquet({file_literal(part)})"
+        rows = f"FROM read_parquet({file_source(part)})"
         if table not in self._tables:
             described = self._con.execute(f"DESCRIBE {rows}").fetchall()
             is_json = frozenset(json_columns(table, self._info.answer_columns))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.duck import Access, connect, file_literal
+from bagent.duck import Access, connect, file_source
 from bagent.files import is_regular, read_regular
 from bagent.store.journal.segments import Stream, list_segments
 from bagent.store.run_dir import RunInfo
@@ -70,7 +70,7 @@ def _has_columns(
     import duckdb
 
     try:
-        described = connection.execute(f"DESCRIBE FROM read_parquet({file_literal(path)})")
+        described = connection.execute(f"DESCRIBE FROM read_parquet({file_source(path)})")
         columns = [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
     except duckdb.Error:
         return False

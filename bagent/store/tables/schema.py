@@ -14,7 +14,7 @@ import msgspec
 
 from bagent.duck import (
     column_type,
-    file_literal,
+    file_source,
     is_nested,
     literal,
     nested_value,
@@ -127,7 +127,7 @@ def read_json(path: Path, columns: dict[str, str], object_bytes: int) -> str:
     """
     types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
     return (
-        f"read_json({file_literal(path)}, format='newline_delimited', ignore_errors=true,"
+        f"read_json({file_source(path)}, format='newline_delimited', ignore_errors=true,"
         f" maximum_object_size={object_bytes}, columns={{{types}}})"
     )
 
