@@ -105,9 +105,11 @@ def test_check_shows_the_parameters_of_responses():
 def test_settings_of_chats_have_the_names_of_responses():
     sampling = {"temperature": 0, "reasoning_effort": "low", "logprobs": True, "top_logprobs": 2}
     choice = {"type": "function", "function": {"name": "weather"}}
-    asked = call(sampling=sampling, tools=(WEATHER,), extra={"tool_choice": choice})
+    extra = {"tool_choice": choice, "verbosity": "low"}
+    asked = call(sampling=sampling, tools=(WEATHER,), extra=extra)
     body = ask(RESPONSES, ModelAnswer(), calls=[asked]).server.body
     assert (body["reasoning"], body["top_logprobs"]) == ({"effort": "low"}, 2)
+    assert body["text"]["verbosity"] == "low"
     assert "message.output_text.logprobs" in body["include"]
     assert body["tool_choice"] == {"type": "function", "name": "weather"}
     assert body["tools"] == [{"type": "function", "strict": False, **WEATHER["function"]}]
@@ -149,7 +151,10 @@ def test_turns_become_chats_again():
         assistant_message(reply),
         {"role": "tool", "tool_call_id": "call_a", "content": "rain"},
     ]  # fmt: skip
-    back = chat_request({"input": input_items(messages), "instructions": "Be brief."})["messages"]
+    body = {"input": input_items(messages), "instructions": "Be brief."}
+    chat = chat_request({**body, "text": {"verbosity": "low"}})
+    assert chat["verbosity"] == "low"
+    back = chat["messages"]
     assert back[0] == {"role": "system", "content": "Be brief."}
     assert back[1] == messages[0]
     assert (back[2]["content"], back[2]["reasoning_content"]) == ("Let me look.", "One town.")

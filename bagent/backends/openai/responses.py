@@ -93,8 +93,9 @@ class ResponsesWriter(BodyWriter):
                 fields[LIMIT] = fields.pop(name)
         if "response_format" in fields:
             fields["text"] = {"format": text_format(fields.pop("response_format"))}
-        if "verbosity" in fields:
-            fields["text"] = {**fields.get("text", {}), "verbosity": fields.pop("verbosity")}
+        text = fields.get("text", {})
+        if "verbosity" in fields and isinstance(text, dict):
+            fields["text"] = {**text, "verbosity": fields.pop("verbosity")}
         if "reasoning_effort" in fields:
             fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
         if "tools" in fields:
