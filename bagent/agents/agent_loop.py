@@ -113,6 +113,8 @@ class Agent:
         if last.usage is not None:
             conversation.usage, conversation.attempts = last.usage, last.attempts
         conversation.summary_usage = last.summary_usage
+        if self._agent_plan.spending is not None:
+            self._agent_plan.spending.resume_conversation(unit, *conversation.spent())
         messages = list(first.request.messages or ())
         for turn in turns[:-1]:
             messages += turn.messages

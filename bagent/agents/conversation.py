@@ -449,8 +449,8 @@ class Conversation:
                 outcome.response = None  # it is of an earlier attempt
         return outcome
 
-    def _put_usage(self, outcome: Outcome) -> None:
-        """Put the tokens and the cost of all turns and summaries into ``outcome``."""
+    def spent(self) -> tuple[Usage, float | None]:
+        """Return the tokens and the dollars of all turns and summaries so far."""
         plan, usage, summaries = self.plan, self.usage, self.summary_usage
         cost = None if plan.price is None else plan.price(plan.settings.model, usage)
         if summaries is not None and plan.agent is not None:
@@ -459,6 +459,10 @@ class Conversation:
             if agent.summary_settings is not None and agent.summary_price is not None:
                 summary_cost = agent.summary_price(agent.summary_settings.model, summaries)
             cost = None if cost is None or summary_cost is None else cost + summary_cost
+        return usage, cost
+
+    def _put_usage(self, outcome: Outcome) -> None:
+        usage, cost = self.spent()
         outcome.prompt_tokens, outcome.cached_tokens = usage.prompt, usage.cached
         outcome.completion_tokens, outcome.reasoning_tokens = usage.completion, usage.reasoning
         outcome.cost_usd = cost

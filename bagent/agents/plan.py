@@ -88,6 +88,18 @@ class FirstToolCallTimer:
         return on_call
 
 
+class SpendingLog(Protocol):
+    """Counts what conversations cost while they run; ``unit`` names one."""
+
+    def resume_conversation(self, unit: int, usage: Usage, cost_usd: float | None) -> None:
+        """Note what earlier starts spent on a conversation."""
+        ...
+
+    def spend(self, unit: int, usage: Usage, cost_usd: float | None) -> None:
+        """Note what a conversation has cost so far, earlier starts included."""
+        ...
+
+
 def _nothing(unit: int) -> list[Turn]:
     return []
 
@@ -118,6 +130,8 @@ class AgentPlan(msgspec.Struct, eq=False):
     """Writes text to the run's log."""
     fail_on_tool: bool = False
     """A failed tool ends its row."""
+    spending: SpendingLog | None = None
+    """Counts what each turn cost."""
     streaming: StreamPolicy | None = None
     """Says which turns are streamed; None: as the stage's plan says."""
 

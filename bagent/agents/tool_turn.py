@@ -12,6 +12,7 @@ from bagent.agents.conversation import Conversation
 from bagent.agents.plan import AgentPlan
 from bagent.backends.messages import assistant_message
 from bagent.clocks import unix
+from bagent.store.journal.codec import unit_of
 from bagent.text.json import decode_json, encode_json
 from bagent.tools import CallContext, ToolResult
 from bagent.types import Json, Message, Reply, ToolCall, ToolRecord, Turn
@@ -330,8 +331,11 @@ class ToolTurnRunner:
     def write_turn(
         self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()
     ) -> None:
-        """Write a turn, complete or not."""
-        unit = self.key
+        """Write a turn, complete or not, and count what it cost."""
+        unit, spending = self.key, self._agent.spending
+        if spending is not None:
+            name = unit_of(int(unit.key, 16), unit.stage, unit.answer)
+            spending.spend(name, *self._conversation.spent())
         self._agent.log.write_turn(
             Turn(
                 unit.key,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from bagent.observe.error_groups import ErrorGroups
 from bagent.observe.snapshot import (
@@ -23,9 +23,9 @@ from bagent.observe.snapshot import (
     TokenTotals,
     current_rates,
 )
-from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of
+from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of, unit_of
 from bagent.store.totals import Totals
-from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
+from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Usage
 
 
 def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
@@ -178,7 +178,40 @@ class _Sum(Generic[N]):
 
     def total_of(self, answers: int) -> N | None:
         """Return the sum, None where none of ``answers`` values was known."""
-        return self.total if self.unknown < answers else None
+        return self.total if self.total or self.unknown < answers else None
+
+
+class _Spent(NamedTuple):
+    """What an unfinished conversation has cost, as far as it is known or counted."""
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int
+    cost_usd: float
+
+    def minus(self, other: _Spent) -> _Spent:
+        """Return what was spent beyond ``other``."""
+        return _Spent(
+            self.prompt - other.prompt,
+            self.cached - other.cached,
+            self.completion - other.completion,
+            self.reasoning - other.reasoning,
+            self.cost_usd - other.cost_usd,
+        )
+
+
+_NOTHING_SPENT = _Spent(0, 0, 0, 0, 0.0)
+
+
+def _spent(usage: Usage, cost_usd: float | None) -> _Spent:
+    return _Spent(
+        usage.prompt or 0,
+        usage.cached or 0,
+        usage.completion or 0,
+        usage.reasoning or 0,
+        cost_usd or 0.0,
+    )
 
 
 class RunCounters:
@@ -212,6 +245,8 @@ class RunCounters:
         "_last",
         "_no_counts",
         "_not_valid",
+        "_open",
+        "_outcomes_cost",
         "_pending",
         "_prompt",
         "_reasoning",
@@ -248,6 +283,9 @@ class RunCounters:
         self._prompt, self._cached, self._completion, self._reasoning = (_Sum(0) for _ in range(4))
         self._cost = _Sum(0.0)
         self._cost_squares = 0.0
+        self._outcomes_cost = 0.0
+        self._open: dict[int, _Spent] = {}
+        """Unfinished conversations: what is counted of them, or was by earlier starts."""
         self._valid = self._not_valid = 0
         self._requests = self._tries = self._retries = self._throttled = 0
         self._group: str | None = None
@@ -274,6 +312,36 @@ class RunCounters:
         if len(self._pending) >= _FOLD_AT:
             self._fold()
 
+    def resume_conversation(self, unit: int, usage: Usage, cost_usd: float | None) -> None:
+        """Note what earlier starts spent on a conversation."""
+        self._open[unit] = _spent(usage, cost_usd)
+
+    def spend(self, unit: int, usage: Usage, cost_usd: float | None) -> None:
+        """Count what a conversation has cost so far, less what was counted."""
+        spent = _spent(usage, cost_usd)
+        before = self._open.get(unit, _NOTHING_SPENT)
+        self._open[unit] = spent
+        now = self._clock()
+        if now >= self._window.until:
+            self._fold()
+            self._window.turn(now)
+        self._count_spent(spent.minus(before))
+
+    def _count_spent(self, spent: _Spent) -> None:
+        self._prompt.total += spent.prompt
+        self._cached.total += spent.cached
+        self._completion.total += spent.completion
+        self._reasoning.total += spent.reasoning
+        self._cost.total += spent.cost_usd
+        self._window.add(0, spent.prompt, spent.completion)
+
+    def _close_conversations(self, answers: list[Outcome]) -> None:
+        """Take back what was counted of conversations that have ended, before they are counted."""
+        for o in answers:
+            before = self._open.pop(unit_of(int(o.key, 16), o.stage, o.answer), None)
+            if before is not None:
+                self._count_spent(_NOTHING_SPENT.minus(before))
+
     def _fold(self) -> None:
         """Add up the pending rows by column, which takes half the time of row by row."""
         rows = self._pending
@@ -284,6 +352,8 @@ class RunCounters:
         answers = [o for o in rows if o.status == "ok" and o.copied_from is None]
         if len(answers) < len(rows):
             answers = self._sift(rows)
+        if self._open:
+            self._close_conversations(answers)
         prompts = [o.prompt_tokens for o in answers]
         completions = [o.completion_tokens for o in answers]
         if None in prompts or None in completions:
@@ -299,7 +369,7 @@ class RunCounters:
         self._cached.add([o.cached_tokens for o in answers])
         self._reasoning.add([o.reasoning_tokens for o in answers])
         costs = [o.cost_usd for o in answers]
-        self._cost.add(costs)
+        self._outcomes_cost += self._cost.add(costs)
         self._cost_squares += sum(cost * cost for cost in costs if cost is not None)
         first_tries = [o.first_try_valid for o in answers]
         self._valid += first_tries.count(True)
@@ -417,7 +487,13 @@ class RunCounters:
         """Return the range of the cost of this start at its end."""
         if self._cost.unknown or not to_do:
             return None
-        return cost_range(self._cost.total, self._cost_squares, self._answers, to_do)
+        mean = self._outcomes_cost, self._cost_squares, self._answers
+        at_end = cost_range(*mean, to_do)
+        if at_end is None:
+            return None
+        # Conversations of several starts, and those that have not ended.
+        other = self._cost.total - self._outcomes_cost
+        return at_end[0] + other, at_end[1] + other
 
     def _this_start(self) -> StartCounts:
         own = Totals.of(self._codes)

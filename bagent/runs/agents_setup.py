@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.agents.plan import AgentPlan, StagePlan, StreamPolicy
+from bagent.agents.plan import AgentPlan, SpendingLog, StagePlan, StreamPolicy
 from bagent.backend_kinds import TRAITS
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
@@ -42,6 +42,7 @@ class AgentSetup:
         env: the environment of the run.
         stop: gets the stop of the run where agent programs can no longer be served.
         log_text: writes a detail into ``run.log``.
+        spending: counts what conversations cost while they run.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class AgentSetup:
         env: Mapping[str, str],
         stop: asyncio.Future[Stop],
         log_text: Callable[[str], None],
+        spending: SpendingLog,
     ) -> None:
         self._store = store
         self._stack = stack
         self._env = env
         self._stop = stop
         self._log_text = log_text
+        self._spending = spending
         self._turns: TurnIndex | None = None
 
     async def open(self, job: Job) -> ToolExecutor | None:
@@ -107,6 +110,7 @@ class AgentSetup:
             shares=not any(tools.has_side_effects(name) for name in tools.names),
             log_text=self._log_text,
             fail_on_tool=spec.on_tool_failure == "fail",
+            spending=self._spending,
             streaming=StreamPolicy() if job.stream == "auto" else None,
         )
 

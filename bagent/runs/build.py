@@ -257,6 +257,7 @@ async def build_run(
         context.options.env,
         resolver.stop_requested,
         services.messages.log,
+        services.spending,
     )
     tools = [None if r.kind == "embed" else await agents.open(r.job) for r in requests]
     resolved = await _find_servers(context, requests, resolver)

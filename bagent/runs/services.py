@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagent.agents.plan import StagePlan
+from bagent.agents.plan import SpendingLog, StagePlan
 from bagent.errors import BagentError
 from bagent.fleet.limits.account import Account
 from bagent.observe import Progress, RunLog
@@ -104,6 +104,8 @@ class RunServices:
     emit: Emit
     """Takes outcomes."""
     messages: RunMessages
+    spending: SpendingLog
+    """Counts what conversations cost while they run."""
     gate: Callable[[], Awaitable[None]]
     """Waits for the reader of the outcomes."""
     accounts: dict[str, Account] = field(default_factory=dict)

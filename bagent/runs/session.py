@@ -158,6 +158,7 @@ class RunSession:
             on_sample=self._on_sample,
             emit=self._emit,
             messages=self._messages,
+            spending=self._counters,
             gate=self._wait_for_reader,
         )
 

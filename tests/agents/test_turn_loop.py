@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
 from support.agent_jobs import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
-from support.replies import delta, ok, ok_tools, stream, tool_call
+from support.replies import delta, gated, ok, ok_tools, stream, tool_call
 
 
 def finished(bagent, job_dir, code=0):
@@ -233,3 +234,31 @@ def test_returning_agents_have_priority_and_cached_tokens_are_recorded_by_turn(j
     attempts = parquet(job_dir / "runs/job", "attempts")
     found = {(one["turn"], one["cached_tokens"]) for one in attempts}
     assert found == {(1, None), (2, 64), (3, 64)}
+
+
+def test_each_start_counts_the_tokens_and_the_cost_of_its_own_turns(job_dir, bagent):
+    def spent(done):
+        (event,) = (
+            e for line in done.err.splitlines() if (e := json.loads(line))["event"] == "end"
+        )
+        tokens = event["tokens"]
+        counts = tokens["prompt"]["total"], tokens["completion"]["total"]
+        return *counts, round(event["cost_usd"], 9)
+
+    one = calls(("add", '{"a":1,"b":2}'), usage={"prompt_tokens": 10, "completion_tokens": 2})
+    last = ok("3", usage={"prompt_tokens": 30, "completion_tokens": 4})
+    command = ["run", "job.yaml", "--progress", "json"]
+    stop_file = job_dir / "runs" / "job" / "stop"
+    with FakeServer({"*": [one, gated(ok("never"))]}) as fs:
+        agent_job(job_dir, fs.url, prices={"input": 1, "output": 1}, agent={"max_turns": 3})
+        stop = threading.Thread(target=lambda: (fs.wait_for(2), stop_file.touch()))
+        stop.start()
+        first = bagent(command)
+        stop.join()
+        fs.set_script({"*": [last]})
+        second = bagent(command)
+    assert (first.code, second.code) == (75, 0)
+    assert spent(first) == (10, 2, 12e-6), "of a turn of a row that has not ended"
+    assert spent(second) == (30, 4, 34e-6)
+    row = results_by_id(job_dir)["r1"]
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (40, 6)
