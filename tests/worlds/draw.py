@@ -96,6 +96,7 @@ def _job(random: Random) -> JobSpec:
         retries=random.choice([0, 1, 2, 2, 5]),
         concurrency=random.choice([1, 2, 4, 8, 8, "auto"]),
         per_endpoint=random.choice(["auto", "auto", 1, 3]),
+        temperature=random.choice([0.0, 0.0, 0.7]),
         hedge=random.choice(["off", "off", "off", "off", "auto", 2.0]),
         truncated=random.choice(["fail", "fail", "accept"]),
         allow_failures=random.choice([0, 0, 0, 2]),
@@ -161,17 +162,19 @@ def _events(random: Random, starts: int) -> tuple[Event, ...]:
     for start in range(starts):
         kind = random.choice(
             ["kill", "kill-at-call", "kill-at-call", "kill-at-call", "power", "power-at-call",
-             "term", "int", "full", "short", "sync-fails", "stop-file", "rival", "edit",
+             "term", "int", "full", "tight", "short", "sync-fails", "stop-file", "rival", "edit",
              "edit-back"]
         )  # fmt: skip
         at = round(random.uniform(0.0, random.choice([0.5, 6.0])), 2)
         until = 0.0
         if kind.endswith("-at-call") or kind == "rival":
             at = round(random.uniform(1, 60), 2)
-        elif kind in ("full", "short", "sync-fails"):
+        elif kind in ("full", "tight", "short", "sync-fails"):
             until = at + random.choice([0.1, 1.0, 1000.0])
         elif kind.startswith("edit"):
             at = float(edited)
+            if kind == "edit" and random.random() < 0.5:
+                events.append(Event(start + random.choice([1, 1, 2]), "edit-back", at))
             if start and random.random() < 0.3:
                 events.append(Event(start, "kill-at-call", round(random.uniform(1, 60), 2)))
         events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
@@ -214,9 +217,9 @@ def _late_rows(seed: int, random: Random) -> World:
 def _long_illness(seed: int, random: Random) -> World:
     """One server is ill for a long time, while another has work for longer."""
     begin = random.choice([0.0, 2.0])
-    ill = Window(begin, begin + random.choice([40.0, 100.0]), random.choice(_WINDOWS))
-    rows = tuple(RowSpec(f"r{number}", seconds=8.0) for number in range(60))
-    job = JobSpec(concurrency=random.choice([2, 3]), per_endpoint=2)
+    ill = Window(begin, begin + 40.0, random.choice(_WINDOWS))
+    rows = tuple(RowSpec(f"r{number}", seconds=5.0) for number in range(50))
+    job = JobSpec(concurrency=2)
     return World(seed, job, rows, (EndpointSpec(), EndpointSpec(windows=(ill,))))
 
 

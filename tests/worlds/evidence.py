@@ -15,7 +15,7 @@ Invariant = Callable[[History], Problems]
 
 INVARIANTS: list[Invariant] = []
 
-DISK = frozenset({"full", "short", "sync-fails"})
+DISK = frozenset({"full", "short", "tight", "sync-fails"})
 ORDERLY = (0, 1, 75, 76)
 """Exit codes after which all is written."""
 
@@ -65,17 +65,16 @@ def is_due(history: History, start: Start, row: int, result: dict[str, Any]) -> 
     """Return whether a start has to send a row again that had this result before it."""
     if version_of(history, row, result) != start.versions.get(row, 0):
         return True
-    if not is_failed(history, result):
-        return False
-    kind = result["error_kind"]
-    if "retry" in start.options:
-        names = start.options["retry"].split(",")
-        return bool({"all", kind, result["status"]} & set(names))
-    if start.options.get("skip_failed"):
+    kind, failed = result["error_kind"], is_failed(history, result)
+    if "retry" in start.options and result["status"] != "ok":
+        names = set(start.options["retry"].split(","))
+        return ("all" in names and failed) or bool({kind, result["status"]} & names)
+    if not failed or start.options.get("skip_failed"):
         return False
     codes = {earlier.code for earlier in history.starts[: start.number]}
     if codes & {0, 1}:
-        return kind in PASSING_KINDS | EXTERNAL_KINDS
+        varies = kind == "schema" and history.world.job.temperature > 0
+        return varies or kind in PASSING_KINDS | EXTERNAL_KINDS
     return kind in PASSING_KINDS or (76 in codes and kind == "auth")
 
 
@@ -126,6 +125,12 @@ def is_answer(sent: Sent) -> bool:
     """Return whether a request was answered well, for all its rows."""
     replies = sent.replies or (sent.reply,)
     return all(base_kind(reply) in ("ok", "usage", "slow") for reply in replies)
+
+
+def answers_row(sent: Sent, row: int) -> bool:
+    """Return whether a request was answered well for one of its rows."""
+    replies = dict(zip(sent.rows, sent.replies or (sent.reply,) * len(sent.rows), strict=True))
+    return sent.status == 200 and base_kind(replies[row]) in ("ok", "usage", "slow")
 
 
 def may_lose_requests(history: History) -> bool:

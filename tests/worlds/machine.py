@@ -56,8 +56,9 @@ class Machine:
         self.on_call: tuple[int, Callable[[], None]] | None = None
         """Something that happens between two calls."""
         self.faults: list[tuple[str, float, float]] = []
-        """Faults of the disk: ``full``, ``short`` (writes are short, but go on) or ``sync-fails``,
-        with their begin and end."""
+        """Faults of the disk: ``full``, ``tight`` (it has ``room`` bytes), ``short`` (writes are
+        short, but go on) or ``sync-fails``, with their begin and end."""
+        self.room = 0
         self.dead = False
         self.pid = self._newest_pid = 4000
         self.alive: set[int] = set()
@@ -155,7 +156,8 @@ class Machine:
                 raise Died
             if self.has("full") and not Path(path).exists():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-            if "/journal/rows-" in os.fspath(path) and not Path(path).exists():
+            synced = "/journal/rows-" in os.fspath(path) or "/journal/turns-" in os.fspath(path)
+            if synced and not Path(path).exists():
                 self._new.add(os.fspath(path))
         descriptor = int(real(path, flags, *args, **options))
         self._paths[descriptor] = os.fspath(path)
@@ -186,6 +188,11 @@ class Machine:
             if not part or self.calls % 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             data = part
+        elif self.has("tight"):
+            data = bytes(data)[: self.room]
+            self.room -= len(data)
+            if not data:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         elif self.has("short") and len(data) > 1:
             data = bytes(data)[: len(data) // 2]
         written = int(self._real["write"](descriptor, data))
@@ -205,8 +212,10 @@ class Machine:
         if descriptor in self._paths and self._enter(descriptor):
             self.kill()
             raise Died
-        self._real["ftruncate"](descriptor, size)
         path = self._paths.get(descriptor)
+        if path is not None:
+            self.room += os.fstat(descriptor).st_size - size
+        self._real["ftruncate"](descriptor, size)
         if path is not None:
             self._synced[path] = min(size, self._synced.get(path, 0))
             self._sizes[path] = size

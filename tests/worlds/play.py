@@ -24,6 +24,7 @@ import msgspec
 
 from bagent.errors import BagentError, OwnedError
 from bagent.observe.progress import NoProgress
+from bagent.runs import session
 from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
@@ -31,7 +32,7 @@ from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
 from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
-from bagent.store.results import ResultQuery, RunSummary, iter_results, summary
+from bagent.store.results import ResultQuery, iter_results
 from bagent.store.run_dir import RunDir
 from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
@@ -40,6 +41,12 @@ from worlds.spec import Event, World
 
 REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
+
+TICK_SECONDS = 0.5
+"""Seconds between two ticks of a run, twice as many as outside: they take a third of the CPU."""
+
+ROOM = 3000
+"""Bytes that a tight disk has room for."""
 
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
@@ -83,8 +90,6 @@ class Start:
     info: dict[str, Json] = field(default_factory=dict)
     status: dict[str, Json] = field(default_factory=dict)
     """What ``bagent status`` says after it."""
-    summary: RunSummary = field(default_factory=RunSummary)
-    """What the library counts after it."""
     two_owners: bool = False
     traceback: str = ""
     calls: int = 0
@@ -155,6 +160,7 @@ class Player:
             mock.patch.object(gc, "unfreeze", lambda: None),
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
+            mock.patch.object(session, "TICK_SECONDS", TICK_SECONDS),
             mock.patch.dict(_OPEN_DEFAULTS, self._segment_bytes()),
             warnings.catch_warnings(),
         ):
@@ -196,7 +202,7 @@ class Player:
             "model": MODEL,
             "input": "rows.jsonl",
             "prompt": {"user": "<<{{ n }}v{{ v }}>> {{ text }}"},
-            "sampling": {"temperature": 0, "max_tokens": 64},
+            "sampling": {"temperature": world.job.temperature, "max_tokens": 64},
             "batching": {"mode": "single"},
             "dedupe": False,
             "limits": {
@@ -350,7 +356,8 @@ class Player:
                 machine.on_call = int(event.at), self._lose_power
             elif event.kind == "rival":
                 machine.on_call = int(event.at), lambda: self._start_rival(start)
-            elif event.kind in ("full", "short", "sync-fails"):
+            elif event.kind in ("full", "short", "tight", "sync-fails"):
+                machine.room = ROOM
                 began = start.began
                 machine.faults.append((event.kind, began + event.at, began + event.until))
 
@@ -444,7 +451,6 @@ class Player:
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
         run = RunDir(self._run)
         start.status = describe(run, start.reports.append)
-        start.summary = summary(self._run, start.reports.append, run.load_or_report(lambda _: None))
 
 
 _OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-defined]

@@ -33,6 +33,9 @@ LONGEST_INTERVAL = 30.0
 LONGEST_SILENCE = 60.0
 """Seconds after which a server that is well again is asked something, at most."""
 
+LONGEST_DOWN = 6.5
+"""Seconds between two probes of a server that refuses connections, at most, with their own time."""
+
 SHORT_RECOVERY = 2.0
 """Seconds of health that nobody has to notice."""
 
@@ -81,7 +84,7 @@ def the_slower_copy_is_cancelled(history: History) -> Problems:
                 if first.done is None or not is_answer(first):
                     continue
                 for other in requests:
-                    over = start.ended if other.over is None else other.over
+                    over = min(start.ended, start.ended if other.over is None else other.over)
                     if other is not first and _runs(other, first.done) and over > first.done + 0.1:
                         yield f"row {row} was answered at {first.done}, its copy ran until {over}"
 
@@ -102,10 +105,11 @@ def a_late_row_is_copied(history: History) -> Problems:
         rows = sent_by_row(history, start.number)
         all_sent = max((requests[0].at for requests in rows.values()), default=0.0)
         for row, requests in rows.items():
-            at = max(requests[0].at + float(hedge), all_sent) + 1.0
-            if _runs(requests[0], at) and not any(
-                sum(_runs(sent, at) for sent in others) > 1 for others in rows.values()
-            ):
+            due = max(requests[0].at + float(hedge), all_sent)
+            at = due + 1.0
+            copies = [sent for others in rows.values() for sent in others[1:]]
+            others = [sent for sent in copies if sent.at <= at and (sent.over or at) >= due]
+            if _runs(requests[0], at) and not others:
                 yield f"row {row} was sent at {requests[0].at} and had no copy at {at}"
 
 
@@ -270,10 +274,14 @@ def waits_grow(history: History) -> Problems:
 @invariant
 def retries_do_not_wait_needlessly(history: History) -> Problems:
     """On healthy servers a retry comes within its backoff, or soon after its Retry-After, of which
-    120 s count."""
+    120 s count; a 429 makes all rows wait, and several slow them down."""
     if not is_simple(history):
         return
     for start in history.starts:
+        refusals = [s for s in sent_in(history, start.number) if base_kind(s.reply) == "429"]
+        if len(refusals) > 1:
+            continue
+        pause = max((min(sent.retry_after or 0.0, 120.0) for sent in refusals), default=0.0)
         for row, requests in sent_by_row(history, start.number).items():
             for number, (first, second) in enumerate(pairwise(requests)):
                 over = first.over
@@ -282,7 +290,7 @@ def retries_do_not_wait_needlessly(history: History) -> Problems:
                 longest = 3.0 * min(30.0, 0.5 * 2.0 ** (number + 1)) + 5.0
                 if first.retry_after is not None:
                     longest += 1.2 * min(first.retry_after, 120.0)
-                longest += work_seconds(history)
+                longest += work_seconds(history) + 1.2 * pause
                 if second.at - over > longest:
                     yield f"row {row}: {first.reply} at {over}, sent again at {second.at}"
 
@@ -340,6 +348,24 @@ def a_server_is_asked_again(history: History) -> Problems:
                     continue
                 if not any(end <= at <= due for at in asked):
                     yield f"server {index} was well at {end}, and was not asked until {due}"
+
+
+@invariant
+def a_server_that_is_down_is_asked_again_soon(history: History) -> Problems:
+    """A server that refuses connections is asked every 5 s: it may be started at any time."""
+    for start in history.starts:
+        if start.suspended or start.woken or events_of(history, start.number) & {"hosts"}:
+            continue
+        for index, endpoint in enumerate(history.world.endpoints):
+            for window in endpoint.windows:
+                begin, end = max(window.begin, start.began), min(window.end + 6.0, start.ended)
+                if window.kind != "down" or window.begin > start.ended:
+                    continue
+                asked = [at for at, server in history.network.asked_at if server == index]
+                asked = [at for at in asked if begin <= at < window.end]
+                for first, second in pairwise([*asked, end]):
+                    if second - first > LONGEST_DOWN:
+                        yield f"server {index}, down, was asked at {first} and at {second}"
 
 
 @invariant

@@ -9,6 +9,7 @@ from worlds.clock import EPOCH
 from worlds.evidence import (
     DISK,
     Problems,
+    answers_row,
     before,
     events_of,
     has_opened,
@@ -111,7 +112,7 @@ def outcomes_count_their_attempts(history: History) -> Problems:
         for row, result in new_results(history, start).items():
             requests = sent.get(row, [])
             if result["status"] == "ok" and result["endpoint"] is not None:
-                answers = [sent for sent in requests if sent.status == 200 and is_answer(sent)]
+                answers = [sent for sent in requests if answers_row(sent, row)]
                 first = min(answers, key=lambda sent: sent.done or 0.0, default=None)
                 named = f"server{first.endpoint}:8000" if first else "none"
                 if result["endpoint"] != named:

@@ -47,15 +47,15 @@ class Event:
     """The number of the start."""
     kind: Literal[
         "term", "int", "kill", "kill-at-call", "power", "power-at-call", "full", "short",
-        "sync-fails", "hosts", "stop-file", "rival", "edit", "edit-back", "suspend",
+        "tight", "sync-fails", "hosts", "stop-file", "rival", "edit", "edit-back", "suspend",
     ]  # fmt: skip
     at: float
     """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call;
     for ``edit`` and ``edit-back`` the number of the row that gets a new text, or the one before it,
     before the start."""
     until: float = 0.0
-    """When a fault of the disk ends, or when the same command is given again while the process is
-    suspended; it wakes up once that start has ended."""
+    """When a fault of the disk ends (``tight``: it has room for a few lines only), or when the same
+    command is given again while the process is suspended; it wakes up once that start has ended."""
     hosts: tuple[int, ...] = ()
     """Numbers of the endpoints that a rewritten hostfile lists; with none it is empty."""
 
@@ -72,6 +72,7 @@ class JobSpec:
     per_endpoint: int | str = "auto"
     timeout: float = 20.0
     """Longest time of one request."""
+    temperature: float = 0.0
     hedge: float | str = "off"
     truncated: Literal["fail", "accept"] = "fail"
     allow_failures: int = 0
