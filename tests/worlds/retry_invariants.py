@@ -358,13 +358,12 @@ def a_server_that_is_down_is_asked_again_soon(history: History) -> Problems:
             continue
         for index, endpoint in enumerate(history.world.endpoints):
             for window in endpoint.windows:
-                begin, end = max(window.begin, start.began), min(window.end + 6.0, start.ended)
-                if window.kind != "down" or window.begin > start.ended:
+                if window.kind != "down":
                     continue
                 asked = [at for at, server in history.network.asked_at if server == index]
-                asked = [at for at in asked if begin <= at < window.end]
-                for first, second in pairwise([*asked, end]):
-                    if second - first > LONGEST_DOWN:
+                asked = [at for at in asked if max(window.begin, start.began) <= at < start.ended]
+                for first, second in pairwise([*asked, start.ended]):
+                    if first < window.end and second - first > LONGEST_DOWN:
                         yield f"server {index}, down, was asked at {first} and at {second}"
 
 

@@ -116,3 +116,16 @@ def test_a_late_row_of_the_idlest_server_is_copied():
             endpoints=(EndpointSpec(), EndpointSpec()),
         )
     )
+
+
+def test_a_start_syncs_all_segments_that_a_killed_one_wrote():
+    """It synced the last segment only, so a loss of power took rows of those before it."""
+    holds(
+        World(
+            seed=9,
+            job=JobSpec(segment_bytes=300),
+            rows=(RowSpec("r0"), RowSpec("r1"), RowSpec("r2"), RowSpec("r3", replies=("slow:4",))),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "kill", 1.05), Event(1, "power", 0.01)),
+        )
+    )

@@ -24,6 +24,9 @@ from bagent.store.journal.segments import (
 
 _UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
+UNSYNCED_SECONDS = 10.0
+"""A segment that was written so long before the last one has been synced for sure."""
+
 
 class SegmentWriter:
     """Appends complete lines to the segments of one stream; the last one is open."""
@@ -50,6 +53,7 @@ class SegmentWriter:
         segments = list_segments(self.journal, self.stream, self.part)
         if segments:
             self.number = segments[-1].number
+            self._retire_recent(segments)
             mend_tail(segments[-1].path, report)
             size = segments[-1].path.stat().st_size
             descriptor = self._open(self.number, 0)
@@ -59,6 +63,14 @@ class SegmentWriter:
             self.retired.append(descriptor)
         if eager:
             self.begin_next()
+
+    def _retire_recent(self, segments: list[Segment]) -> None:
+        """Have the next sync include full segments that a killed start may not have synced."""
+        newest = segments[-1].path.stat().st_mtime
+        for segment in reversed(segments[:-1]):
+            if newest - segment.path.stat().st_mtime > UNSYNCED_SECONDS:
+                return
+            self.retired.append(self._open(segment.number, 0))
 
     def begin_next(self) -> None:
         """Begin the next segment; the one before it is closed at the next sync.
