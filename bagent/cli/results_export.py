@@ -100,15 +100,22 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
-    from bagent.store.tables.masking import masked_answers, masked_columns
+    from bagent.store.tables.masking import MASK, masked_answers, masked_columns
+    from bagent.store.tables.schema import RESULTS
 
     names = request.json_columns if request.form == "jsonl" else request.names
     source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
     hidden = masked_columns(request.redact)
+    answers: Columns = {}
+    if request.form in ("csv", "table") or request.where or not request.only_results:
+        answers, source = _with_answers(connection, request.runs)
+        masked = masked_answers(request.redact) & answers.keys()
+        hidden |= {answers[name]: f"case when status = 'ok' then {MASK} end" for name in masked}
     if request.form in ("csv", "table") or not request.only_results:
-        answers, source = _with_answers(connection, masked_answers(request.redact), request.runs)
         selected = _columns(request, connection, answers)
-    filtered = f"select * from {source}{_condition(request)}{_order(request)}"
+    elif not names:
+        selected = ", ".join(map(quoted, RESULTS))
+    filtered = f"select * from {source}{_condition(request, connection, source, answers)}{_order(request)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
         filtered = f"select * replace ({replaced}) from ({filtered})"
@@ -128,10 +135,26 @@ def _json_as_text(sql: str, connection: Any) -> str:
     return f"select * replace ({replaced}) from ({sql})"
 
 
-def _condition(request: ResultsRequest) -> str:
-    from bagent.duck import literal
+def _condition(request: ResultsRequest, connection: Any, source: str, answers: Columns) -> str:
+    """Return the ``where`` clause of the options, or an empty text.
 
-    parts = [f"({request.where}\n)"] if request.where else []
+    Raises:
+        UsageError: ``--where`` names a column that is not there.
+    """
+    import duckdb
+
+    from bagent.duck import literal
+    from bagent.store.tables.conditions import condition_on_fields
+
+    parts = []
+    if request.where:
+        fields = {**_input_fields(connection), **answers}
+        parts.append(condition_on_fields(request.where, fields))
+        try:
+            connection.execute(f"explain select * from {source} where {parts[0]}")
+        except duckdb.BinderException as error:
+            hint = ", ".join(["columns of results", *fields])
+            raise UsageError(f"--where: {str(error).splitlines()[0]}", hint=hint) from None
     for column, chosen in (("status", request.statuses), ("stage", request.stages)):
         if chosen:
             parts.append(f"{column} in ({', '.join(map(literal, sorted(chosen)))})")
@@ -190,26 +213,20 @@ Columns = dict[str, str]
 """Names of columns, each with the SQL of its value."""
 
 
-def _with_answers(
-    connection: Any, hidden: frozenset[str], runs: Sequence[RunDir]
-) -> tuple[Columns, str]:
+def _with_answers(connection: Any, runs: Sequence[RunDir]) -> tuple[Columns, str]:
     """Return the typed columns of the answers, and SQL of ``results`` that has their values.
 
     ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by position:
     an id may be there twice, or not at all.
     """
     from bagent.duck import literal
-    from bagent.store.tables.masking import MASK
 
     described = connection.execute("describe answers").fetchall()
     kinds = {str(name): str(kind) for name, kind, *_ in described}
     typed = [name for name in kinds if name not in ("id", "stage", "answer")]
     if not typed:
         return {}, "results"
-    values = ", ".join(
-        f"{MASK if name in hidden else _cell(name, kinds[name])} as value{n}"
-        for n, name in enumerate(typed)
-    )
+    values = ", ".join(f"{_cell(name, kinds[name])} as value{n}" for n, name in enumerate(typed))
     infos = [run.load_or_report(lambda _: None) for run in runs]
     stages = dict.fromkeys(stage for info in infos if info for stage in info.stages)
     order = ", ".join(map(literal, stages))
@@ -303,10 +320,10 @@ def _input_fields(connection: Any) -> Columns:
     from bagent.duck import literal
 
     rows = connection.execute(
-        "select distinct unnest(json_keys(input)) from"
-        " (select input from results where json_type(input) = 'OBJECT' limit 1000)"
+        "select json_keys(input) from results where json_type(input) = 'OBJECT' limit 1000"
     ).fetchall()
-    return {name: f"input ->> {literal(_pointer(name))}" for (name,) in sorted(rows)}
+    names = dict.fromkeys(name for (keys,) in rows for name in keys)
+    return {name: f"input ->> {literal(_pointer(name))}" for name in names}
 
 
 def _pointer(name: str) -> str:
@@ -321,7 +338,7 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
 
     rows = plain_rows(cursor, raw_json=False)
     if request.form == "csv":
-        rows = _checked_for_excel(rows) if request.excel else rows
+        rows = _checked_for_excel(head, rows) if request.excel else rows
         lines = csv_lines(head, rows, guard_formulas=request.excel)
         if request.excel:
             lines = chain(["\ufeff" + next(lines)], lines)
@@ -344,15 +361,23 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
         typer.echo(f"the first {limit} rows; --limit N shows more", err=True)
 
 
-def _checked_for_excel(rows: Iterator[Any]) -> Iterator[Any]:
+def _checked_for_excel(head: list[str], rows: Iterator[Any]) -> Iterator[Any]:
     """Yield the rows, and warn at their end of cells that are too long for Excel."""
-    too_long = 0
-    for row in rows:
-        too_long += sum(len(cell_text(value)) > EXCEL_CELL for value in row)
+    too_long: list[tuple[str, str]] = []
+    count = 0
+    for number, row in enumerate(rows, 1):
+        for name, value in zip(head, row, strict=True):
+            if len(cell_text(value)) > EXCEL_CELL:
+                count += 1
+                row_id = cell_text(row[head.index("id")]) if "id" in head else ""
+                too_long = too_long or [(name, row_id or str(number))]
         yield row
-    if too_long:
-        cells = counted(too_long, "cell")
-        log(f"{cells} longer than {EXCEL_CELL:,} characters: Excel cuts or splits such text")
+    for name, row_id in too_long:
+        log(
+            f"{counted(count, 'cell')} longer than {EXCEL_CELL:,} characters: Excel cuts or splits"
+            f" such text; the first is {name} of row {row_id} (--columns without {name} leaves it"
+            " out)"
+        )
 
 
 def _plain(name: str, names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from multidict import MultiMapping
 
 from bagent.duck import SqlError, quoted, single_query
 from bagent.errors import UsageError
+from bagent.store.tables.conditions import answer_fields, condition_on_fields
 from bagent.store.tables.schema import pointer
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ class RowFilter(msgspec.Struct, frozen=True):
             parts.append(sql)
             parameters += values_of_search
         if self.sql:
-            parts.append(f"({checked_condition(connection, self.sql)}\n)")
+            sql = checked_condition(connection, self.sql)
+            parts.append(condition_on_fields(sql, answer_fields(connection)))
         return " and ".join(parts) or "true", parameters
 
     def order(self) -> tuple[str | None, list[Any]]:

@@ -16,6 +16,7 @@ import pytest
 
 from bagent.store.results import RESULT_NAMES
 from bagent.store.tables.build import TableOptions, make_tables
+from bagent.store.tables.schema import RESULTS
 from support.jobs import write_job
 from support.replies import ok_json
 from support.stored_runs import make_run, stored
@@ -122,6 +123,31 @@ def test_where_gives_the_same_lines_as_without(bagent, run):
     assert asked == [row for row in plain if row["row"] >= 1 and row["status"] == "ok"]
 
 
+def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
+    fs.set_script({"*": [ok_json({"score": n, "text": "t"}) for n in range(3)]})
+    kinds = {"score": {"type": "integer"}, "text": {"type": "string"}}
+    job = {"output": {"schema": {"type": "object", "properties": kinds}}, "limits": {"concurrency": 1}}
+    rows = [{"id": f"r{n}", "Gene": f"G{n}"} for n in range(3)]
+    write_job(job_dir, fs.url, rows, prompt="{{ Gene }}", **job)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    for where, ids in (
+        ("score >= 1", ["r1", "r2"]),
+        ("SCORE = 1 and gene = 'G1' and status = 'ok'", ["r1"]),
+        ("score < (select avg(score) from answers)", ["r0"]),
+        ("text like '{%'", ["r0", "r1", "r2"]),  # the column of results, not the field
+    ):
+        for options in ([], ["--columns", "id,score"], ["--redact", "score"]):
+            done = bagent(["results", "--where", where, *options])
+            assert [row["id"] for row in done.lines()] == ids, done.err
+        assert bagent(["results", "--where", where, "-o", "rows.parquet"]).code == 0
+        table = pq.read_table(job_dir / "rows.parquet")
+        assert table.column_names == list(RESULTS)
+        assert table["id"].to_pylist() == ids
+    done = bagent(["results", "--where", "label = 'x'"])
+    assert (done.code, done.out) == (2, "")
+    assert '"label" not found in FROM clause! (columns of results, id, Gene, score, text)' in done.err
+
+
 def test_csv_has_the_answers_first_and_every_column_if_asked(bagent, run):
     rows = list(csv.DictReader(io.StringIO(bagent(["results", "--format", "csv"]).out)))
     assert list(rows[0]) == ["id", "status", "score", "error", "result_error"]
@@ -177,7 +203,7 @@ def test_fields_of_the_answer_that_a_column_hides_are_named_with_answer(bagent, 
 
 
 def test_fields_of_the_input_that_a_column_hides_are_named_with_input(bagent, fs, job_dir):
-    write_job(job_dir, fs.url, [{"id": "a", "text": "first", "more": "m"}])
+    write_job(job_dir, fs.url, [{"id": "a", "text": "first", "more": "m", "extra": 1, "body": 2}])
     assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
     options = ["results", "--format", "csv"]
     header, row = bagent([*options, "--columns", "id,input.text,more"]).out.splitlines()
@@ -186,6 +212,7 @@ def test_fields_of_the_input_that_a_column_hides_are_named_with_input(bagent, fs
     assert (row["input.text"], row["more"]) == ("first", "m")
     shown = bagent([*options, "--columns", "id,text,more"])
     assert "--columns text is that of the result, not input.text" in shown.err
+    assert [name for name in row if name in ("more", "extra", "body")] == ["more", "extra", "body"]
     refused = bagent(["results", "--with-input", "--format", "table"])
     assert (refused.code, refused.err.count("\n")) == (2, 1)
 
@@ -221,6 +248,9 @@ def test_excel_does_not_turn_texts_into_dates_and_numbers(bagent, job_dir):
     kept = [text for text in texts if f'"=""{text}"""' in lines]
     assert kept == ["SEPT2", "MARCH1", "2-Mar", "0012", "2E10"]
     assert "1 cell longer than 32,767 characters" in done.err
+    assert "the first is text of row 10 (--columns without text leaves it out)" in done.err
+    done = bagent(["results", "genes", "--format", "csv", "--excel"])
+    assert "the first is text of row r9" in done.err
 
 
 def test_parquet_holds_every_row(bagent, run, job_dir):

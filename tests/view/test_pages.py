@@ -101,6 +101,7 @@ async def test_rows_are_filtered_searched_and_sorted(runs):
             ([("q", "no such text")], ""),
             ([("q", "NUMBER 7")], "7"),
             ([("sql", "json_extract(output, '/score')::int between 5 and 6")], "5 6"),
+            ([("sql", "score > 5 and label = 'good'")], "6 7"),
             ([("f", '["answer","label","is","bad"]')], "8 9 10"),
             ([("f", '["input","text","is","text number 3"]')], "3"),
             ([("sort", "n:score"), ("desc", "1"), ("status", "ok")], "7 6 5 4 3 2 1 8 9 10"),

@@ -7,4 +7,5 @@
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
 - ``masking``: redaction of fields as SQL
+- ``conditions``: conditions in which fields of answers are columns
 """
