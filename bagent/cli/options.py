@@ -49,6 +49,14 @@ Inputs = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+Python = Annotated[
+    str,
+    typer.Option(
+        "--python",
+        hidden=True,
+        help="Set by the Python library: job, or rows where a program gives the rows.",
+    ),
+]
 Limit = Annotated[
     int | None,
     typer.Option(

@@ -177,7 +177,7 @@ def run(
         from bagent.library.row_values import check_rows
 
         check_rows(rows)
-    args += ["-i", "-"] * (rows is not None)
+    args += ["-i", "-", "--python", "rows"] if rows is not None else ["--python", "job"]
     args += ["--name", name] if name is not None else []
     args += ["--ordered"] * ordered
     if on_progress == "show":

@@ -52,6 +52,8 @@ class RowsConfig:
         limit: deliver at most this many rows.
         shard: ``(i, n)``, i from 1 to n: deliver only the i-th of n disjoint parts.
         stdin_spool: file that keeps what came from stdin; None: it is not kept.
+        replace_stdin: what is piped in is the whole input, called ``rows``, and replaces what an
+            earlier start kept; else it is added to that.
 
     Raises:
         InputError: a number is out of its range, or an input has an unknown form.
@@ -67,6 +69,7 @@ class RowsConfig:
     limit: int | None = None
     shard: tuple[int, int] | None = None
     stdin_spool: Path | None = None
+    replace_stdin: bool = False
 
     def __post_init__(self) -> None:
         settle = object.__setattr__  # the way to settle a field of a frozen dataclass

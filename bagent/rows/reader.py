@@ -19,7 +19,7 @@ from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, 
 from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
-from bagent.rows.stdin import WAITING, Bases, StdinReader, StdinSpool
+from bagent.rows.stdin import ROWS_OF_PROGRAM, STDIN, WAITING, Bases, StdinReader, StdinSpool
 from bagent.rows.warnings import RowWarnings
 from bagent.types import Row
 
@@ -92,7 +92,10 @@ class RowReader:
         self._condition = Condition(config.where, config.base) if config.where else None
         self._columns = None if columns is None else self._table_columns(columns)
         self._stdin = stdin
-        self._spool = StdinSpool(config.stdin_spool) if config.stdin_spool else None
+        self._spool = None
+        if config.stdin_spool is not None:
+            name = ROWS_OF_PROGRAM if config.replace_stdin else STDIN
+            self._spool = StdinSpool(config.stdin_spool, name)
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
         self._cache: ResumeCache | None = None
@@ -313,7 +316,8 @@ class RowReader:
     ) -> Iterator[Chunk]:
         for source in sources:
             if isinstance(source, StdinSource):
-                chunks = StdinReader(self._spool, stdin, self._cancel).chunks(bases)
+                replace = self._config.replace_stdin
+                chunks = StdinReader(self._spool, stdin, self._cancel, replace=replace).chunks(bases)
             else:
                 chunks = source_chunks(
                     *(source, self._config.base, progress, self._cancel, warnings), self._columns

@@ -18,9 +18,12 @@ from bagent.rows.row_keys import Occurrences, derive
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux
 
-_NAME = "stdin"
+STDIN = "stdin"
 
-WAITING = Chunk(_NAME, (), [])
+ROWS_OF_PROGRAM = "rows"
+"""The source of rows that a program gives to the library."""
+
+WAITING = Chunk(STDIN, (), [])
 """Says that the next chunk may be long in coming."""
 
 Bases = Callable[[Chunk], tuple[int, ...]]
@@ -35,10 +38,12 @@ class StdinSpool:
 
     Args:
         path: the file; it is made when the first row comes.
+        name: the source of its rows.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = STDIN) -> None:
         self._path = path
+        self._name = name
         self._file: int | None = None
         self._size = 0
         self.lines = 0
@@ -56,14 +61,14 @@ class StdinSpool:
             return
         stream = ByteStream(self._path)
         try:
-            yield from line_chunks(_NAME, self._whole_lines(stream))
+            yield from line_chunks(self._name, self._whole_lines(stream))
         finally:
             stream.close()
 
     def append(self, raws: list[bytes]) -> None:
-        """Write lines behind those read by :meth:`replay`.
+        """Write lines behind those read by :meth:`replay`, or over others.
 
-        They survive the end of this process at once; a crash of the machine only after
+        Lines that the file holds there already stay, with all that follow. They survive the end of this process at once; a crash of the machine only after
         :meth:`close`.
 
         Raises:
@@ -74,17 +79,31 @@ class StdinSpool:
         data = memoryview(b"\n".join(raws) + b"\n")
         try:
             if self._file is None:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            if os.fstat(self._file).st_size > self._size:
-                os.ftruncate(self._file, self._size)
-            os.lseek(self._file, self._size, os.SEEK_SET)
-            remaining = data
-            while remaining:
-                remaining = remaining[os.write(self._file, remaining) :]
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            longer = os.fstat(self._file).st_size > self._size
+            if not longer or os.pread(self._file, len(data), self._size) != data:
+                if longer:
+                    os.ftruncate(self._file, self._size)
+                os.lseek(self._file, self._size, os.SEEK_SET)
+                remaining = data
+                while remaining:
+                    remaining = remaining[os.write(self._file, remaining) :]
         except OSError as error:
             raise self._write_error(error) from error
         self._size += len(data)
         self.lines += len(raws)
+
+    def cut(self) -> None:
+        """Remove the lines behind those read or written so far.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        try:
+            if not self.empty:
+                os.truncate(self._path, self._size)
+        except OSError as error:
+            raise self._write_error(error) from error
 
     def close(self) -> None:
         """Bring the lines to the disk.
@@ -112,7 +131,7 @@ class StdinSpool:
 
     def _write_error(self, error: OSError) -> WriteError:
         return WriteError(
-            f"cannot keep the rows from stdin: {(error.strerror or str(error)).lower()}",
+            f"cannot keep the rows from {self._name}: {(error.strerror or str(error)).lower()}",
             hint="free space, then give the same command with the same rows",
             at=Position(self._path),
         )
@@ -129,14 +148,22 @@ class StdinReader:
         stdin: the pipe; None: only the spool is read. A stream with a descriptor is read through
             it, so nothing may have been read into the stream's own buffer.
         cancel: ends the reading, also while it waits.
+        replace: the pipe brings the whole input, which replaces the rows of an earlier run.
     """
 
     def __init__(
-        self, spool: StdinSpool | None, stdin: BinaryIO | None, cancel: CancelToken
+        self,
+        spool: StdinSpool | None,
+        stdin: BinaryIO | None,
+        cancel: CancelToken,
+        *,
+        replace: bool = False,
     ) -> None:
         self._spool = spool
         self._stdin = stdin
         self._cancel = cancel
+        self._replaces = replace and stdin is not None
+        self._name = ROWS_OF_PROGRAM if replace else STDIN
 
     def chunks(self, bases: Bases) -> Iterator[Chunk]:
         """Chunks, with :data:`WAITING` before every read of the pipe.
@@ -146,7 +173,7 @@ class StdinReader:
             WriteError: the spool cannot be written.
         """
         spooled = Occurrences()
-        if self._spool is not None:
+        if self._spool is not None and not self._replaces:
             for chunk in self._spool.replay():
                 if self._stdin is not None and chunk.items:
                     spooled.count(bases(chunk))
@@ -155,7 +182,7 @@ class StdinReader:
             yield from self._read_pipe(self._stdin, spooled, bases)
 
     def _read_pipe(self, stdin: BinaryIO, spooled: Occurrences, bases: Bases) -> Iterator[Chunk]:
-        spool, splitter, arrived = self._spool, _RecordSplitter(), Occurrences()
+        spool, splitter, arrived = self._spool, _RecordSplitter(self._name), Occurrences()
         resumed = spool is not None and spool.lines > 0
         line = spool.lines + 1 if spool else 1
         pipe = _PipeReader(stdin, self._cancel)
@@ -168,7 +195,7 @@ class StdinReader:
                     return
                 raws = splitter.feed(block) if block else splitter.finish()
                 for start in range(0, len(raws), ROWS):
-                    chunk = chunk_of(_NAME, raws[start : start + ROWS], line)
+                    chunk = chunk_of(self._name, raws[start : start + ROWS], line)
                     written = raws[start : start + ROWS]
                     if resumed:
                         chunk = _unseen(chunk, line, spooled, arrived, bases)
@@ -177,6 +204,8 @@ class StdinReader:
                         spool.append(written)
                     line += len(written)
                     yield chunk
+            if spool is not None and self._replaces:
+                spool.cut()
         finally:
             pipe.close()
             if spool is not None:
@@ -202,7 +231,8 @@ def _unseen(
 class _RecordSplitter:
     """Splits a stream into lines, or into the elements of an array."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._head = b""
         self._splitter: LineSplitter | ElementSplitter | None = None
 
@@ -211,13 +241,13 @@ class _RecordSplitter:
             block = self._head = self._head + block
             if not self._decide(block):
                 return []
-            block = without_mark(block, _NAME)
+            block = without_mark(block, self._name)
         return self._split(block)
 
     def finish(self) -> list[bytes]:
         if self._splitter is None:
-            self._splitter = LineSplitter(_NAME)
-            return self._split(without_mark(self._head, _NAME)) + self.finish()
+            self._splitter = LineSplitter(self._name)
+            return self._split(without_mark(self._head, self._name)) + self.finish()
         if isinstance(self._splitter, LineSplitter):
             return self._splitter.finish()
         elements = [_one_line(raw) for _, raw in self._splitter.finish()]
@@ -234,7 +264,9 @@ class _RecordSplitter:
         if text.startswith(b"[") and not inner:
             return False
         array = text.startswith(b"[") and inner.startswith((b"{", b"]"))
-        self._splitter = ElementSplitter(_NAME, array=True) if array else LineSplitter(_NAME)
+        self._splitter = (
+            ElementSplitter(self._name, array=True) if array else LineSplitter(self._name)
+        )
         return True
 
     def _split(self, block: bytes) -> list[bytes]:

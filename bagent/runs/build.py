@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from bagent.servers.startup_probe import job_models, stage_path
 from bagent.stages.base import FailurePolicy, PromptVariables, RowRequester, Stage, StageContext
 from bagent.stages.embed import EmbedStage
 from bagent.stages.expand import ExpandStage, Items, Recipe, TextSplit
-from bagent.stages.feeder import Backpressure, Feeder
+from bagent.stages.feeder import Backpressure, Work
 from bagent.stages.loop import BoardWriter, LoopRule, LoopStage, section_stage
 from bagent.stages.map import BroadcastStage, MapStage
 from bagent.stages.pipeline import Intake, Pipeline
@@ -77,13 +77,13 @@ class StagedRun:
         self._policies: list[FailurePolicy] = []
         self._stages = [self._stage(stage) for stage in context.stages]
 
-    async def run(self, feeder: Feeder) -> None:
+    async def run(self, source: AsyncIterable[Work]) -> None:
         """Send all rows through all stages."""
         measured = any(
             stage.spec.kind == "reduce" and INPUT in stage.sources
             for stage in self._run_context.stages
         )
-        intake = Intake(feeder, self._gate, self._expect, measured=measured)
+        intake = Intake(source, self._gate, self._expect, measured=measured)
         sources = {stage.name: stage.sources for stage in self._run_context.stages}
         await Pipeline(intake, self._stages, sources).run()
         for pool in self._pools:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import msgspec
 
@@ -170,6 +170,8 @@ class RunOptions:
     """Off where another process makes the tables at the end."""
     command: list[str] = field(default_factory=list)
     """The whole command with its secrets masked."""
+    python: Literal["", "job", "rows"] = ""
+    """The library started the run: with the job's own input, or with rows of the program."""
     input_index: str | None = None
     """The file in which another process indexes the input."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -422,6 +424,7 @@ def make_rows_config(
         limit=options.limit,
         shard=read_shard(options.shard, options.env),
         stdin_spool=run_dir / "input.jsonl",
+        replace_stdin=options.python == "rows",
     )
 
 

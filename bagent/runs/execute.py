@@ -222,7 +222,11 @@ def _result_lines(
         yield None
         return
     with nullcontext(host.stdout) if host.stdout is not None else redirect_stdout() as descriptor:
-        yield ResultLines(store, context.options.ordered, descriptor)
+        of_input = context.options.python == "rows" and not context.stages
+        with closing(
+            ResultLines(store, context.options.ordered, descriptor, of_input=of_input)
+        ) as lines:
+            yield lines
 
 
 def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

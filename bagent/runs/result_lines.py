@@ -10,9 +10,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import BinaryIO
 
+import msgspec
+
+from bagent.runs.context import STAGE
 from bagent.runs.run_store import RunStore
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.reader import OutcomeLookup
 from bagent.store.results import encode_result, result_of
 from bagent.types import Json, Outcome, Row
 
@@ -31,15 +37,25 @@ class ResultLines:
         store: the open run.
         ordered: input order.
         descriptor: where lines go during the run.
+        of_input: print the rows of this start's input alone, finished ones when they are read;
+            the run has one stage.
     """
 
-    def __init__(self, store: RunStore, ordered: bool, descriptor: int) -> None:
+    def __init__(
+        self, store: RunStore, ordered: bool, descriptor: int, *, of_input: bool = False
+    ) -> None:
         self.descriptor = descriptor
+        self.of_input = of_input
         self._store = store
         self._ordered = ordered
-        self._late = ordered and (store.recorded > 0 or store.last is not None)
+        self._finished = None
+        if of_input and store.finished:
+            self._finished = OutcomeLookup(store.path, store.done, store.notes.append)
+        self._late = (
+            ordered and not of_input and (store.recorded > 0 or store.last is not None)
+        )
         self._expected: deque[tuple[int, int]] = deque()
-        self._ready: dict[tuple[int, int], tuple[int, Json]] = {}
+        self._ready: dict[tuple[int, int], tuple[Callable[[], Outcome], Json]] = {}
         self._room = asyncio.Event()
         self._room.set()
 
@@ -54,7 +70,7 @@ class ResultLines:
 
     def earlier(self) -> Iterator[bytes]:
         """Yield the lines of rows that earlier starts finished, for completion order."""
-        if not self._ordered and self._store.finished:
+        if not (self._ordered or self.of_input) and self._store.finished:
             yield from self._store.earlier_lines()
 
     def expect(self, row: Row, answers: list[int]) -> None:
@@ -69,7 +85,38 @@ class ResultLines:
             return [_line(outcome, data)]
         if self._late:
             return []
-        self._ready[outcome.row, outcome.answer] = location, data
+        read = partial(self._store.journal.read_at, location)
+        return self._add_ready((outcome.row, outcome.answer), read, data)
+
+    def add_finished(self, row: Row, answers: Iterable[int]) -> list[bytes]:
+        """Return the lines that can be printed now that finished answers of a row were read."""
+        data = row.data if self._store.keep_input else None
+        lines = []
+        for answer in answers:
+            read = partial(self._finished_outcome, row, answer)
+            if self._ordered:
+                lines += self._add_ready((row.index, answer), read, data)
+            else:
+                lines.append(_line(read(), data))
+        return lines
+
+    def _finished_outcome(self, row: Row, answer: int) -> Outcome:
+        """Return the outcome of a finished answer, under the number of the row in this input."""
+        assert self._finished is not None
+        location = self._finished.find(unit_of(row.key, STAGE, answer))
+        assert location is not None  # all finished outcomes were there when this start began
+        outcome = self._finished.read_at(location)
+        return msgspec.structs.replace(outcome, row=row.index, source=row.source, line=row.line)
+
+    def close(self) -> None:
+        """Close the files of finished outcomes."""
+        if self._finished is not None:
+            self._finished.close()
+
+    def _add_ready(
+        self, unit: tuple[int, int], read: Callable[[], Outcome], data: Json
+    ) -> list[bytes]:
+        self._ready[unit] = read, data
         if len(self._ready) > MOST_LINES:
             self._room.clear()
         return self._drain(complete=False)
@@ -83,8 +130,8 @@ class ResultLines:
         while self._expected and (complete or self._expected[0] in self._ready):
             entry = self._ready.pop(self._expected.popleft(), None)
             if entry is not None:
-                location, data = entry
-                lines.append(_line(self._store.journal.read_at(location), data))
+                read, data = entry
+                lines.append(_line(read(), data))
         if len(self._ready) <= MOST_LINES:
             self._room.set()
         return lines

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from bagent.runs.shutdown import raise_file_limit
 from bagent.servers.fleet_factory import make_fleet
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
-from bagent.stages.feeder import Feeder
+from bagent.stages.feeder import Work
 from bagent.stages.results import Emit
 from bagent.stages.row_runner import IsReplaced, RowRunner
 from bagent.stages.stop_rules import StopReason, StopRules
@@ -83,7 +83,7 @@ class RunPlan:
     fleets: FleetSet
     pools: Sequence[tuple[ServerPool, str | None]]
     """Each set of servers with a model that is requested there."""
-    run: Callable[[Feeder], Awaitable[None]]
+    run: Callable[[AsyncIterable[Work]], Awaitable[None]]
     """Takes all rows and returns when each has ended."""
     advice: asyncio.Future[StopReason]
     """Done once there is a reason to stop early."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error,
 from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
-from bagent.stages.feeder import Feeder
+from bagent.stages.feeder import Feeder, Work
 from bagent.store.run_dir import RunProgress
 from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
@@ -215,7 +215,12 @@ class RunSession:
         # Finished rows must be read too where rows are printed in order, or stages need them.
         needs_all = self._lines is not None or bool(self._context.stages)
         self._rows.remember(self._store.pieces, None if needs_all else self._all_finished)
-        feeder = Feeder(self._rows.batches(), self._pending, threaded=self._store.threaded)
+        feeder = Feeder(
+            self._rows.batches(),
+            self._pending,
+            threaded=self._store.threaded,
+            with_finished=self._lines is not None and self._lines.of_input,
+        )
         self._feeder = feeder
         feeder.start()
         return feeder
@@ -262,7 +267,23 @@ class RunSession:
     async def _feed(self, plan: RunPlan, feeder: Feeder) -> None:
         """Print what earlier starts finished, then send the remaining rows."""
         await self._print_earlier()
-        await plan.run(feeder)
+        if self._lines is not None and self._lines.of_input:
+            await plan.run(self._print_finished(feeder, self._lines))
+        else:
+            await plan.run(feeder)
+
+    async def _print_finished(self, feeder: Feeder, lines: ResultLines) -> AsyncIterator[Work]:
+        """Print the finished answers of rows that were read, and yield the others."""
+        all_answers = range(self._context.job.answers)
+        async for work in feeder:
+            await self._wait_for_reader()
+            for row, pending in work:
+                finished = [answer for answer in all_answers if answer not in pending]
+                for line in lines.add_finished(row, finished):
+                    if self._stdout is not None:
+                        self._stdout.put(line)
+            if work := [(row, pending) for row, pending in work if pending]:
+                yield work
 
     async def _print_earlier(self) -> None:
         if self._stdout is not None and self._lines is not None:
@@ -364,7 +385,8 @@ class RunSession:
             return [0]  # later stages need finished rows too
         answers = self._store.pending(row, self._context.job.answers)
         if self._lines is not None:
-            self._lines.expect(row, answers)
+            all_answers = list(range(self._context.job.answers))
+            self._lines.expect(row, all_answers if self._lines.of_input else answers)
         return answers
 
     def _all_finished(self, keys: Sequence[int]) -> bool:

@@ -49,6 +49,7 @@ class Feeder:
         batches: the rows, read in the thread.
         pending: returns which answers of a row are still to do; called in the thread.
         threaded: False reads in the event loop, when a batch is asked for.
+        with_finished: hand on rows without remaining answers too.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Feeder:
         pending: Callable[[Row], list[int]],
         *,
         threaded: bool = True,
+        with_finished: bool = False,
     ) -> None:
         self.read = 0
         """Rows read."""
@@ -76,6 +78,7 @@ class Feeder:
         self._closed = threading.Event()
         self._items = self._read_items()
         self._threaded = threaded
+        self._with_finished = with_finished
         self._first: Work | BaseException | None = None
 
     def start(self) -> None:
@@ -121,11 +124,10 @@ class Feeder:
                 work = []
                 for row in batch:
                     answers = self._pending(row)
-                    if answers:
+                    if answers or self._with_finished:
                         work.append((row, answers))
-                        self.requested += len(answers)
-                    else:
-                        self.skipped += 1
+                    self.requested += len(answers)
+                    self.skipped += not answers
                 self.read += len(batch)
                 if work:
                     yield work

@@ -45,6 +45,7 @@ def run(
     dashboard: opt.Dashboard = False,
     metrics_port: opt.MetricsPort = None,
     debug: opt.Debug = False,
+    python: opt.Python = "",
 ) -> int:
     """Run a job, or resume it: rows in, validated rows out.
 

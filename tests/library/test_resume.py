@@ -1,0 +1,103 @@
+"""A run of a program, called again with other rows: the input of a start is exactly ``rows``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bagent
+from support.in_process import tables_in_process
+from support.jobs import rows, write_job
+from support.replies import gated, ok
+
+
+@pytest.fixture(autouse=True)
+def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(job_dir)
+    with tables_in_process():
+        yield
+
+
+@pytest.fixture
+def job(fs: Any, job_dir: Path) -> Path:
+    fs.set_script({"*": [ok("fine")]})
+    return write_job(job_dir, fs.url, input=None)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [False, pytest.param(True, marks=pytest.mark.process("a run in a process of its own"))],
+    ids=["thread", "process"],
+)
+def test_rows_of_an_interrupted_start_are_sent_only_when_given_again(
+    process: bool, job: Path, fs: Any
+) -> None:
+    fs.set_script({"r1": [ok("fine")], "*": [gated(ok("fine"))]})
+    with bagent.run(job, rows=rows(30), options=["--set", "limits.concurrency=2"]) as first:
+        for _ in first:
+            fs.release()
+            break
+    assert first.exit_code == 75
+    sent = {request.row_id for request in fs.requests}
+    assert len(sent) < 20
+    fs.set_script({"*": [ok("again")]})
+    subset = [*rows(2), *rows(30)[-2:]]
+    second = bagent.run(job, rows=subset, ordered=True, process=process)
+    results = list(second)
+    assert [r.id for r in results] == ["r1", "r2", "r29", "r30"]
+    assert [r.row for r in results] == [0, 1, 2, 3]
+    assert [r.input for r in results] == subset
+    assert second.exit_code == 0
+    assert {request.row_id for request in fs.requests} == sent | {"r2", "r29", "r30"}
+    # Good answers of rows that are no longer given stay in the run, as those of a file do.
+    assert {r.id for r in bagent.open_run("job")} == sent | {"r2", "r29", "r30"}
+
+
+def test_finished_rows_come_from_the_run_in_the_order_of_this_start(job: Path, fs: Any) -> None:
+    list(bagent.run(job, rows=rows(4)))
+    mixed = [rows(5)[4], *reversed(rows(4))]
+    assert [r.id for r in bagent.run(job, rows=mixed, ordered=True)] == [r["id"] for r in mixed]
+    assert {r.id for r in bagent.run(job, rows=rows(2))} == {"r1", "r2"}
+    assert len(fs.requests) == 5
+
+
+def test_an_edited_row_gets_a_new_answer_that_replaces_the_old(
+    job: Path, fs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="bagent")
+    list(bagent.run(job, rows=rows(3)))
+    fs.set_script({"*": [ok("new")]})
+    edited = rows(3)
+    edited[1]["text"] = "edited"
+    edited[2]["stars"] = 9  # the prompt does not use it
+    results = list(bagent.run(job, rows=edited, ordered=True))
+    assert [(r.id, r.text, r.input) for r in results] == [
+        ("r1", "fine", edited[0]),
+        ("r2", "new", edited[1]),
+        ("r3", "fine", edited[2]),
+    ]
+    run = bagent.open_run("job")
+    assert [(r.text, r.input) for r in run.results(with_input=True)] == [
+        (r.text, r.input) for r in results
+    ]
+    assert run.rows("select id, text from results") == [
+        {"id": r.id, "text": r.text} for r in results
+    ]
+    assert len(fs.requests) == 4
+    assert "came before" not in caplog.text
+
+
+def test_failed_rows_that_are_not_given_again_leave_the_run(job: Path, fs: Any) -> None:
+    mixed: list[Any] = [*rows(2), "no row"]
+    first = bagent.run(job, rows=mixed)
+    assert len(list(first)) == 3
+    assert first.exit_code == 1
+    second = bagent.run(job, rows=rows(2))
+    assert [r.ok for r in second] == [True, True]
+    assert second.exit_code == 0
+    none = bagent.run(job, rows=[])
+    assert list(none) == []
+    assert len(bagent.open_run("job").df()) == 2
