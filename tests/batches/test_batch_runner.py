@@ -197,6 +197,16 @@ def test_a_key_that_a_batch_service_repeats_stands_in_no_file_and_no_word(
             "turns with tools",
         ),
         ({"backend": "openai", "batching": {"mode": "provider", "service_tier": "flex"}}, "tier"),
+        (
+            {
+                "backend": "openai",
+                "prompt": {
+                    "messages": [{"role": "user", "content": [{"image": "{{ photo }}"}]}],
+                    "image_folders": ["s3://bucket/photos/"],
+                },
+            },
+            "images in buckets are sent with live calls only",
+        ),
     ],
 )
 def test_what_cannot_go_in_batches_is_said_before_anything_is_sent(
