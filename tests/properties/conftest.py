@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.internal.conjecture import providers
 
 EXAMPLES = int(os.environ.get("BAGENT_EXAMPLES", "0"))
+
+if not EXAMPLES:
+    # Else the examples would change with the source of the modules that happen to be imported.
+    providers._get_local_constants = lambda: providers._local_constants
 
 set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache" / "hypothesis")
 settings.register_profile(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from bagent.job.source_map import Origin
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagent.errors import JobError
 from bagent.job.templates.template import Template, TemplateFailure
+from bagent.job.validation import Origin
 from support.strategies import ODD_TEXT, json_values, texts_of
 
 HOSTILE = texts_of(
