@@ -45,7 +45,7 @@ How a run resumes
 `run_store.py:open_run` takes the lock of the part (`store/lock.py:RunLock.acquire`), which replaces
 an owner that is gone, and refuses a changed job (`store/run_dir.py:RunDir.check_fingerprint`).
 `resume.py:make_retry_policy` says which outcomes stay: all good ones; after the end of a run also
-failures that would only repeat. `store/journal/journal.py:Journal.open` cuts off a torn last line.
+failures that would only repeat. `store/journal/segments.py:mend_tail` cuts off a torn last line.
 `store/journal/done_index.py:load_index` reads the journals of all parts, by their saved indexes,
 into a `DoneIndex` of finished units; a unit is the hash of row key, stage and answer.
 The reader of the rows leaves out whole blocks of finished rows

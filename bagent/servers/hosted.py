@@ -1,4 +1,7 @@
-"""Addresses, headers and settings of providers."""
+"""How the servers of one provider are addressed: URL, headers, keys and Bedrock's settings.
+
+:data:`bagent.backend_kinds.TRAITS` lists the providers.
+"""
 
 from __future__ import annotations
 

@@ -14,20 +14,18 @@ from typing import TypeVar
 
 import msgspec
 
-from bagent.answers.messages import shorten
 from bagent.answers.schema.schema import OutputSchema
 from bagent.clocks import unix
 from bagent.redaction import NO_SECRETS, Redactor
 from bagent.text.json import decode_json
 from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
+from bagent.tools.truncate import shorten, truncate
 from bagent.tools.types import (
     Arguments,
     Tool,
     ToolFault,
     ToolResult,
     error_text,
-    truncate,
-    truncate_middle,
 )
 from bagent.types import Json, ToolCall
 
@@ -364,12 +362,12 @@ def traceback_text(error: BaseException) -> str:
     text = ""
     with contextlib.suppress(Exception):  # an exception's own message may fail
         text = "".join(traceback.format_exception(error))
-    return truncate_middle(text, _TRACE_CHARACTERS)
+    return shorten(text, _TRACE_CHARACTERS)
 
 
 def describe_exception(error: BaseException) -> str:
     """Return the type and the message of an exception, bounded."""
-    message = truncate_middle(error_text(error))
+    message = shorten(error_text(error))
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
@@ -448,7 +446,7 @@ class ToolExecutor:
     def _no_such_tool(self, name: str) -> ToolFault:
         there = ", ".join(self._runners) or "none"
         return ToolFault(
-            f"there is no tool {truncate_middle(name, 80)!r}; the tools are: {there}",
+            f"there is no tool {shorten(name, 80)!r}; the tools are: {there}",
             "unknown_tool",
         )
 
@@ -466,8 +464,8 @@ def _result(
     latency_ms: float = 0.0,
 ) -> ToolResult:
     if isinstance(answer, ToolFault):
-        text, kind = f"error: {truncate_middle(answer.message)}", answer.kind
-        message = truncate_middle(answer.message)
+        text, kind = f"error: {shorten(answer.message)}", answer.kind
+        message = shorten(answer.message)
         detail = message if kind == "failed" else f"{kind}: {message}"
         detail = f"{detail} ({answer.location})" if answer.location else detail
         trace = "" if shared else answer.trace

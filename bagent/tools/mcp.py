@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import MissingPackage, UsageError
-from bagent.tools.types import Arguments, ToolFault, truncate_middle
+from bagent.tools.truncate import shorten
+from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class McpServer:
             result = await client.call_tool(name, arguments)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
-                raise ToolFault(truncate_middle(error.message)) from None
+                raise ToolFault(shorten(error.message)) from None
             if self._client is client:
                 self._client = None
             if not again:
@@ -138,7 +139,7 @@ class McpServer:
             return await self.call(name, arguments, again=False)
         text = _text(result)
         if result.is_error:
-            raise ToolFault(truncate_middle(text or "it failed"))
+            raise ToolFault(shorten(text or "it failed"))
         return text
 
     async def close(self) -> None:

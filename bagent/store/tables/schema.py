@@ -1,5 +1,6 @@
 """The tables and views of a run: columns, types and descriptions, in the order that users see.
 
+The columns are the fields of records in :mod:`bagent.types`; a new column is a new field there.
 Types are never inferred from data, so that a column of nulls has its type. Output of models stays
 JSON text, so that no key is lost. Views are created when the run is read.
 """

@@ -15,7 +15,8 @@ import aiohttp
 from bagent.backends.keys import key_from_env
 from bagent.errors import UsageError
 from bagent.text.json import decode_json
-from bagent.tools.types import Arguments, ToolFault, truncate_middle
+from bagent.tools.truncate import shorten
+from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
 Service = Literal["brave", "serpapi"]
@@ -162,5 +163,5 @@ class WebSearch:
             if isinstance(result, dict)
         ]
         if not lines and answer.get("error"):
-            return f"[nothing found: {truncate_middle(str(answer['error']), 200)}]"
+            return f"[nothing found: {shorten(str(answer['error']), 200)}]"
         return "\n\n".join(lines) or "[nothing found]"
