@@ -1,9 +1,6 @@
 """The kinds of backends (engines and providers), and what distinguishes the servers of each.
 
-To add a provider whose API is like OpenAI's: its name in :data:`BackendKind` and an entry of
-:data:`TRAITS`, and prices in ``money/prices.json`` where they are known. A wire protocol of its own
-is a name in :data:`Protocol`, a backend in :mod:`bagent.backends`, and a case where
-``backends/registry.py`` makes backends.
+How to add a provider stands in :mod:`bagent.backends`.
 """
 
 from __future__ import annotations

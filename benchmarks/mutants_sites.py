@@ -16,7 +16,7 @@ from typing import NamedTuple
 AREAS: dict[str, tuple[int, str]] = {
     "retry and failures": (
         12,
-        "backends/http/retry_after backends/openai/errors fleet/fleet fleet/health"
+        "backends/http/retry_after backends/failures fleet/fleet fleet/health"
         " fleet/outage fleet/results fleet/retry fleet/tail_latency runs/deadline",
     ),
     "limits and pacing": (

@@ -18,6 +18,7 @@ request         a model call, independent of the wire format
 endpoint        a server's address and capabilities
 profile         what each endpoint accepts, learned from its responses
 keys            API keys
+failures        which failure a status or an error body is, for all providers
 wrappers        newer keys after a refusal; backends without groups
 messages        chat messages as alternating turns, for Anthropic and Bedrock
 prefix_cache    prompt prefixes to mark for explicit caches

@@ -15,6 +15,7 @@ import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.failures import failure_from_body, not_json, unexpected_body
 from bagent.backends.http.client import Transport
 from bagent.backends.http.request import HttpExchange, HttpRequest
 from bagent.backends.http.sse import TypedEventStream
@@ -29,7 +30,6 @@ from bagent.backends.messages import (
     read_conversation,
 )
 from bagent.backends.openai.chat import normalize_finish_reason, optional_text
-from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
 from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import Marks, SharedPrefix

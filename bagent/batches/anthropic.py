@@ -15,8 +15,8 @@ from typing import Any
 
 from bagent.backends.anthropic import IGNORED_SAMPLING, AnthropicWriter, reply_from_message
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status, find_error
 from bagent.backends.keys import KeySource
-from bagent.backends.openai.errors import failure_from_status, find_error
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import Form

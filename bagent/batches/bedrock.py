@@ -27,7 +27,7 @@ from bagent.backends.bedrock.backend import (
 )
 from bagent.backends.bedrock.wire import IGNORED_SAMPLING, converse_arguments, read_answer
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.errors import failure_from_status, shorten
+from bagent.backends.failures import failure_from_status, shorten
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form

@@ -13,9 +13,9 @@ import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import NETWORK_ERRORS, network_failure
 from bagent.backends.keys import KeySource
-from bagent.backends.openai.errors import failure_from_status
 from bagent.store.journal.segments import write_error
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json

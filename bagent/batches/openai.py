@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_body, failure_from_status, shorten
 from bagent.backends.http.client import proxy_note
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.openai.errors import failure_from_body, failure_from_status, shorten
 from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.openai.responses import PATH as RESPONSES
 from bagent.backends.openai.responses import ResponsesWriter, goes_to_responses

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from bagent.backend_kinds import TRAITS
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import shorten
 from bagent.backends.keys import KeySource
-from bagent.backends.openai.errors import shorten
 from bagent.backends.profile import EndpointForms, EndpointProfiles, Form
 from bagent.backends.request import Request
 from bagent.batches.http import BatchHttpClient

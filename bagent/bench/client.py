@@ -12,6 +12,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.batching.wire import read_group
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
     StreamTimeout,
@@ -22,7 +23,6 @@ from bagent.backends.http.client import (
 from bagent.backends.http.connection import PlainResponse
 from bagent.backends.http.request import read_body
 from bagent.backends.openai.chat import read_reply, read_usage
-from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.stream import StreamReader
 from bagent.bench.plan import BenchTarget
 from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, fixed_fields, request_body

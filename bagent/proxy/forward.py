@@ -14,10 +14,10 @@ from aiohttp import web
 from bagent.backend_kinds import FORWARDED_HEADERS
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status, find_error
 from bagent.backends.http.client import NETWORK_ERRORS, StreamTimeout, Transport, network_failure
 from bagent.backends.http.rate_limit_headers import read_rate_limits
 from bagent.backends.http.request import read_body
-from bagent.backends.openai.errors import failure_from_status, find_error
 from bagent.backends.request import CallSettings, Request
 from bagent.clocks import unix
 from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser

@@ -12,10 +12,10 @@ import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import Transport
 from bagent.backends.http.request import SSE, body_chunks, read_body
 from bagent.backends.openai.chat import read_reply
-from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.raw_request import CHAT, unpack_body
 from bagent.backends.openai.responses import (
     PATH as RESPONSES,

@@ -1,4 +1,7 @@
-"""The deadline of a run, and the values of ``--deadline``."""
+"""The deadline of a run, and the values of ``--deadline``.
+
+:mod:`bagent.runs.shutdown` stops the run before it.
+"""
 
 from __future__ import annotations
 

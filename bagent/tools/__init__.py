@@ -8,11 +8,15 @@ A turn loop uses it like this::
 
 types         tools, policies, results
 loader        the tools of a job, opened
+truncate      results and messages cut to a length
 executor      checks, shares, caches, limits and runs calls
 python_tool, python_schema, threads    Python functions
 command_tool  programs
 mcp           tools of MCP servers
 builtin       ``http_get``, ``read_file``, ``web_search``, ``sql`` and code
+
+To add a built-in tool: a module in ``builtin``, its opener in ``loader``, and its name in
+``Builtin`` of :mod:`bagent.job.spec.agent`.
 """
 
 from __future__ import annotations

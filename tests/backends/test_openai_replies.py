@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from bagent.backends.failures import failure_from_status
 from bagent.backends.openai.chat import (
     content_text,
     first_choice,
@@ -15,7 +16,6 @@ from bagent.backends.openai.chat import (
     read_tool_calls,
     read_usage,
 )
-from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.stream import StreamReader
 from bagent.types import Failure, Reply, ToolCall, Usage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai.errors import failure_from_status
+from bagent.backends.failures import failure_from_status
 from bagent.fleet.health_check import (
     HealthResult,
     State,

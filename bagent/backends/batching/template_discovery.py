@@ -27,7 +27,7 @@ from bagent.backends.batching.chat_template import (
 from bagent.backends.batching.routes import GroupRoutes
 from bagent.backends.batching.wire import read_detokenized, read_prompt_ids, read_token_ids
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.openai.errors import failure_from_status
+from bagent.backends.failures import failure_from_status
 from bagent.backends.profile import EndpointProfiles, LearnedRoute
 from bagent.backends.request import Request, encode_payload
 from bagent.text.json import decode_json

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.backends.failures import failure_from_body, not_json, unexpected_body
 from bagent.backends.openai.chat import (
     choice_error,
     normalize_finish_reason,
@@ -19,7 +20,6 @@ from bagent.backends.openai.chat import (
     read_usage,
     reply_from_choice,
 )
-from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
 

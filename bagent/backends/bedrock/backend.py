@@ -32,8 +32,8 @@ from bagent.backends.bedrock.wire import (
     read_answer,
 )
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.failures import classify, shorten
 from bagent.backends.http.retry_after import retry_after
-from bagent.backends.openai.errors import classify, shorten
 from bagent.backends.openai.raw_request import ChatRequests
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request

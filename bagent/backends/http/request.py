@@ -11,6 +11,7 @@ import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
     NOT_CONNECTED,
@@ -25,7 +26,6 @@ from bagent.backends.http.client import (
 from bagent.backends.http.connection import PlainResponse, limit_body
 from bagent.backends.http.errors import PayloadError
 from bagent.backends.http.rate_limit_headers import read_rate_limits
-from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.profile import EndpointProfiles
 from bagent.types import Failure, Reply
 

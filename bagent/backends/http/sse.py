@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.openai.errors import failure_from_body, shorten
+from bagent.backends.failures import failure_from_body, shorten
 from bagent.text.json import decode_json
 from bagent.types import Failure, Reply, ToolCall
 

@@ -7,5 +7,4 @@ responses_server  the same from the server's side: its requests as chats, chats 
 embeddings        replies of ``/v1/embeddings``
 raw_request       bodies written by the user, such as the lines of a batch file
 models            model lists
-errors            HTTP errors as failures
 """

@@ -17,6 +17,7 @@ from bagent.backends.batching.routes import ROUTE_PATHS, GroupRoutes, group_body
 from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.batching.wire import read_group
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
 from bagent.backends.http.request import (
     EVENTS,
@@ -27,7 +28,6 @@ from bagent.backends.http.request import (
     redact_failure,
 )
 from bagent.backends.openai.chat import BodyWriter, read_reply
-from bagent.backends.openai.errors import failure_from_status
 from bagent.backends.openai.models import fetch_models
 from bagent.backends.openai.raw_request import read_line_reply
 from bagent.backends.openai.responses import (

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bagent.backends.openai.errors import failure_from_body, not_json, unexpected_body
+from bagent.backends.failures import failure_from_body, not_json, unexpected_body
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bagent.backends.openai.errors import failure_from_body
+from bagent.backends.failures import failure_from_body
 from bagent.types import Failure, Json, Reply, Usage
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.failures import failure_from_status
 from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
-from bagent.backends.openai.errors import failure_from_status
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json
 

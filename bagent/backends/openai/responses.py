@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bagent.backends.failures import failure_from_body, shorten, unexpected_body
 from bagent.backends.http.sse import TypedEventStream
 from bagent.backends.openai.chat import (
     PROVIDER_BLOCKS,
@@ -20,7 +21,6 @@ from bagent.backends.openai.chat import (
     read_tool_calls,
     read_usage,
 )
-from bagent.backends.openai.errors import failure_from_body, shorten, unexpected_body
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Message, Reply, ToolCall, Usage

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.backends.failures import failure_from_body, shorten
 from bagent.backends.http.sse import normalize_newlines
 from bagent.backends.openai.chat import (
     REASONING_KEYS,
@@ -22,7 +23,6 @@ from bagent.backends.openai.chat import (
     reasoning_text,
     server_ttft,
 )
-from bagent.backends.openai.errors import failure_from_body, shorten
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 

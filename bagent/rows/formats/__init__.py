@@ -5,4 +5,7 @@ json           JSON Lines, .json files
 csv            text with columns
 duckdb_source  Parquet files and queries
 compression    .gz and .zst
+
+To add a format: its endings in :mod:`bagent.rows.discovery`, a reader here, and a case in
+``chunks``.
 """

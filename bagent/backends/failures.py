@@ -1,4 +1,4 @@
-"""Classification of HTTP errors.
+"""Failures from HTTP statuses and error bodies, for every provider and engine.
 
 Sources: the error bodies of OpenAI and vLLM (``{"error": {...}}``), SGLang and NVIDIA Dynamo (flat
 ``{"message", "type", "code"}``), Anthropic (``{"type": "error", "error": {...}}``), Google (the

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.openai.errors import (
+from bagent.backends.failures import (
     failure_from_body,
     failure_from_status,
     find_error,
