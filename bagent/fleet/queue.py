@@ -152,7 +152,7 @@ class _Queue:
             call = queue[index]
             if call.avoid == endpoint:
                 continue
-            other = call.preferred if call.preferred != endpoint else None
+            other = call.preferred if call.preferred not in (endpoint, call.avoid) else None
             if leave_to and other is not None and leave_to((other,), CONVERSATION_LOAD_MARGIN):
                 continue
             del queue[index]
