@@ -25,5 +25,5 @@ effects are written before they run, so that no later start runs them again.
 conversation first, by a request of its own where the job has a model for summaries.
 `agent_loop.py:Agent._turn` returns the call of the next turn. It goes before new rows, and prefers
 the endpoint whose cache holds the conversation. When the run ends early, a turn whose tools have
-not run is written without their answers (`tool_turn.py:ToolTurnRunner.record_interrupted`).
+not run is written without their answers (`tool_turn.py:ToolTurnRunner.end_interrupted`).
 """

@@ -15,7 +15,6 @@ from bagent.agents.conversation import Conversation, text_bytes
 from bagent.agents.plan import AgentPlan, FirstToolCallTimer
 from bagent.agents.text_tool_calls import UnreadCallError, parse_text_tool_calls
 from bagent.agents.tool_turn import (
-    INTERRUPTED,
     MAY_HAVE_RUN,
     ToolTurn,
     ToolTurnRunner,
@@ -74,17 +73,21 @@ class Agent:
         Return None where the run ends before the tools of a turn ran: a later start runs them.
         """
         step: Call | ToolTurn | Outcome = self._resume(call) or self._first_turn(call)
-        while not isinstance(step, Outcome):
-            if isinstance(step, Call):
-                self._last_request = step.request
-                # A further call goes before new rows.
-                end = await self._fleet.request(step, urgent=step is not call)
-                step = self._handle(step, end)
-            elif self._fleet.closed:
-                self._tools.record_interrupted(step)
-                return None
-            else:
-                step = await self._run_tools(step)
+        try:
+            while not isinstance(step, Outcome):
+                if isinstance(step, Call):
+                    self._last_request = step.request
+                    # A further call goes before new rows.
+                    end = await self._fleet.request(step, urgent=step is not call)
+                    step = self._handle(step, end)
+                elif self._fleet.closed:
+                    await self._tools.end_interrupted(step)
+                    return None
+                else:
+                    step = await self._run_tools(step)
+        except asyncio.CancelledError:
+            self._tools.close(is_resumed=True)
+            raise
         self._close(step)
         return step
 
@@ -126,8 +129,7 @@ class Agent:
         for call in work.calls:
             if call.id in begun:
                 work.answers[call.id] = MAY_HAVE_RUN
-                result = ToolResult(MAY_HAVE_RUN, "failed", started=last.at or unix())
-                tools.record(last.turn, call, result, INTERRUPTED)
+                tools.record_interrupted_call(last.turn, call, last.at or unix())
         return work
 
     def _may_call_tools(self) -> bool:
@@ -287,9 +289,10 @@ class Agent:
 
     def _close(self, outcome: Outcome) -> None:
         """Stop tools that started early; have a row start over that failed for good."""
-        self._tools.cancel()
         kind = outcome.error_kind
-        if self._has_written and kind is not None and kind not in PASSING_KINDS:
+        is_resumed = kind is not None and kind in PASSING_KINDS
+        self._tools.close(is_resumed=is_resumed)
+        if self._has_written and kind is not None and not is_resumed:
             self._tools.forget_turns()
 
 

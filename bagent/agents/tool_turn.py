@@ -145,6 +145,14 @@ class ToolTurn(msgspec.Struct):
     """The texts of answers, by the id of the call."""
 
 
+def _renamed(turn: int, early: Sequence[PendingToolCall]) -> list[ToolCall]:
+    """Return calls of a reply that broke off, with ids that no other call has."""
+    return [
+        msgspec.structs.replace(begun.call, id=f"call_lost_{turn}_{number}_{begun.call.id}")
+        for number, begun in enumerate(early)
+    ]
+
+
 class ToolTurnRunner:
     """Runs the tool calls of one conversation, and writes its turns.
 
@@ -194,8 +202,8 @@ class ToolTurnRunner:
     def _begin(self, call: ToolCall, turn: int) -> PendingToolCall:
         begun = PendingToolCall(call, self._agent.tools.has_side_effects(call.name))
         if begun.risky:
-            waiting = [s.call for calls in self._early.values() for s in calls if s.risky]
-            self.write_turn(turn, [], [*waiting, call])
+            waiting = [other for calls in self._early.values() for other in calls if other.risky]
+            self.write_turn(turn, [], _renamed(turn, [*waiting, begun]))
         begun.task = self._spawn(self._run(begun))
         return begun
 
@@ -207,23 +215,46 @@ class ToolTurnRunner:
             call, CallContext(deadline=self._conversation.give_up_at)
         )
 
-    def cancel(self) -> None:
-        """Stop calls that were started early and are in no complete turn."""
-        self._turn = 0
-        for calls in self._early.values():
-            for begun in calls:
-                if begun.task is not None:
-                    begun.task.cancel()
+    def close(self, *, is_resumed: bool) -> None:
+        """Stop calls that were started early and are in no complete turn; write what has ended.
+
+        Args:
+            is_resumed: whether a later start takes up the conversation, and reports the calls that
+                have not ended.
+        """
+        turn, self._turn = self._turn, 0
+        early = [begun for calls in self._early.values() for begun in calls]
         self._early.clear()
+        for begun in early:
+            if begun.task is not None and begun.result is None:
+                begun.task.cancel()
+        early = [begun for begun in early if begun.risky or begun.result is not None]
+        if not early:
+            return
+        calls = _renamed(turn, early)
+        answers, unfinished = [], []
+        for call, begun in zip(calls, early, strict=True):
+            if begun.result is not None:
+                self.record(turn, call, begun.result)
+                answers.append(answer_message(call, begun.result.text))
+            else:
+                unfinished.append(call)
+                if not is_resumed:
+                    self.record_interrupted_call(turn, call, unix())
+        self.write_turn(turn, [pending_calls_message(calls), *answers], unfinished)
 
     # --- complete turns -------------------------------------------------------------------------
 
-    def record_interrupted(self, work: ToolTurn) -> None:
-        """Write a turn whose calls a later start runs; calls that were started may have run."""
+    async def end_interrupted(self, work: ToolTurn) -> None:
+        """Write a turn whose calls a later start runs, with the answers to those that run already.
+
+        Where this is cancelled, calls that have not ended may have run.
+        """
         self._turn = 0
-        early = self._claim(work.calls)
-        begun = [pending.call for pending in early.values() if pending.risky]
-        self.write_turn(work.turn, self._messages(work), begun)
+        started = self._claim(work.calls)
+        self.write_partial_turn(work, [begun.call for begun in started.values()])
+        await self._gather(work, started)
+        self.write_turn(work.turn, self._messages(work))
 
     async def answer(
         self, work: ToolTurn
@@ -310,10 +341,7 @@ class ToolTurnRunner:
             return []
         await asyncio.wait(tasks)
         finished = [begun for begun in unclaimed if begun.risky and begun.result is not None]
-        calls = [
-            msgspec.structs.replace(begun.call, id=f"call_lost_{number}_{begun.call.id}")
-            for number, begun in enumerate(finished)
-        ]
+        calls = _renamed(turn, finished)
         texts = [begun.result.text if begun.result else "" for begun in finished]
         answers = [answer_message(call, text) for call, text in zip(calls, texts, strict=True)]
         for call, begun in zip(calls, finished, strict=True):
@@ -364,6 +392,10 @@ class ToolTurnRunner:
     def forget_turns(self) -> None:
         """Have the next start begin the conversation again."""
         self.write_turn(0, [])
+
+    def record_interrupted_call(self, turn: int, call: ToolCall, started: float) -> None:
+        """Write a call that may have run to the table of tool calls."""
+        self.record(turn, call, ToolResult(MAY_HAVE_RUN, "failed", started=started), INTERRUPTED)
 
     def record(
         self, turn: int, call: ToolCall, result: ToolResult, error: str | None = None
