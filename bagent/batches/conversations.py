@@ -6,7 +6,6 @@ Finished batches are read and their answers evaluated; passing failures go into 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from bagent.batches.builder import BatchBuilder, RequestCost
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, request_number
+from bagent.clocks import unix
 from bagent.fleet.call import Call, CallResult, Delivery, attempt_record
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
@@ -56,7 +56,7 @@ class RowTools:
     """Price of single calls."""
     dedupe: bool = False
     """Send equal requests once."""
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = unix
     """Unix seconds."""
     tier: Mapping[str, Json] = field(default_factory=dict)
     """Request fields of a cheaper tier for single calls."""

@@ -7,7 +7,6 @@ with the same batches. :class:`ProviderBatchScheduler` decides the next step.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from bagent.batches.files import BatchItem, read_rows
 from bagent.batches.record import OUT, BatchRecord, BatchStatus
 from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota_refusal
 from bagent.batches.service import BatchService
+from bagent.clocks import unix
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.stages.feeder import Work
 from bagent.store.journal.codec import unit_of
@@ -54,7 +54,7 @@ class SubmitterTools:
     """Shows the current state."""
     notice: Callable[[str], None]
     """Shows and logs a line."""
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = unix
     """Unix seconds."""
 
 
