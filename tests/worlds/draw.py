@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
+from worlds.stages import TOPOLOGIES
 
 HEALED = 120.0
 """Seconds of a world after which all its servers are well."""
@@ -20,10 +21,16 @@ _PATIENT = ("503+3600", "529+3600", "429+3600")
 """Replies of servers that ask for an hour."""
 _FAILING = ("500", "502", "504", "cut", "junk", "error200", "blank", "nochoice", "html")
 _LASTING = ("400", "422", "overflow", "filter", "length")
+_BROKEN = ("cut", "reset", "junk", "error200", "nochoice", "html")
 _GOOD = ("ok", "usage", "slow:4")
 _WINDOWS = (
     "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
     "reset", "cut", "junk", "blank", "html", "error200",
+)  # fmt: skip
+_FAULTY_CALLS = ("act:fail", "look:fail", "act:hang", "none:ok", "act:junk", "act:exit")
+_CALLS = (
+    "act:ok", "act:ok", "act:ok", "act:quick", "act:slow", "look:ok", "look:slow", "act:much",
+    "act:object", *_FAULTY_CALLS,
 )  # fmt: skip
 _TEXTS = (
     "stone", "", " ", "\u0000\u0007", "{{ text }}", "{% raw", "\u202eabc", "caf\u00e9 \U0001f600",
@@ -34,7 +41,7 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1])[0]
+    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 4, 0, 0, 0, 0])[0]
     return _THEMES[theme](seed, random)
 
 
@@ -132,6 +139,8 @@ def _kinds(seed: int, random: Random) -> World:
     )
     events = _events(random, random.choice([0, 0, 1, 2]))
     job = replace(_job(random), kind=kind)
+    if kind == "schema" and random.random() < 0.4:
+        job = replace(job, answers=random.choice([2, 3]), temperature=0.7)
     return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
 
 
@@ -180,6 +189,8 @@ def _events(random: Random, starts: int) -> tuple[Event, ...]:
         events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
         if random.random() < 0.1:
             events.append(Event(start, "rival", random.randint(1, 60)))
+        if kind in ("term", "int") and random.random() < 0.3:
+            events.append(Event(start, "int", round(at + random.uniform(0.1, 3.0), 2)))
     return tuple(events)
 
 
@@ -250,6 +261,102 @@ def _outage(seed: int, random: Random) -> World:
     return World(seed, _job(random), rows, endpoints, pause=300.0)
 
 
+def _agents(seed: int, random: Random) -> World:
+    """Agents with tools, through faults of rows, servers, tools and processes."""
+    rows = []
+    for row in _rows(random, random.randint(1, 12), random.choice([0.0, 0.2, 0.6])):
+        replies = row.replies
+        if replies != ("unreadable",):
+            replies = ("ok",) * random.choice([0, 0, 1, 2]) + replies
+            replies = tuple("400" if reply == "overflow" else reply for reply in replies)
+        turns = random.choice([0, 1, 1, 2, 2, 3, 4, 6])
+        faulty = random.random() < 0.1
+        calls = tuple(
+            tuple(
+                random.choice(_FAULTY_CALLS if faulty else _CALLS)
+                for _ in range(random.choice([1, 1, 2, 3]))
+            )
+            for _ in range(turns)
+        )
+        rows.append(replace(row, replies=replies, calls=calls))
+    endpoints = tuple(
+        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        for _ in range(random.choice([1, 1, 2]))
+    )
+    events = _events(random, random.choice([0, 0, 1, 2, 3]))
+    job = replace(_job(random), kind="agents")
+    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.2)
+
+
+def _stages(seed: int, random: Random) -> World:
+    """Rows through the stages of a topology, and faults of rows, servers and processes."""
+    topology = random.choice(list(TOPOLOGIES))
+    rows = tuple(
+        replace(row, stage=random.choice(TOPOLOGIES[topology]))
+        if row.replies != ("unreadable",)
+        else replace(row, replies=("ok",))
+        for row in _rows(random, random.randint(1, 10), random.choice([0.0, 0.2, 0.5]))
+    )
+    endpoints = tuple(
+        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        for _ in range(random.choice([1, 2, 2]))
+    )
+    events = _events(random, random.choice([0, 0, 1, 2, 3]))
+    job = replace(_job(random), kind="stages", topology=topology)
+    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.2)
+
+
+def _limited(seed: int, random: Random) -> World:
+    """Starts with a deadline or a budget."""
+    rows = _rows(random, random.randint(4, 24), random.choice([0.0, 0.2]))
+    endpoints = tuple(
+        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        for _ in range(random.choice([1, 1, 2]))
+    )
+    job = _job(random)
+    if random.random() < 0.5:
+        job = replace(job, deadline=random.choice([12.0, 20.0, 40.0]))
+    else:
+        job = replace(job, budget=random.choice([200.0, 300.0, 600.0]))
+    if random.random() < 0.3:
+        job = replace(job, kind="lists", budget=None if job.budget is None else 900.0)
+    elif random.random() < 0.3:
+        job = replace(job, answers=2, temperature=0.7)
+    events = _events(random, random.choice([0, 0, 1]))
+    return World(seed, job, rows, endpoints, events, random.choice([5.0, 90.0]))
+
+
+_COURSES = (
+    "ok", "ok", "slow:40", "slow:4000", "expired", "lost-line", "lost-reply", "failed", "cut",
+    "429", "500", "503",
+)  # fmt: skip
+
+
+def _batches(seed: int, random: Random) -> World:
+    """Rows in batches of a provider, which fail, expire, are lost, and outlive the process."""
+    rows = tuple(
+        replace(row, replies=tuple("500" if r in _BROKEN else r for r in row.replies))
+        for row in _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+    )
+    endpoint = EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+    courses = tuple(random.choice(_COURSES) for _ in range(random.choice([0, 3, 6])))
+    events = _events(random, random.choice([0, 1, 2, 3]))
+    job = replace(_job(random), kind="batches")
+    return World(seed, job, rows, (endpoint,), events, batches=courses, rerun=random.random() < 0.3)
+
+
+def _shards(seed: int, random: Random) -> World:
+    """Shards of the rows, one after the other, through crashes."""
+    rows = _rows(random, random.randint(1, 20), random.choice([0.0, 0.3]))
+    events = tuple(
+        event
+        for event in _events(random, random.choice([0, 1, 2, 3]))
+        if event.kind not in ("edit", "rival")
+    )
+    job = replace(_job(random), kind="shards", shards=random.choice([2, 2, 3]))
+    return World(seed, job, rows, (EndpointSpec(),), events)
+
+
 def _fair(seed: int, random: Random) -> World:
     """Servers without a fault, and enough rows that each has to get its share."""
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([2, 3, 4])))
@@ -271,4 +378,9 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "suspensions": _suspensions,
     "late rows": _late_rows,
     "long illness": _long_illness,
+    "agents": _agents,
+    "stages": _stages,
+    "limited": _limited,
+    "batches": _batches,
+    "shards": _shards,
 }

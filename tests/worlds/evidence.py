@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
-from worlds.network import LASTING, Sent, base_kind
+from worlds.network import LASTING, Sent, base_kind, is_good
 from worlds.play import History, Start
 from worlds.spec import RowSpec
 
@@ -24,6 +25,27 @@ def invariant(check: Invariant) -> Invariant:
     """Check this of every world."""
     INVARIANTS.append(check)
     return check
+
+
+def invariant_for(*kinds: str) -> Callable[[Invariant], Invariant]:
+    """Check this of the worlds with one of these kinds of jobs."""
+
+    def add(check: Invariant) -> Invariant:
+        @functools.wraps(check)
+        def checked(history: History) -> Problems:
+            return check(history) if history.world.job.kind in kinds else iter(())
+
+        return invariant(checked)
+
+    return add
+
+
+row_invariant = invariant_for("single", "schema", "lists", "agents")
+"""Check this of the worlds in which each row has one result, and requests of its own."""
+outcome_invariant = invariant_for("single", "schema", "lists", "agents", "batches")
+kept_invariant = invariant_for("single", "schema", "lists", "agents", "batches", "shards")
+"""Check this of the worlds in which each row has one result; ``kept_invariant`` also where shards
+have a part of them."""
 
 
 def terminal(row: RowSpec) -> tuple[int, str]:
@@ -45,13 +67,18 @@ def sent_in(history: History, start: int) -> list[Sent]:
     return history.sent[start]
 
 
-def sent_by_row(history: History, start: int) -> dict[int, list[Sent]]:
-    """Return the requests of one start by row."""
+def sent_by_row(history: History, start: int) -> dict[Any, list[Sent]]:
+    """Return the requests of one start by row, or by what else tells those of stages apart."""
     return history.sent_by_row[start]
 
 
+def unit_of(history: History, record: dict[str, Any]) -> int:
+    """Return the number of the answer of a row that a result or an attempt is about."""
+    return history.world.unit(record["row"], record.get("answer") or 0)
+
+
 def results_of(start: Start) -> dict[int, dict[str, Any]]:
-    """Return the results after a start by row."""
+    """Return the results after a start by row, or by answer where rows have several."""
     return start.result_of
 
 
@@ -124,7 +151,7 @@ def is_simple(history: History) -> bool:
 def is_answer(sent: Sent) -> bool:
     """Return whether a request was answered well, for all its rows."""
     replies = sent.replies or (sent.reply,)
-    return all(base_kind(reply) in ("ok", "usage", "slow") for reply in replies)
+    return all(map(is_good, replies))
 
 
 def answers_row(sent: Sent, row: int) -> bool:
@@ -150,5 +177,5 @@ def work_seconds(history: History) -> float:
         len(world.endpoints) * (8 if world.job.per_endpoint == "auto" else world.job.per_endpoint),
         8 if world.job.concurrency == "auto" else world.job.concurrency,
     )  # type: ignore[type-var, operator]
-    seconds = sum(row.seconds * 2 * len(row.replies) + 4 for row in world.rows)
+    seconds = sum(row.seconds * 2 * len(row.replies) + 4 for row in world.units)
     return seconds / float(slots)

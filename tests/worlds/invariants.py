@@ -6,11 +6,29 @@ promises are those of the guides, not what the code does.
 
 from __future__ import annotations
 
-from worlds import end_invariants, retry_invariants, row_invariants
+from worlds import (
+    agent_invariants,
+    batch_invariants,
+    end_invariants,
+    retry_invariants,
+    row_invariants,
+    shard_invariants,
+    stage_invariants,
+    stop_invariants,
+)
 from worlds.evidence import INVARIANTS
 from worlds.play import History
 
-MODULES = (end_invariants, row_invariants, retry_invariants)
+MODULES = (
+    end_invariants,
+    row_invariants,
+    shard_invariants,
+    retry_invariants,
+    agent_invariants,
+    batch_invariants,
+    stage_invariants,
+    stop_invariants,
+)
 """Where the invariants are; importing them lists them."""
 
 

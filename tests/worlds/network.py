@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 
 from bagent.backends.http.connection import Connection
+from worlds import agents, stages
 from worlds.clock import WorldClock
 from worlds.spec import EndpointSpec, World
 
 MODEL = "world-model"
 KEY = "sk-world-secret-0123456789"
+MAX_TOKENS = 64
+"""Tokens that an answer may have."""
 DELAY = 0.001
 """Seconds for which bytes travel."""
 
@@ -57,6 +60,16 @@ class Sent:
     retry_after: float | None = None
     gone: float | None = None
     """When the client closed the connection before that."""
+    turns: int = 0
+    """Turns with tool calls that an agent's request holds."""
+    answers: tuple[agents.ToolAnswer, ...] = ()
+    """The answers to tool calls that it holds."""
+    stage: str = ""
+    prompt: str = ""
+    keys: tuple[str, ...] = ()
+    """What tells a request of a stage from all others."""
+    wrong: str = ""
+    """What is wrong with its conversation."""
 
     @property
     def over(self) -> float | None:
@@ -69,6 +82,11 @@ SCHEMA = {
     "properties": {"label": {"type": "string"}, "n": {"type": "integer", "minimum": 0}},
     "required": ["label", "n"],
 }
+
+
+def is_good(reply: str) -> bool:
+    """Return whether a reply is the right answer."""
+    return base_kind(reply) in ("ok", "usage", "slow")
 
 
 def base_kind(reply: str) -> str:
@@ -259,12 +277,16 @@ class ServerConnection(asyncio.Transport):
         request = msgspec.json.decode(body)
         grouped = isinstance(request.get("prompt"), list)
         marks = MARK.findall(body)[: None if grouped else 1]
-        rows = tuple(int(number) for number, _ in marks)
+        answer = int(request.get("seed") or 1) - 1
+        rows = tuple(network.world.unit(int(number), answer) for number, _ in marks)
         if not rows or request.get("max_tokens") == 1:
             self._reply(None, state or "ok", 0.05, request)
             return
         versions = tuple(int(version) for _, version in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
+        if network.world.job.kind == "stages":
+            sent.stage, sent.prompt, digest = stages.read_prompt(request, self.index)
+            sent.keys = (digest,)
         network.sent.append(sent)
         network.in_flight[self.index] += len(rows)
         self._sent = sent
@@ -273,13 +295,26 @@ class ServerConnection(asyncio.Transport):
             state = "503"
         reply, seconds = self._choose(spec, sent, state)
         sent.reply, sent.by_endpoint = reply, state is not None
+        if request.get("tools"):
+            self._read_turns(sent, request["messages"])
         self._reply(sent, reply, seconds, request)
+
+    def _read_turns(self, sent: Sent, messages: list[dict[str, Any]]) -> None:
+        """Note the conversation of an agent; a good reply may ask for tools."""
+        sent.turns, answers, sent.wrong = agents.read_conversation(messages)
+        sent.answers = tuple(answers)
+        calls = self._network.world.units[sent.rows[0]].calls
+        if is_good(sent.reply) and sent.turns < len(calls):
+            sent.reply, sent.replies = "tools", ("tools",)
 
     def _choose(self, spec: EndpointSpec, sent: Sent, state: str | None) -> tuple[str, float]:
         """Return the reply to a request and its seconds; the first bad row decides for all."""
         if state is not None:
             return state, 0.05
-        asked, rows = self._network.asked, self._network.world.rows
+        asked, rows = self._network.asked, self._network.world.units
+        if sent.stage != rows[sent.rows[0]].stage:
+            sent.replies = ("ok",)
+            return "ok", rows[sent.rows[0]].seconds * spec.speed
         replies = [
             rows[row].replies[min(asked[row], len(rows[row].replies) - 1)] for row in sent.rows
         ]
@@ -324,45 +359,92 @@ class ServerConnection(asyncio.Transport):
         if kind == "reset":
             self._later(seconds, self.drop, ConnectionResetError(104, "reset"))
             return
-        headers: dict[str, str] = {}
-        if wait and sent is not None:
-            sent.retry_after = float(wait.lstrip("dm"))
-            if wait.startswith("d"):
-                due = self._network.clock.wall() + seconds + sent.retry_after
-                headers["Retry-After"] = formatdate(due, usegmt=True)
-                sent.retry_after -= 1.0  # dates have whole seconds
-            elif wait.startswith("m"):
-                headers["retry-after-ms"] = wait[1:]
-                sent.retry_after /= 1000.0
-            else:
-                headers["Retry-After"] = wait
+        headers = self._retry_after(sent, wait, seconds) if wait and sent is not None else {}
         if sent is not None and isinstance(request.get("prompt"), list) and kind in GOOD:
             status, body = 200, _list_body(request, sent)
         else:
             text = "yes"
             if sent is not None:
                 text = answer_text(sent.rows[0], sent.versions[0], self._network.world.job.kind)
+                if sent.stage:
+                    text = stages.answer_text(sent.stage, sent.prompt, sent.keys[0])
             status, body = _body(kind, request, text)
-        if request.get("stream") and status == 200 and kind not in ("junk", "error200", "cut"):
+        if sent is not None and status == 200:
+            body = self._with_calls(sent, body)
+        first = 0
+        if request.get("stream") and status == 200 and kind not in ("junk", "error200"):
             headers["Content-Type"] = "text/event-stream"
-            body = _stream(msgspec.json.decode(body))
-        self._later(seconds, self._respond, status, body, headers, kind == "cut")
+            body, first = _stream(msgspec.json.decode(body))
+        cut = kind == "cut"
+        if first and not cut:  # the tool calls come before the end
+            self._later(seconds / 2, self._begin_response, body[:first], len(body), headers)
+            self._later(seconds, self._end_response, body[first:])
+        else:
+            self._later(seconds, self._respond, status, body, headers, cut and (first or 0.5))
 
-    def _respond(
-        self, status: int, body: bytes, headers: dict[str, str], cut: bool = False
-    ) -> None:
+    def _retry_after(self, sent: Sent, wait: str, seconds: float) -> dict[str, str]:
+        """Return the header that names when to ask again."""
+        sent.retry_after = float(wait.lstrip("dm"))
+        if wait.startswith("d"):
+            due = self._network.clock.wall() + seconds + sent.retry_after
+            sent.retry_after -= 1.0  # dates have whole seconds
+            return {"Retry-After": formatdate(due, usegmt=True)}
+        if wait.startswith("m"):
+            sent.retry_after /= 1000.0
+            return {"retry-after-ms": wait[1:]}
+        return {"Retry-After": wait}
+
+    def _with_calls(self, sent: Sent, body: bytes) -> bytes:
+        """Return a reply with the tool calls of its turn, whether it arrives or not."""
+        row, version = sent.rows[0], sent.versions[0]
+        spec = self._network.world.units[row]
+        good = sent.reply == "tools" or base_kind(sent.reply) == "cut"
+        if not good or sent.turns >= len(spec.calls):
+            return body
+        reply = msgspec.json.decode(body)
+        reply["choices"][0]["message"]["content"] = None
+        reply["choices"][0]["message"]["tool_calls"] = agents.tool_calls(
+            spec, row, version, sent.turns
+        )
+        reply["choices"][0]["finish_reason"] = "tool_calls"
+        return msgspec.json.encode(reply)
+
+    def _respond(self, status: int, body: bytes, headers: dict[str, str], cut: float = 0.0) -> None:
+        """Send a response; ``cut`` is the number or the share of the bytes that are sent of it."""
         if self._closed or not self._network.alive():
             return
-        fields = {"Content-Type": "application/json", **headers, "Content-Length": len(body)}
-        head = f"HTTP/1.1 {status} X\r\n" + "".join(f"{n}: {v}\r\n" for n, v in fields.items())
         if self._sent is not None:
             self._sent.status, self._sent.done = status, self._network.clock.now
+        head = _head(status, len(body), headers)
         if cut:
-            self._client.data_received(head.encode() + b"\r\n" + body[: len(body) // 2])
+            self._client.data_received(head + body[: int(cut if cut > 1 else len(body) * cut)])
             self.drop(None)
             return
         self._finish()
-        self._client.data_received(head.encode() + b"\r\n" + body)
+        self._client.data_received(head + body)
+
+    def _begin_response(self, body: bytes, size: int, headers: dict[str, str]) -> None:
+        """Send the first part of a stream."""
+        if self._closed or not self._network.alive():
+            return
+        if self._sent is not None:
+            self._sent.status = 200
+        self._client.data_received(_head(200, size, headers) + body)
+
+    def _end_response(self, body: bytes) -> None:
+        """Send the last part of a stream."""
+        if self._closed or not self._network.alive():
+            return
+        if self._sent is not None:
+            self._sent.status, self._sent.done = 200, self._network.clock.now
+        self._finish()
+        self._client.data_received(body)
+
+
+def _head(status: int, size: int, headers: dict[str, str]) -> bytes:
+    fields = {"Content-Type": "application/json", **headers, "Content-Length": size}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode()
 
 
 _FINISH = {"length": "length", "filter": "content_filter"}
@@ -437,16 +519,23 @@ def _usage(kind: str) -> Any:
     return {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
-def _stream(body: dict[str, Any]) -> bytes:
-    """Return a chat completion as server-sent events."""
-    events = []
+def _stream(body: dict[str, Any]) -> tuple[bytes, int]:
+    """Return a chat completion as server-sent events, and the bytes up to the last tool call."""
+    events, first = [], 0
     for choice in body["choices"]:
         if "text" in choice:
             events.append({**body, "choices": [choice]})
             continue
-        delta = {"index": 0, "delta": choice["message"], "finish_reason": None}
+        message = dict(choice["message"])
+        calls = message.pop("tool_calls", None) or ()
+        deltas = [message]
+        deltas += [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(calls)]
+        for delta in deltas:
+            part = {"index": 0, "delta": delta, "finish_reason": None}
+            events.append({**body, "choices": [part]})
+        first = len(events) if calls else 0
         last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-        events += [{**body, "choices": [delta]}, {**body, "choices": [last]}]
+        events.append({**body, "choices": [last]})
     events.append({**body, "choices": []})
     chunks = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-    return b"".join(chunks) + b"data: [DONE]\n\n"
+    return b"".join(chunks) + b"data: [DONE]\n\n", len(b"".join(chunks[:first]))

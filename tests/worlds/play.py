@@ -24,7 +24,7 @@ import msgspec
 
 from bagent.errors import BagentError, OwnedError
 from bagent.observe.progress import NoProgress
-from bagent.runs import session
+from bagent.runs import provider_batches, session
 from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
@@ -34,10 +34,11 @@ from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, iter_results
 from bagent.store.run_dir import RunDir
+from worlds import agents, provider, stages
 from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
-from worlds.network import KEY, MODEL, SCHEMA, Network, Sent
-from worlds.spec import Event, World
+from worlds.network import KEY, MAX_TOKENS, MODEL, SCHEMA, Network, Sent
+from worlds.spec import Event, JobSpec, World
 
 REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
@@ -79,12 +80,16 @@ class Start:
     """It goes on with what a suspended start had begun."""
     lost: bool = False
     """While it was suspended another process took the run over."""
+    answers: int = 1
+    """Answers of each row."""
     options: dict[str, Json] = field(default_factory=dict)
     """Options that the command had besides those of the job."""
     loop_errors: list[str] = field(default_factory=list)
     results: list[dict[str, Json]] = field(default_factory=list)
     attempts: list[dict[str, Json]] = field(default_factory=list)
     """Those of all starts so far."""
+    tool_records: list[dict[str, Json]] = field(default_factory=list)
+    """Tool calls in the journal, of all starts so far."""
     reports: list[str] = field(default_factory=list)
     """What readers of the journal complained about."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -97,8 +102,12 @@ class Start:
 
     @cached_property
     def result_of(self) -> dict[int, dict[str, Json]]:
-        """The results after it, by row."""
-        return {result["row"]: result for result in self.results}
+        """The results after it, by row, or by answer where rows have several."""
+        return {
+            result["row"] * self.answers + result["answer"]: result
+            for result in self.results
+            if result["row"] is not None
+        }
 
 
 @dataclass
@@ -110,6 +119,8 @@ class History:
     network: Network
     files: dict[str, bytes]
     """The files of the run at the end."""
+    tool_runs: list[agents.ToolRun]
+    provider: provider.Provider
 
     @cached_property
     def sent(self) -> dict[int, list[Sent]]:
@@ -120,15 +131,15 @@ class History:
         return requests
 
     @cached_property
-    def sent_by_row(self) -> dict[int, dict[int, list[Sent]]]:
+    def sent_by_row(self) -> dict[int, dict[Any, list[Sent]]]:
         """The requests of each start, by row."""
         return {number: _by_row(requests) for number, requests in self.sent.items()}
 
 
-def _by_row(requests: Sequence[Sent]) -> dict[int, list[Sent]]:
-    grouped: dict[int, list[Sent]] = {}
+def _by_row(requests: Sequence[Sent]) -> dict[Any, list[Sent]]:
+    grouped: dict[Any, list[Sent]] = {}
     for sent in requests:
-        for row in sent.rows:
+        for row in sent.keys or sent.rows:
             grouped.setdefault(row, []).append(sent)
     return grouped
 
@@ -143,11 +154,14 @@ class Player:
         self._machine = Machine(folder, self._clock)
         self._network = Network(world, self._clock)
         self._network.alive = lambda: not self._machine.dead
+        self._tools = agents.ToolBox(self._clock)
+        self._provider = provider.Provider(self._network)
         self._rival: RunStore | None = None
         self._loop: WorldLoop | None = None
         self._versions: Counter[int] = Counter()
         self._rerun = False
-        self._contexts: dict[bool, RunContext] = {}
+        self._contexts: dict[tuple[bool, int], RunContext] = {}
+        self._ended_shards: set[int] = set()
         self._starts: list[Start] = []
 
     def play(self) -> History:
@@ -157,6 +171,9 @@ class Player:
         with (
             self._clock.installed(),
             self._machine.installed(),
+            self._tools.installed(),
+            mock.patch.object(provider_batches, "make_service", self._make_service),
+            mock.patch.object(tempfile, "tempdir", str(self._folder)),
             mock.patch.object(gc, "unfreeze", lambda: None),
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
@@ -173,13 +190,24 @@ class Player:
                 self._clock.now += REFUSED_PAUSE if start.refused else self._world.pause
             files = self._read_files()
             self._machine.kill()
+            for item in self._machine.graveyard:
+                if isinstance(item, WorldLoop):
+                    item.close()  # generators of tools would otherwise wait in it
             if self._machine.graveyard:
                 self._machine.graveyard.clear()
                 gc.collect()
-        return History(self._world, starts, self._network, files)
+        return History(self._world, starts, self._network, files, self._tools.runs, self._provider)
+
+    def _make_service(self, resolved: Any, services: Any) -> provider.WorldBatches:
+        endpoint = resolved.servers.endpoints[0]
+        return provider.WorldBatches(self._provider, endpoint, services.messages.notify)
 
     def _is_over(self, start: Start) -> bool:
         if start.code not in (0, 1, 2) or start.refused:
+            return False
+        shards = self._world.job.shards
+        self._ended_shards.add(start.number % shards)
+        if len(self._ended_shards) < shards:
             return False
         last = max((event.start for event in self._world.events), default=0)
         if self._world.rerun and not self._rerun and start.number >= last:
@@ -202,7 +230,7 @@ class Player:
             "model": MODEL,
             "input": "rows.jsonl",
             "prompt": {"user": "<<{{ n }}v{{ v }}>> {{ text }}"},
-            "sampling": {"temperature": world.job.temperature, "max_tokens": 64},
+            "sampling": {"temperature": world.job.temperature, "max_tokens": MAX_TOKENS},
             "batching": {"mode": "single"},
             "dedupe": False,
             "limits": {
@@ -216,7 +244,15 @@ class Player:
             "results": {"allow_failures": world.job.allow_failures},
             **_kind_keys(world),
         }
+        if world.job.answers > 1:
+            job["answers"] = world.job.answers
+            job["sampling"]["seed"] = 1
+        if world.job.budget is not None:  # a dollar for each token of an answer
+            job["prices"] = {"input": 0, "output": 1_000_000}
+            job["limits"]["budget_usd"] = world.job.budget
+        job = {key: value for key, value in job.items() if value is not None}
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
+        (self._folder / "tools.py").write_bytes(agents.TOOLS_FILE)
         self._write_rows({})
 
     def _write_rows(self, versions: Mapping[int, int]) -> None:
@@ -250,13 +286,15 @@ class Player:
     def _start(self) -> None:
         """Start the run, and add the start to those of the world."""
         number = len(self._starts)
-        machine, start = self._machine, Start(number, self._clock.now)
+        machine = self._machine
+        start = Start(number, self._clock.now, answers=self._world.job.answers)
         self._starts.append(start)
         machine.start_process()
         self._write_hosts(range(len(self._world.endpoints)))
         self._edit(start)
         self._plan_calls(number, start)
         self._network.begin_process(number)
+        self._tools.start = number
         try:
             self._execute(start)
         except Died:
@@ -294,7 +332,11 @@ class Player:
                 self._versions[row] += change
         if edits:
             self._write_rows(self._versions)
-        start.versions = dict(self._versions)
+        start.versions = {
+            self._world.unit(row, answer): number
+            for row, number in self._versions.items()
+            for answer in range(self._world.job.answers)
+        }
 
     def _execute(self, start: Start) -> None:
         host = RunHost(
@@ -304,9 +346,10 @@ class Player:
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                if self._rerun not in self._contexts:
-                    self._contexts[self._rerun] = prepare(self._options())
-                context = replace(self._contexts[self._rerun], warnings=[])
+                key = self._rerun, start.number % self._world.job.shards
+                if key not in self._contexts:
+                    self._contexts[key] = prepare(self._options(start.number))
+                context = replace(self._contexts[key], warnings=[])
                 start.options = self._rerun_options
                 ending = execute_run(context, host)
             start = self._starts[-1]
@@ -321,7 +364,7 @@ class Player:
     def _rerun_options(self) -> dict[str, Json]:
         return self._world.rerun_options if self._rerun else {}
 
-    def _options(self) -> RunOptions:
+    def _options(self, start: int) -> RunOptions:
         return RunOptions(
             job=Path("job.yaml"),
             cwd=self._folder,
@@ -329,7 +372,7 @@ class Player:
             progress="none",
             tables=False,
             command=["bagent", "run", "job.yaml"],
-            **self._world.job.options,
+            **_options(self._world.job, start),
             **self._rerun_options,
         )
 
@@ -406,7 +449,9 @@ class Player:
         self._loop = loop
         if self._starts[-1].killed_by_power:
             self._lose_power()
-        woken = Start(len(self._starts), self._clock.now, woken=True)
+        woken = Start(
+            len(self._starts), self._clock.now, woken=True, answers=self._world.job.answers
+        )
         woken.versions, woken.options = self._starts[-1].versions, start.options
         owner = read_owner(self._run / "owner.json")
         woken.lost = owner is None or owner.pid != machine.pid
@@ -422,7 +467,7 @@ class Player:
         machine.pid = first + 1000
         machine.alive.add(machine.pid)
         try:
-            self._rival = open_run(prepare(self._options()), threaded=False)
+            self._rival = open_run(prepare(self._options(start.number)), threaded=False)
             start.two_owners = owned
         except BagentError:
             machine.alive.discard(machine.pid)
@@ -442,15 +487,19 @@ class Player:
         start.results = list(
             iter_results(self._run, ResultQuery(ordered=True), report=start.reports.append)
         )
-        start.attempts = [
-            record
-            for path in sorted((self._run / "journal").glob("attempts-*.jsonl"))
-            for record in _records(path)
-        ]
+        start.attempts = self._journal_records("attempts")
+        start.tool_records = self._journal_records("tools")
         with contextlib.suppress(OSError, msgspec.DecodeError):
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
         run = RunDir(self._run)
         start.status = describe(run, start.reports.append)
+
+    def _journal_records(self, stream: str) -> list[dict[str, Json]]:
+        return [
+            record
+            for path in sorted((self._run / "journal").glob(f"{stream}-*.jsonl"))
+            for record in _records(path)
+        ]
 
 
 _OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
@@ -461,10 +510,26 @@ def _kind_keys(world: World) -> dict[str, Json]:
     """Return the keys of the job file for a kind of job."""
     if world.job.kind == "schema":
         return {"output": {"schema": SCHEMA, "retries": 2, "truncated": world.job.truncated}}
+    if world.job.kind == "agents":
+        return agents.job_keys()
+    if world.job.kind == "batches":
+        return provider.job_keys()
+    if world.job.kind == "stages":
+        return stages.job_keys(world.job.topology)
     if world.job.kind == "lists":
         prompt = {"raw": "<<{{ n }}v{{ v }}>> {{ text }}"}
         return {"prompt": prompt, "batching": {"mode": "completions", "size": 8}}
     return {}
+
+
+def _options(job: JobSpec, start: int) -> dict[str, Json]:
+    """Return the options of the command of a start."""
+    options = dict(job.options)
+    if job.deadline is not None:
+        options["deadline"] = f"{job.deadline:g}s"
+    if job.shards > 1:
+        options["shard"] = f"{start % job.shards + 1}/{job.shards}"
+    return options
 
 
 def _records(path: Path) -> Iterator[dict[str, Json]]:

@@ -13,11 +13,14 @@ from worlds.evidence import (
     before,
     events_of,
     invariant,
+    invariant_for,
     is_answer,
     is_simple,
     new_results,
+    row_invariant,
     sent_by_row,
     sent_in,
+    unit_of,
     work_seconds,
 )
 from worlds.network import COUNTED, Sent, base_kind
@@ -113,7 +116,7 @@ def a_late_row_is_copied(history: History) -> Problems:
                 yield f"row {row} was sent at {requests[0].at} and had no copy at {at}"
 
 
-@invariant
+@row_invariant
 def each_request_is_in_the_attempts(history: History) -> Problems:
     """The table of attempts has each request that was answered, with its status."""
     for start in history.starts:
@@ -129,7 +132,7 @@ def each_request_is_in_the_attempts(history: History) -> Problems:
             if sent.status is not None and sent.gone is None
         )
         recorded = Counter(
-            (attempt["row"], attempt["status_code"])
+            (unit_of(history, attempt), attempt["status_code"])
             for attempt in attempts
             if attempt.get("status_code") is not None
         )
@@ -175,7 +178,7 @@ def _is_suspected(all_requests: Sequence[Sent], requests: Sequence[Sent]) -> boo
     return False
 
 
-@invariant
+@row_invariant
 def no_row_fails_for_an_endpoint(history: History) -> Problems:
     """A row fails for a passing reason only if healthy servers failed it.
 
@@ -238,7 +241,7 @@ def a_retry_goes_elsewhere_first(history: History) -> Problems:
     world = history.world
     if not is_simple(history) or len(world.endpoints) < 2 or world.job.per_endpoint != "auto":
         return
-    replies = {base_kind(reply) for row in world.rows for reply in row.replies}
+    replies = {base_kind(reply) for row in world.units for reply in row.replies}
     if replies & {"429", "503", "529", "reset", "cut"}:
         return  # the other server may have to rest
     for row, requests in sent_by_row(history, 0).items():
@@ -298,7 +301,7 @@ def retries_do_not_wait_needlessly(history: History) -> Problems:
 @invariant
 def slots_are_used(history: History) -> Problems:
     """Without a fault the rows take no longer than their slots need."""
-    if not is_simple(history) or any(row.replies != ("ok",) for row in history.world.rows):
+    if not is_simple(history) or any(row.replies != ("ok",) for row in history.world.units):
         return
     world, start = history.world, history.starts[0]
     slots = 64 * len(world.endpoints)
@@ -307,8 +310,8 @@ def slots_are_used(history: History) -> Problems:
     if world.job.concurrency != "auto":
         slots = min(slots, int(world.job.concurrency))
     slowest = max(endpoint.speed for endpoint in world.endpoints)
-    seconds = sum(row.seconds for row in world.rows) * slowest / slots
-    longest = max(row.seconds for row in world.rows) * slowest
+    seconds = sum(row.seconds for row in world.units) * slowest / slots
+    longest = max(row.seconds for row in world.units) * slowest
     if start.ended - start.began > 1.1 * seconds + longest + 2.0:
         yield f"{start.ended - start.began:.2f} s for {seconds:.2f} s of work"
 
@@ -373,7 +376,8 @@ def an_outage_stops_in_time(history: History) -> Problems:
     3 s where all refuse key or model, 10 s else. Rows that are refused as at a busy server may stop
     it as well."""
     for start in history.starts:
-        if start.code not in (75, 76) or events_of(history, start.number):
+        limited = history.world.job.deadline is not None or history.world.job.budget is not None
+        if start.code not in (75, 76) or limited or events_of(history, start.number):
             continue
         if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(
             endpoint.windows for endpoint in history.world.endpoints
@@ -413,7 +417,7 @@ def _well_before(windows: Sequence[Window], at: float) -> float:
     return at - begin if at <= noticed else 0.0
 
 
-@invariant
+@invariant_for("single", "schema", "lists", "agents", "stages")
 def limits_are_kept(history: History) -> Problems:
     """No more rows are in flight than ``limits.concurrency`` and ``limits.per_endpoint`` allow; a
     row that is sent to two servers counts at each, and as one of the run."""
@@ -442,9 +446,9 @@ def limits_are_kept(history: History) -> Problems:
 def shares_are_fair(history: History) -> Problems:
     """Equal servers without a fault get about equal shares of many rows."""
     world = history.world
-    if not is_simple(history) or len(world.rows) < 20 * len(world.endpoints):
+    if not is_simple(history) or len(world.units) < 20 * len(world.endpoints):
         return
     counts = Counter(sent.endpoint for sent in history.network.sent)
     fewest = min(counts[number] for number in range(len(world.endpoints)))
-    if fewest < 0.5 * len(world.rows) / len(world.endpoints):
+    if fewest < 0.5 * len(world.units) / len(world.endpoints):
         yield f"requests by endpoint {dict(counts)}"

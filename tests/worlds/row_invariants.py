@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from bagent.types import PASSING_KINDS
 from worlds.clock import EPOCH
@@ -13,33 +14,36 @@ from worlds.evidence import (
     before,
     events_of,
     has_opened,
-    invariant,
     is_answer,
     is_due,
     is_failed,
+    kept_invariant,
     may_lose_requests,
     new_results,
+    outcome_invariant,
     results_of,
+    row_invariant,
     sent_by_row,
     terminal,
+    unit_of,
     version_of,
 )
-from worlds.network import LASTING, answer_text
+from worlds.network import LASTING, answer_text, base_kind
 from worlds.play import History
 
 
-@invariant
+@outcome_invariant
 def each_row_has_one_outcome(history: History) -> Problems:
     """A row is never there twice, and at the end each has its outcome."""
     for start in history.starts:
-        numbers = [result["row"] for result in start.results]
+        numbers = [unit_of(history, result) for result in start.results]
         if len(set(numbers)) < len(numbers):
             yield f"start {start.number}: rows {numbers}"
-        if start.code in (0, 1) and numbers != list(range(len(history.world.rows))):
+        if start.code in (0, 1) and numbers != list(range(len(history.world.units))):
             yield f"start {start.number} ended with {start.code}: rows {numbers}"
 
 
-@invariant
+@kept_invariant
 def finished_rows_stay(history: History) -> Problems:
     """An ok row keeps its answer, whatever kills later starts; after a loss of power, those that
     finished within the last second may be lost, and those whose sync failed.
@@ -65,7 +69,7 @@ def finished_rows_stay(history: History) -> Problems:
                 yield f"row {row} was ok after start {earlier.number}, now {after.get(row)}"
 
 
-@invariant
+@kept_invariant
 def finished_rows_are_not_sent_again(history: History) -> Problems:
     """A row is not sent again that is ok, or that failed for a reason that will stay.
 
@@ -85,7 +89,7 @@ def finished_rows_are_not_sent_again(history: History) -> Problems:
             )
 
 
-@invariant
+@row_invariant
 def a_start_that_ends_has_done_all(history: History) -> Problems:
     """A start that ends with 0 or 1 has sent each row without outcome, each one that may come out
     otherwise now, and each edited one."""
@@ -95,14 +99,16 @@ def a_start_that_ends_has_done_all(history: History) -> Problems:
             continue
         results = {} if previous is None else results_of(previous)
         sent = sent_by_row(history, start.number)
-        for row, spec in enumerate(history.world.rows):
+        for row, spec in enumerate(history.world.units):
             result = results.get(row)
             due = result is None or is_due(history, start, row, result)
+            if results_of(start).get(row, {}).get("error_kind") == "tool":
+                continue  # its last turn was in the journal
             if due and row not in sent and spec.replies != ("unreadable",):
                 yield f"start {start.number}: row {row} was not sent, before it was {result}"
 
 
-@invariant
+@row_invariant
 def outcomes_count_their_attempts(history: History) -> Problems:
     """The attempts of an outcome are the requests of its start; its endpoint answered the last."""
     for start in history.starts:
@@ -117,14 +123,16 @@ def outcomes_count_their_attempts(history: History) -> Problems:
                 named = f"server{first.endpoint}:8000" if first else "none"
                 if result["endpoint"] != named:
                     yield f"row {row}: {result['endpoint']}, answered by {named}"
+            if history.world.job.kind == "agents":  # turns of earlier starts count
+                requests = [sent for sent in history.network.sent if row in sent.rows]
             lost = may_lose_requests(history)
-            if result["attempts"] < len(requests) or (
+            if result["attempts"] < len(sent.get(row, [])) or (
                 not lost and result["attempts"] > len(requests)
             ):
                 yield f"row {row}: {result['attempts']} attempts, {len(requests)} requests"
 
 
-@invariant
+@row_invariant
 def an_answer_that_arrived_is_finished(history: History) -> Problems:
     """A row whose answer came is on disk, from the moment after."""
     for start in history.starts:
@@ -141,12 +149,20 @@ def an_answer_that_arrived_is_finished(history: History) -> Problems:
                     yield f"row {row} was answered at {sent.done}, and is {results.get(row)}"
 
 
-@invariant
+def _last_reply(history: History, row: int, result: dict[str, Any]) -> str:
+    """Return the reply that decided about a row; those before it asked for tools or a retry."""
+    spec = history.world.units[row]
+    if history.world.job.kind == "agents" and result["status"] != "ok":
+        return base_kind(spec.replies[-1])
+    return terminal(spec)[1]
+
+
+@kept_invariant
 def outcomes_are_right(history: History) -> Problems:
     """An outcome is what the servers answered to this row: its text, or its kind of failure."""
     for start in history.starts:
         for row, result in results_of(start).items():
-            _, last = terminal(history.world.rows[row])
+            last = _last_reply(history, row, result)
             status, kind = result["status"], result["error_kind"]
             where = f"start {start.number} row {row}: {status} {kind} {result['error']!r}"
             if status == "ok" or not is_failed(history, result):
@@ -161,7 +177,9 @@ def outcomes_are_right(history: History) -> Problems:
                 if status != "bad_input":
                     yield where
             elif kind == "schema":
-                if "invalid" not in history.world.rows[row].replies:
+                if "invalid" not in history.world.units[row].replies:
                     yield where
+            elif kind in ("max_turns", "tool"):
+                pass  # agents_end_as_their_turns_say
             elif kind not in PASSING_KINDS and kind != LASTING.get(last):
                 yield f"{where}, its replies end with {last!r}"

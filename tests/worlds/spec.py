@@ -16,6 +16,10 @@ class RowSpec:
     """What healthy servers answer to its requests, one after the other; the last one stays."""
     seconds: float = 1.0
     """How long an answer takes."""
+    stage: str = ""
+    """The stage that its replies are for; its requests of others are answered well."""
+    calls: tuple[tuple[str, ...], ...] = ()
+    """The tool calls of each turn of an agent before its answer: ``act:slow``, ``look:fail``."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,16 @@ class Event:
 class JobSpec:
     """The job."""
 
-    kind: Literal["single", "schema", "lists"] = "single"
+    kind: Literal["single", "schema", "lists", "agents", "stages", "batches", "shards"] = "single"
     """``single``: one chat a row; ``schema``: the same with a schema, and answers that are not
-    valid are asked again; ``lists``: raw prompts, several in a request."""
+    valid are asked again; ``lists``: raw prompts, several in a request; ``agents``: chats
+    with tools; ``stages``: several stages; ``batches``: batches of a provider;
+    ``shards``: starts take turns with the shards of the rows."""
+    topology: str = ""
+    """The topology of a job with stages."""
+    shards: int = 1
+    answers: int = 1
+    """Answers of each row."""
     retries: int = 2
     concurrency: int | str = 8
     per_endpoint: int | str = "auto"
@@ -78,6 +89,10 @@ class JobSpec:
     allow_failures: int = 0
     segment_bytes: int | None = None
     """Size of a segment of the journal; None: the usual one, which no world fills."""
+    deadline: float | None = None
+    """Seconds that each start has."""
+    budget: float | None = None
+    """Dollars that each start may spend; a token of an answer costs one."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``bagent run``."""
 
@@ -97,3 +112,15 @@ class World:
     """The same command is given once more after the end."""
     rerun_options: dict[str, Any] = field(default_factory=dict)
     """More options of that command."""
+    batches: tuple[str, ...] = ()
+    """How batches go, in the order of their creation: ``slow:600``, ``expired``, ``lost-line``,
+    ``lost-reply`` of the creation, ``failed`` poll, ``cut`` download, or a status that refuses."""
+
+    @property
+    def units(self) -> tuple[RowSpec, ...]:
+        """What is asked for: each row, as often as it has answers."""
+        return tuple(row for row in self.rows for _ in range(self.job.answers))
+
+    def unit(self, row: int, answer: int) -> int:
+        """Return the number of one answer of a row among all units."""
+        return row * self.job.answers + answer

@@ -1,0 +1,59 @@
+"""Invariants of jobs whose rows go in batches of a provider."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from worlds.evidence import Problems, invariant_for, is_answer, results_of
+from worlds.network import Sent
+from worlds.play import History
+
+
+@invariant_for("batches")
+def no_row_is_paid_twice(history: History) -> Problems:
+    """Whatever kills the process, a row that the provider answered well is in no other batch."""
+    answered: dict[tuple[int, int], Sent] = {}
+    for sent in history.network.sent:
+        unit = sent.rows[0], sent.versions[0]
+        if unit in answered and not _is_edited_back(history, unit):
+            yield f"row {unit} was answered in the batch of {answered[unit].at} and of {sent.at}"
+        if is_answer(sent):
+            answered[unit] = sent
+
+
+def _is_edited_back(history: History, unit: tuple[int, int]) -> bool:
+    return any(start.versions.get(unit[0], 0) > unit[1] for start in history.starts[:-1])
+
+
+@invariant_for("batches")
+def each_batch_is_read(history: History) -> Problems:
+    """No batch is forgotten with the provider: at the end each one has been downloaded."""
+    provider, last = history.provider, history.starts[-1]
+    if last.code not in (0, 1):
+        return
+    for batch in provider.batches.values():
+        if not provider.fetched[batch.id]:
+            yield f"{batch} was never read"
+
+
+@invariant_for("batches")
+def a_paid_answer_is_a_result(history: History) -> Problems:
+    """What the provider answered well is the result of its row at the end."""
+    last = history.starts[-1]
+    if last.code not in (0, 1):
+        return
+    results = results_of(last)
+    for sent in history.network.sent:
+        row = sent.rows[0]
+        current = sent.versions[0] == last.versions.get(row, 0)
+        if is_answer(sent) and current and results.get(row, {}).get("status") != "ok":
+            yield f"row {row} was answered at {sent.done}, and is {results.get(row)}"
+
+
+@invariant_for("batches")
+def batches_are_made_once(history: History) -> Problems:
+    """No two batches of a provider have the same requests."""
+    labels = Counter(batch.label for batch in history.provider.batches.values())
+    for label, count in labels.items():
+        if count > 1:
+            yield f"{count} batches have the label {label}"

@@ -1,0 +1,275 @@
+"""Invariants of jobs with several stages."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import Any
+
+from bagent.types import PASSING_KINDS
+from worlds.evidence import DISK, ORDERLY, Problems, events_of, invariant_for, is_answer, sent_in
+from worlds.network import LASTING, Sent, base_kind
+from worlds.play import History
+from worlds.stages import ANSWERS, LAST, ROUNDS, TOPOLOGIES, digest_of, items_of, label_of, leaves
+
+Result = dict[str, Any]
+Key = tuple[str, Any, Any, int]
+
+
+@invariant_for("stages")
+def each_result_is_there_once(history: History) -> Problems:
+    """No stage has two results for one row and answer."""
+    for start in history.starts:
+        counts = Counter(_key(result) for result in start.results)
+        for key, count in counts.items():
+            if count > 1:
+                yield f"start {start.number}: {key} is there {count} times"
+
+
+@invariant_for("stages")
+def an_answered_request_is_not_sent_again(history: History) -> Problems:
+    """What was answered well is on disk, whatever kills the process, and is not asked again."""
+    if any(start.killed_by_power for start in history.starts) or _kinds(history) & DISK:
+        return
+    answered: dict[str, Sent] = {}
+    for start in history.starts:
+        for sent in sent_in(history, start.number):
+            first = answered.get(sent.keys[0])
+            if first is not None:
+                yield f"{sent.stage} of row {sent.rows} answered at {first.done}, sent at {sent.at}"
+            good = is_answer(sent) and sent.status == 200
+            if good and sent.done is not None and sent.done < start.ended:
+                answered[sent.keys[0]] = sent
+
+
+@invariant_for("stages")
+def finished_results_stay(history: History) -> Problems:
+    """A good result stays as it is, unless rows were edited, or an earlier stage had failures."""
+    for earlier, later in pairwise(history.starts):
+        if later.killed_by_power or earlier.versions != later.versions:
+            continue
+        failed = {result["stage"] for result in earlier.results if result["status"] != "ok"}
+        order = _stages(history)
+        after = {_key(result): result for result in later.results}
+        for result in earlier.results:
+            stage = result["stage"]
+            if result["status"] != "ok" or failed & set(order[: order.index(stage)]):
+                continue
+            if stage in failed and stage in ("reduce", "blackboard", "alpha", "beta"):
+                continue
+            new = after.get(_key(result))
+            if new is None or (new["text"], new["output"]) != (result["text"], result["output"]):
+                yield f"after start {earlier.number}: {result}, now {new}"
+
+
+@invariant_for("stages")
+def answers_are_made_of_the_present_ones(history: History) -> Problems:
+    """At the end each answer was given to a prompt with the present answers before it."""
+    start = history.starts[-1]
+    if start.code not in (0, 1):
+        return
+    prompts = {sent.keys[0]: sent for sent in history.network.sent}
+    by_ref = {f"{r['stage']}:{r['id']}:{r['answer']}": r for r in start.results}
+    ambiguous = _ambiguous_ids(history)
+    for result in start.results:
+        digest = digest_of(result)
+        if result["status"] != "ok" or digest is None or result["stage"] == "item":
+            continue
+        sent = prompts.get(digest)
+        if sent is None or sent.stage not in result["stage"]:
+            yield f"{_key(result)}: no request for {result['text']}"
+            continue
+        row = result["row"]
+        if row is not None and sent.stage != "reduce":
+            version = start.versions.get(row, 0)
+            if f"<<{row}v{version}>>" not in sent.prompt:
+                yield f"{_key(result)} is of row {row} in version {version}: {sent.prompt}"
+        for ref in result["parents"] or ():
+            parent = by_ref.get(ref)
+            if parent is None:
+                yield f"{_key(result)}: no parent {ref}"
+            elif parent["status"] == "ok" and not ambiguous and result["stage"] in _READERS:
+                shown = digest_of(parent)
+                if shown is not None and shown not in sent.prompt:
+                    yield f"{_key(result)} was made of another {ref} than {parent['text']}"
+
+
+_READERS = ("step2", "judge", "reduce")
+"""Stages whose prompts show the answers of all their parents."""
+
+
+@invariant_for("stages")
+def a_reduction_has_each_row_once(history: History) -> Problems:
+    """What remains of a reduction is made of each good row before it, once."""
+    start, topology = history.starts[-1], history.world.job.topology
+    if start.code not in (0, 1) or topology not in ("map_reduce", "tree_reduce"):
+        return
+    results = [result for result in start.results if result["stage"] == "reduce"]
+    used = Counter(ref for result in results for ref in result["parents"] or ())
+    for ref, count in used.items():
+        if count > 1:
+            yield f"{ref} is in {count} groups"
+    top = [r for r in results if f"reduce:{r['id']}:0" not in used]
+    good = [r for r in start.results if r["stage"] == "map" and r["status"] == "ok"]
+    if len(top) != 1:
+        yield f"{len(top)} rows remain: {[r['id'] for r in top]}"
+    elif all(result["status"] == "ok" for result in results):
+        expected = leaves(" ".join(result["text"] for result in good))
+        if leaves(top[0]["text"] or "") != expected:
+            yield f"made of {leaves(top[0]['text'] or '')}, expected {expected}"
+
+
+@invariant_for("stages")
+def each_stage_has_its_results(history: History) -> Problems:
+    """At the end no row is missing in a stage, and none is too many."""
+    start, world = history.starts[-1], history.world
+    if start.code not in (0, 1):
+        return
+    rows = len(world.rows)
+    counts = Counter(result["stage"] for result in start.results)
+    good = Counter(result["stage"] for result in start.results if result["status"] == "ok")
+    expected: dict[str, int] = {}
+    match world.job.topology:
+        case "pipeline":
+            expected = dict.fromkeys(("step1", "step2", "step3"), rows)
+        case "judge":
+            expected = {"answer": rows * ANSWERS["judge"], "judge": good["answer"]}
+        case "vote":
+            expected = {"sample": rows * ANSWERS["vote"]}
+        case "map_reduce" | "tree_reduce":
+            expected = {"map": rows}
+        case "plan":
+            parts = sum(
+                items_of(f"<<{result['row']}v0>>") if result["status"] == "ok" else 1
+                for result in start.results
+                if result["stage"] == "plan"
+            )
+            expected = {"plan": rows, "item": parts, "work": parts, "reduce": rows}
+        case "blackboard":
+            expected = {"blackboard": rows}
+            if good["blackboard"] == rows:
+                expected |= dict.fromkeys(("blackboard.alpha", "blackboard.beta"), rows * ROUNDS)
+        case "broadcast":
+            expected = {"broadcast": rows * len(world.endpoints), "reduce": rows}
+    for stage, number in expected.items():
+        if counts[stage] != number:
+            yield f"stage {stage} has {counts[stage]} results, expected {number}: {dict(counts)}"
+
+
+@invariant_for("stages")
+def votes_are_counted_right(history: History) -> Problems:
+    """The winner of a vote has the most good answers of its row."""
+    start = history.starts[-1]
+    if start.code not in (0, 1) or history.world.job.topology != "vote":
+        return
+    votes = defaultdict[int, Counter[str]](Counter)
+    for result in start.results:
+        if result["stage"] == "sample" and result["status"] == "ok":
+            votes[result["row"]][label_of(digest_of(result) or "0")] += 1
+    winners = {r["row"]: r["output"] for r in start.results if r["stage"] == "vote"}
+    for row, counts in votes.items():
+        output = winners.get(row)
+        most = max(counts.values())
+        if output is None or (counts[output["winner"]], output["votes"]) != (most, most):
+            yield f"row {row}: {dict(counts)}, {output}"
+
+
+@invariant_for("stages")
+def stages_fail_for_a_reason(history: History) -> Problems:
+    """A result fails for what servers answered to it, never for an endpoint's sake."""
+    single = history.world.job.retries == 0
+    for start in history.starts:
+        for result in start.results:
+            kind, stage, row = result["error_kind"], result["stage"], result["row"]
+            if result["status"] == "ok" or kind == "bad_input" or row is None:
+                continue
+            name = stage.rpartition(".")[2]
+            requests = [
+                sent
+                for sent in history.network.sent
+                if sent.stage == name and (row in sent.rows or name == "reduce")
+            ]
+            replies = [sent.reply for sent in requests]
+            where = f"start {start.number} {_key(result)}: {kind} {result['error']!r} {replies}"
+            if kind in PASSING_KINDS:
+                if single and kind == "timeout" and "hang" in replies:
+                    continue
+                if all(sent.by_endpoint for sent in requests):
+                    yield where
+            elif kind not in (LASTING.get(base_kind(reply)) for reply in replies):
+                yield where
+
+
+@invariant_for("stages")
+def stage_totals_agree(history: History) -> Problems:
+    """Exit code and summary count the rows of the last stage, and those that were dropped."""
+    for start in history.starts:
+        if start.code not in (0, 1) or start.ending is None:
+            continue
+        last = _last(history)
+        statuses = Counter(r["status"] for r in start.results if r["stage"] == last)
+        totals = start.ending.snapshot.totals
+        if dict(statuses) != {k: v for k, v in totals.by_status.items() if v}:
+            yield f"start {start.number}: results {dict(statuses)}, summary {totals.by_status}"
+        dropped = sum(start.ending.snapshot.dropped.values())
+        failed = statuses.total() - statuses["ok"] + dropped
+        if (start.code == 1) != (failed > 0):
+            yield f"start {start.number}: {start.code}, {failed} failed: {dict(statuses)}"
+
+
+@invariant_for("stages")
+def each_stage_request_is_in_the_attempts(history: History) -> Problems:
+    """The table of attempts has each request that was answered, with stage and status."""
+    counted = 0
+    for start in history.starts:
+        attempts = start.attempts[counted:]
+        counted = len(start.attempts)
+        if start.code not in ORDERLY or start.killed_by_power:
+            continue
+        expected = Counter(
+            (sent.stage, sent.status)
+            for sent in sent_in(history, start.number)
+            if sent.status is not None and sent.gone is None
+        )
+        recorded = Counter(
+            (attempt["stage"].rpartition(".")[2], attempt["status_code"])
+            for attempt in attempts
+            if attempt.get("status_code") is not None
+        )
+        if expected != recorded:
+            yield (
+                f"start {start.number}: not recorded {expected - recorded},"
+                f" not sent {recorded - expected}"
+            )
+
+
+def _key(result: Result) -> Key:
+    return result["stage"], result["row"], result["id"], result["answer"]
+
+
+def _kinds(history: History) -> set[str]:
+    return {kind for start in history.starts for kind in events_of(history, start.number)}
+
+
+def _last(history: History) -> str:
+    topology = history.world.job.topology
+    return LAST.get(topology, "reduce")
+
+
+def _stages(history: History) -> list[str]:
+    """Return the stages of a world in order, as results name them."""
+    match history.world.job.topology:
+        case "blackboard":
+            return ["blackboard.alpha", "blackboard.beta", "blackboard"]
+        case "plan":
+            return ["plan", "item", "work", "reduce"]
+        case "vote":
+            return ["sample", "vote"]
+        case topology:
+            return list(TOPOLOGIES[topology])
+
+
+def _ambiguous_ids(history: History) -> bool:
+    """Return whether two rows have one id, so that parents do not tell them apart."""
+    ids = [str(row.id) for row in history.world.rows]
+    return len(set(ids)) < len(ids)
