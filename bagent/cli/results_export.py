@@ -115,7 +115,8 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
         selected = _columns(request, connection, answers)
     elif not names:
         selected = ", ".join(map(quoted, RESULTS))
-    filtered = f"select * from {source}{_condition(request, connection, source, answers)}{_order(request)}"
+    condition = _condition(request, connection, source, answers)
+    filtered = f"select * from {source}{condition}{_order(request)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
         filtered = f"select * replace ({replaced}) from ({filtered})"

@@ -317,7 +317,8 @@ class RowReader:
         for source in sources:
             if isinstance(source, StdinSource):
                 replace = self._config.replace_stdin
-                chunks = StdinReader(self._spool, stdin, self._cancel, replace=replace).chunks(bases)
+                reader = StdinReader(self._spool, stdin, self._cancel, replace=replace)
+                chunks = reader.chunks(bases)
             else:
                 chunks = source_chunks(
                     *(source, self._config.base, progress, self._cancel, warnings), self._columns
