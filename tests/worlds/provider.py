@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bagent.backends.openai.errors import failure_from_status
 
+from bagent.backends.failures import failure_from_status
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import fetch_all
