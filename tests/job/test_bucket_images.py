@@ -155,6 +155,11 @@ def test_folders_that_are_none_are_refused(tmp_path, folder, message):
         prompt_of(tmp_path, PHOTO % f'image_folders: ["{folder}"]')
 
 
+def test_folders_for_a_prompt_without_images_are_refused(tmp_path):
+    with pytest.raises(BagentError, match="the prompt has no images"):
+        prompt_of(tmp_path, '{user: "{{ photo }}", image_folders: s3://b/in}')
+
+
 def test_a_missing_driver_is_an_error_before_any_row(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(BagentError, match=r"gs:// needs gcsfs \(pip install"):

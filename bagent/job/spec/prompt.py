@@ -199,6 +199,13 @@ class PromptSpec(Section):
                 'without it write messages: [{role: user, content: [{image: "{{ field }}"}, ...]}]',
                 key="images_from",
             )
+        parts = [part for message in self.messages for part in message.content.parts]
+        if self.image_folders and not (self.messages_from or any(part.image for part in parts)):
+            raise invalid(
+                "the prompt has no images",
+                'write messages: [{role: user, content: [{image: "{{ field }}"}, ...]}]',
+                key="image_folders",
+            )
         if self.system and not (self.user or self.messages_from):
             raise invalid("user is missing", "a system message alone asks nothing", key="system")
         return self
