@@ -15,6 +15,11 @@ map, expand, embed, loop                  kinds of stages
 reduce, reduction_tree                    reductions
 sql, query, sql_recipes, uncertainty      queries and measures
 
+To add a topology: its name in ``Topology`` of :mod:`bagent.job.spec.stages` and a function in
+``topologies``. To add a kind of stage: its name in ``StageKind`` there, a module here, its place in
+``ASKING_KINDS`` of ``prepare`` if it sends requests, and a case in ``runs/build.py``, which makes
+the stages of a run.
+
 How a row runs
 --------------
 `row_runner.py:RowRunner.run` takes the next row once the fleet has room for its call.
