@@ -124,6 +124,13 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
+BUSY_CLIENT = "next: the same command on a client with more cores, with more --workers or alone"
+"""What a load test prints last where other programs kept its client from being on time."""
+
+QUIET_LINES = re.compile(r"^(wrote the|next:) .*\n", re.MULTILINE)
+"""What it prints only on a machine that is quiet enough."""
+
+
 def check_page(page: Path, folder: Path, *, update: bool) -> list[str]:
     """Run the commands of a page in ``folder`` and return how outputs differ from the page.
 
@@ -149,7 +156,11 @@ def check_page(page: Path, folder: Path, *, update: bool) -> list[str]:
             output = step.output
             if step.command.split()[0] not in HIDDEN:
                 actual = shell.run(step.command)
-                if not agrees(output, actual):
+                if BUSY_CLIENT in actual:  # a load test judges nothing then, and says so
+                    output_to_find = QUIET_LINES.sub("", output) + BUSY_CLIENT + "\n"
+                else:
+                    output_to_find = output
+                if not agrees(output_to_find, actual):
                     differences.append(f"$ {step.command}\n{actual}\n--- shown:\n{output}")
                     output = actual if not actual or actual.endswith("\n") else f"{actual}\n"
             parts.append(f"$ {step.command}\n{output}")
