@@ -75,6 +75,17 @@ class Row(msgspec.Struct, frozen=True):
     """The only endpoint that may answer it."""
 
 
+PROGRAM_ROWS = "rows"
+"""The source of rows that a program gives to the library."""
+
+
+def row_location(source: str, line: int) -> str:
+    """Return where a row is, for people: ``FILE:LINE``; the file alone where lines have no number."""
+    if source == PROGRAM_ROWS:
+        return f"row {line} of {source}"
+    return f"{source}:{line}" if line else source
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token counts as reported by the server; an unreported count is None.
 

@@ -22,7 +22,7 @@ from bagent.check.report import (
 from bagent.check.sample import message_text
 from bagent.money.prices import FLEET
 from bagent.observe.formatting import counted, money, name_of, visible
-from bagent.types import Json, Message
+from bagent.types import Json, Message, row_location
 
 WIDTH = 80
 LABEL = 12
@@ -308,7 +308,8 @@ def _listed(label: str, rows: Iterable[RowReport], count: int) -> Iterator[tuple
 
 def _row(id_: Json, source: str, line: int) -> str:
     name = name_of(id_)
-    return f"row {name} ({visible(source)}:{line})" if name else f"row {visible(source)}:{line}"
+    location = visible(row_location(source, line))
+    return f"row {name} ({location})" if name else f"row {location}"
 
 
 # --- what is shared -----------------------------------------------------------------------------

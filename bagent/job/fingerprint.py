@@ -25,6 +25,7 @@ PARTS = (
     "stages",
     "topology",
     "output",
+    "id",
 )
 """The names of the parts. The model is not among them: only endpoints know what ``auto`` is."""
 
@@ -41,7 +42,8 @@ def fingerprint_parts(job: Job) -> dict[str, str]:
 
     Files count by content, not by path; a schema file by its values, not by its spacing, and
     with the files that it refers to. A default written out is the same as one left out. Backend,
-    hostfile, limits, batching, results and input are in no part.
+    hostfile, limits, batching, results and input are in no part. The field that names the rows is
+    one: under other names all rows would be sent again.
     """
     texts = job.source.texts
     agent = _values(job.agent, texts, _WAYS)
@@ -59,6 +61,7 @@ def fingerprint_parts(job: Job) -> dict[str, str]:
         "stages": stages,
         "topology": _values(job.topology, texts, leave_out),
         "output": output,
+        "id": None if job.id == "id" else job.id,  # the default of rows with that field
     }
     return {part: _sha256(values[part]) for part in PARTS}
 

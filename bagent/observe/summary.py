@@ -28,7 +28,9 @@ from bagent.observe.formatting import (
     totals_text,
     visible,
 )
+from bagent.observe.python_call import OPTION, command_text
 from bagent.observe.snapshot import ErrorGroup, Snapshot
+from bagent.types import row_location
 
 FAILED_QUERY = (
     "select id, error_kind, endpoint, attempts, error from results"
@@ -71,6 +73,11 @@ class Advice(msgspec.Struct, frozen=True):
     cut_at: tuple[int, int] | None = None
     none_ok: bool = False
 
+    @property
+    def noun(self) -> str:
+        """What resumes the run: a command, or a call of the library."""
+        return "call" if OPTION in self.command else "command"
+
 
 def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yield labelled lines; the last is the command to type next.
@@ -105,10 +112,10 @@ def mending(advice: Advice, kind: str, number: int) -> tuple[str, str]:
     """
     command = base_command(advice.command)
     if kind in advice.resent:
-        return "the same command sends these rows again", shlex.join(command)
+        return f"the same {advice.noun} sends these rows again", command_text(command)
     if kind == "bad_input":
-        return _cause(kind, number, advice), shlex.join(command)
-    return _cause(kind, number, advice), shlex.join(_retry(command, {kind: number}, advice))
+        return _cause(kind, number, advice), command_text(command)
+    return _cause(kind, number, advice), command_text(_retry(command, {kind: number}, advice))
 
 
 def base_command(command: Sequence[str]) -> list[str]:
@@ -126,16 +133,16 @@ def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, s
     """Yield the lines about the command that resumes a run that stopped early."""
     failed = _sent_after_repair(advice, by_kind)
     if not failed:
-        yield "advice", "the same command resumes where the run stopped"
-        yield "next", shlex.join(_resume_command(advice.command))
+        yield "advice", f"the same {advice.noun} resumes where the run stopped"
+        yield "next", command_text(_resume_command(advice.command))
         return
     causes = {kind: n for kind, n in failed.items() if kind != "rejected"}
     for kind, number in causes.items():
         yield "cause", _cause(kind, number, advice)
     rows = f"sends {kinds(failed)} again" if causes else "sends what was rejected"
-    yield "advice", f"this command resumes where the run stopped, and {rows}"
+    yield "advice", f"this {advice.noun} resumes where the run stopped, and {rows}"
     again = {kind: n for kind, n in by_kind.items() if kind in advice.resent}
-    yield "next", shlex.join(_retry(base_command(advice.command), failed | again, advice))
+    yield "next", command_text(_retry(base_command(advice.command), failed | again, advice))
 
 
 def _sent_after_repair(advice: Advice, by_kind: Mapping[str, int]) -> dict[str, int]:
@@ -176,8 +183,8 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         yield "look", f'bagent query {shlex.quote(advice.run)} "{FAILED_QUERY}"'
     sendable = {kind: n for kind, n in lasting.items() if kind != "bad_input"}
     if not again and not sendable:
-        yield "advice", "the same command reads the corrected lines and sends them"
-        yield "next", shlex.join(command)
+        yield "advice", f"the same {advice.noun} reads the corrected lines and sends them"
+        yield "next", command_text(command)
         return
     if not again:
         unless = " unless their input is mended" if "bad_input" in lasting else ""
@@ -185,14 +192,14 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         after = ", once the prompt is changed," if _needs_shorter_prompt(sendable, advice) else ""
         yield (
             "advice",
-            f"the same command sends none of these rows again{unless}; this one{after} {what}",
+            f"the same {advice.noun} sends none of these rows again{unless}; this one{after} {what}",
         )
-        yield "next", shlex.join(_retry(command, sendable, advice))
+        yield "next", command_text(_retry(command, sendable, advice))
         return
     if sendable:
-        yield "retry", shlex.join(_retry(command, sendable, advice))
-    yield "advice", f"the same command sends again what may come out otherwise: {kinds(again)}"
-    yield "next", shlex.join(command)
+        yield "retry", command_text(_retry(command, sendable, advice))
+    yield "advice", f"the same {advice.noun} sends again what may come out otherwise: {kinds(again)}"
+    yield "next", command_text(command)
 
 
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
@@ -574,7 +581,7 @@ def _group(group: ErrorGroup) -> str:
 
 def _example(group: ErrorGroup) -> str:
     row = f"row {group.row}" if group.id is None else f"row {group.id}"
-    location = f"{group.source}:{group.line}" if group.line else group.source
+    location = row_location(group.source, group.line) if group.source else ""
     where = f" ({location})" if location else ""
     at = f" at {group.endpoint}" if group.endpoints > 1 and group.endpoint else ""
     return f"{row}{where}{at}: {group.text or 'no error text'}"

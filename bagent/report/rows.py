@@ -9,6 +9,7 @@ from bagent.duck import literal
 from bagent.report.html import Html, block, heading, note, section, table, text
 from bagent.report.queries import ReportDb
 from bagent.store.tables.schema import same_unit
+from bagent.types import row_location
 
 MOST = 12
 SAMPLE = 300
@@ -112,7 +113,7 @@ def _row(row: dict[str, Any]) -> Html:
     ok = row["error_kind"] is None
     name = row["id"] if row["id"] is not None else f"row {row['row']}"
     labels = [row["stage"], row["endpoint"], row["error_kind"]]
-    location = f"{row['source']}:{row['line']}"
+    location = row_location(row["source"], row["line"])
     parts = [
         f'<div class="note">{escape(" · ".join(str(w) for w in (location, *labels) if w))}</div>'
     ]

@@ -22,7 +22,7 @@ from bagent.errors import InputError
 from bagent.rows.formats.duckdb_source import connect
 from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import clean_json, clean_text
-from bagent.types import Row
+from bagent.types import Row, row_location
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -292,7 +292,7 @@ class Condition:
         example = ""
         if warnings.is_new(FAILED):
             reason = str(self._error_for(cells)).partition("\n")[0]
-            example = f"{row.source}:{row.line}: {reason}"
+            example = f"{row_location(row.source, row.line)}: {reason}"
         warnings.add(FAILED, example)
 
     def _can_guard(self) -> bool:

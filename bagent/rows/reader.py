@@ -19,9 +19,9 @@ from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, 
 from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
-from bagent.rows.stdin import ROWS_OF_PROGRAM, STDIN, WAITING, Bases, StdinReader, StdinSpool
+from bagent.rows.stdin import STDIN, WAITING, Bases, StdinReader, StdinSpool
 from bagent.rows.warnings import RowWarnings
-from bagent.types import Row
+from bagent.types import PROGRAM_ROWS, Row
 
 
 def open_rows(
@@ -94,7 +94,7 @@ class RowReader:
         self._stdin = stdin
         self._spool = None
         if config.stdin_spool is not None:
-            name = ROWS_OF_PROGRAM if config.replace_stdin else STDIN
+            name = PROGRAM_ROWS if config.replace_stdin else STDIN
             self._spool = StdinSpool(config.stdin_spool, name)
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got

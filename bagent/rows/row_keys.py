@@ -20,7 +20,7 @@ from bagent.rows.hash_set import CompactHashSet
 from bagent.rows.resume_cache import AscendingIds, InputPiece, StoredIds
 from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import clean_json, clean_text
-from bagent.types import Json, Row
+from bagent.types import Json, Row, row_location
 
 _SIMPLE = {str, int}
 _NONE = {type(None)}
@@ -360,7 +360,7 @@ class _LinePositions:
         if position == _LAST_POSITION:
             return "an earlier row"
         number = bisect_right(self.starts, position) - 1
-        return f"{self.sources[number]}:{position - self.starts[number]}"
+        return row_location(self.sources[number], position - self.starts[number])
 
 
 def _hashes(ids: list[Json], bases: Sequence[int]) -> Sequence[int]:

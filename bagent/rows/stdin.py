@@ -15,13 +15,11 @@ from bagent.rows.formats.chunks import CancelToken
 from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
 from bagent.rows.formats.json import ROWS, ElementSplitter, LineSplitter, chunk_of, line_chunks
 from bagent.rows.row_keys import Occurrences, derive
+from bagent.types import PROGRAM_ROWS
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux
 
 STDIN = "stdin"
-
-ROWS_OF_PROGRAM = "rows"
-"""The source of rows that a program gives to the library."""
 
 WAITING = Chunk(STDIN, (), [])
 """Says that the next chunk may be long in coming."""
@@ -163,7 +161,7 @@ class StdinReader:
         self._stdin = stdin
         self._cancel = cancel
         self._replaces = replace and stdin is not None
-        self._name = ROWS_OF_PROGRAM if replace else STDIN
+        self._name = PROGRAM_ROWS if replace else STDIN
 
     def chunks(self, bases: Bases) -> Iterator[Chunk]:
         """Chunks, with :data:`WAITING` before every read of the pipe.

@@ -38,7 +38,7 @@ from bagent.stages.topologies import is_single_map
 from bagent.stages.validate import check_boards, check_joins, check_stages, check_vote
 from bagent.store.journal.done_index import ResumePolicy
 from bagent.text.suggest import did_you_mean
-from bagent.types import Json
+from bagent.types import Json, row_location
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
@@ -328,8 +328,8 @@ def open_input(
     if first and not sample:
         row = first[0]
         prepared.warnings.append(
-            f"none of the first {len(first)} rows can be read: {row.source}:{row.line}:"
-            f" {row.error}{_guess_format(row)}"
+            f"none of the first {len(first)} rows can be read:"
+            f" {row_location(row.source, row.line)}: {row.error}{_guess_format(row)}"
         )
     return rows
 

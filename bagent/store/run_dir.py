@@ -397,10 +397,13 @@ class RunDir:
         if not before:
             return []
         compared = {*before, *now} if "model" in now else {*before, *now} - {"model"}
+        if "id" not in before:  # an older version began the run
+            compared.discard("id")
         changed = sorted(key for key in compared if before.get(key) != now.get(key))
         if changed and on_change == "refuse":
+            effect = ", so each row counts as a new one" if "id" in changed else ""
             raise ChangedError(
-                f"{', '.join(changed)} changed since {self.path} was begun",
+                f"{', '.join(changed)} changed since {self.path} was begun{effect}",
                 hint=CHANGED_HINT,
             )
         return changed

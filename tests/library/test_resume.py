@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import bagent
+from bagent.cli.app import main
+from bagent.errors import ChangedError
 from support.in_process import tables_in_process
 from support.jobs import rows, write_job
 from support.replies import gated, ok
@@ -101,3 +103,36 @@ def test_failed_rows_that_are_not_given_again_leave_the_run(job: Path, fs: Any) 
     none = bagent.run(job, rows=[])
     assert list(none) == []
     assert len(bagent.open_run("job").df()) == 2
+
+
+def test_a_changed_id_is_refused_before_anything_is_sent(job_dir: Path, fs: Any) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    job = {"name": "n", "backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
+    values = [{"review_id": row["id"], "text": row["text"]} for row in rows(3)]
+    list(bagent.run(job, rows=values))
+    with pytest.raises(ChangedError, match="id changed"):
+        list(bagent.run(job | {"id": "review_id"}, rows=values))
+    assert len(fs.requests) == 3
+
+
+def test_rows_are_located_by_their_number(
+    job: Path, fs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="bagent")
+    list(bagent.run(job, rows=[*rows(2), {"id": "r1", "text": "again"}]))
+    assert '"r1" at row 3 of rows, before at row 1 of rows' in caplog.text
+
+
+def test_status_names_the_call_that_goes_on(
+    fs: Any, job_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fs.set_script({"*": [gated(ok("fine"))]})
+    job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
+    with bagent.run(job, rows=rows(3), name="reviews", options=["--limit", "2"]) as run:
+        results = iter(run)
+        fs.release()
+        next(results)
+    assert main(["status", "reviews"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split(maxsplit=1)
+    call = 'call run(job, rows=rows, name="reviews", options=["--limit", "2"]) again in Python'
+    assert last == ["next", f"{call}, with the same job and rows"]

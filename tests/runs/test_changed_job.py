@@ -63,3 +63,23 @@ def test_each_shard_accepts_a_change_once(fs, job_dir, bagent):
     assert (prompts.count("first"), prompts.count("second")) == (6, 6)
     [change] = json.loads(bagent(["status", "job", "--json"]).out)["changes"]
     assert (change["changed"], change["finished"]) == (["prompt"], 6)
+
+
+def test_another_field_as_the_id_is_refused_like_another_prompt(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    values = [{"id": row["id"], "name": f"n{row['id']}", "text": row["text"]} for row in rows(6)]
+
+    def again(*options, **keys):
+        write_job(job_dir, fs.url, values, prompt="id={{ id }}", results=NO_TABLES, **keys)
+        return bagent([*RUN, *options])
+
+    assert again().code == 0
+    assert again(id="id").code == 0  # the default of these rows
+    refused = again(id="name")
+    assert refused.code == 2
+    assert "id changed since " in refused.err
+    assert "so each row counts as a new one" in refused.err
+    for choice in ("--on-change continue", "--fresh", "--name"):
+        assert choice in refused.err
+    assert len(fs.requests) == 6
+    assert again("--on-change", "continue", id="name").code == 0

@@ -1,0 +1,43 @@
+"""The commands of runs that the library started are told as calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.observe.python_call import command_text
+from bagent.observe.summary import Advice, next_step
+
+DICT_JOB = [
+    *("bagent", "run", ".bagent-dd4c0a1b2c3d4e5f.yaml", "-o", "-"),
+    *("-i", "-", "--python", "rows"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["bagent", "run", "a b.yaml"], "bagent run 'a b.yaml'"),
+        (DICT_JOB, "call run(job, rows=rows) again in Python, with the same job and rows"),
+        (
+            ["bagent", "run", "job.yaml", "-o", "-", "--python", "job", "--ordered"],
+            'call run("job.yaml", ordered=True) again in Python, with the same job',
+        ),
+        (
+            [*DICT_JOB, "--name", "x", "--retry", "all", "--progress", "json"],
+            'call run(job, rows=rows, name="x", options=["--retry", "all"]) again in Python, with'
+            " the same job and rows",
+        ),
+    ],
+)
+def test_a_run_of_the_library_goes_on_by_a_call(command: list[str], text: str) -> None:
+    assert command_text(command) == text
+
+
+def test_failed_rows_are_sent_again_by_a_call() -> None:
+    advice = Advice(1, "runs/r", "runs/r", DICT_JOB, resent=frozenset({"timeout"}))
+    assert list(next_step(advice, {"timeout": 2})) == [
+        ("advice", "the same call sends again what may come out otherwise: timeout 2"),
+        ("next", "call run(job, rows=rows) again in Python, with the same job and rows"),
+    ]
+    *_, (_, last) = next_step(advice, {"refused": 2})
+    assert last.startswith('call run(job, rows=rows, options=["--retry", "refused"]) again')
