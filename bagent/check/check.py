@@ -441,6 +441,7 @@ class _Check:
         return [
             *self._prepared.warnings,
             *facts.brace_warnings(self._prepared, self._rows),
+            *facts.empty_cells(self._prepared, self._rows),
             *facts.warnings(self._prepared, plan, probed),
             *self._not_opened(),
             *self._of_a_board(),

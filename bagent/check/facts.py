@@ -27,6 +27,7 @@ from bagent.errors import JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, KeyPath, stage_parts
+from bagent.observe.formatting import counted
 from bagent.runs.context import RunContext
 from bagent.runs.plan import requested_models
 from bagent.servers.resolve import key_variables, server_address
@@ -164,6 +165,21 @@ def brace_warnings(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
         return prepared.prompt.check(data)
     except JobError:
         return []
+
+
+def empty_cells(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
+    """Return for each column of the prompt how many of the sampled rows have no value in it."""
+    fields = None if prepared.prompt is None else prepared.prompt.fields
+    readable = [row for row in rows if row.error is None]
+    messages = []
+    for name in sorted(fields or ()):
+        empty = [row for row in readable if row.data.get(name, "-") in (None, "")]
+        if empty:
+            count = f"{len(empty):,} of {counted(len(readable), 'row')}"
+            verb = "has" if len(empty) == 1 else "have"
+            first = f"{empty[0].source}:{empty[0].line}"
+            messages.append(f"{count} {verb} an empty {name}, the first at {first}")
+    return messages
 
 
 def warnings(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:

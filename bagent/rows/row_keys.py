@@ -177,6 +177,7 @@ def _encode_safely(value: Json) -> bytes:
 
 REPEATED_ID = (
     "rows with an id that came before: {count}, each stays a row of its own; first: {example}"
+    " (if another column names the rows: --set id=COLUMN)"
 )
 NO_ID = "rows without a value for the id, known by their content instead: {count}; {example}"
 

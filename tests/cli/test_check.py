@@ -420,3 +420,13 @@ def test_a_schema_that_nobody_tells_the_model_is_a_warning(
     assert done.code == 0
     assert "warning: the schema is neither enforced nor described" in done.err
     assert "response_format" not in done.out.partition("request ")[2]
+
+
+def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, fs, job_dir):
+    (job_dir / "genes.csv").write_text("gene,text,note\nA,,\nB,b,\nC,,\n")
+    write_job(job_dir, fs.url, input="genes.csv", prompt="{{ gene }}: {{ text }}")
+    done = check(["job.yaml"])
+    assert (
+        "warning: 2 of 3 rows have an empty text, the first at genes.csv:2" in done.out + done.err
+    )
+    assert "empty note" not in done.out + done.err

@@ -27,9 +27,22 @@ def test_init_from_names_the_value_that_an_id_column_repeats(job_dir, bagent):
     rows = "".join(f"b{n % 9},gene{n},what the gene number {n} does\n" for n in range(10))
     (job_dir / "genes.csv").write_text(f"Locus tag,gene name,product\n{rows}")
     made = bagent(["init", "--from", "genes.csv"])
-    assert "repeated values: Locus tag has b0 on lines 2, 11" in made.err
+    assert "Locus tag does not name every row: b0 is on lines 2 and 11" in made.err
     assert "rows are named by gene name" in made.err
     assert 'Columns of the input: row["Locus tag"]' in (job_dir / "job.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("G0", "G0 is on lines 2 and 302"), ("", "no short value is on line 302")],
+)
+def test_init_from_takes_no_column_with_repeats_or_gaps_as_id(job_dir, bagent, value, reason):
+    rows = "".join(f"G{n},what the gene number {n} does\n" for n in range(300))
+    (job_dir / "genes.csv").write_text(f"gene,summary\n{rows}{value},the last of them\n")
+    made = bagent(["init", "--from", "genes.csv"])
+    assert f"gene does not name every row: {reason}" in made.err
+    assert "rows are named by the content of a row" in made.err
+    assert "\nid:" not in (job_dir / "job.yaml").read_text()
 
 
 def test_init_from_keeps_the_job_that_is_there(job_dir, bagent):

@@ -284,7 +284,9 @@ def test_a_name_in_no_row_of_the_sample_is_an_error(prompt, text, message):
 
 
 def test_fields_in_single_braces_are_warned_of(prompt):
-    found = prompt("prompt: {system: 'Say {text} {other} ${text}', user: '{meta} {{ text }}'}\n")
+    raw = "{% raw %}{text}{% endraw %}"
+    user = f"{{{{ text | default({{}}) }}}} {{ meta }} {{% if text %}}{{% endif %}}{raw}"
+    found = prompt(f"prompt: {{system: 'Say {{text}} {{other}} ${{text}}', user: '{user}'}}\n")
     assert found.check(SAMPLE) == [
         "prompt.system: {text} is sent as it is; {{ text }} stands for the field",
         "prompt.user: {meta} is sent as it is; {{ meta }} stands for the field",

@@ -209,6 +209,8 @@ WRONG = [
     ("{{ a b }}", f"expected token 'end of print statement', got 'b' {SPACED_HINT}"),
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
     ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
+    ("{{ gene }", "a } is missing after gene (write {{ gene }})"),
+    ("{{ a }} {{ a | upper } b", "a } is missing after a | upper (write {{ a | upper }})"),
     (
         "{#1}",
         "Missing end of comment tag (write a literal {# as {% raw %}{#{% endraw %})",

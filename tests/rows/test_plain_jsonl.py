@@ -102,6 +102,7 @@ def test_a_repeat_of_a_row_that_was_passed_over_is_seen(config):
     assert source.warnings == [
         "rows with an id that came before: 2, each stays a row of its own; first:"
         ' "r7" at in.jsonl:4001, before at in.jsonl:8'
+        " (if another column names the rows: --set id=COLUMN)"
     ]
 
 

@@ -48,6 +48,7 @@ def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
     assert source.warnings == [
         "rows with an id that came before: 2, each stays a row of its own; "
         'first: "a" at in.jsonl:4, before at in.jsonl:1'
+        " (if another column names the rows: --set id=COLUMN)"
     ]
 
 

@@ -6,10 +6,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -112,6 +113,8 @@ Source = Annotated[
 
 SAMPLED_ROWS = 200
 """Rows whose columns are looked at."""
+ID_ROWS = 100_000
+"""Rows in which a column has to differ to be the id."""
 
 LONGEST_ID = 64
 NEARLY_ALL = 0.75
@@ -189,8 +192,8 @@ def init(
     id_text = "the content of a row" if columns.id is None else columns.id
     if columns.id is None and (default := {"id", "custom_id"} & set(columns.names)):
         id_text = max(default)
-    if columns.repeated:
-        log(f"repeated values: {visible(columns.repeated)}")
+    if columns.not_id:
+        log(visible(columns.not_id))
     sys.stderr.write(
         f"wrote {job}: rows are named by {id_text}, the prompt shows {columns.text}\n"
         f"next: bagent run {job}, then put your server, prompt and labels into it\n"
@@ -228,14 +231,14 @@ class ColumnChoice:
         id: the column that names a row; None: none does.
         text: the column that the prompt shows.
         conversation: whether ``text`` holds lists of messages.
-        repeated: which value the column that seems to be the id has twice; empty where none does.
+        not_id: why the column that seems to be the id is none; empty where there is no such one.
     """
 
     names: tuple[str, ...]
     id: str | None
     text: str
     conversation: bool
-    repeated: str = ""
+    not_id: str = ""
 
 
 def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
@@ -249,7 +252,7 @@ def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
 
     rows = _first_rows(source)
     columns = inspect_columns([row.data for row in rows], source)
-    columns = replace(columns, repeated=_repeated_value(columns, rows))
+    columns = _with_id(columns, rows, source)
     path = source
     if not is_remote(source):
         path = os.path.relpath(Path(source).absolute(), folder.absolute())
@@ -273,11 +276,9 @@ def make_job(source: str, folder: Path) -> tuple[str, ColumnChoice]:
 
 
 def _first_rows(source: str) -> list[Row]:
-    from bagent.rows import RowsConfig, is_batch_row, open_rows
+    from bagent.rows import is_batch_row
 
-    reader = open_rows(RowsConfig(inputs=(source,), base=Path.cwd()))
-    rows = reader.peek(SAMPLED_ROWS)
-    reader.close()
+    rows = list(islice(_read(source), SAMPLED_ROWS))
     readable = [row for row in rows if row.data]
     if readable and is_batch_row(readable[0].data):
         raise UsageError(
@@ -290,6 +291,16 @@ def _first_rows(source: str) -> list[Row]:
     return readable
 
 
+def _read(source: str) -> Iterator[Row]:
+    from bagent.rows import RowsConfig, open_rows
+
+    reader = open_rows(RowsConfig(inputs=(source,), base=Path.cwd()))
+    try:
+        yield from chain.from_iterable(reader.batches())
+    finally:
+        reader.close()
+
+
 def inspect_columns(rows: Sequence[dict[str, Any]], source: str) -> ColumnChoice:
     """Choose the id and the text among the columns of ``rows``.
 
@@ -299,49 +310,66 @@ def inspect_columns(rows: Sequence[dict[str, Any]], source: str) -> ColumnChoice
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     for name in names:
         if all(_is_conversation(row.get(name)) for row in rows):
-            return ColumnChoice(names, _id_column(names, rows), name, conversation=True)
+            return ColumnChoice(names, None, name, conversation=True)
     lengths = {name: sum(_length(row.get(name)) for row in rows) for name in names}
     longest = max(lengths, key=lambda name: lengths[name], default="")
     if not lengths.get(longest):
         raise UsageError(f"{source}: no column holds a text", hint="name a file with a text column")
-    others = [name for name in names if name != longest]
-    return ColumnChoice(names, _id_column(others, rows), longest, conversation=False)
+    return ColumnChoice(names, None, longest, conversation=False)
 
 
-def _id_column(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return the first column of short values that differ; None also for a default of jobs."""
-    for name in ("id", "custom_id"):
-        if name in names:
-            return None  # the default of a job
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if _are_short(values) and len(set(values)) == len(values):
-            return name
-    return None
+@dataclass(slots=True)
+class _IdCandidate:
+    """A column of short values, most of them different."""
+
+    name: str
+    lines: dict[str | int, int] = field(default_factory=dict)
+    """Each value and its first line."""
+    fault: str = ""
+    """Why the column names no rows."""
+
+    def add(self, row: Row) -> None:
+        """Look at one more row."""
+        value = row.data.get(self.name)
+        if self.fault:
+            return
+        if not _is_short(value):
+            self.fault = f"no short value is on line {row.line}"
+        elif value in self.lines:
+            self.fault = f"{value} is on lines {self.lines[value]} and {row.line}"
+        else:
+            self.lines[value] = row.line
 
 
-def _are_short(values: Sequence[Any]) -> bool:
-    return all(
-        isinstance(value, str | int) and str(value).strip() and len(str(value)) < LONGEST_ID
-        for value in values
-    )
+def _with_id(columns: ColumnChoice, sample: Sequence[Row], source: str) -> ColumnChoice:
+    """Add the first column of short values that differ in all rows, and why another one is none.
+
+    The id is None also for the default of jobs.
+    """
+    default = next((name for name in ("id", "custom_id") if name in columns.names), None)
+    names = [name for name in columns.names if name != columns.text]
+    candidates = [
+        _IdCandidate(name)
+        for name in ([default] if default else names)
+        if _nearly_differs([row.data.get(name) for row in sample])
+    ]
+    for row in islice(_read(source), ID_ROWS) if candidates else ():
+        for candidate in candidates if row.data else ():
+            candidate.add(row)
+    id_column = next((c.name for c in candidates if not c.fault and c.name != default), None)
+    first = next((c for c in candidates if c.fault or c.name == id_column), None)
+    not_id = f"{first.name} does not name every row: {first.fault}" if first and first.fault else ""
+    return replace(columns, id=id_column, not_id=not_id)
 
 
-def _repeated_value(columns: ColumnChoice, rows: Sequence[Row]) -> str:
-    """Return which value repeats in the first column that seems to be an id; empty without one."""
-    for name in columns.names:
-        if name == columns.id:
-            break
-        values = [row.data.get(name) for row in rows]
-        if name == columns.text or not _are_short(values):
-            continue
-        lines: dict[Any, list[int]] = {}
-        for row, value in zip(rows, values, strict=True):
-            lines.setdefault(value, []).append(row.line)
-        if NEARLY_ALL * len(values) <= len(lines) < len(values):
-            value, repeats = next(item for item in lines.items() if len(item[1]) > 1)
-            return f"{name} has {value} on lines {', '.join(map(str, repeats[:5]))}"
-    return ""
+def _nearly_differs(values: Sequence[Any]) -> bool:
+    short = [value for value in values if _is_short(value)]
+    return len(set(short)) >= NEARLY_ALL * len(values)
+
+
+def _is_short(value: Any) -> TypeGuard[str | int]:
+    text = str(value) if isinstance(value, str | int) else ""
+    return 0 < len(text) < LONGEST_ID and not text.isspace()
 
 
 def _is_conversation(value: Any) -> bool:

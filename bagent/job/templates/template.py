@@ -64,7 +64,11 @@ def plain_fields(tree: nodes.Template) -> PlainFields | None:
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
 _SPACED_NAME = re.compile(r"\{\{-?\s*(?:row\.)?([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
-_SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
+_SINGLE = re.compile(r"(?<![{$\\])\{ *([A-Za-z_]\w*) *\}(?!\})")
+_UNCLOSED = re.compile(r"\{\{-?\s*([A-Za-z_][^{}:]*?)\s*\}(?!\})")
+_TAGS = re.compile(
+    r"\{%-?\s*raw\s*-?%\}.*?\{%-?\s*endraw\s*-?%\}|\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL
+)
 ROW_ERRORS = (
     TemplateError,
     ArithmeticError,
@@ -174,8 +178,7 @@ class Template:
     @property
     def in_braces(self) -> frozenset[str]:
         """The names in single braces."""
-        plain = self.constant if self.constant is not None else _TAG.split(self.text)[0]
-        return frozenset(_SINGLE.findall(plain))
+        return frozenset(_SINGLE.findall(_TAGS.sub("", self.text)))
 
     def _compile(self) -> None:
         try:
@@ -187,6 +190,8 @@ class Template:
         except TemplateSyntaxError as error:
             message = error.message or "not a template"
             hint = _with_blanks(self.text, error.lineno) or _literal(message)
+            if unclosed := _unclosed(self.text, error.lineno):
+                message, hint = unclosed
             raise self._error(message, error.lineno, hint) from None
         except RecursionError:
             raise self._error("the template nests too deeply", 1, "") from None
@@ -297,6 +302,13 @@ def _with_blanks(text: str, line: int) -> str | None:
         return None
     match = _SPACED_NAME.search(lines[line - 1])
     return match and f"a name with blanks is written {{{{ row['{match[1]}'] }}}}"
+
+
+def _unclosed(text: str, line: int) -> tuple[str, str] | None:
+    """Return a message and a hint where a field of a line ends with one brace of two."""
+    lines = text.splitlines()
+    match = _UNCLOSED.search(lines[line - 1]) if 0 < line <= len(lines) else None
+    return match and (f"a }} is missing after {match[1]}", f"write {{{{ {match[1]} }}}}")
 
 
 def _literal(message: str) -> str:
