@@ -38,10 +38,12 @@ def test_a_column_that_the_whole_row_hides_is_a_warning(job_dir, bagent):
 
 
 def test_a_row_in_another_encoding_says_how_to_save_the_file(job_dir, bagent):
-    (job_dir / "rows.csv").write_bytes(b"id,text\n1,caf\xe9\n2,b\n")
+    (job_dir / "rows.csv").write_bytes(b"id,text\n1,caf\xe9\n2,caf\xc3\xa9\n")
     write_job(job_dir, "sim", None, input="rows.csv", prompt="{{ text }}", model=None)
-    done = bagent(["check", "job.yaml"])
-    assert "not UTF-8 (save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8)" in done.out
+    done = bagent(["run", "job.yaml"])
+    assert done.code == 1
+    hint = "(save the file as UTF-8, e.g. iconv -f WINDOWS-1252 -t UTF-8)"
+    assert f"not UTF-8, probably windows-1252 {hint}" in done.err
 
 
 def test_a_bug_names_the_option_that_shows_where(monkeypatch, capsys):

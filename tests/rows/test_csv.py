@@ -31,7 +31,7 @@ def test_rows_of_another_width_are_bad_rows(rows_of):
 
 def test_invalid_utf8_spoils_only_its_row(rows_of):
     rows = rows_of(b"a,b\n1,\xe9\n2,\xc3\xa9\n", "in.csv")
-    assert rows[0].error.startswith("not UTF-8 (save the file as UTF-8")
+    assert rows[0].error.startswith("not UTF-8, probably windows-1252 (save the file as UTF-8")
     assert rows[1].error is None
     assert rows[0].raw == b"1,\xe9"
     assert rows[1].data == {"a": "2", "b": "é"}
@@ -95,8 +95,25 @@ def test_quotes_of_a_tsv_count_only_where_lines_need_them(source_of, lines, text
 
 
 def test_a_header_that_is_not_utf8_is_refused_with_the_way_out(rows_of):
-    with pytest.raises(InputError, match="iconv -f LATIN1"):
+    with pytest.raises(InputError, match="iconv -f WINDOWS-1252"):
         rows_of("id,größe\n1,2".encode("latin-1"), "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "message"),
+    [
+        ("cp1252", "IL1µ – “naïve”", "probably windows-1252"),
+        ("gbk", "基因表达", "iconv -f ENCODING -t UTF-8"),
+        ("mac_roman", "Å", "iconv -f ENCODING"),
+    ],
+)
+def test_a_file_in_another_encoding_is_refused(rows_of, encoding, text, message):
+    lines = f"id,text\na,plain\nb,{text}\nc,plain\n"
+    with pytest.raises(InputError, match=rf"in\.csv:3: the file is not UTF-8.*{message}"):
+        rows_of(lines.encode(encoding), "in.csv")
+    assert len(rows_of(lines.encode(), "in.csv")) == 3
+    later = b"id,text\n" + b"a,plain\n" * 100_000 + b"b,\xe9\n"
+    assert rows_of(later, "in.csv")[-1].error.startswith("not UTF-8, probably windows-1252")
 
 
 def test_files_without_records_have_no_rows(rows_of):

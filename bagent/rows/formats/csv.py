@@ -200,7 +200,12 @@ _QUOTED_NAMES = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*[\r\n]*')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 """A first line with which Excel names the separator."""
 
-_AS_UTF8 = "save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
+_AS_UTF8 = "save the file as UTF-8, e.g. iconv -f {} -t UTF-8"
+
+
+_BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
+_UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
+"""Bytes that are no characters in windows-1252."""
 
 
 class CsvFile:
@@ -222,6 +227,7 @@ class CsvFile:
         self._stream = ByteStream(source.path, source.packing)
         try:
             check_start(self._stream.start(), source.path)
+            _check_encoding(self._stream.start(), source)
             self._lines = PhysicalLines(self._stream, source)
             self._separator = self._find_separator()
             plain = source.format == "tsv" and not _QUOTED_NAMES.fullmatch(self._lines.peek())
@@ -273,11 +279,7 @@ class CsvFile:
         line, header = next(self._records(), (0, []))
         at = Position(self._source.path, line)
         if isinstance(header, Unreadable):
-            raise InputError(
-                f"the header cannot be read: {header.error}",
-                hint=_AS_UTF8,
-                at=at,
-            )
+            raise InputError(f"the header cannot be read: {header.error}", at=at)
         if len(header) > MAX_COLUMNS:
             raise InputError(
                 f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read",
@@ -344,9 +346,48 @@ class CsvFile:
                 continue
             self._check_length(line)
             if lines.undecodable():
-                yield line, Unreadable(f"not UTF-8 ({_AS_UTF8})", lines.raw())
+                yield line, Unreadable("{} ({})".format(*_not_utf8(lines.raw())), lines.raw())
             else:
                 yield line, cells
+
+
+def _check_encoding(start: bytes, source: FileSource) -> None:
+    """Refuse a file whose first lines are in another encoding than UTF-8.
+
+    Single bad lines beside lines of UTF-8 are failures of their rows.
+
+    Raises:
+        InputError: some lines are not UTF-8, and all other ones are ASCII.
+    """
+    lines = start.split(b"\n")
+    if len(lines) > 1:
+        lines.pop()  # may be cut off
+    bad = [number for number, line in enumerate(lines, 1) if not _is_utf8(line)]
+    others = (line for line in lines if _is_utf8(line))
+    if bad and all(line.isascii() for line in others):
+        text = b"\n".join(lines[number - 1] for number in bad)
+        problem, hint = _not_utf8(text)
+        raise InputError(f"the file is {problem}", hint=hint, at=Position(source.path, bad[0]))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _not_utf8(text: bytes) -> tuple[str, str]:
+    """Return what a text is that is not UTF-8, with its probable encoding, and the way out.
+
+    Bytes beyond ASCII are alone or two in the single-byte encodings of Western languages, and
+    mostly more in those of others.
+    """
+    runs = _BEYOND_ASCII.findall(text)
+    if sum(map(len, runs)) <= 2 * len(runs) and not _UNDEFINED.search(text):
+        return "not UTF-8, probably windows-1252", _AS_UTF8.format("WINDOWS-1252")
+    return "not UTF-8", _AS_UTF8.format("ENCODING")
 
 
 def _first(names: list[str]) -> str:
