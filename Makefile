@@ -17,7 +17,7 @@ CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_costs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real test-real-core real-parts worlds lint bench dist lock clean
+.PHONY: help setup demo test test-real test-real-core real-parts worlds properties lint bench dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | column -t -s '|'
@@ -68,6 +68,10 @@ SEEDS ?= 1000
 FIRST ?= 0
 worlds: setup ## simulated worlds, from their seeds (SEEDS=10000 FIRST=0, ARGS="--all"); see tests/worlds/README.md
 	PYTHONPATH=tests PYTHONHASHSEED=0 $(BIN)/python -m worlds --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+EXAMPLES ?= 1000
+properties: setup ## properties of the parsers, on new examples (EXAMPLES=20000)
+	BAGENT_EXAMPLES=$(EXAMPLES) $(BIN)/pytest $(PARALLEL) --timeout 7200 tests/properties $(ARGS)
 
 lint: setup ## ruff, mypy and bandit
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Profiles of hypothesis: few examples and the same ones each time, or many new ones.
 
-``BAGENT_EXAMPLES=20000 pytest tests/properties`` looks at so many new examples a test.
+``make properties EXAMPLES=20000`` looks at so many new examples a test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if not EXAMPLES:
 set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache" / "hypothesis")
 settings.register_profile(
     "bagent",
-    max_examples=EXAMPLES or 25,
+    max_examples=EXAMPLES or 15,
     derandomize=not EXAMPLES,
     deadline=None,
     database=None,
