@@ -44,7 +44,9 @@ NOISE = texts_of(
     "[", "]", "-", ":", "/", "http://", "%", "=", "@", "#", " ", "\n", "9", "::1", "ſ", "½", "℀",
     "\x0b", "\x1c", "\u2028", "²", "۳", odd=ODD_TEXT,
 )  # fmt: skip
-FILES = st.lists(LINES | NOISE, max_size=6).map("\n".join)
+FILES = st.lists(LINES, max_size=6).map("\n".join) | st.lists(LINES | NOISE, max_size=4).map(
+    "\n".join
+)
 
 
 def parsed(text: str) -> list[HostEntry]:
