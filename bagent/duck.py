@@ -180,7 +180,7 @@ def column_type(kind: str) -> str:
 
 
 def single_query(connection: DuckDBPyConnection, sql: str) -> str:
-    """Return ``sql`` without final semicolons and comments, after parsing it.
+    """Return ``sql`` without semicolons around it and final comments, after parsing it.
 
     Raises:
         SqlError: it is not one statement, or it writes.
@@ -204,7 +204,7 @@ def single_query(connection: DuckDBPyConnection, sql: str) -> str:
         raise SqlError(f"a query is a SELECT, this is {kind.name}")
     else:
         check_reads(syntax_tree(connection, sql))
-    return _without_end(sql)
+    return _alone(sql)
 
 
 def syntax_tree(connection: DuckDBPyConnection, query: str) -> dict[str, Any]:
@@ -232,17 +232,21 @@ def check_reads(tree: Any) -> None:
             pending.extend(node)
 
 
-def _without_end(sql: str) -> str:
-    """Return a statement without trailing blanks, comments and semicolons."""
+def _alone(sql: str) -> str:
+    """Return a statement without the semicolons around it, and the comments behind it."""
     import duckdb
 
     content = sql.encode()
-    end = len(content)
-    for start, kind in reversed(duckdb.tokenize(sql)):  # offsets count bytes
-        if kind is not duckdb.token_type.comment and content[start:end].strip() != b";":
-            break
-        end = start
-    return content[:end].decode().strip()
+    tokens = duckdb.tokenize(sql)
+    offsets = [*(start for start, _ in tokens), len(content)]  # these count bytes
+    own = [
+        number
+        for number, (start, kind) in enumerate(tokens)
+        if kind is not duckdb.token_type.comment
+        and content[start : offsets[number + 1]].strip() != b";"
+    ]
+    first, end = offsets[own[0]], offsets[own[-1] + 1]
+    return (content[:first].replace(b";", b" ") + content[first:end]).decode().strip()
 
 
 Nested = str | list["Nested"] | dict[str, "Nested"]

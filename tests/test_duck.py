@@ -156,6 +156,7 @@ def test_names_without_quotes_are_read_only_where_duckdb_wrote_them() -> None:
     ("sql", "query"),
     [
         ("select 1;", "select 1"),
+        (";; /* é; */ select 1", "/* é  */ select 1"),
         ("select ';' -- ; é\n;; /* ; */", "select ';'"),
         ("from (values (1)) t(a)", "from (values (1)) t(a)"),
         ("pivot (select 1 a, 2 b) on a using sum(b)", None),
