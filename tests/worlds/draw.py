@@ -54,7 +54,7 @@ def _rows(
         if random.random() < faulty:
             most = random.choice([1, 1, 1, 2, 3, 4])
             replies = [random.choice(_PASSING) for _ in range(random.randint(0, most))]
-            if replies and random.random() < 0.03:
+            if replies and random.random() < 0.06:
                 replies[0] = random.choice(_PATIENT)
             last = random.random()
             if lasting and last < 0.25:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
-from worlds.network import LASTING, Sent, base_kind, is_good
+from worlds.network import GOOD, LASTING, Sent, base_kind, is_good
 from worlds.play import History, Start
 from worlds.spec import RowSpec
 
@@ -157,7 +157,8 @@ def is_answer(sent: Sent) -> bool:
 def answers_row(sent: Sent, row: int) -> bool:
     """Return whether a request was answered well for one of its rows."""
     replies = dict(zip(sent.rows, sent.replies or (sent.reply,) * len(sent.rows), strict=True))
-    return sent.status == 200 and base_kind(replies[row]) in ("ok", "usage", "slow")
+    whole = sent.status == 200 and base_kind(sent.reply) in GOOD
+    return whole and base_kind(replies[row]) in ("ok", "usage", "slow")
 
 
 def may_lose_requests(history: History) -> bool:

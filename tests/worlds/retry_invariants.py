@@ -36,6 +36,9 @@ LONGEST_INTERVAL = 30.0
 LONGEST_SILENCE = 60.0
 """Seconds after which a server that is well again is asked something, at most."""
 
+LONGEST_RETRY_AFTER = 120.0
+"""``limits.retry_after_max`` in seconds, where the job does not set it."""
+
 LONGEST_DOWN = 6.5
 """Seconds between two probes of a server that refuses connections, at most, with their own time."""
 
@@ -213,9 +216,25 @@ def retry_after_is_kept(history: History) -> Problems:
                     continue
                 if first.endpoint != second.endpoint:
                     continue
-                due = first.done + min(first.retry_after, 120.0)
+                due = first.done + min(first.retry_after, LONGEST_RETRY_AFTER)
                 if second.at < due - 0.05:
                     yield f"row {row}: {first.reply} at {first.done}, sent again at {second.at}"
+
+
+@invariant
+def no_server_makes_a_run_wait_for_an_hour(history: History) -> Problems:
+    """Of a Retry-After 120 s count: then the only server is asked again."""
+    world = history.world
+    if len(world.endpoints) > 1 or world.endpoints[0].windows:
+        return
+    for start in history.starts:
+        requests = sent_in(history, start.number)
+        for sent in requests:
+            if sent.done is None or (sent.retry_after or 0.0) <= LONGEST_RETRY_AFTER:
+                continue
+            due = sent.done + 1.2 * LONGEST_RETRY_AFTER + 10.0
+            if start.ended > due and not any(sent.done < again.at < due for again in requests):
+                yield f"{sent.reply} at {sent.done}, and nothing sent until {due}"
 
 
 @invariant
@@ -228,7 +247,7 @@ def a_429_pauses_its_account(history: History) -> Problems:
         for first in refusals[:1]:  # later ones may be unrelated to the rate
             if not first.retry_after or first.done is None:
                 continue
-            due = first.done + min(first.retry_after, 120.0) - 0.05
+            due = first.done + min(first.retry_after, LONGEST_RETRY_AFTER) - 0.05
             for second in requests:
                 if second.endpoint == first.endpoint and first.done + 0.01 < second.at < due:
                     yield f"{first.reply} at {first.done}, row {second.rows} sent at {second.at}"
@@ -284,7 +303,9 @@ def retries_do_not_wait_needlessly(history: History) -> Problems:
         refusals = [s for s in sent_in(history, start.number) if base_kind(s.reply) == "429"]
         if len(refusals) > 1:
             continue
-        pause = max((min(sent.retry_after or 0.0, 120.0) for sent in refusals), default=0.0)
+        pause = max(
+            (min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER) for sent in refusals), default=0.0
+        )
         for row, requests in sent_by_row(history, start.number).items():
             for number, (first, second) in enumerate(pairwise(requests)):
                 over = first.over
@@ -292,7 +313,7 @@ def retries_do_not_wait_needlessly(history: History) -> Problems:
                     continue
                 longest = 3.0 * min(30.0, 0.5 * 2.0 ** (number + 1)) + 5.0
                 if first.retry_after is not None:
-                    longest += 1.2 * min(first.retry_after, 120.0)
+                    longest += 1.2 * min(first.retry_after, LONGEST_RETRY_AFTER)
                 longest += work_seconds(history) + 1.2 * pause
                 if second.at - over > longest:
                     yield f"row {row}: {first.reply} at {over}, sent again at {second.at}"
