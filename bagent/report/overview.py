@@ -151,9 +151,11 @@ def _judge(
 def down_endpoints(db: ReportDb) -> dict[str, str]:
     """Return when each endpoint that was not healthy at its last sample went down."""
     rows = db.rows(
-        """select endpoint, max("at") filter (healthy) as up, min("at") as first,
+        """with served as (select endpoint, max(done) as last from attempts
+                           where error_kind is null group by endpoint)
+           select endpoint, greatest(max("at") filter (healthy), any_value(last)) as up,
                   arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason
-           from endpoints group by endpoint"""
+           from endpoints left join served using (endpoint) group by endpoint"""
     )
     messages = {}
     for row in rows:
