@@ -20,6 +20,7 @@ from bagent.view.tables import TEXT_RESULTS, RunTables
 PAGE_ROWS = 50
 CELL_CHARACTERS = 300
 MOST_INPUT_FIELDS = 4
+MOST_INPUT_LOOKED_AT = 40
 MOST_ANSWER_FIELDS = 8
 SAMPLE_ROWS = 200
 """Rows whose input and answer name the columns of the list."""
@@ -111,7 +112,22 @@ def row_columns(db: ReportDb) -> RowColumns:
     stages = db.row("select approx_count_distinct(stage) as n from results")["n"]
     inputs = _in_order(first, row["inputs"], skipped=("id", "custom_id"))
     answers = _in_order(answer, row["answers"])
-    return RowColumns(inputs[:MOST_INPUT_FIELDS], answers[:MOST_ANSWER_FIELDS], stages)
+    return RowColumns(_input_columns(db, inputs), answers[:MOST_ANSWER_FIELDS], stages)
+
+
+def _input_columns(db: ReportDb, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first fields, the last of them replaced by a later one with the longest texts."""
+    first, later = names[:MOST_INPUT_FIELDS], names[MOST_INPUT_FIELDS:MOST_INPUT_LOOKED_AT]
+    if not later:
+        return first
+    lengths = ", ".join(
+        f"median(length(json_extract_string(input, {literal(pointer(name))}))) as f{number}"
+        for number, name in enumerate((*first, *later))
+    )
+    row = db.row(f"select {lengths} from (select input from results limit {SAMPLE_ROWS})")
+    by_length = {name: row[f"f{n}"] or 0.0 for n, name in enumerate((*first, *later))}
+    longest = max(by_length, key=lambda name: by_length[name])
+    return first if longest in first else (*first[:-1], longest)
 
 
 def _in_order(
