@@ -24,6 +24,7 @@ LONGEST_VALUE = 60
 STEPS = 18
 """Bins of numbers and lengths."""
 
+_WHOLE = ("BIGINT", "INTEGER")
 _OWN_COLUMNS = ("id", "stage", "answer")
 _NICE = (1, 2, 2.5, 5, 10)
 
@@ -120,7 +121,7 @@ def _sums(columns: dict[str, str]) -> Iterable[str]:
         column = quoted(name)
         yield f"count({column}) as f{number}_count"
         measure = _measure(column, kind)
-        if kind == "VARCHAR":
+        if kind == "VARCHAR" or kind in _WHOLE:
             yield f"approx_count_distinct({column}) as f{number}_distinct"
         if measure is not None:
             yield f"min({measure}) as f{number}_low"
@@ -152,8 +153,8 @@ def _profile(
     measure = _measure(quoted(name), kind)
     if not count:
         return FieldProfile(name, "other", 0, missing)
-    if kind == "BOOLEAN" or _is_enum(stats):
-        bars = _values(db, source, name)
+    if kind == "BOOLEAN" or _is_enum(kind, stats):
+        bars = _values(db, source, name, rising=kind in _WHOLE)
         if len(bars) <= MOST_VALUES:
             return FieldProfile(name, "values", count, missing, bars)
     if measure is None:
@@ -163,24 +164,32 @@ def _profile(
     if kind == "VARCHAR":
         return FieldProfile(name, "lengths", count, missing, bars, _length_summary(stats))
     if kind.endswith("[]"):
-        summary = f"{_plain(stats['low'])} to {_plain(stats['high'])} items"
+        summary = f"{plain_number(stats['low'])} to {plain_number(stats['high'])} items"
         return FieldProfile(name, "items", count, missing, bars, summary)
-    summary = f"{_plain(stats['low'])} to {_plain(stats['high'])}, median {_plain(stats['middle'])}"
+    low, high, middle = (plain_number(stats[name]) for name in ("low", "high", "middle"))
+    summary = f"{low} to {high}, median {middle}"
     return FieldProfile(name, "numbers", count, missing, bars, summary)
 
 
-def _is_enum(stats: dict[str, Any]) -> bool:
+def _is_enum(kind: str, stats: dict[str, Any]) -> bool:
+    """Return whether each value has a bar: of short texts, and of whole numbers with gaps."""
     distinct = stats.get("distinct")
-    if distinct is None or stats["high"] > LONGEST_VALUE or distinct > 2 * MOST_VALUES:
+    if distinct is None:
+        return False
+    if kind in _WHOLE:
+        span = stats["high"] - stats["low"]
+        return bool(distinct <= MOST_VALUES // 2 and span > STEPS)
+    if stats["high"] > LONGEST_VALUE or distinct > 2 * MOST_VALUES:
         return False
     return bool(distinct < 4 or distinct <= stats["count"] / 2)
 
 
-def _values(db: ReportDb, source: str, name: str) -> list[FieldBar]:
+def _values(db: ReportDb, source: str, name: str, *, rising: bool) -> list[FieldBar]:
     column = quoted(name)
+    order = f"min({column})" if rising else "n desc, 1"
     rows = db.rows(
         f"select {column}::varchar as value, count(*) as n from {source}"
-        f" where {column} is not null group by 1 order by n desc, 1 limit {MOST_VALUES + 1}"
+        f" where {column} is not null group by 1 order by {order} limit {MOST_VALUES + 1}"
     )
     return [FieldBar(row["value"] or "(empty)", row["n"], value=row["value"]) for row in rows]
 
@@ -232,14 +241,17 @@ def bin_width(low: float, high: float, *, whole: bool) -> float:
 def _bin_label(number: int, step: float, *, whole: bool) -> str:
     low, high = number * step, (number + 1) * step
     if whole:
-        return _plain(low) if step == 1 else f"{_plain(low)} to {_plain(high - 1)}"
-    return f"{_plain(low)} to {_plain(high)}"
+        return (
+            plain_number(low) if step == 1 else f"{plain_number(low)} to {plain_number(high - 1)}"
+        )
+    return f"{plain_number(low)} to {plain_number(high)}"
 
 
 def _length_summary(stats: dict[str, Any]) -> str:
-    low, high = _plain(stats["low"]), _plain(stats["high"])
-    return f"{low} to {high} characters, median {_plain(stats['middle'])}"
+    low, high = plain_number(stats["low"]), plain_number(stats["high"])
+    return f"{low} to {high} characters, median {plain_number(stats['middle'])}"
 
 
-def _plain(value: float) -> str:
+def plain_number(value: float) -> str:
+    """Return a number without needless digits."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"

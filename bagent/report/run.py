@@ -25,6 +25,7 @@ from bagent.report.fields import Traits
 from bagent.report.html import Html, block, heading, note, number, part, section, table, text
 from bagent.report.overview import down_endpoints, throughput
 from bagent.report.queries import ANSWERED, WEAK, ReportDb, quantiles
+from bagent.report.suspects import find_suspects
 from bagent.report.svg import histogram
 from bagent.types import Json
 
@@ -118,6 +119,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
             *failures.findings(faults, sums, [group.text for group in shared]),
             *fields.failing(traits, reported),
         ],
+        "Answers": _suspects(db, about),
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),
     }
@@ -174,6 +176,12 @@ def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
         texts.append(("settings that differ from the defaults", about.settings))
     parts = [Html(heading(title) + block(text, CHARACTERS)) for title, text in texts]
     return section("The job", *parts, name="job")
+
+
+def _suspects(db: ReportDb, about: ReportInfo) -> list[str]:
+    """Describe the answers of the last stage that may be wrong."""
+    stage = about.stages[-1] if len(about.stages) > 1 else None
+    return [suspect.message for suspect in find_suspects(db, stage, about.properties)]
 
 
 def _answers(db: ReportDb, about: ReportInfo) -> Html:

@@ -20,6 +20,7 @@ from bagent.observe.formatting import duration, money, rate
 from bagent.report import answer_fields, html, overview
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
+from bagent.report.suspects import Suspect, find_suspects
 from bagent.runs.run_state import mending_commands, next_lines
 from bagent.store.tables.schema import STATUSES
 from bagent.view.catalog import RunCatalog, ViewedRun
@@ -117,15 +118,20 @@ class Handlers:
             text = None if fields else answer_fields.profile_texts(db, stage)
             return [text] if text is not None else fields
 
+        def suspects(db: ReportDb) -> list[Suspect]:
+            return find_suspects(db, stage, names)
+
         return _page(
             "answers.html",
             request,
             run=viewed,
             profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
+            suspects=await viewed.tables.ask(suspects, key=("suspects", stage)),
             stages=stages,
             stage=stage,
             has_schema=bool(viewed.info().answer_columns),
             bar_filter=_bar_filter,
+            suspect_filter=_suspect_filter,
             missing_filter=_missing_filter,
         )
 
@@ -313,16 +319,23 @@ def _sort_names(columns: RowColumns, numeric: frozenset[str]) -> dict[str, str]:
 
 def _bar_filter(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) -> str:
     """Return the query string that lists the rows of a bar."""
+    return RowFilter(tests=(_bar_test(profile, bar),)).url()
+
+
+def _bar_test(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) -> FieldTest:
     if bar.value is not None:
-        test = FieldTest("answer", profile.name, "is", bar.value)
-    elif profile.name is None:
-        test = FieldTest("text", None, "length", None, bar.low, bar.high)
-    else:
-        operation = {"numbers": "between", "items": "items"}.get(profile.kind, "length")
-        test = msgspec.convert(
-            ["answer", profile.name, operation, None, bar.low, bar.high], FieldTest
-        )
-    return RowFilter(tests=(test,)).url()
+        return FieldTest("answer", profile.name, "is", bar.value)
+    if profile.name is None:
+        return FieldTest("text", None, "length", None, bar.low, bar.high)
+    operation = {"numbers": "between", "items": "items"}.get(profile.kind, "length")
+    return msgspec.convert(["answer", profile.name, operation, None, bar.low, bar.high], FieldTest)
+
+
+def _suspect_filter(suspect: Suspect) -> str:
+    """Return the query string that lists the rows of answers that may be wrong."""
+    test = _bar_test(suspect.profile, suspect.bar)
+    endpoints = () if suspect.endpoint is None else (suspect.endpoint,)
+    return RowFilter(tests=(test,), endpoints=endpoints).url()
 
 
 def _missing_filter(profile: answer_fields.FieldProfile) -> str:

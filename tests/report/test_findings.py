@@ -10,7 +10,9 @@ import pytest
 from bagent.report import ReportInfo
 from bagent.report.answer_fields import profile_fields
 from bagent.report.html import share
+from bagent.report.overview import down_endpoints
 from bagent.report.queries import ReportDb
+from bagent.report.suspects import find_suspects
 from support.report_pages import TableRun
 
 
@@ -83,6 +85,69 @@ def test_the_highest_number_is_in_the_bin_that_ends_at_it(run):
     assert profile.bars[-1].label == "0.9 to 1"
     assert sum(bar.rows for bar in profile.bars) == 101
     assert profile.bars[-1].high > 1  # the view's filter is below it
+
+
+NAMES = {name: name for name in ("label", "score", "reason")}
+
+
+def put_answers(run: TableRun, rows: list[tuple[str, int, str]]) -> None:
+    """Make results of alternating endpoints, and the table of their answers."""
+    run.connection.execute("drop table answers")
+    run.connection.execute(
+        "create table answers (id varchar, label varchar, score bigint, reason varchar)"
+    )
+    for number, (label, score, reason) in enumerate(rows):
+        output = {"label": label, "score": score, "reason": reason}
+        run.result(number, output=output, endpoint=f"node{number % 3}")
+        run.connection.execute(
+            "insert into answers values (?, ?, ?, ?)", [f"r{number}", label, score, reason]
+        )
+
+
+def suspects(run: TableRun) -> list[str]:
+    run.fill()
+    return [each.message for each in find_suspects(ReportDb(run.connection), None, NAMES)]
+
+
+def test_answers_that_may_be_wrong_are_named(run):
+    rows = [("no" if n % 4 else "yes", 1 + n % 5, f"since {n}") for n in range(600)]
+    for n in range(7, 600, 100):
+        rows[n] = ("no", 4, "I do not understand this text.")
+    rows[33] = ("yes", 99, " ")
+    for n in range(2, 600, 3):
+        rows[n] = ("yes", rows[n][1], rows[n][2])
+    put_answers(run, rows)
+    assert suspects(run) == [
+        "node2 answers label = yes in 100 % of its rows, the others in 25 %",
+        "1 answer with score 99; most have 1 to 5",
+        "1 answer with a blank reason",
+        '6 answers with the same reason, which differs elsewhere: "I do not understand this text."',
+    ]
+
+
+def test_usual_answers_are_not_suspected(run):
+    kinds = ("It is a bug.", "It is a wish.", "It is praise.")
+    put_answers(run, [(f"l{n % 7}", (n % 40) ** 2, kinds[n // 3 % 3]) for n in range(600)])
+    assert suspects(run) == []
+
+
+def test_whole_numbers_with_a_gap_have_a_bar_for_each_value(run):
+    put_answers(run, [("a", 99 if n == 5 else 1 + n % 5, f"{n}") for n in range(100)])
+    profiles = profile_fields(ReportDb(run.connection), None, NAMES)
+    (score,) = (profile for profile in profiles if profile.name == "score")
+    assert [bar.label for bar in score.bars] == ["1", "2", "3", "4", "5", "99"]
+    assert score.bars[-1].rows == 1
+
+
+def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(run):
+    run.result(0)
+    run.attempt(0, "gone", 1.0)
+    run.add("endpoints", endpoint="gone", at=5000.0, healthy=False, in_flight=0, limit=8)
+    run.add("endpoints", endpoint="mute", at=5000.0, healthy=False, in_flight=0, limit=8)
+    run.fill()
+    messages = down_endpoints(ReportDb(run.connection))
+    assert messages["gone"].startswith("died after ")
+    assert messages["mute"] == "never answered"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""Answers that may be wrong: texts that repeat, numbers far from the others, one endpoint's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from bagent.duck import literal, quoted
+from bagent.observe.formatting import counted, visible
+from bagent.report.answer_fields import (
+    MOST_FIELDS,
+    FieldBar,
+    FieldProfile,
+    answer_columns,
+    is_number,
+    plain_number,
+)
+from bagent.report.queries import ReportDb
+from bagent.store.tables.schema import pointer
+
+MOST_SUSPECTS = 8
+MOST_REPEATED = 3
+COMMON = 100
+"""Texts that are counted exactly; with fewer the commonest can be missed."""
+
+REPEATS = 5
+REPEATED_SHARE = 0.005
+"""A text of so many answers, and of this share of all, is named where most texts differ."""
+
+DIFFERENT_SHARE = 0.5
+"""The share of distinct texts from which a repeated one is no value of a list."""
+
+FAR = 3.0
+"""How far a number lies outside the middle nine tenths, in widths of those, to be named."""
+
+FAR_SHARE = 0.01
+"""A larger share of far numbers is a form of the distribution."""
+
+ENDPOINT_ROWS = 30
+ENDPOINT_POINTS = 0.25
+ENDPOINT_ERRORS = 6.0
+"""The answers, the difference in the share of a value, and its standard errors by which an
+endpoint's answers differ from those of the others."""
+
+SAMPLE = 20_000
+"""Rows of which the answers of endpoints are compared."""
+
+MOST_TEXT = 120
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """Answers that stand out; ``profile`` and ``bar`` select them, ``endpoint`` one server's."""
+
+    message: str
+    profile: FieldProfile
+    bar: FieldBar
+    endpoint: str | None = None
+
+
+def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[Suspect]:
+    """Return the ok answers that a person should look at.
+
+    Args:
+        db: the tables of a run.
+        stage: only answers of this stage; None for all.
+        names: the property of each column of ``answers``.
+    """
+    columns = {
+        column: kind
+        for column, kind in list(answer_columns(db).items())[:MOST_FIELDS]
+        if column in names
+    }
+    if not columns:
+        return []
+    source = "answers" if stage is None else f"(from answers where stage = {literal(stage)})"
+    measures = {column: _measures(quoted(column), kind) for column, kind in columns.items()}
+    columns_sql = ", ".join(
+        f"{sql} as f{number}_{name}"
+        for number, measure in enumerate(measures.values())
+        for name, sql in measure.items()
+    )
+    sums = db.row(f"select count(*) as total, {columns_sql} from {source}")
+    suspects: list[Suspect] = []
+    for number, (column, kind) in enumerate(columns.items()):
+        stats = {name: sums[f"f{number}_{name}"] for name in measures[column]}
+        if kind == "VARCHAR":
+            suspects += _texts(db, source, (column, names[column]), stats)
+        elif is_number(kind):
+            suspects += _numbers(db, source, (column, names[column]), stats)
+        if kind in ("VARCHAR", "BOOLEAN"):
+            suspects += _endpoints(db, stage, names[column], stats)
+    return suspects[:MOST_SUSPECTS]
+
+
+def _measures(column: str, kind: str) -> dict[str, str]:
+    measures = {"count": f"count({column})"}
+    if kind == "VARCHAR":
+        measures["distinct"] = f"approx_count_distinct({column})"
+        measures["blank"] = f"count(*) filter (trim({column}) = '')"
+        measures["common"] = f"approx_top_k({column}, {COMMON})"
+    elif kind == "BOOLEAN":
+        measures["distinct"] = f"count(distinct {column})"
+    elif is_number(kind):
+        measures["middle"] = (
+            f"approx_quantile({column}::double, [0.05, 0.95]) filter (isfinite({column}::double))"
+        )
+    return measures
+
+
+def _texts(
+    db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any]
+) -> Iterator[Suspect]:
+    """Yield texts that are blank, or repeat where most differ."""
+    name, count = column[1], stats["count"]
+    profile = FieldProfile(name, "values", count, 0)
+    if stats["blank"]:
+        bar = FieldBar("", stats["blank"], value="")
+        yield Suspect(f"{counted(stats['blank'], 'answer')} with a blank {name}", profile, bar)
+    if not count or stats["distinct"] < DIFFERENT_SHARE * count:
+        return
+    column_sql, values = quoted(column[0]), ", ".join(map(literal, stats["common"] or [""]))
+    rows = db.rows(
+        f"select {column_sql} as value, count(*) as n from {source}"
+        f" where {column_sql} in ({values}) and trim({column_sql}) <> '' group by 1"
+        f" having n >= {max(REPEATS, REPEATED_SHARE * count)} order by n desc limit {MOST_REPEATED}"
+    )
+    for row in rows:
+        text = visible(row["value"], MOST_TEXT)
+        message = f"{counted(row['n'], 'answer')} with the same {name}, which differs elsewhere: "
+        yield Suspect(f'{message}"{text}"', profile, FieldBar(text, row["n"], value=row["value"]))
+
+
+def _numbers(
+    db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any]
+) -> Iterator[Suspect]:
+    """Yield numbers that lie far from nearly all others."""
+    if not stats["count"] or not stats["middle"]:
+        return
+    low, high = stats["middle"]
+    width = high - low
+    if not width > 0 or not math.isfinite(width):
+        return
+    value = f"{quoted(column[0])}::double"
+    for side in (f"< {low - FAR * width!r}", f"> {high + FAR * width!r}"):
+        far = db.row(
+            f"select count(*) as n, min({value}) as low, max({value}) as high"
+            f" from {source} where isfinite({value}) and {value} {side}"
+        )
+        if not 0 < far["n"] <= FAR_SHARE * stats["count"]:
+            continue
+        ends = [plain_number(end) for end in (far["low"], far["high"])]
+        numbers = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+        message = (
+            f"{counted(far['n'], 'answer')} with {column[1]} {numbers}; "
+            f"most have {plain_number(low)} to {plain_number(high)}"
+        )
+        end = math.nextafter(far["high"], math.inf)
+        bar = FieldBar(numbers, far["n"], None, far["low"], end)
+        yield Suspect(message, FieldProfile(column[1], "numbers", stats["count"], 0), bar)
+
+
+def _endpoints(
+    db: ReportDb, stage: str | None, name: str, stats: dict[str, Any]
+) -> Iterator[Suspect]:
+    """Yield the value that one endpoint gives much more often than the others, if there is one."""
+    if not 1 < stats["distinct"] <= MOST_FIELDS:
+        return
+    condition = "status = 'ok' and endpoint is not null and copied_from is null"
+    if stage is not None:
+        condition += f" and stage = {literal(stage)}"
+    rows = db.rows(
+        f"select endpoint, json_extract_string(output, {literal(pointer(name))}) as value,"
+        f" count(*) as n from (select endpoint, output from results where {condition}"
+        f" using sample reservoir({SAMPLE} rows) repeatable (1)) group by 1, 2"
+    )
+    counts = {(row["endpoint"], row["value"]): row["n"] for row in rows}
+    total = sum(counts.values())
+    by_endpoint = _sums((endpoint, n) for (endpoint, _), n in counts.items())
+    by_value = _sums((value, n) for (_, value), n in counts.items())
+    candidates: list[tuple[float, Suspect]] = []
+    for (endpoint, value), n in counts.items():
+        own, other = by_endpoint[endpoint], total - by_endpoint[endpoint]
+        if value is None or own < ENDPOINT_ROWS or other < ENDPOINT_ROWS:
+            continue
+        share, elsewhere = n / own, (by_value[value] - n) / other
+        overall = by_value[value] / total
+        error = math.sqrt(overall * (1 - overall) * (1 / own + 1 / other))
+        if share - elsewhere < max(ENDPOINT_POINTS, ENDPOINT_ERRORS * error):
+            continue
+        message = (
+            f"{visible(endpoint, 60)} answers {name} = {visible(value, 40)} in {100 * share:.0f} %"
+            f" of its rows, the others in {100 * elsewhere:.0f} %"
+        )
+        bar = FieldBar(value, n, value=value)
+        suspect = Suspect(message, FieldProfile(name, "values", total, 0), bar, endpoint)
+        candidates.append((share - elsewhere, suspect))
+    yield from [suspect for _, suspect in sorted(candidates, key=lambda item: -item[0])[:1]]
+
+
+def _sums(pairs: Iterator[tuple[Any, int]]) -> dict[Any, int]:
+    sums: dict[Any, int] = {}
+    for key, number in pairs:
+        sums[key] = sums.get(key, 0) + number
+    return sums
