@@ -231,8 +231,8 @@ def _typed(text: str, schemas: Json, key: str, is_json: bool = False) -> Json:
     with suppress(ValueError, RecursionError):
         return decode_json(text)
     if len(text) <= MOST_CODE:
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return _plain(ast.literal_eval(text.strip()))
+        with suppress(ValueError):
+            return _literal(text.strip())
     return text
 
 
@@ -279,10 +279,16 @@ def _python_calls(text: str) -> Iterator[tuple[str, str]]:
             name = ast.unparse(call.func)
             yield (
                 name,
-                encode_json(
-                    {str(word.arg): _plain(ast.literal_eval(word.value)) for word in call.keywords}
-                ),
+                encode_json({str(word.arg): _literal(word.value) for word in call.keywords}),
             )
+
+
+def _literal(code: str | ast.expr) -> Json:
+    """Return a Python literal as JSON; raise ValueError where it is none."""
+    try:
+        return _plain(ast.literal_eval(code))
+    except (TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("no literal") from error  # a TypeError is of {{}}, which has no hash
 
 
 def _plain(value: object) -> Json:
@@ -356,7 +362,7 @@ def _bare_calls(text: str, schemas: Schemas) -> Calls:
     if not calls or offset < len(text):
         calls = []
         if text.startswith("[") and text.endswith(")]"):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 calls = list(_python_calls(text))
     return calls if all(name in schemas for name, _ in calls) else []
 
