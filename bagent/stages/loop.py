@@ -245,7 +245,7 @@ class LoopStage(RowStage):
         value = response["text"] if cut else value_of(outcome)
         state.board.write(writer.name, state.number, response, value)
         state.last[writer.name] = answer
-        state.refs = tuple(reference(self.name, last.id, 0) for last, _ in state.last.values())
+        state.refs = tuple(reference(last.stage, last.id, 0) for last, _ in state.last.values())
 
     def _is_complete(self, state: _State) -> bool:
         """Return whether the condition holds.

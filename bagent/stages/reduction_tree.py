@@ -440,19 +440,20 @@ class Level:
         return self._number == 1 or self._announced > self._tree.reducer.rule.goal
 
     def add(self, item: StageRow) -> None:
-        """Add the next row in order."""
-        tree = self._tree
-        if not tree.reducer.policy.admits(item):
-            tree.dropped += max(1, item.failed)
-            tree.unreported_failures += max(1, item.failed)
-        elif self._needed:
+        """Add the next row in order; one that remains at the end may have failed."""
+        if self._needed:
             self._form(item)
         else:
             self._waiting.append(item)
 
     def _form(self, item: StageRow) -> None:
+        tree = self._tree
+        if not tree.reducer.policy.admits(item):
+            tree.dropped += max(1, item.failed)
+            tree.unreported_failures += max(1, item.failed)
+            return
         if self._builder is None:
-            self._builder = GroupBuilder(self._tree.rule, self._ask_group)
+            self._builder = GroupBuilder(tree.rule, self._ask_group)
         self._builder.add(item)
 
     def end_input(self) -> None:
