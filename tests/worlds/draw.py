@@ -41,7 +41,7 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 4, 0, 0, 0, 0])[0]
+    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 4, 4, 0, 0, 0])[0]
     return _THEMES[theme](seed, random)
 
 

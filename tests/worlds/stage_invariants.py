@@ -6,10 +6,21 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from bagent.types import PASSING_KINDS
-from worlds.evidence import DISK, ORDERLY, Problems, events_of, invariant_for, is_answer, sent_in
+from worlds.evidence import (
+    DISK,
+    ORDERLY,
+    Problems,
+    events_of,
+    invariant_for,
+    is_answer,
+    is_failed,
+    sent_in,
+)
 from worlds.network import LASTING, Sent, base_kind
-from worlds.play import History
+from worlds.play import History, Start
 from worlds.stages import ANSWERS, LAST, ROUNDS, TOPOLOGIES, digest_of, items_of, label_of, leaves
 
 Result = dict[str, Any]
@@ -35,7 +46,7 @@ def an_answered_request_is_not_sent_again(history: History) -> Problems:
     for start in history.starts:
         for sent in sent_in(history, start.number):
             first = answered.get(sent.keys[0])
-            if first is not None:
+            if first is not None and sent.at > (first.done or 0.0):
                 yield f"{sent.stage} of row {sent.rows} answered at {first.done}, sent at {sent.at}"
             good = is_answer(sent) and sent.status == 200
             if good and sent.done is not None and sent.done < start.ended:
@@ -45,8 +56,9 @@ def an_answered_request_is_not_sent_again(history: History) -> Problems:
 @invariant_for("stages")
 def finished_results_stay(history: History) -> Problems:
     """A good result stays as it is, unless rows were edited, or an earlier stage had failures."""
+    edited = any(start.versions != history.starts[0].versions for start in history.starts)
     for earlier, later in pairwise(history.starts):
-        if later.killed_by_power or earlier.versions != later.versions:
+        if later.killed_by_power or edited:
             continue
         failed = {result["stage"] for result in earlier.results if result["status"] != "ok"}
         order = _stages(history)
@@ -58,7 +70,7 @@ def finished_results_stay(history: History) -> Problems:
             if stage in failed and stage in ("reduce", "blackboard", "alpha", "beta"):
                 continue
             new = after.get(_key(result))
-            if new is None or (new["text"], new["output"]) != (result["text"], result["output"]):
+            if new is None or _content(new) != _content(result):
                 yield f"after start {earlier.number}: {result}, now {new}"
 
 
@@ -102,21 +114,33 @@ _READERS = ("step2", "judge", "reduce")
 def a_reduction_has_each_row_once(history: History) -> Problems:
     """What remains of a reduction is made of each good row before it, once."""
     start, topology = history.starts[-1], history.world.job.topology
-    if start.code not in (0, 1) or topology not in ("map_reduce", "tree_reduce"):
+    source = {"map_reduce": "map", "tree_reduce": "map", "plan": "work", "broadcast": "broadcast"}
+    if start.code not in (0, 1) or topology not in source or _ambiguous_ids(history):
         return
     results = [result for result in start.results if result["stage"] == "reduce"]
     used = Counter(ref for result in results for ref in result["parents"] or ())
     for ref, count in used.items():
         if count > 1:
             yield f"{ref} is in {count} groups"
-    top = [r for r in results if f"reduce:{r['id']}:0" not in used]
-    good = [r for r in start.results if r["stage"] == "map" and r["status"] == "ok"]
-    if len(top) != 1:
-        yield f"{len(top)} rows remain: {[r['id'] for r in top]}"
-    elif all(result["status"] == "ok" for result in results):
-        expected = leaves(" ".join(result["text"] for result in good))
-        if leaves(top[0]["text"] or "") != expected:
-            yield f"made of {leaves(top[0]['text'] or '')}, expected {expected}"
+    good = [r for r in start.results if r["stage"] == source[topology] and r["status"] == "ok"]
+    one = topology in ("map_reduce", "tree_reduce")
+    for row in (None,) if one else range(len(history.world.rows)):
+        top = [r for r in _remaining(start) if row in (None, r["row"])]
+        expected = leaves(" ".join(r["text"] for r in good if row in (None, r["row"])))
+        if len(top) != 1:
+            yield f"{len(top)} rows remain: {[r['id'] for r in top]}"
+            continue
+        made = leaves(top[0]["text"] or "")
+        good_nodes = all(r["status"] == "ok" for r in results if row in (None, r["row"]))
+        if good_nodes and made != expected:
+            yield f"made of {made}, expected {expected}"
+
+
+def _remaining(start: Start) -> list[Result]:
+    """Return the results of a reduction that no other one was made of."""
+    results = [result for result in start.results if result["stage"] == "reduce"]
+    used = {ref for result in results for ref in result["parents"] or ()}
+    return [result for result in results if f"reduce:{result['id']}:0" not in used]
 
 
 @invariant_for("stages")
@@ -144,13 +168,13 @@ def each_stage_has_its_results(history: History) -> Problems:
                 for result in start.results
                 if result["stage"] == "plan"
             )
-            expected = {"plan": rows, "item": parts, "work": parts, "reduce": rows}
+            expected = {"plan": rows, "item": parts, "work": parts}
         case "blackboard":
             expected = {"blackboard": rows}
             if good["blackboard"] == rows:
                 expected |= dict.fromkeys(("blackboard.alpha", "blackboard.beta"), rows * ROUNDS)
         case "broadcast":
-            expected = {"broadcast": rows * len(world.endpoints), "reduce": rows}
+            expected = {"broadcast": rows * len(world.endpoints)}
     for stage, number in expected.items():
         if counts[stage] != number:
             yield f"stage {stage} has {counts[stage]} results, expected {number}: {dict(counts)}"
@@ -166,7 +190,11 @@ def votes_are_counted_right(history: History) -> Problems:
     for result in start.results:
         if result["stage"] == "sample" and result["status"] == "ok":
             votes[result["row"]][label_of(digest_of(result) or "0")] += 1
-    winners = {r["row"]: r["output"] for r in start.results if r["stage"] == "vote"}
+    winners = {
+        result["row"]: msgspec.json.decode(result["output"])
+        for result in start.results
+        if result["stage"] == "vote" and result["status"] == "ok"
+    }
     for row, counts in votes.items():
         output = winners.get(row)
         most = max(counts.values())
@@ -181,7 +209,7 @@ def stages_fail_for_a_reason(history: History) -> Problems:
     for start in history.starts:
         for result in start.results:
             kind, stage, row = result["error_kind"], result["stage"], result["row"]
-            if result["status"] == "ok" or kind == "bad_input" or row is None:
+            if not is_failed(history, result) or kind == "bad_input" or row is None:
                 continue
             name = stage.rpartition(".")[2]
             requests = [
@@ -212,8 +240,10 @@ def stage_totals_agree(history: History) -> Problems:
         if dict(statuses) != {k: v for k, v in totals.by_status.items() if v}:
             yield f"start {start.number}: results {dict(statuses)}, summary {totals.by_status}"
         dropped = sum(start.ending.snapshot.dropped.values())
-        failed = statuses.total() - statuses["ok"] + dropped
-        if (start.code == 1) != (failed > 0):
+        failed = dropped + sum(
+            is_failed(history, result) for result in start.results if result["stage"] == last
+        )
+        if (start.code == 1) != (failed > history.world.job.allow_failures):
             yield f"start {start.number}: {start.code}, {failed} failed: {dict(statuses)}"
 
 
@@ -241,6 +271,11 @@ def each_stage_request_is_in_the_attempts(history: History) -> Problems:
                 f"start {start.number}: not recorded {expected - recorded},"
                 f" not sent {recorded - expected}"
             )
+
+
+def _content(result: Result) -> tuple[Any, bytes]:
+    output = result["output"]
+    return result["text"], b"" if output is None else bytes(output)
 
 
 def _key(result: Result) -> Key:

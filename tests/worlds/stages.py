@@ -90,7 +90,8 @@ def job_keys(topology: str) -> dict[str, Json]:
 
 def read_prompt(request: dict[str, Json], endpoint: int) -> tuple[str, str, str]:
     """Return the stage of a request, its prompt, and a digest that no other request has."""
-    prompt = request["messages"][0]["content"]
+    texts = (message["content"] for message in request["messages"])
+    prompt = next(text for text in texts if text.startswith("["))  # the schema may come before it
     stage = prompt[1 : prompt.index("]")]
     parts = [msgspec.json.encode(request["messages"]).decode(), str(request.get("seed"))]
     if stage == "broadcast":

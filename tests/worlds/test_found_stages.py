@@ -1,0 +1,35 @@
+"""Reduced worlds of faults of jobs with several stages that were mended."""
+
+from __future__ import annotations
+
+from worlds.invariants import problems
+from worlds.play import play
+from worlds.spec import EndpointSpec, JobSpec, RowSpec, World
+from worlds.test_found import holds
+
+
+def test_a_reduction_whose_last_request_failed_has_one_failed_row():
+    """A second row said that all rows had failed before; both counted."""
+    history = play(
+        World(
+            seed=1,
+            job=JobSpec(kind="stages", topology="map_reduce", retries=0),
+            rows=(RowSpec("r0", replies=("500",), stage="reduce"),),
+            endpoints=(EndpointSpec(),),
+        )
+    )
+    assert problems(history) == []
+    results = history.starts[0].results
+    assert [(r["stage"], r["status"]) for r in results] == [("map", "ok"), ("reduce", "failed")]
+
+
+def test_parents_on_a_board_name_the_results_of_its_sections():
+    """They named the board as their stage, which has no results with these ids."""
+    holds(
+        World(
+            seed=2,
+            job=JobSpec(kind="stages", topology="blackboard"),
+            rows=(RowSpec("r0"),),
+            endpoints=(EndpointSpec(),),
+        )
+    )
