@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.errors import UsageError
 from bagent.store.run_dir import RunDir, find_run
+from bagent.text.suggest import did_you_mean
 from bagent.types import Json, ResultColumns
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class OpenedRun:
                 such as ``by_endpoint``, or a DuckDB statement over them.
 
         Raises:
+            UsageError: there is no table or view of this name.
             duckdb.Error: the SQL is wrong.
         """
         return self._query(query, "df")
@@ -163,9 +166,20 @@ class OpenedRun:
 
 
 def _statement(query: str) -> str:
+    """Return the SQL of a query.
+
+    Raises:
+        UsageError: it is one word, but no table or view has this name.
+    """
     from bagent.store.tables.schema import TABLES, VIEWS
 
-    return f"from {query}" if query in TABLES or query in VIEWS else query
+    if query in TABLES or query in VIEWS:
+        return f"from {query}"
+    if query.strip().isidentifier():
+        names = [*TABLES, *VIEWS]
+        hint = did_you_mean(query.strip(), names) or f"there are {', '.join(names)}"
+        raise UsageError(f"{query.strip()}: no such table or view", hint=hint)
+    return query
 
 
 def _warn(message: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sized
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ Rows = Iterable[Any] | AsyncIterable[Any]
 """Input rows as mappings of a name to a value, or a pandas, polars or Arrow table."""
 
 _MISSING = object()
+_FIRST = 100  # rows that are looked at before the run starts
 _TABLE_ROWS = 4096  # rows of a table that are converted at once
 _TABLE_METHODS = {
     "pandas": ("itertuples",),
@@ -45,7 +47,8 @@ def check_rows(rows: Any) -> None:
     """Refuse values that cannot be rows, before the run starts.
 
     Raises:
-        UsageError: text, a path or a mapping, or a table with two columns of one name.
+        UsageError: text, a path or a mapping, values that are no rows, or a table with two columns
+            of one name.
     """
     if isinstance(rows, str | bytes | Mapping) or hasattr(rows, "__fspath__"):
         hint = 'rows=[{"id": 1, "text": "..."}]; a file: options=["-i", "rows.jsonl"]'
@@ -55,12 +58,46 @@ def check_rows(rows: Any) -> None:
             f"rows are a list of dicts or a table, not {_kind(rows)}",
             hint="pass a list of dicts, or a pandas, polars or Arrow table",
         )
+    if isinstance(rows, Sized) and not _is_table(rows) and len(rows):
+        first = list(islice(rows, _FIRST)) if isinstance(rows, Iterable) else []
+        if first and not any(isinstance(row, Mapping) or _is_table(row) for row in first):
+            raise UsageError(
+                f"rows are dicts or a table, not {_kind(first[0])} each",
+                hint='rows=[{"text": value} for value in values]',
+            )
     names = _columns(rows)
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise UsageError(
             f"two columns of the rows have the name {duplicates[0]!r}", hint="rename one of them"
         )
+
+
+_LIKE_AN_ID = re.compile(r"(?i:(?:^|[_\W])(?:id|key|uuid|guid))$|[a-z](?:Id|ID)$")
+
+
+def id_column(rows: Any) -> str | None:
+    """Return the first column of a table that is called like an id, and names each row.
+
+    None for other rows, and where a column has the name that jobs take by default.
+    """
+    names = _columns(rows)
+    if not names or {"id", "custom_id"} & set(names):
+        return None
+    for at, name in enumerate(names):
+        if _LIKE_AN_ID.search(name) and _is_unique(rows, at):
+            return name
+    return None
+
+
+def _is_unique(table: Any, at: int) -> bool:
+    """Return whether all values of a column are there and differ."""
+    if hasattr(table, "itertuples"):
+        column = table.iloc[:, at]
+        return bool(column.is_unique and column.notna().all())
+    column = table.to_series(at) if hasattr(table, "iter_rows") else table.column(at)
+    nulls = column.null_count
+    return (nulls() if callable(nulls) else nulls) == 0 and len(column.unique()) == len(column)
 
 
 async def row_lines(rows: Rows) -> AsyncIterator[bytes]:

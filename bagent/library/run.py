@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import json
 import logging
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import (
@@ -25,7 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -44,8 +42,9 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.files import PRIVATE, write_atomic
+from bagent.library.arguments import check_options, check_progress, use_python_words
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
+from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
 
 if TYPE_CHECKING:
@@ -85,40 +84,6 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
         path=file, sets=tuple(sets), env=dict(os.environ), cwd=Path.cwd(), needs_input=False
     )
     return LoadedJob(file, tuple(sets), load(request))
-
-
-@contextmanager
-def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the file of a job; a dict gets a file in the current folder during the run.
-
-    Raises:
-        UsageError: a job file cannot hold the dict, or the folder cannot be written.
-    """
-    if isinstance(job, LoadedJob):
-        yield job.path
-        return
-    if not isinstance(job, Mapping):
-        yield Path(job)
-        return
-    try:
-        text = json.dumps({"name": "job", **job}, indent=1, default=os.fspath, ensure_ascii=False)
-        text.encode()  # raises where UTF-8 cannot hold it
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the job cannot be written as a job file: {error}") from None
-    # In this folder, since the paths of a job are relative to its file.
-    path = Path(f".bagent-{secrets.token_hex(8)}.yaml")
-    try:
-        write_atomic(path, text, mode=PRIVATE)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(
-            f"a job that is a dict needs a file in the current folder: {reason}",
-            hint="write the job into a file, and give its path",
-        ) from error
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 _T = TypeVar("_T")
@@ -170,6 +135,8 @@ def run(
         process: run in a process of its own, which shares neither memory nor the interpreter's
             lock with this one, keeps its keys from programs that tools start, and starts later.
     """
+    further = check_options(options)
+    check_progress(on_progress)
     args = ["-o", "-"]
     for text in job.sets if isinstance(job, LoadedJob) else ():
         args += ["--set", text]
@@ -184,13 +151,11 @@ def run(
         from bagent.library.progress import make_progress
 
         on_progress = make_progress()
-    return Run(job, [*args, *options], rows, on_progress, process=process)
+    return Run(job, [*args, *further], rows, on_progress, process=process)
 
 
 class Run:
     """A run, see :func:`run`.
-
-    ``exit_code`` and ``path`` (the run directory) are None until it has ended.
 
     Iterating raises:
         bagent.errors.BagentError: the run could not start, or stopped before its rows ended:
@@ -207,8 +172,8 @@ class Run:
         *,
         process: bool = False,
     ) -> None:
-        self.exit_code: int | None = None
-        self.path: Path | None = None
+        self._exit_code: int | None = None
+        self._path: Path | None = None
         self._job = job
         self._args = args
         self._rows = rows
@@ -219,6 +184,16 @@ class Run:
         self._fault: BaseException | None = None
         self._iterator: AsyncIterator[Result] | None = None
         self._blocking: Callable[[], Generator[Result, None, None] | None] = lambda: None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the run; None until it has ended."""
+        return self._exit_code
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory; None until the run has ended."""
+        return self._path
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Start the run and return its results; works once."""
@@ -302,7 +277,8 @@ class Run:
     async def _results(self) -> AsyncIterator[Result]:
         """Yield the results; raise why there are no more, where rows remain."""
         # One generator: the end of an event loop closes all that are open at the same time.
-        with job_file(self._job) as path:
+        self._suggest_id()
+        with _job_path(self._job) as (path, job_text):
             self._engine = engine = await self._engine_type.start(
                 [str(path), *self._args], self._on_event, piped=self._rows is not None
             )
@@ -319,7 +295,29 @@ class Run:
                 end = await self._finish(engine, feeding, running=running)
             if feeding is not None and not feeding.cancelled():
                 feeding.result()
-            self._raise_error(end, path)
+            self._raise_error(end, job_text)
+
+    def _suggest_id(self) -> None:
+        """Say which column would name the rows, where the job names none."""
+        if self._rows is None:
+            return
+        from bagent.library.row_values import id_column
+
+        column = id_column(self._rows)
+        if column is None or any(arg.startswith(("id=", "--set=id=")) for arg in self._args):
+            return
+        with contextlib.suppress(BagentError):  # the run says what is wrong with the job
+            if self._job_id() is None:
+                logger.warning(
+                    "rows are named by their content; `id: %s` names them by that column", column
+                )
+
+    def _job_id(self) -> str | None:
+        if isinstance(self._job, Mapping):
+            name: str | None = self._job.get("id")
+            return name
+        job = self._job if isinstance(self._job, LoadedJob) else load_job(self._job)
+        return job.spec.id
 
     async def _finish(
         self, engine: Engine, feeding: asyncio.Task[None] | None, *, running: bool
@@ -333,7 +331,7 @@ class Run:
             while await engine.results.read(1 << 16):
                 pass  # a full pipe would block its end
         end = await engine.wait()
-        self.exit_code, self.path = end.code, end.path
+        self._exit_code, self._path = end.code, end.path
         if feeding is not None:
             feeding.cancel()  # the run needed no more rows
             await asyncio.wait([feeding])
@@ -371,23 +369,28 @@ class Run:
         except Exception as error:  # noqa: BLE001 - the iteration raises it
             self._on_progress, self._fault = None, error
 
-    def _raise_error(self, end: EngineEnd, job: Path) -> None:
+    def _raise_error(self, end: EngineEnd, job_text: JobText | None) -> None:
         if end.code not in (EXIT_OK, EXIT_ROWS_FAILED):
             error = end.error or _ERRORS.get(end.code, NeedsPerson)(end.headline)
-            if isinstance(self._job, Mapping) and isinstance(error, BagentError):
-                _hide_temporary_file(error, job)
+            if isinstance(error, BagentError):
+                if job_text is not None:
+                    job_text.hide_file(error)
+                use_python_words(error)
             raise error
         if self._fault is not None:
             raise self._fault
 
 
-def _hide_temporary_file(error: BagentError, job: Path) -> None:
-    """Name the job ``job`` in ``error``: its file was temporary."""
-    for name in (str(job.absolute()), str(job)):
-        error.message = error.message.replace(name, "job")
-        error.hint = error.hint.replace(name, "job")
-    if error.at is not None and Path(str(error.at.file)).name == job.name:
-        error.at = replace(error.at, file="job")
+@contextmanager
+def _job_path(
+    job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any],
+) -> Iterator[tuple[Path, JobText | None]]:
+    """Yield the file of a job; of a dict, also what it holds."""
+    if isinstance(job, Mapping):
+        with job_text(job) as text:
+            yield text.path, text
+    else:
+        yield job.path if isinstance(job, LoadedJob) else Path(job), None
 
 
 @atexit.register

@@ -198,7 +198,10 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         return
     if sendable:
         yield "retry", command_text(_retry(command, sendable, advice))
-    yield "advice", f"the same {advice.noun} sends again what may come out otherwise: {kinds(again)}"
+    yield (
+        "advice",
+        f"the same {advice.noun} sends again what may come out otherwise: {kinds(again)}",
+    )
     yield "next", command_text(command)
 
 

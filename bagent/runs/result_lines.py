@@ -51,9 +51,7 @@ class ResultLines:
         self._finished = None
         if of_input and store.finished:
             self._finished = OutcomeLookup(store.path, store.done, store.notes.append)
-        self._late = (
-            ordered and not of_input and (store.recorded > 0 or store.last is not None)
-        )
+        self._late = ordered and not of_input and (store.recorded > 0 or store.last is not None)
         self._expected: deque[tuple[int, int]] = deque()
         self._ready: dict[tuple[int, int], tuple[Callable[[], Outcome], Json]] = {}
         self._room = asyncio.Event()

@@ -489,6 +489,10 @@ def _latest(run: RunDir) -> float:
     return 0.0
 
 
+MOST_NAMES = 8
+"""Names of runs in a message."""
+
+
 def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
     """Return a run by its directory or its name under ``runs_dir``; None: the latest.
 
@@ -510,7 +514,8 @@ def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif names:
-        hint = f"under {runs_dir} there are {', '.join(names[:8])}"
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        hint = f"under {runs_dir} there are {', '.join(names[:MOST_NAMES])}{more}"
     else:
         hint = f"there is no run under {runs_dir}"
     what = "is no run directory" if Path(name).is_dir() else "no such run"

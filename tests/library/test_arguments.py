@@ -1,0 +1,142 @@
+"""Arguments of the library that cannot be right, before anything is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pyarrow
+import pytest
+
+import bagent
+import bagent.errors
+from bagent.errors import UsageError
+from bagent.library.arguments import in_python
+from bagent.library.job_files import key_path
+from bagent.library.row_values import id_column
+from support.jobs import rows, write_job
+from support.replies import ok
+
+FRAME = pandas.DataFrame({"review_id": ["a", "b"], "text": ["x", "y"]})
+
+
+@pytest.fixture(autouse=True)
+def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job_dir)
+
+
+@pytest.mark.parametrize("values", [FRAME["text"], ["x", "y"], pyarrow.array(["x"]), [1, 2]])
+def test_values_that_are_no_rows_are_refused_with_their_form(values: Any) -> None:
+    with pytest.raises(UsageError, match=r'rows=\[\{"text": value\} for value in values\]'):
+        bagent.run("job.yaml", rows=values)
+
+
+@pytest.mark.parametrize("options", ["--on-change continue", ["--on-change continue"]])
+def test_options_in_one_text_are_refused_with_the_list_to_write(options: Any) -> None:
+    with pytest.raises(UsageError, match=r'options=\["--on-change", "continue"\]'):
+        bagent.run("job.yaml", options=options)
+
+
+def test_numbers_and_paths_may_be_options(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    job = write_job(job_dir, fs.url, 3)
+    options: Any = ["--limit", 2, "--set=prompt.user=Say {{ text }}", "-i", Path("rows.jsonl")]
+    assert len(list(bagent.run(job, options=options))) == 2
+
+
+def test_progress_that_is_no_function_is_refused_at_once() -> None:
+    progress: Any = True
+    with pytest.raises(UsageError, match="on_progress: True is no function"):
+        bagent.run("job.yaml", on_progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"promt": "x"}, r"job: promt: "),
+        ({"prompt": {"user": "{{ text }}", "sytem": "x"}}, r"job: prompt\.sytem: "),
+        ({"output": {"schema": {"type": "objekt"}}}, r"job: output\.schema"),
+        ({"stages": [{"kind": "map", "prompt": "x"}, {"kind": "mop"}]}, r"job: stages\.1\.kind: "),
+    ],
+)
+@pytest.mark.parametrize(
+    "process",
+    [False, pytest.param(True, marks=pytest.mark.process("a run in a process of its own"))],
+    ids=["thread", "process"],
+)
+def test_an_error_in_a_dict_names_its_key(process: bool, keys: Any, place: str) -> None:
+    job = {"backend": "sim", "prompt": "{{ text }}", "limits": {"retries": 1}} | keys
+    with pytest.raises(UsageError, match=f"^{place}"):
+        list(bagent.run(job, rows=rows(1), process=process))
+
+
+def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
+    lines = ["{", ' "a": {', '  "b": 1', " },", ' "c": [', "  1,", "  {", '   "d\\"": "e: f"']
+    paths = ["", "a", "a.b", "a", "c", "c.0", "c.1", 'c.1.d"']
+    assert [key_path("\n".join(lines), n) for n in range(1, 9)] == paths
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        (
+            "--on-change continue keeps the finished rows, --fresh moves the old run aside,"
+            " --name NAME begins another run",
+            'options=["--on-change", "continue"] keeps the finished rows, options=["--fresh"] moves'
+            ' the old run aside, name="NAME" begins another run',
+        ),
+        ("wait for it with --wait-hosts 10m", 'wait for it with options=["--wait-hosts", "10m"]'),
+        ("--model a/b-c asks for it", 'options=["--model", "a/b-c"] asks for it'),
+        ("--retry sends them, --retry all too", 'options=["--retry"] sends them,'
+         ' options=["--retry", "all"] too'),
+        ("--limitless and --limit-x stay", "--limitless and --limit-x stay"),
+    ],
+)  # fmt: skip
+def test_options_in_messages_are_arguments_in_python(text: str, python: str) -> None:
+    assert in_python(text) == python
+
+
+def test_a_server_that_is_down_names_the_option_to_wait(job_dir: Path) -> None:
+    job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
+    with pytest.raises(bagent.errors.BagentError, match=r'options=\["--wait-hosts", "10m"\]'):
+        list(bagent.run(job, rows=rows(1), options=["--wait-hosts", "0.1s"]))
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (FRAME, "review_id"),
+        (pyarrow.Table.from_pandas(FRAME), "review_id"),
+        (FRAME.rename(columns={"review_id": "paid"}), None),
+        (FRAME.assign(id=[1, 2]), None),
+        (FRAME.assign(review_id=["a", "a"]), None),
+        (FRAME.assign(review_id=["a", None]), None),
+        (rows(2), None),
+    ],
+)
+def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(
+    table: Any, name: str | None
+) -> None:
+    assert id_column(table) == name
+
+
+def test_the_column_that_would_name_the_rows_is_told_once(
+    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
+    list(bagent.run(job, rows=FRAME))
+    message = "rows are named by their content; `id: review_id` names them by that column"
+    assert caplog.messages.count(message) == 1
+    caplog.clear()
+    results = list(bagent.run(job | {"id": "review_id", "name": "named"}, rows=FRAME))
+    assert {result.id for result in results} == {"a", "b"}
+    assert message not in caplog.messages
+
+
+def test_a_mistyped_table_is_named_with_the_nearest(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    list(bagent.run(write_job(job_dir, fs.url, 1)))
+    with pytest.raises(UsageError, match=r"answer: no such table or view .did you mean answers"):
+        bagent.open_run("job").rows("answer")
