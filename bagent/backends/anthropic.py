@@ -331,6 +331,18 @@ _GROWING = {
 """The deltas that append to a text: the key of the block, and that of the delta."""
 
 
+def _index(event: dict[str, Any]) -> int:
+    """Return the number of the block that an event is about."""
+    index = event.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a field of an event that has to be an object; an empty one where it is none."""
+    value = event.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 class AnthropicStream(TypedEventStream):
     """Assembles a streamed message. Token counts are cumulative, so the last ones count."""
 
@@ -353,24 +365,22 @@ class AnthropicStream(TypedEventStream):
     def _event(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "message_start":
             self.pieces += 1
-            message = event.get("message")
-            self._message.update(message if isinstance(message, dict) else {})
+            self._message.update(_object(event, "message"))
             self._count(self._message.get("usage"))
         elif kind == "content_block_start":
             self.pieces += 1
-            content_block = event.get("content_block")
-            block = dict(content_block) if isinstance(content_block, dict) else {}
-            self._blocks[event.get("index") or 0] = block
+            block = dict(_object(event, "content_block"))
+            self._blocks[_index(event)] = block
             if block.get("text") or block.get("type") == "tool_use":
                 self._seen()
         elif kind == "content_block_delta":
             self.pieces += 1
-            self._delta(event.get("index") or 0, event.get("delta") or {})
+            self._delta(_index(event), _object(event, "delta"))
         elif kind == "content_block_stop":
-            self._block_ends(event.get("index") or 0)
+            self._block_ends(_index(event))
         elif kind == "message_delta":
             self.pieces += 1
-            self._message.update(event.get("delta") or {})
+            self._message.update(_object(event, "delta"))
             self._count(event.get("usage"))
         elif kind == "message_stop":
             self.done = True
@@ -387,13 +397,15 @@ class AnthropicStream(TypedEventStream):
             self._seen()
         elif kind in _GROWING:
             key, source = _GROWING[kind]
-            block[key] = (block.get(key) or "") + str(delta.get(source) or "")
+            block[key] = str(block.get(key) or "") + str(delta.get(source) or "")
             if kind in ("text_delta", "thinking_delta"):
                 self._seen()
             if delta.get("encrypted_content") is not None:  # of a compaction; the last one counts
                 block["encrypted_content"] = delta["encrypted_content"]
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
+            earlier = block.get("citations")
+            earlier = earlier if isinstance(earlier, list) else []
+            block["citations"] = [*earlier, delta.get("citation")]
 
     def _block_ends(self, index: int) -> None:
         block = self._blocks.get(index)

@@ -250,7 +250,8 @@ def _result(
         for name in ("summary", "content")
         for part in _parts(item, "reasoning", name)
     ]
-    logprobs = [entry for part in parts for entry in part.get("logprobs") or ()]
+    listed = [part["logprobs"] for part in parts if isinstance(part.get("logprobs"), list)]
+    logprobs = [entry for entries in listed for entry in entries]
     return Reply(
         text=_joined(parts, "text"),
         finish_reason=_finish(body)
@@ -377,9 +378,9 @@ class ResponsesStream(TypedEventStream):
     def _reply(self, ttft_ms: float | None) -> Reply | Failure:
         assert self._response is not None
         # Some servers leave the items out of the last event.
-        return _result(
-            {**self._response, "output": self._response.get("output") or self._items}, {}, ttft_ms
-        )
+        output = self._response.get("output")
+        items = output if output and isinstance(output, list) else self._items
+        return _result({**self._response, "output": items}, {}, ttft_ms)
 
     def _read_whole(self, raw: bytes) -> Reply | Failure:
         return read_response(raw, {})
