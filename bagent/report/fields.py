@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from bagent.duck import literal
-from bagent.observe.formatting import visible
-from bagent.report.failures import FAULTS
+from bagent.observe.formatting import counted, visible
+from bagent.report.failures import FAULTS, find
 from bagent.report.html import Html, heading, note, number, section, table
 from bagent.report.queries import FEW, WEAK, ReportDb
 
@@ -450,6 +450,23 @@ def shared(traits: Traits, fault: int) -> Shared:
     return Shared(
         "; ".join(parts), tuple((group[0][0].stage, group[0][0].field) for group in groups)
     )
+
+
+def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> list[str]:
+    """Describe what the rows of each failure share, and the fields whose rows get long answers.
+
+    Args:
+        db: the tables of a run.
+        in_prompt: the names that prompts use; None where they are not known.
+    """
+    faults = find(db)[:FAULTS]
+    traits = Traits(db, in_prompt)
+    messages = []
+    for fault in faults:
+        if parts := shared(traits, fault["fault"]).text:
+            rows = counted(fault["rows"], "row")
+            messages.append(f"{rows} that failed ({fault['error_kind']}) share {parts}")
+    return messages + [message.removeprefix(WEAK) for message in long_answers(traits)]
 
 
 def _together(lines: list[FieldStat]) -> str:

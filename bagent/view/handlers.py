@@ -17,7 +17,7 @@ from aiohttp import web
 from bagent.errors import BagentError, UsageError
 from bagent.observe.counters import cost_range
 from bagent.observe.formatting import duration, money, rate
-from bagent.report import answer_fields, html, overview
+from bagent.report import answer_fields, fields, html, overview
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.report.suspects import Suspect, find_suspects
@@ -134,6 +134,16 @@ class Handlers:
             suspect_filter=_suspect_filter,
             missing_filter=_missing_filter,
         )
+
+    async def findings(self, request: web.Request) -> web.Response:
+        """Answer with what rows that failed, or have long answers, share: a part of the page."""
+        viewed = self._viewed(request)
+
+        def in_common(db: ReportDb) -> list[str]:
+            return fields.in_common(db, None)
+
+        messages = await viewed.tables.ask(in_common, key="in common")
+        return _page("findings.html", request, messages=messages)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the state of a run while it goes on."""

@@ -61,6 +61,7 @@ def view_app(catalog: RunCatalog, token: str, host: str) -> web.Application:
         "/compare": handlers.compare,
         "/run/{run}/": handlers.run,
         "/run/{run}/answers": handlers.answers,
+        "/run/{run}/findings": handlers.findings,
         "/run/{run}/events": handlers.events,
         "/run/{run}/rows": handlers.rows,
         "/run/{run}/count": handlers.count,

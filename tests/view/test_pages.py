@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 
 import pytest
 
 from bagent.report.overview import costs, throughput
 from bagent.report.queries import ReportDb
+from bagent.rows import RowsConfig, open_rows
 from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 from bagent.view.handlers import live_values
@@ -91,6 +93,32 @@ async def test_the_answers_show_values_and_a_click_on_a_bar_lists_its_rows(runs)
     assert "0: 3 (30 %)" in labels
     # good, bad; eight scores; seven lengths and those without
     assert listed == [7, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]
+
+
+async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
+    source = tmp_path / "rows.jsonl"
+    inputs = [
+        {"id": f"r{n}", "kind": "text" if n % 3 else "table", "old": "yes" if n % 20 == 3 else "no"}
+        for n in range(300)
+    ]
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in inputs))
+    config = RowsConfig(inputs=(str(source),), base=tmp_path)
+    with closing(open_rows(config)) as reader:
+        keys = [row.key for batch in reader.batches() for row in batch]
+
+    def outcome(n: int) -> Outcome:
+        key = f"{keys[n]:016x}"
+        if inputs[n]["old"] == "yes":
+            bad = {"status": "failed", "error_kind": "rejected", "error": "no"}
+            return stored(n, key=key, endpoint="node", **bad)
+        tokens = n % 9 + (200 if inputs[n]["kind"] == "table" else 20)
+        return stored(n, key=key, endpoint="node", completion_tokens=tokens)
+
+    make_run(tmp_path / "job", map(outcome, range(300)), rows=config.to_json())
+    async with viewing(tmp_path) as viewer:
+        shared = words(await viewer.page("findings"))
+    assert "15 rows that failed (rejected) share old = yes (100 % of them" in shared
+    assert "rows with kind = table get answers of 20" in shared
 
 
 async def test_rows_are_filtered_searched_and_sorted(runs):
