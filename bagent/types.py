@@ -80,7 +80,7 @@ PROGRAM_ROWS = "rows"
 
 
 def row_location(source: str, line: int) -> str:
-    """Return where a row is, for people: ``FILE:LINE``; the file alone where lines have no number."""
+    """Return where a row is, for people: ``FILE:LINE``, or the file alone without a line."""
     if source == PROGRAM_ROWS:
         return f"row {line} of {source}"
     return f"{source}:{line}" if line else source

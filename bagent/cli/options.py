@@ -54,7 +54,7 @@ Python = Annotated[
     typer.Option(
         "--python",
         hidden=True,
-        help="Set by the Python library: job, or rows where a program gives the rows.",
+        help="Set by the Python library: job, or rows:N where a program gives N rows.",
     ),
 ]
 Limit = Annotated[

@@ -21,6 +21,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Sized,
 )
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,7 +145,11 @@ def run(
         from bagent.library.row_values import check_rows
 
         check_rows(rows)
-    args += ["-i", "-", "--python", "rows"] if rows is not None else ["--python", "job"]
+    if rows is None:
+        args += ["--python", "job"]
+    else:
+        count = f":{len(rows)}" if isinstance(rows, Sized) else ""
+        args += ["-i", "-", "--python", f"rows{count}"]
     args += ["--name", name] if name is not None else []
     args += ["--ordered"] * ordered
     if on_progress == "show":
@@ -182,6 +187,7 @@ class Run:
         self._engine: Engine | None = None
         self._stopping = False
         self._fault: BaseException | None = None
+        self._last_state: dict[str, Any] = {}
         self._iterator: AsyncIterator[Result] | None = None
         self._blocking: Callable[[], Generator[Result, None, None] | None] = lambda: None
 
@@ -364,6 +370,9 @@ class Run:
             logger.info(event["text"])
         if kind not in ("progress", "end") or self._on_progress is None:
             return
+        if kind == "end" and event == self._last_state:
+            return
+        self._last_state = dict(event)
         try:
             self._on_progress(event)
         except Exception as error:  # noqa: BLE001 - the iteration raises it

@@ -30,7 +30,7 @@ def python_call(command: Sequence[str]) -> str:
         argument = arguments.pop(0)
         if argument in _DROPPED:
             value = arguments.pop(0) if arguments else ""
-            if (argument, value) == (OPTION, "rows"):
+            if argument == OPTION and value.startswith("rows"):
                 parts.append("rows=rows")
                 same = "the same job and rows"
         elif argument == "--name" and arguments:

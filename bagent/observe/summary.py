@@ -192,7 +192,8 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
         after = ", once the prompt is changed," if _needs_shorter_prompt(sendable, advice) else ""
         yield (
             "advice",
-            f"the same {advice.noun} sends none of these rows again{unless}; this one{after} {what}",
+            f"the same {advice.noun} sends none of these rows again{unless};"
+            f" this one{after} {what}",
         )
         yield "next", command_text(_retry(command, sendable, advice))
         return

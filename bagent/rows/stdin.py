@@ -66,8 +66,8 @@ class StdinSpool:
     def append(self, raws: list[bytes]) -> None:
         """Write lines behind those read by :meth:`replay`, or over others.
 
-        Lines that the file holds there already stay, with all that follow. They survive the end of this process at once; a crash of the machine only after
-        :meth:`close`.
+        Lines that the file holds there already stay, with all that follow. They survive the end of
+        this process at once; a crash of the machine only after :meth:`close`.
 
         Raises:
             WriteError: the disk is full, or the file cannot be written.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -170,12 +170,24 @@ class RunOptions:
     """Off where another process makes the tables at the end."""
     command: list[str] = field(default_factory=list)
     """The whole command with its secrets masked."""
-    python: Literal["", "job", "rows"] = ""
-    """The library started the run: with the job's own input, or with rows of the program."""
+    python: str = ""
+    """The library started the run: ``job``: with the job's own input; ``rows`` or ``rows:N``: with
+    rows of the program, N of them."""
     input_index: str | None = None
     """The file in which another process indexes the input."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
+
+    @property
+    def from_program(self) -> bool:
+        """Whether a program gives the rows to the library."""
+        return self.python.startswith("rows")
+
+    @property
+    def program_rows(self) -> int | None:
+        """How many rows the program gives; None where unknown."""
+        _, _, count = self.python.partition(":")
+        return int(count) if count.isdecimal() else None
 
 
 SAMPLE_ROWS = 100
@@ -424,7 +436,7 @@ def make_rows_config(
         limit=options.limit,
         shard=read_shard(options.shard, options.env),
         stdin_spool=run_dir / "input.jsonl",
-        replace_stdin=options.python == "rows",
+        replace_stdin=options.from_program,
     )
 
 

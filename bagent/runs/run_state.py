@@ -21,7 +21,6 @@ from bagent.store.run_dir import (
     RunProgress,
     merge_changes,
     read_progress,
-    working_seconds,
 )
 from bagent.store.totals import Totals, cache_share, count_tools, stage_causes
 
@@ -54,8 +53,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
     starts = info.starts if info else []
     speed, eta = _speed_and_eta(progress if state == "running" else None, remaining)
     if speed is None:
-        seconds = working_seconds(starts)
-        speed = totals.rows / seconds if seconds else counts.rows_per_second
+        speed = counts.rows_per_second
     return {
         "run": run.path.name,
         "state": state,

@@ -423,6 +423,8 @@ class RunSession:
         """
         rows, feeder = self._rows, self._feeder
         position, size = rows.progress() if feeder is not None else (0, None)
+        if feeder is not None and size is None and self._context.rows_config.where is None:
+            position, size = feeder.read, self._context.options.program_rows
         passed = rows.passed
         feed = FeedStats(
             read=passed + (feeder.read if feeder else 0),
@@ -435,8 +437,8 @@ class RunSession:
             finished=self._finished_rows,
             most=rows.most,
         )
-        if feeder is None and self._small_input_answers is not None:
-            feed = msgspec.structs.replace(feed, ended=True, expected=self._small_input_answers)
+        if feeder is None and self._answers_of_input is not None:
+            feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)
         return self._counters.snapshot(self._fleet_stats(), feed, self._run_totals(codes, complete))
 
     def _fleet_stats(self) -> FleetStats:
@@ -459,11 +461,20 @@ class RunSession:
         return self._store.finished // (self._context.job.answers * self._rows.shards)
 
     @cached_property
-    def _small_input_answers(self) -> int | None:
-        """The number of answers of an input that fits the sample; None where it does not."""
-        context = self._context
-        if context.piped or context.stages or self._store.recorded:
+    def _answers_of_input(self) -> int | None:
+        """The number of answers, where it is known before the input is read.
+
+        So of an input that fits the sample, and of rows of a program, as many as it gives.
+        """
+        context, config = self._context, self._context.rows_config
+        if context.stages or self._store.recorded:
             return None
+        if context.piped:
+            count = context.options.program_rows
+            if count is None or config.where is not None or config.shard is not None:
+                return None
+            most = self._rows.most
+            return (count if most is None else min(count, most)) * context.job.answers
         first = len(self._rows.peek(SAMPLE_ROWS))
         return first * context.job.answers if first < SAMPLE_ROWS else None
 

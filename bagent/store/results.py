@@ -22,7 +22,7 @@ from bagent.store.journal.codec import (
 from bagent.store.journal.done_index import DoneIndex, HashMap, ResumePolicy, done_index
 from bagent.store.journal.reader import JournalReader, LineRef, Selection
 from bagent.store.journal.segments import Report
-from bagent.store.run_dir import RunInfo
+from bagent.store.run_dir import RunInfo, working_seconds
 from bagent.store.tables.row_feed import InputFinder
 from bagent.store.tables.schema import RESULTS
 from bagent.store.totals import (
@@ -198,7 +198,8 @@ class RunSummary:
     current outcomes of all stages; ``stages`` has (ok, not ok) of each stage, and is empty if there
     is only one. Tokens and cost are sums over all lines, including superseded ones; they are None
     if no line has any. ``without_tokens`` lines have no token counts. ``rows_per_second`` is the
-    speed over the last lines, None if unknown.
+    speed over the time that the starts worked; of a run that goes on, over its last lines. None if
+    unknown.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -230,10 +231,12 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         info: the content of ``run.json``; None if it cannot be read.
     """
     last = last_stage_of(info)
+    seconds = working_seconds(info.starts) if info is not None else None
     accept = info is not None and accepts_truncated(info.job)
     with JournalReader(run_dir, report) as lines:
         done = done_index(lines.indexes, ResumePolicy())
         codes = done.codes if last is None else last.codes(run_dir, None)
+        counted = Totals.of(accept_truncated(codes) if accept else codes)
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)
@@ -241,7 +244,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         firsts = [t.first for t in totals if t.first is not None]
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
-            totals=Totals.of(accept_truncated(codes) if accept else codes),
+            totals=counted,
             statuses=done.statuses,
             kinds=done.kinds,
             prompt_tokens=sum(t.prompt for t in totals) if has_tokens else None,
@@ -252,7 +255,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
             without_tokens=unknown,
             first_at=min(firsts, default=None),
             last_at=max(lasts, default=None),
-            rows_per_second=_speed(lines, last),
+            rows_per_second=counted.rows / seconds if seconds else _speed(lines, last),
             stages=lines.counts() if len(lines.stages()) > 1 else {},
         )
 
