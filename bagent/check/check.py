@@ -392,7 +392,7 @@ class _Check:
             max_tokens=max_tokens_range(sample, automatic=automatic),
             schema=facts.schema_report(prepared, plan),
             dedupe=is_deduplicated(job),
-            stream=facts.stream_text(plan),
+            stream=facts.stream_text(plan, job, sample),
             batching=facts.batching_text(job),
             results=facts.short_path(prepared.run_dir, options.run.cwd),
             parameters=facts.first_parameters(sample, plan, job.output.enforce, api),

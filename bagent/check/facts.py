@@ -127,8 +127,11 @@ def first_parameters(
     return {}
 
 
-def stream_text(plan: StagePlan) -> str:
+def stream_text(plan: StagePlan, job: Job, sample: Sequence[Sampled]) -> str:
     """Return which requests are streamed."""
+    generates = any(sampled.generates for sampled in sample)
+    if plan.stream is False and job.stream == "auto" and generates and not job.batching.in_batches:
+        return f"every {STREAM_EVERY}th request of one row, for its first-token time"
     if plan.own_bodies or plan.stream is False:
         return "never"
     if plan.stream:

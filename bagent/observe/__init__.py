@@ -4,7 +4,8 @@
 - ``error_groups``: failures that differ in numbers and ids only
 - ``progress``: the displays; ``terminal``, ``dashboard``: those of terminals; ``live_state``
 - ``status_text``, ``formatting``: phrases and numbers for people
-- ``summary``: the lines at the end of a run; ``python_call``: commands as calls of the library
+- ``summary``, ``token_lines``: the lines at the end of a run
+- ``python_call``: commands as calls of the library
 - ``run_log``: run.log; ``prometheus``: metrics
 """
 

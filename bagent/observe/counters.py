@@ -249,6 +249,7 @@ class RunCounters:
         "_outcomes_cost",
         "_pending",
         "_prompt",
+        "_prompt_of_silent",
         "_reasoning",
         "_requests",
         "_retries",
@@ -281,6 +282,8 @@ class RunCounters:
         self._pending: list[Outcome] = []
         self._done = self._sent = self._copied = self._answers = self._no_counts = 0
         self._prompt, self._cached, self._completion, self._reasoning = (_Sum(0) for _ in range(4))
+        self._prompt_of_silent = 0
+        """Prompt tokens of the answers that do not say how many were cached."""
         self._cost = _Sum(0.0)
         self._cost_squares = 0.0
         self._outcomes_cost = 0.0
@@ -366,7 +369,11 @@ class RunCounters:
         self._codes[OK_CODE] += sum(o.status == "ok" for o in rows)
         self._sent += sum(o.attempts > 0 and o.copied_from is None for o in rows)
         self._answers += len(answers)
+        silent = self._cached.unknown
         self._cached.add([o.cached_tokens for o in answers])
+        if self._cached.unknown > silent:
+            silent_answers = (o for o in answers if o.cached_tokens is None)
+            self._prompt_of_silent += sum(o.prompt_tokens or 0 for o in silent_answers)
         self._reasoning.add([o.reasoning_tokens for o in answers])
         costs = [o.cost_usd for o in answers]
         self._outcomes_cost += self._cost.add(costs)
@@ -511,7 +518,11 @@ class RunCounters:
             TokenCount(total=column.total_of(self._answers), unknown=column.unknown)
             for column in (self._prompt, self._cached, self._completion, self._reasoning)
         )
-        return TokenTotals(prompt, cached, completion, reasoning, without_counts=self._no_counts)
+        return TokenTotals(
+            *(prompt, cached, completion, reasoning),
+            without_counts=self._no_counts,
+            cached_of=self._prompt.total - self._prompt_of_silent,
+        )
 
     def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates]:
         """Return recent and overall speed."""

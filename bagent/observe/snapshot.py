@@ -119,6 +119,8 @@ class TokenTotals(msgspec.Struct, frozen=True):
     completion: TokenCount
     reasoning: TokenCount
     without_counts: int
+    cached_of: int = 0
+    """Prompt tokens of the answers that say how many were cached."""
 
 
 class Rates(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from bagent.observe.formatting import (
 )
 from bagent.observe.python_call import OPTION, command_text
 from bagent.observe.snapshot import ErrorGroup, Snapshot
+from bagent.observe.token_lines import cache_line, tokens_line
 from bagent.types import row_location
 
 FAILED_QUERY = (
@@ -462,51 +463,14 @@ def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
             )
         yield "latency", text
     if s.tokens.prompt.unknown or s.tokens.prompt.total is not None:
-        yield "tokens", _tokens(s)
+        yield "tokens", tokens_line(s)
     if s.tokens.prompt.total:
-        yield "cache", _cache(s)
+        yield "cache", cache_line(s)
     if s.cost_usd is not None:
         text = money(s.cost_usd)
         if s.cost_unknown:
             text += f", and {counted(s.cost_unknown, 'answer')} of unknown cost"
         yield "cost", f"{text}; by mode: bagent report"
-
-
-def _tokens(s: Snapshot) -> str:
-    t = s.tokens
-    prompt = _number(t.prompt.total, "prompt")
-    if t.cached.total is not None:
-        prompt += f" ({t.cached.total:,} cached{_partly(t.cached.unknown)})"
-    completion = _number(t.completion.total, "completion")
-    if t.reasoning.total is not None:
-        completion += f" ({t.reasoning.total:,} reasoning{_partly(t.reasoning.unknown)})"
-    text = f"{prompt}, {completion}"
-    if t.completion.total is not None and s.overall.completion_tokens_per_s is not None:
-        text += f", {rate(s.overall.completion_tokens_per_s)} completion tokens/s"
-    if t.without_counts:
-        text += f"; {counted(t.without_counts, 'answer')} without full counts"
-    return text
-
-
-def _cache(s: Snapshot) -> str:
-    """The share of cached prompt tokens: by counters, else by answers, else unknown."""
-    rate, cached, prompt = s.cache, s.tokens.cached, s.tokens.prompt.total or 0
-    if rate is not None:
-        text = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"
-        text += f", by the counters of {counted(rate.endpoints, 'endpoint')}"
-        return f"{text}; unknown of {rate.silent:,} more" if rate.silent else text
-    if cached.total is not None and prompt:
-        least = "at least " if cached.unknown else ""
-        return f"{least}{percent(cached.total / prompt)} of the prompt tokens were known"
-    return "unknown: the server does not tell what its prefix cache knew"
-
-
-def _number(total: int | None, sort: str) -> str:
-    return f"unknown {sort}" if total is None else f"{total:,} {sort}"
-
-
-def _partly(silent: int) -> str:
-    return f"; {counted(silent, 'answer')} did not say" if silent else ""
 
 
 def _schema(s: Snapshot) -> Iterator[tuple[str, str]]:
@@ -525,6 +489,9 @@ def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
     if not s.requests and not s.tries:
         return
     parts = [f"{s.requests:,} sent", counted(s.retries, "retry", "retries")]
+    if s.tries != s.requests:  # a request may hold several rows, or be cut off at the end
+        parts[0] += f"; {counted(s.tries, 'row attempt')} ended"
+        parts[1] = f"{s.retries:,} of them retries"
     if s.throttled:
         parts.append(counted(s.throttled, "throttled answer"))
     if s.failed_tries:

@@ -14,7 +14,7 @@ from bagent.errors import EXIT_STOPPED
 from bagent.observe.summary import Advice, mending, next_step
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
-from bagent.store.results import summary
+from bagent.store.results import RunSummary, summary
 from bagent.store.run_dir import (
     RunDir,
     RunInfo,
@@ -47,9 +47,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         state = "ended" if code in (0, 1) else "stopped"
     progress = read_progress(run.path, info.parts if info else ())
     total, exact, remaining = _size(progress, totals, state)
-    share = cache_share(run.path)
-    if share is None and counts.cached_tokens and counts.prompt_tokens:
-        share = counts.cached_tokens / counts.prompt_tokens  # by the answers, as in the summary
+    share, share_by = _cache_share(run, counts)
     starts = info.starts if info else []
     speed, eta = _speed_and_eta(progress if state == "running" else None, remaining)
     if speed is None:
@@ -75,6 +73,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "cache_hit_rate": None if share is None else round(share, 4),
+        "cache_hit_rate_by": share_by,
         "cost_usd": counts.cost_usd,
         "started": _when(min((start.at for start in starts), default=counts.first_at)),
         "last": _when(counts.last_at),
@@ -84,6 +83,21 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "notes": notes,
         "directory": str(run.path),
     }
+
+
+def _cache_share(run: RunDir, counts: RunSummary) -> tuple[float | None, str | None]:
+    """Return the share of cached prompt tokens, and what says so: ``answers`` or ``counters``.
+
+    The counters of endpoints are taken where most answers do not say; they count all clients.
+    """
+    said = counts.cached_of_tokens
+    own = (counts.cached_tokens or 0) / said if said else None
+    if own is not None and 2 * said >= (counts.prompt_tokens or 0):
+        return own, "answers"
+    share = cache_share(run.path)
+    if share is not None:
+        return share, "counters"
+    return own, None if own is None else "answers"
 
 
 def _changes(info: RunInfo | None) -> list[dict[str, object]]:

@@ -207,6 +207,8 @@ class RunSummary:
     kinds: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    cached_of_tokens: int = 0
+    """Prompt tokens of the answers that say how many were cached."""
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     cost_usd: float | None = None
@@ -249,6 +251,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
             kinds=done.kinds,
             prompt_tokens=sum(t.prompt for t in totals) if has_tokens else None,
             cached_tokens=sum(t.cached for t in totals) if has_tokens else None,
+            cached_of_tokens=sum(t.cached_of for t in totals),
             completion_tokens=sum(t.completion for t in totals) if has_tokens else None,
             reasoning_tokens=sum(t.reasoning for t in totals) if has_tokens else None,
             cost_usd=sum(t.cost for t in totals) if any(t.costed for t in totals) else None,

@@ -422,6 +422,19 @@ def test_a_schema_that_nobody_tells_the_model_is_a_warning(
     assert "response_format" not in done.out.partition("request ")[2]
 
 
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, "every 50th request of one row, for its first-token time"),
+        ({"batching": {"mode": "single"}}, "every 50th request, for its first-token time"),
+        ({"stream": False}, "never"),
+    ],
+)
+def test_check_says_which_requests_are_streamed(check, fs, job_dir, keys, text):
+    write_job(job_dir, vllm(fs), 2, **keys)
+    assert f"streaming   {text}\n" in check(["job.yaml"]).out
+
+
 def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, fs, job_dir):
     (job_dir / "genes.csv").write_text("gene,text,note\nA,,\nB,b,\nC,,\n")
     write_job(job_dir, fs.url, input="genes.csv", prompt="{{ gene }}: {{ text }}")

@@ -108,8 +108,8 @@ def test_without_sql_a_shell_takes_statements_from_stdin(bagent, run):
 def test_the_views_answer_common_questions(bagent, job_dir):
     full = {"status": "failed", "error_kind": "overloaded", "text": None}
     outcomes = [
-        stored(0, latency_ms=100.0),
-        stored(1, latency_ms=300.0),
+        stored(0, latency_ms=100.0, ttft_ms=7.0, endpoint="b"),
+        stored(1, latency_ms=300.0, ttft_ms=9.0, endpoint="b"),
         stored(2, error="HTTP 503: queue of 17", endpoint="http://a", **full),
         stored(3, error="HTTP 503: queue of 18", endpoint="http://b", **full),
     ]
@@ -149,6 +149,8 @@ def test_the_views_answer_common_questions(bagent, job_dir):
     assert (latency["answers"], latency["latency_p50"], latency["latency_max"]) == (2, 100.0, 300.0)
     first, second = view("by_endpoint")
     assert (first["endpoint"], first["tries"], first["failed"]) == ("b", 1, 0)
+    assert first["first_token_p50"] == latency["ttft_p50"] == 7.0
+    assert second["first_token_p50"] is None
     assert (second["tries"], second["failed"], second["most_error"]) == (2, 1, "timeout")
     assert second["ms_p50"] == 1000.0
     turns = view("turns")

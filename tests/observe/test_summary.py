@@ -55,13 +55,24 @@ def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> 
         "latency     p50 120ms, p99 120ms; first token p50 40ms, p99 40ms (1 answer)",
         "tokens      2,000 prompt (1,200 cached; 1 answer did not say), 400 completion, "
         "50.0 completion tokens/s",
-        "cache       at least 60 % of the prompt tokens were known",
+        "cache       80 % of 1,500 prompt tokens were known (1 answer did not say)",
         "cost        $0.004000; by mode: bagent report",
         "schema      4 of 4 first answers valid (100 %)",
         "requests    4 sent, 0 retries",
         "results     runs/genes",
         "next        bagent results genes | head",
     ]
+
+
+def test_attempts_of_rows_add_up_where_a_request_holds_several(
+    tally: RunCounters, make: Any
+) -> None:
+    for row, group in enumerate(("g1", "g1", "g2")):
+        tally.outcome(make.outcome(row))
+        tally.attempt(make.attempt(group))
+    tally.attempt(make.attempt("g3", try_=2))
+    lines = summary_lines(make.snapshot(tally), info(0))
+    assert "requests    3 sent; 4 row attempts ended, 1 of them retries" in lines
 
 
 def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, clock: Any) -> None:

@@ -118,7 +118,7 @@ def cache_line(done: Completed) -> str:
 
 
 def share_told(done: Completed) -> float:
-    """The share that the summary tells, 0 to 1."""
+    """The share that the summary tells, 0 to 1: by the answers, else by counters."""
     return float(cache_line(done).partition("%")[0]) / 100
 
 
@@ -130,7 +130,6 @@ def test_summary_tables_and_engines_tell_the_same_hit_rate(
     rows = questions(f"same {mode}")
     done = ask(job_dir, rows, *pair, batching={"mode": mode})
     engines = dict(zip([one.address for one in pair], counted.shares(), strict=True))
-    assert "by the counters of 2 endpoints" in cache_line(done)
     assert share_told(done) == pytest.approx(counted.share, abs=BAND)
     samples: dict[str, list[Json]] = defaultdict(list)
     for one in parquet(job_dir / "runs/job", "endpoints"):

@@ -68,18 +68,22 @@ def status(
 def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     """Print the state of one run, a line for each value, and what to do next."""
     from bagent.cli.render.tables import write_rows
-    from bagent.observe.formatting import rate, tools_text
+    from bagent.observe.formatting import percent, rate, tools_text
     from bagent.runs.run_state import next_lines
     from bagent.store.totals import count_tools
 
     pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
     for name, value in state.items():
-        if value in (None, {}, []) or name in ("batches", "tools", "unit"):
+        if value in (None, {}, []) or name in ("batches", "tools", "unit", "cache_hit_rate_by"):
             continue
         if name == "changes":
             pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
         elif name == "rows_per_s":
             pairs.append((name, rate(value)))
+        elif name == "cache_hit_rate":
+            by = state["cache_hit_rate_by"]
+            note = ", by the endpoints' counters, of all their clients" if by == "counters" else ""
+            pairs.append((name, f"{percent(value)}{note}"))
         elif name == "by_stage":
             pairs += [(f"stage {stage}", counts) for stage, counts in value.items()]
         else:

@@ -190,6 +190,7 @@ def _tokens(parts: Sequence[TokenTotals]) -> TokenTotals:
         completion=_count([part.completion for part in parts]),
         reasoning=_count([part.reasoning for part in parts]),
         without_counts=sum(part.without_counts for part in parts),
+        cached_of=sum(part.cached_of for part in parts),
     )
 
 

@@ -25,7 +25,7 @@ from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_b
 from bagent.store.journal.segments import Report, Segment, pack_location, whole_lines
 from bagent.types import Outcome
 
-MAGIC = b"bagent-index-1\n"
+MAGIC = b"bagent-index-2\n"
 COLUMNS: dict[str, str] = {
     "units": "Q",
     "requests": "Q",
@@ -47,6 +47,8 @@ class SegmentTotals(msgspec.Struct):
 
     prompt: int = 0
     cached: int = 0
+    cached_of: int = 0
+    """Prompt tokens of the lines that say how many were cached."""
     completion: int = 0
     reasoning: int = 0
     cost: float = 0.0
@@ -63,8 +65,9 @@ class SegmentTotals(msgspec.Struct):
         else:
             self.prompt += prompt or 0
             self.completion += completion or 0
-            if line.cached_tokens:
+            if line.cached_tokens is not None:
                 self.cached += line.cached_tokens
+                self.cached_of += prompt or 0
             if line.reasoning_tokens:
                 self.reasoning += line.reasoning_tokens
         if line.cost_usd is not None:

@@ -263,7 +263,7 @@ COLUMN_DESCRIPTIONS |= {
         "stage": _RESULT["stage"],
         "answers": "answers that were given",
         **_spread("latency", "ms to the whole answer"),
-        **_spread("ttft", "ms to the first token"),
+        **_spread("ttft", "ms to the first token; see results.ttft_ms"),
         **_spread("queue", "ms of waiting"),
     },
     "by_endpoint": {
@@ -275,7 +275,7 @@ COLUMN_DESCRIPTIONS |= {
         "throttled": "those that were told to slow down",
         "most_error": "commonest error kind",
         **_spread("ms", "ms of a try"),
-        "first_token_p50": "ms from sending to the first token where it streamed, median",
+        "first_token_p50": "ms to the first token of its answers, median; see results.ttft_ms",
         "prompt_tokens": "tokens of all prompts",
         "completion_tokens": "tokens of all answers",
         "completion_tokens_per_s": "those a second, from the first to the last",
@@ -428,6 +428,9 @@ def _quantiles(column: str, prefix: str) -> str:
     return f"{quantiles}, round(max({column}), 1) AS {prefix}_max"
 
 
+_ANSWERED = "status NOT IN ('failed', 'bad_input') AND copied_from IS NULL"
+"""SQL: an endpoint gave an answer of which nothing was known before."""
+
 VIEWS: dict[str, str] = {
     "errors": f"""
         SELECT error_kind, status, count(*) AS "rows",
@@ -440,7 +443,7 @@ VIEWS: dict[str, str] = {
     "latency": f"""
         SELECT stage, count(latency_ms) AS answers, {_quantiles("latency_ms", "latency")},
                {_quantiles("ttft_ms", "ttft")}, {_quantiles("queue_ms", "queue")}
-        FROM results WHERE status NOT IN ('failed', 'bad_input') AND copied_from IS NULL
+        FROM results WHERE {_ANSWERED}
         GROUP BY stage ORDER BY stage""",
     "by_endpoint": f"""
         SELECT endpoint, count(*) AS tries, count(DISTINCT group_id) AS requests,
@@ -448,12 +451,16 @@ VIEWS: dict[str, str] = {
                count(*) FILTER (error_kind IS NOT NULL) AS failed,
                count(*) FILTER (status_code = 429 OR error_kind = 'rate_limited') AS throttled,
                mode(error_kind) AS most_error, {_quantiles("(done - sent) * 1000", "ms")},
-               round(quantile_disc((first_token - sent) * 1000, 0.5), 1) AS first_token_p50,
+               any_value(first_token_p50) AS first_token_p50,
                sum(prompt_tokens)::BIGINT AS prompt_tokens,
                sum(completion_tokens)::BIGINT AS completion_tokens,
                round(sum(completion_tokens) / nullif(max(done) - min(sent), 0), 1)
                    AS completion_tokens_per_s
-        FROM attempts GROUP BY endpoint ORDER BY endpoint""",
+        FROM attempts LEFT JOIN (
+            SELECT endpoint, round(quantile_disc(ttft_ms, 0.5), 1) AS first_token_p50
+            FROM results WHERE {_ANSWERED} GROUP BY endpoint
+        ) USING (endpoint)
+        GROUP BY endpoint ORDER BY endpoint""",
     "turns": f"""
         WITH asked AS (
             SELECT row, stage, id, answer, turn, count(*) AS tries,
