@@ -203,7 +203,8 @@ def _result(result: dict[str, Any]) -> Reply | Failure:
         reason = "was cancelled" if kind == "canceled" else "expired after 24 hours"
         return Failure("timeout", f"the batch {reason}", True)
     error: Json = result.get("error") or {}
-    details = find_error(error if "error" in error else {"error": error})
+    is_whole = isinstance(error, dict) and "error" in error
+    details = find_error(error if is_whole else {"error": error})
     status = _STATUS.get(details[2] if details else "", 502)
     return failure_from_status(status, encode_json(error), {})
 

@@ -337,18 +337,20 @@ def read_batch(batch: Json) -> BatchStatus | Failure:
     counts = batch.get("request_counts")
     counts = counts if isinstance(counts, dict) else {}
     outputs = (batch.get("output_file_id"), batch.get("error_file_id"))
-    errors = (batch.get("errors") or {}).get("data") or []
+    listed = batch.get("errors")
+    errors = listed.get("data") if isinstance(listed, dict) else None
     faults = tuple(
         BatchError(
             str(entry.get("message") or entry.get("code") or "refused"),
             str(entry.get("code") or ""),
               entry.get("line") if isinstance(entry.get("line"), int) else None,
         )
-        for entry in errors if isinstance(entry, dict)
+        for entry in (errors if isinstance(errors, list) else ()) if isinstance(entry, dict)
     )  # fmt: skip
     if status == "failed" and not faults:
         faults = (BatchError("the batch failed, and no reason was told"),)
-    completed, failed = (int(counts.get(name) or 0) for name in ("completed", "failed"))
+    numbers = [counts.get(name) for name in ("completed", "failed")]
+    completed, failed = (number if isinstance(number, int) else 0 for number in numbers)
     ended_at = batch.get(f"{status}_at")
     return BatchStatus(
         word=status,

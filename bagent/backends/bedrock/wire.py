@@ -230,13 +230,14 @@ def read_converse(
             str(reasoning_text.get("text") or "") if isinstance(reasoning_text, dict) else ""
         )
     plain = all(block.keys() == {"text"} for block in content)
-    returned_blocks = [_with_text(b) for b in content if "text" not in b or b["text"].strip()]
+    uses = [block.get("toolUse") for block in content]
+    returned_blocks = [_with_text(b) for b in content if str(b.get("text", "x")).strip()]
     return Reply(
         text="".join(texts) if texts else None,
         finish_reason=normalize_finish_reason(stop),
         model=model,
         reasoning="".join(thoughts) or None,
-        tool_calls=tuple(tool_call(block["toolUse"]) for block in content if "toolUse" in block),
+        tool_calls=tuple(tool_call(use) for use in uses if isinstance(use, dict)),
         usage=read_usage(usage),
         ttft_ms=ttft_ms,
         blocks=None if plain else returned_blocks,
@@ -245,10 +246,13 @@ def read_converse(
 
 def read_answer(answer: dict[str, Any], model: str) -> Reply:
     """Convert the result of ``converse`` to a reply."""
-    message = (answer.get("output") or {}).get("message") or {}
-    reply = read_converse(
-        message.get("content") or [], answer.get("stopReason"), answer.get("usage"), model
+    output = answer.get("output")
+    message = output.get("message") if isinstance(output, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = (
+        [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
     )
+    reply = read_converse(blocks, answer.get("stopReason"), answer.get("usage"), model)
     request_id = optional_text((answer.get("ResponseMetadata") or {}).get("RequestId"))
     return msgspec.structs.replace(reply, request_id=request_id)
 
@@ -278,12 +282,13 @@ def read_usage(value: Json) -> Usage:
     """Return the token counts. The prompt is the sum of uncached, written and read tokens."""
     if not isinstance(value, dict):
         return Usage()
-    fresh = value.get("inputTokens")
-    read, written = value.get("cacheReadInputTokens"), value.get("cacheWriteInputTokens")
+    names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
+    counts = [value.get(name) for name in names]
+    fresh, completion, read, written = (n if isinstance(n, int) else None for n in counts)
     return Usage(
         prompt=None if fresh is None else fresh + (read or 0) + (written or 0),
         cached=read,
-        completion=value.get("outputTokens"),
+        completion=completion,
         cache_write=written,
     )
 
