@@ -20,9 +20,28 @@ from bagent.types import Json
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+MOST_VALUES = 12
+"""Most values of a field on either side for which pairs of values are counted."""
+
+LONGEST_VALUE = 40
+"""Characters of the longest such value."""
+
 NUMBERS = ("latency_ms", "ttft_ms")
 _CHUNK = 20_000
 _EXCERPT = 120
+
+
+class FieldPairs(msgspec.Struct, frozen=True):
+    """The values of one field in the rows that are ok in both runs."""
+
+    field: str
+
+    same: int
+    """Rows with equal values."""
+
+    values: list[dict[str, Json]]
+    """Counts of pairs of values, as ``a``, ``b`` and ``rows``; empty where there are many values,
+    or long ones."""
 
 
 class Sameness(msgspec.Struct, frozen=True):
@@ -36,6 +55,9 @@ class Sameness(msgspec.Struct, frozen=True):
 
     rows: list[dict[str, Json]]
     """The first rows that differ."""
+
+    fields: list[FieldPairs]
+    """Each field to compare."""
 
     claim: str
     """Whether the outputs are the same, in one phrase."""
@@ -79,13 +101,16 @@ def compare_runs(
     keys = "name, answer, nth" + ", stage" * by_stage
     for field in question.on:
         check_field(connection, field, "ab")
-    on = [
-        equal_sql(field_sql(connection, field, "a"), field_sql(connection, field, "b"))
+    values = {
+        field: (field_sql(connection, field, "a"), field_sql(connection, field, "b"))
         for field in question.on
-    ]
+    }
+    on = [equal_sql(*pair) for pair in values.values()]
     connection.execute(_pairs_sql(keys, on, question.sql))
     _compare_json(connection, keys)
+    fields = [_field_pairs(connection, keys, field, pair) for field, pair in values.items()]
     numbers = _numbers(connection, question)
+    numbers |= {f"same_on_{pairs.field}": pairs.same for pairs in fields}
     why_not = _reasons(numbers)
     exact = numbers["same_text"] == numbers["joined"]
     claim = "the same output, byte for byte" if exact else "the same output as JSON"
@@ -100,6 +125,7 @@ def compare_runs(
             " where in_a and in_b and status_a <> status_b group by all order by 3 desc, 1, 2",
         ),
         dicts(connection, _examples_sql(keys, examples, by_stage)),
+        fields,
         claim if not why_not else "not the same output",
         why_not,
     )
@@ -223,6 +249,28 @@ def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
         from a full join b using ({keys})"""
 
 
+def _field_pairs(
+    connection: DuckDBPyConnection, keys: str, field: str, values: tuple[str, str]
+) -> FieldPairs:
+    """Return the values of a field in the rows that are ok in both runs."""
+    source = (
+        f"(select {values[0]} as a_value, {values[1]} as b_value, {equal_sql(*values)} as same"
+        f" from a join b using ({keys}) where a.status = 'ok' and b.status = 'ok')"
+    )
+    (counts,) = dicts(
+        connection,
+        "select count(*) filter (same) as same, count(distinct a_value) as a_values,"
+        " count(distinct b_value) as b_values,"
+        f" coalesce(max(greatest(length(a_value), length(b_value))), 0) as longest from {source}",
+    )
+    few = max(counts["a_values"], counts["b_values"]) <= MOST_VALUES
+    pairs = []
+    if few and counts["longest"] <= LONGEST_VALUE:
+        sql = f'select a_value as a, b_value as b, count(*) as "rows" from {source} group by all'
+        pairs = dicts(connection, f"{sql} order by 1, 2")
+    return FieldPairs(field, counts["same"], pairs)
+
+
 def _compare_json(connection: DuckDBPyConnection, keys: str) -> None:
     """Mark outputs that are equal as JSON although their texts differ."""
     cursor = connection.execute(
@@ -303,7 +351,8 @@ def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
     )
     (numbers,) = dicts(
         connection,
-        f"select count(*) filter (status = 'ok') as ok_{name}, {quantiles}, {sums},"
+        f"select count(*) filter (status = 'ok') as ok_{name},"
+        f" count(copied_from) as copied_{name}, {quantiles}, {sums},"
         f" sum(cost_usd) as cost_usd_{name} from {name}",
     )
     return numbers
@@ -334,8 +383,7 @@ def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
     stage = "pairs.stage, " * by_stage
     return f"""
         select pairs.name as id, {stage}pairs.answer, status_a, status_b, same_prompt,
-               left(coalesce(a.answer_text, a.error), {_EXCERPT}) as a,
-               left(coalesce(b.answer_text, b.error), {_EXCERPT}) as b
+               left({_shown_sql("a")}, {_EXCERPT}) as a, left({_shown_sql("b")}, {_EXCERPT}) as b
         from (select *, row_number() over (
                   order by status_a = status_b, coalesce(same_json, false),
                            coalesce(row_a, row_b), {keys}) as place
@@ -344,6 +392,13 @@ def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
               order by place limit {examples}) as pairs
         left join a using ({keys}) left join b using ({keys})
         order by place"""  # a join keeps no order
+
+
+def _shown_sql(row: str) -> str:
+    """Return SQL of the answer of a row; of a failed one, its error."""
+    answer, error = f"{row}.answer_text", f"{row}.error"
+    failed = f"coalesce({error}, {answer})"
+    return f"case when {row}.status = 'ok' then coalesce({answer}, {error}) else {failed} end"
 
 
 def _count(connection: DuckDBPyConnection, sql: str) -> int:

@@ -154,7 +154,8 @@ def _close(store: RunStore, ending: RunEnding) -> RunEnding:
     reason, action = redact(ending.reason), redact(ending.action)
     ending = msgspec.structs.replace(ending, reason=reason, action=action)
     try:
-        store.close(ending.code, reason, action, ending.snapshot.dropped)
+        snapshot = ending.snapshot
+        store.close(ending.code, reason, action, snapshot.dropped, snapshot.this_start.copied)
     except WriteError as error:
         return msgspec.structs.replace(ending, code=error.exit_code, reason=redact(str(error)))
     return ending

@@ -67,6 +67,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "by_stage": _by_stage(counts.stages, info.stages if info else ()),
         "by_kind": totals.by_kind,
         "dropped": _dropped(info),
+        "copied": sum(start.copied for start in starts),
         "changes": _changes(info),
         "unit": info.unit if info else "row",
         "rows_per_s": None if speed is None else round(speed, 3),

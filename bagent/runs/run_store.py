@@ -311,8 +311,7 @@ class RunStore:
         return self._lines(ResultQuery(ordered=True))
 
     def _lines(self, query: ResultQuery) -> Iterator[bytes]:
-        read = input_reader(self.rows.encode())
-        find = partial(InputRows, read) if self.keep_input else None
+        find = partial(InputRows, input_reader(self.rows.encode())) if self.keep_input else None
         for result in iter_results(self.path, query, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
@@ -329,6 +328,7 @@ class RunStore:
         reason: str = "",
         action: str = "",
         dropped: Mapping[str, int] | None = None,
+        copied: int = 0,
     ) -> None:
         """Sync and close the journal, write the end into run.json, release the lock.
 
@@ -337,6 +337,7 @@ class RunStore:
             reason: why the run stopped early.
             action: what a person must do first.
             dropped: failed rows that stages left out.
+            copied: rows that took the answer of an equal request.
 
         Raises:
             WriteError: something could not be written.
@@ -351,6 +352,7 @@ class RunStore:
             self.journal.close()
             self.renewer.stop()
             self.info.starts[-1].dropped = dict(dropped or {})
+            self.info.starts[-1].copied = copied
             if self.owner.is_held():  # else it would overwrite what the new owner has written
                 self.record_end(code, reason, action)
         finally:

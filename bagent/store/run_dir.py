@@ -88,7 +88,8 @@ class Start(msgspec.Struct, omit_defaults=True):
 
     ``command`` resumes the run; ``reason`` and ``action`` say why it stopped early and what a
     person must do first. ``resent`` are the kinds of failure that the same command sends again
-    once the run has ended, ``dropped`` the failed rows that stages left out.
+    once the run has ended, ``dropped`` the failed rows that stages left out, ``copied`` the rows
+    that took the answer of an equal request.
     """
 
     at: float
@@ -103,6 +104,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     action: str = ""
     resent: list[str] = msgspec.field(default_factory=list)
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
+    copied: int = 0
 
 
 def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:

@@ -124,6 +124,45 @@ def test_rows_with_one_id_are_joined_in_their_order(bagent, job_dir):
     assert (n["joined"], n["same_text"]) == (2, 2)
 
 
+def test_each_field_has_its_line_and_a_table_of_its_few_values(bagent, job_dir):
+    reason = "a long text of its own that no table of values can hold"
+    for name, moods in (("x", "ppnn"), ("y", "pnn?")):
+        outcomes = [
+            answer(n, {"mood": mood, "topic": "t", "reason": f"{reason} {n}"})
+            for n, mood in enumerate(moods)
+        ]
+        make_run(job_dir / "runs" / name, outcomes)
+    on = ["--on", "mood", "--on", "topic", "--on", "reason"]
+    found = compared(bagent, "x", "y", *on)
+    numbers = found["numbers"]
+    assert (numbers["same_on"], numbers["same_on_mood"], numbers["same_on_topic"]) == (2, 2, 4)
+    mood, topic, reasons = found["fields"]
+    assert mood["values"] == [
+        {"a": "n", "b": "?", "rows": 1},
+        {"a": "n", "b": "n", "rows": 1},
+        {"a": "p", "b": "n", "rows": 1},
+        {"a": "p", "b": "p", "rows": 1},
+    ]
+    assert topic["values"] == [{"a": "t", "b": "t", "rows": 4}]
+    assert reasons["values"] == []
+    lines = [line.split() for line in bagent(["compare", "x", "y", *on]).out.splitlines()]
+    assert ["both", "ok", "and", "equal", "in", "mood", "2", "50.00", "%"] in lines
+    at = lines.index(["mood:", "A", "down,", "B", "across"])
+    assert lines[at + 1] == ["?", "n", "p"]
+    assert lines[at + 3 : at + 5] == [["n", "1", "1", "0"], ["p", "0", "1", "1"]]
+
+
+def test_copied_rows_are_counted_and_failed_ones_show_their_error(bagent, job_dir):
+    failed = {"status": "invalid", "error_kind": "schema", "error": "no label", "text": '{"a": "'}
+    make_run(job_dir / "runs" / "x", [answer(0, 1, copied_from="r9"), answer(1, 1)])
+    make_run(job_dir / "runs" / "y", [answer(0, 1), stored(1, **failed)])
+    found = compared(bagent, "x", "y")
+    assert (found["numbers"]["copied_a"], found["numbers"]["copied_b"]) == (1, 0)
+    assert [row["b"] for row in found["rows"]] == ["no label"]
+    shown = bagent(["compare", "x", "y"]).out
+    assert "copied: from equal requests; latency and tokens are of the rows that were sent" in shown
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir, suffix):
     outcomes = [
@@ -212,7 +251,8 @@ def test_wrong_questions_are_told_in_one_line(bagent, pair, job_dir):
     (job_dir / "gold.csv").write_text("name,a\nr0,1\n")
     (job_dir / "twice.csv").write_text("id,a\nr0,1\nr0,2\n")
     wrong = (
-        (["a", "b", "--sql", "nonsense ="], "SQL"),
+        (["a", "b", "--sql", "nonsense ="], "--sql"),
+        (["a", "b", "--sql", "a.nothing = b.text"], "a and b have id, row, "),
         (["a", "b", "--fail-if", "nothing > 1"], "same_text"),
         (["a", "gold.csv", "--on", "a"], "--id NAME"),
         (["a", "gold.csv", "--id", "name", "--on", "z"], "has no field z"),

@@ -136,3 +136,14 @@ def test_status_names_the_call_that_goes_on(
     last = capsys.readouterr().out.splitlines()[-1].split(maxsplit=1)
     call = 'call run(job, rows=rows, name="reviews", options=["--limit", "2"]) again in Python'
     assert last == ["next", f"{call}, with the same job and rows"]
+
+
+def test_status_counts_rows_that_were_copied_from_an_earlier_run(
+    job: Path, fs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(bagent.run(job, rows=rows(3), name="first"))
+    list(bagent.run(job, rows=rows(4), name="second", options=["--reuse", "first"]))
+    assert len(fs.requests) == 4
+    assert main(["status", "second"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 from equal requests, not sent; tokens are of others" in shown

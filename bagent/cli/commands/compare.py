@@ -14,6 +14,7 @@ from bagent.cli.process import log
 from bagent.cli.render.tables import write_rows
 from bagent.duck import Access, Setting, connect
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
+from bagent.store.tables.schema import RESULTS
 
 if TYPE_CHECKING:
     from bagent.analysis.accuracy import GoldFile, PairScore, Score
@@ -200,7 +201,10 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
         try:
             return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
         except duckdb.Error as error:
-            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+            raise UsageError(
+                f"--sql: {str(error).splitlines()[0]}",
+                hint=f"a and b have {', '.join(RESULTS)}; fields of answers: a.output->>'label'",
+            ) from None
 
 
 def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
@@ -273,20 +277,40 @@ def _show_same(same: Sameness) -> None:
     counts = [
         ("rows", n["rows_a"], n["rows_b"]),
         ("ok", n["ok_a"], n["ok_b"]),
+        ("copied", n["copied_a"] or None, n["copied_b"] or None),
         *((name, n[f"{name}_a"], n[f"{name}_b"]) for name in _SIDES),
     ]
     table_rows = [row for row in counts if row[1:] != (None, None)]
     write_rows(("", "A", "B"), table_rows, "table")
+    if n["copied_a"] or n["copied_b"]:
+        typer.echo("copied: from equal requests; latency and tokens are of the rows that were sent")
     typer.echo("")
+    labels = dict(_PAIRS)
+    if len(same.fields) > 1:
+        labels |= {f"same_on_{f.field}": f"both ok and equal in {f.field}" for f in same.fields}
     pairs = [
         (label, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
-        for name, label in _PAIRS.items()
+        for name, label in labels.items()
         if n.get(name) is not None and (n[name] or name not in _HIDDEN_IF_ZERO)
     ]
     write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
+    for field in same.fields:
+        _section(f"{field.field}: A down, B across", _matrix(field.values))
     for title, rows in (("status changes", same.changes), ("rows that differ", same.rows)):
         _section(title, rows)
     typer.echo(f"\n{same.claim}" + "".join(f"\n  {reason}" for reason in same.why_not))
+
+
+def _matrix(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how often each value of A met each value of B."""
+    first = dict.fromkeys(pair["a"] for pair in pairs)
+    second = sorted({_value_text(pair["b"]) for pair in pairs})
+    counts = {(pair["a"], _value_text(pair["b"])): pair["rows"] for pair in pairs}
+    return [{"": _value_text(a), **{b: counts.get((a, b), 0) for b in second}} for a in first]
+
+
+def _value_text(value: str | None) -> str:
+    return "(no value)" if value is None else value
 
 
 _SIDES = (

@@ -76,6 +76,12 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     for name, value in state.items():
         if value in (None, {}, []) or name in ("batches", "tools", "unit", "cache_hit_rate_by"):
             continue
+        if name == "copied":
+            if value:
+                pairs.append(
+                    (name, f"{value:,} from equal requests, not sent; tokens are of others")
+                )
+            continue
         if name == "changes":
             pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
         elif name == "rows_per_s":
