@@ -12,7 +12,7 @@ from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import GOOD, Answer, always, setup
 
 
-def run_with_a_straggler(hedge):
+def test_a_straggler_at_the_end_is_sent_a_second_time_elsewhere():
     async def main():
         sent = []
 
@@ -21,15 +21,11 @@ def run_with_a_straggler(hedge):
             late = row == 19 and sent.count(19) == 1
             return Answer(GOOD, 100.0 if late else 1.0)
 
-        s = setup({"a": script, "b": script}, limit=8, hedge=hedge)
+        s = setup({"a": script, "b": script}, limit=8, hedge=0.0)
         await s.run(20, ticks=True)
         return s, asyncio.get_running_loop().time()
 
-    return run_jumping(main())
-
-
-def test_a_straggler_at_the_end_is_sent_a_second_time_elsewhere():
-    s, end = run_with_a_straggler(0.0)
+    s, end = run_jumping(main())
     assert len(s.recorder.replies) == 20
     assert end < 1015
     assert len(s.backend.times(19)) == 2
@@ -37,12 +33,6 @@ def test_a_straggler_at_the_end_is_sent_a_second_time_elsewhere():
     assert names == {"a", "b"}
     assert s.backend.cancelled == 1
     assert s.tries()[19] == 2
-
-
-def test_without_hedging_a_straggler_is_waited_for():
-    s, end = run_with_a_straggler(None)
-    assert len(s.backend.times(19)) == 1
-    assert end >= 1100
 
 
 def test_weights_are_honoured_whatever_is_out():

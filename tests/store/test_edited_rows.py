@@ -89,15 +89,6 @@ def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, 
     assert not done.has(unit(outcome(2, key=OTHER_KEY)))
 
 
-def test_a_row_that_was_edited_back_counts_as_it_is_now(store, outcome):
-    store.write(outcome(2, text="first"))
-    for key, text in ((OTHER_KEY, "second"), (outcome(2).key, "third")):
-        journal = going_on(store)
-        journal.write(outcome(2, key=key, text=text))
-        journal.close()
-    assert ['"text":"third"' in line for line in current(store)] == [True]
-
-
 def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
     rng = random.Random(5)
     rows = rng.sample(range(500), 400)
