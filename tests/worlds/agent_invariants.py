@@ -10,7 +10,7 @@ import msgspec
 from bagent.agents.tool_turn import MAY_HAVE_RUN
 from bagent.types import PASSING_KINDS
 from worlds.agents import MAX_TURNS, ToolRun, answers_right, expected_end
-from worlds.evidence import ORDERLY, Problems, invariant, results_of, sent_in
+from worlds.evidence import ORDERLY, Problems, events_of, invariant, results_of, sent_in
 from worlds.network import Sent, is_good
 from worlds.play import History
 
@@ -69,8 +69,9 @@ def _starts_over(history: History, row: int, first: int, last: int) -> bool:
 
 @invariant
 def no_turn_is_lost(history: History) -> Problems:
-    """Whole turns are in the journal before the next request: no kill makes a model repeat one."""
-    if any(start.killed_by_power for start in history.starts):
+    """Whole turns are in the journal before the next request: no kill makes a model repeat one; a
+    loss of power may take those of the last second."""
+    if any("sync-fails" in events_of(history, start.number) for start in history.starts):
         return
     latest: dict[tuple[int, int], Sent] = {}
     for sent in _agent_requests(history):
@@ -78,8 +79,17 @@ def no_turn_is_lost(history: History) -> Problems:
         before = latest.get((row, sent.versions[0]))
         if before is None or before.turns <= sent.turns:
             latest[row, sent.versions[0]] = sent
-        elif not _starts_over(history, row, before.start, sent.start):
+        elif not (
+            _starts_over(history, row, before.start, sent.start)
+            or _is_unsynced(history, before, sent)
+        ):
             yield f"row {row}: turn {before.turns} at {before.at}, turn {sent.turns} at {sent.at}"
+
+
+def _is_unsynced(history: History, before: Sent, sent: Sent) -> bool:
+    """Return whether a loss of power between two requests may have taken the turns of the first."""
+    lost = any(start.killed_by_power for start in history.starts[before.start : sent.start])
+    return lost and before.at >= history.starts[before.start].ended - 1.0
 
 
 @invariant

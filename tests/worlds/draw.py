@@ -138,6 +138,9 @@ def _kinds(seed: int, random: Random) -> World:
         for _ in range(random.choice([1, 1, 2]))
     )
     events = _events(random, random.choice([0, 0, 1, 2]))
+    if kind == "lists" and random.random() < 0.15:
+        at = round(random.uniform(0.0, 2.0), 2)
+        events = (Event(0, "tight", at, at + 1000.0), *events)
     job = replace(_job(random), kind=kind)
     if kind == "schema" and random.random() < 0.4:
         job = replace(job, answers=random.choice([2, 3]), temperature=0.7)

@@ -19,6 +19,10 @@ Call = Callable[..., Any]
 _CHANGING = ("write", "ftruncate", "fdatasync", "fsync", "replace", "rename", "unlink", "mkdir")
 
 
+TIGHT_ROOM = 1200
+"""Bytes of a write for which a tight disk has room."""
+
+
 class Process(NamedTuple):
     """The state of a process that is suspended."""
 
@@ -56,9 +60,10 @@ class Machine:
         self.on_call: tuple[int, Callable[[], None]] | None = None
         """Something that happens between two calls."""
         self.faults: list[tuple[str, float, float]] = []
-        """Faults of the disk: ``full``, ``tight`` (it has ``room`` bytes), ``short`` (writes are
+        """Faults of the disk: ``full``, ``tight`` (no room for long writes), ``short`` (writes are
         short, but go on) or ``sync-fails``, with their begin and end."""
-        self.room = 0
+        self._filled = False
+        """The last write has filled a tight disk, of which somebody frees a part."""
         self.dead = False
         self.pid = self._newest_pid = 4000
         self.alive: set[int] = set()
@@ -189,10 +194,11 @@ class Machine:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             data = part
         elif self.has("tight"):
-            data = bytes(data)[: self.room]
-            self.room -= len(data)
-            if not data:
+            if self._filled:
+                self._filled = False
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            self._filled = len(data) > TIGHT_ROOM
+            data = bytes(data)[:TIGHT_ROOM]
         elif self.has("short") and len(data) > 1:
             data = bytes(data)[: len(data) // 2]
         written = int(self._real["write"](descriptor, data))
@@ -212,10 +218,8 @@ class Machine:
         if descriptor in self._paths and self._enter(descriptor):
             self.kill()
             raise Died
-        path = self._paths.get(descriptor)
-        if path is not None:
-            self.room += os.fstat(descriptor).st_size - size
         self._real["ftruncate"](descriptor, size)
+        path = self._paths.get(descriptor)
         if path is not None:
             self._synced[path] = min(size, self._synced.get(path, 0))
             self._sizes[path] = size

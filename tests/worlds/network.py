@@ -277,7 +277,7 @@ class ServerConnection(asyncio.Transport):
         request = msgspec.json.decode(body)
         grouped = isinstance(request.get("prompt"), list)
         marks = MARK.findall(body)[: None if grouped else 1]
-        answer = int(request["seed"]) - 1 if network.world.job.answers > 1 else 0
+        answer = int(request.get("seed") or 1) - 1 if network.world.job.answers > 1 else 0
         rows = tuple(network.world.unit(int(number), answer) for number, _ in marks)
         if not rows or request.get("max_tokens") == 1:
             self._reply(None, state or "ok", 0.05, request)

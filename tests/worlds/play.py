@@ -46,9 +46,6 @@ REFUSED_PAUSE = 70.0
 TICK_SECONDS = 0.5
 """Seconds between two ticks of a run, twice as many as outside: they take a third of the CPU."""
 
-ROOM = 3000
-"""Bytes that a tight disk has room for."""
-
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
 
@@ -400,7 +397,6 @@ class Player:
             elif event.kind == "rival":
                 machine.on_call = int(event.at), lambda: self._start_rival(start)
             elif event.kind in ("full", "short", "tight", "sync-fails"):
-                machine.room = ROOM
                 began = start.began
                 machine.faults.append((event.kind, began + event.at, began + event.until))
 

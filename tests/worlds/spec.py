@@ -58,8 +58,8 @@ class Event:
     for ``edit`` and ``edit-back`` the number of the row that gets a new text, or the one before it,
     before the start."""
     until: float = 0.0
-    """When a fault of the disk ends (``tight``: it has room for a few lines only), or when the same
-    command is given again while the process is suspended; it wakes up once that start has ended."""
+    """When a fault of the disk ends (``tight``: it has room for short writes only), or when the
+    same command is given again while the process is suspended, which wakes up at its end."""
     hosts: tuple[int, ...] = ()
     """Numbers of the endpoints that a rewritten hostfile lists; with none it is empty."""
 
