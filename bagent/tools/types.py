@@ -160,7 +160,7 @@ def load_schema(schema: Mapping[str, Any], base: Path, name: str) -> OutputSchem
     try:
         if document["type"] != "object":
             raise SchemaError("the arguments of a tool are an object", hint="type: object")
-        return OutputSchema.load(document, base=base)
+        return OutputSchema.load(document, base=base, allow_misspelled=True)
     except SchemaError as error:
         raise UsageError(
             f"tool {name}: parameters: {error.message}", hint=error.hint, at=error.at

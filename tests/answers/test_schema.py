@@ -19,8 +19,8 @@ DRAFTS = [
 HERE = Path()
 
 
-def load(spec, base=HERE):
-    return OutputSchema.load(spec, base=base)
+def load(spec, base=HERE, **options):
+    return OutputSchema.load(spec, base=base, **options)
 
 
 def failing(spec, base=HERE):
@@ -58,11 +58,22 @@ def test_a_schema_may_accept_every_answer_on_purpose(spec):
     assert load(spec).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("word", "keyword"), [("enums", "enum"), ("maxlength", "maxLength"), ("requierd", "required")]
+)
+def test_a_word_near_a_keyword_is_an_error_that_names_it(word, keyword):
+    spec = {"type": "object", "properties": {"a": {"type": "string", word: ["x"]}}}
+    message = f'#/properties/a: "{word}" is no keyword of JSON Schema (did you mean {keyword}?'
+    assert message in failing(spec)
+    for note in (f"x-{word}", "note", "units", "nullable"):
+        load({"type": "object", "properties": {"a": {"type": "string", note: ["x"]}}})
+
+
 def test_words_that_ask_for_nothing_are_told_once_with_the_keyword_that_is_meant():
     part = {"type": "string", "maxlength": 5, "nullable": True, "x-note": 1, "example": "e"}
     spec = {"type": "object", "properties": {"a": part, "b": part}, "requierd": ["a"]}
     told = "is no keyword of JSON Schema and asks for nothing"
-    assert load(spec).warnings == (
+    assert load(spec, allow_misspelled=True).warnings == (
         f'"requierd" {told} (#): did you mean required?',
         f'"maxlength" {told} (#/properties/a): did you mean maxLength?',
         f'"nullable" {told} (#/properties/a): write "type": ["string", "null"]',

@@ -206,6 +206,21 @@ def _without_alternatives(document: dict[str, Any]) -> Iterator[tuple[Pointer, d
             stack.append(tuple(part.replace("~1", "/").replace("~0", "~") for part in parts))
 
 
+def misspelled_keyword(document: dict[str, Any]) -> tuple[str, str] | None:
+    """Return an unknown word near a keyword that asks for something, with a hint; None if none is.
+
+    A word near one of two or three letters may be a note: ``note`` is no ``not``.
+    """
+    for location, schema in walk(document):
+        for name in _unknown(schema):
+            keyword = None if name in _INSTEAD else _near(name)
+            if keyword in _ASKING and len(keyword) > 3:
+                message = f'"{shorten(name, 60)}" is no keyword of JSON Schema'
+                hint = f"did you mean {keyword}? A word of your own begins with x-"
+                return f"#{pointer(location)}: {message}", hint
+    return None
+
+
 def unknown_keywords(document: dict[str, Any]) -> list[str]:
     """One line for each unknown word, with its first place and the keyword it may be."""
     first_use: dict[str, str] = {}
@@ -230,6 +245,12 @@ def _unknown(schema: dict[str, Any]) -> list[str]:
 def _hint(name: str) -> str:
     if name in _INSTEAD:
         return f": {_INSTEAD[name]}"
+    keyword = _near(name)
+    return f": did you mean {keyword}?" if keyword else ""
+
+
+def _near(name: str) -> str | None:
+    """Return the keyword that an unknown word is near to, if any."""
     keywords = {word.lower(): word for word in _ASKING | _NOTES}
     near = difflib.get_close_matches(name.lower(), sorted(keywords), n=1, cutoff=0.75)
-    return f": did you mean {keywords[near[0]]}?" if near else ""
+    return keywords[near[0]] if near else None

@@ -24,6 +24,7 @@ from bagent.answers.schema.dialects import (
     SchemaDialect,
     dialect_of,
     impossible_requirement,
+    misspelled_keyword,
     no_schema,
     unknown_keywords,
     walk,
@@ -70,13 +71,19 @@ class OutputSchema:
 
     @classmethod
     def load(
-        cls, spec: Mapping[str, Any] | bool | Path, *, base: Path, allow_remote: bool = False
+        cls,
+        spec: Mapping[str, Any] | bool | Path,
+        *,
+        base: Path,
+        allow_remote: bool = False,
+        allow_misspelled: bool = False,
     ) -> OutputSchema:
         """Load a schema: a file (relative to ``base``), or the schema itself.
 
         References are followed now: to places in the schema, and to files in its folder (that of
         an inline schema is ``base``) or below. With ``allow_remote`` those to http(s) addresses
-        are fetched, once; without it nothing but such files is ever touched.
+        are fetched, once; without it nothing but such files is ever touched. A word near a keyword
+        is an error; with ``allow_misspelled`` it is a warning, as words far from any are.
 
         Raises:
             SchemaError: not JSON (with file, line, column), no usable JSON Schema (with the place
@@ -106,6 +113,10 @@ class OutputSchema:
         if impossible is not None:
             hint = "write the same name under required and under properties"
             raise SchemaError(impossible, hint=hint, at=at)
+        misspelled = None if allow_misspelled else misspelled_keyword(document)
+        if misspelled is not None:
+            message, hint = misspelled
+            raise SchemaError(message, hint=hint, at=at)
         validator = _compile(document, dialect, at)
         columns = columns_of(document)
         typed = with_types(document)
