@@ -41,7 +41,7 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 4, 4, 0, 0, 0])[0]
+    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 4, 4, 0, 0, 2])[0]
     return _THEMES[theme](seed, random)
 
 
@@ -322,11 +322,9 @@ def _limited(seed: int, random: Random) -> World:
     else:
         job = replace(job, budget=random.choice([200.0, 300.0, 600.0]))
     if random.random() < 0.3:
-        job = replace(job, kind="lists", budget=None if job.budget is None else 900.0)
-    elif random.random() < 0.3:
         job = replace(job, answers=2, temperature=0.7)
     events = _events(random, random.choice([0, 0, 1]))
-    return World(seed, job, rows, endpoints, events, random.choice([5.0, 90.0]))
+    return World(seed, job, rows, endpoints, events, pause=90.0)
 
 
 _COURSES = (
