@@ -64,7 +64,7 @@ def use_python_words(error: BagentError) -> None:
 
 def in_python(text: str) -> str:
     """Return a message with ``options=["--limit", "5"]`` instead of ``--limit 5``."""
-    return _option_pattern().sub(_argument, text)
+    return _option_pattern().sub(_argument, text.replace("give -i PATH", "give rows=..."))
 
 
 def _argument(match: re.Match[str]) -> str:

@@ -31,13 +31,17 @@ class JobText:
         error.message = self._without_file(error.message)
         error.hint = self._without_file(error.hint)
         if error.at is not None and Path(str(error.at.file)).name == self.path.name:
-            key = key_path(self.text, error.at.line)
-            error.at = Position(f"{NAME}: {key}" if key else NAME)
+            error.at = Position(self._name(error.at.line, error.message))
+
+    def _name(self, line: int, message: str) -> str:
+        """Return the name of the job with the key on a line, unless the message begins with it."""
+        key = key_path(self.text, line)
+        return NAME if not key or message.startswith(key) else f"{NAME}: {key}"
 
     def _without_file(self, message: str) -> str:
         def name(match: re.Match[str]) -> str:
-            key = key_path(self.text, int(match["line"] or 0))
-            return f"{NAME}: {key}" if key else NAME
+            after = match.string[match.end() :].removeprefix(": ")
+            return self._name(int(match["line"] or 0), after)
 
         names = "|".join(re.escape(str(path)) for path in (self.path.absolute(), self.path))
         return re.sub(rf"(?:{names})(?::(?P<line>\d+)(?::\d+)?)?", name, message)

@@ -43,7 +43,7 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.library.arguments import check_options, check_progress, use_python_words
+from bagent.library.arguments import check_options, check_progress, in_python, use_python_words
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
 from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
@@ -367,7 +367,7 @@ class Run:
         """Pass the state on and log messages; an error of the function is raised at the end."""
         kind = event.pop("event", None)
         if kind == "note":
-            logger.info(event["text"])
+            logger.info(in_python(event["text"]))
         if kind not in ("progress", "end") or self._on_progress is None:
             return
         if kind == "end" and event == self._last_state:

@@ -362,8 +362,9 @@ def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
         return
     names = list(dict.fromkeys(name for data in sample for name in data))
     suggestion = did_you_mean(job.id, names)
+    first = "row" if len(sample) == 1 else f"{len(sample)} rows"
     raise JobError(
-        f"id: no field {job.id!r} in the first {len(sample)} rows",
+        f"id: no field {job.id!r} in the first {first}",
         hint=(f"{suggestion} " if suggestion else "") + f"there are {', '.join(names[:12])}",
         at=job.source.spot(("id",)).key_at,
     )

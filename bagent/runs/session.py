@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -163,15 +163,19 @@ class RunSession:
         )
 
     async def _has_rows_to_send(self) -> bool:
-        """Return whether a run that reached its end before has rows to send.
+        """Return whether a run that reached its end before has rows to send, or one of a program.
 
         False only if all rows were read and none is to be sent; then no server is needed.
         """
-        context = self._context
-        read_first = not (context.stages or context.piped or context.job.batching.in_batches)
-        if not (read_first and has_ended(self._store.info)):
+        context, lines = self._context, self._lines
+        if context.stages or context.job.batching.in_batches:
             return True
-        reading = asyncio.create_task(self._open_feeder().has_work())
+        print_finished = None
+        if lines is not None and lines.of_input and context.options.program_rows is not None:
+            print_finished = partial(self._print_finished, lines)
+        elif context.piped or not has_ended(self._store.info):
+            return True
+        reading = asyncio.create_task(self._open_feeder().has_work(print_finished))
         reasons: set[asyncio.Future[Any]] = {reading, self._switch.requested}
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
@@ -268,22 +272,26 @@ class RunSession:
         """Print what earlier starts finished, then send the remaining rows."""
         await self._print_earlier()
         if self._lines is not None and self._lines.of_input:
-            await plan.run(self._print_finished(feeder, self._lines))
+            await plan.run(self._with_finished_printed(feeder, self._lines))
         else:
             await plan.run(feeder)
 
-    async def _print_finished(self, feeder: Feeder, lines: ResultLines) -> AsyncIterator[Work]:
+    async def _with_finished_printed(
+        self, feeder: Feeder, lines: ResultLines
+    ) -> AsyncIterator[Work]:
         """Print the finished answers of rows that were read, and yield the others."""
-        all_answers = range(self._context.job.answers)
         async for work in feeder:
-            await self._wait_for_reader()
-            for row, pending in work:
-                finished = [answer for answer in all_answers if answer not in pending]
-                for line in lines.add_finished(row, finished):
-                    if self._stdout is not None:
-                        self._stdout.put(line)
+            await self._print_finished(lines, work)
             if work := [(row, pending) for row, pending in work if pending]:
                 yield work
+
+    async def _print_finished(self, lines: ResultLines, work: Work) -> None:
+        await self._wait_for_reader()
+        for row, pending in work:
+            finished = [n for n in range(self._context.job.answers) if n not in pending]
+            for line in lines.add_finished(row, finished):
+                if self._stdout is not None:
+                    self._stdout.put(line)
 
     async def _print_earlier(self) -> None:
         if self._stdout is not None and self._lines is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sized
 from functools import partial
 
 from bagent.agents.plan import ImageLoader
@@ -94,10 +94,20 @@ class Feeder:
     def __aiter__(self) -> Feeder:
         return self
 
-    async def has_work(self) -> bool:
-        """Read up to the first rows with work, which the iteration hands on; False without any."""
-        self._first = await self._next()
-        self.ended = self._first is None
+    async def has_work(self, on_finished: Callable[[Work], Awaitable[None]] | None = None) -> bool:
+        """Read up to the first rows with work, which the iteration hands on; False without any.
+
+        Args:
+            on_finished: takes the rows before them, where finished rows are handed on too.
+        """
+        item = await self._next()
+        while on_finished is not None and isinstance(item, list):
+            if any(answers for _, answers in item):
+                break
+            await on_finished(item)
+            item = await self._next()
+        self._first = item
+        self.ended = item is None
         return not self.ended
 
     async def __anext__(self) -> Work:

@@ -54,7 +54,9 @@ def test_progress_that_is_no_function_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("keys", "place"),
     [
-        ({"promt": "x"}, r"job: promt: "),
+        ({"promt": "x"}, r"job: promt: unknown key promt "),
+        ({"prompt": "{{ txt }}"}, r"job: prompt\.user: txt is not in the first row "),
+        ({"id": "name"}, r"job: id: no field 'name' in the first row "),
         ({"prompt": {"user": "{{ text }}", "sytem": "x"}}, r"job: prompt\.sytem: "),
         ({"output": {"schema": {"type": "objekt"}}}, r"job: output\.schema"),
         ({"stages": [{"kind": "map", "prompt": "x"}, {"kind": "mop"}]}, r"job: stages\.1\.kind: "),

@@ -23,6 +23,7 @@ import pytest
 
 import bagent
 from bagent.errors import JobError, NeedsPerson, OwnedError, UsageError
+from bagent.library.arguments import in_python
 from bagent.library.engines import read_lines
 from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
@@ -547,7 +548,9 @@ def test_messages_for_people_are_logged(
     assert len(list(bagent.run("job.yaml", rows=twice))) == 2
     messages = [record.getMessage() for record in caplog.records if record.name == "bagent"]
     assert len([message for message in messages if "id" in message]) == 1
-    assert messages[0] in (job_dir / "runs" / "job" / "run.log").read_text()
+    log = (job_dir / "runs" / "job" / "run.log").read_text()
+    assert "--set id=COLUMN" in log
+    assert messages[0] in in_python(log)  # options are the arguments of the library
 
 
 @pytest.mark.process("Ctrl-C")

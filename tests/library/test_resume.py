@@ -10,7 +10,7 @@ import pytest
 
 import bagent
 from bagent.cli.app import main
-from bagent.errors import ChangedError
+from bagent.errors import ChangedError, StoppedEarly
 from support.in_process import tables_in_process
 from support.jobs import rows, write_job
 from support.replies import gated, ok
@@ -147,3 +147,16 @@ def test_status_counts_rows_that_were_copied_from_an_earlier_run(
     assert main(["status", "second"]) == 0
     shown = capsys.readouterr().out
     assert "3 from equal requests, not sent; tokens are of others" in shown
+
+
+def test_finished_rows_come_without_a_server(job_dir: Path, fs: Any) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    job = {"name": "n", "backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
+    list(bagent.run(job, rows=rows(3)))
+    gone = job | {"backend": "http://127.0.0.1:9"}
+    for ordered in (False, True):
+        again = bagent.run(gone, rows=rows(2), ordered=ordered)
+        assert [result.id for result in again] == ["r1", "r2"]
+        assert again.exit_code == 0
+    with pytest.raises(StoppedEarly):
+        list(bagent.run(gone, rows=rows(4), options=["--wait-hosts", "0.1s"]))
