@@ -128,12 +128,13 @@ def each_request_is_in_the_attempts(history: History) -> Problems:
         previous = before(history, start)
         old = [] if previous is None else [attempt["sent"] for attempt in previous.attempts]
         attempts = [attempt for attempt in start.attempts if attempt["sent"] not in set(old)]
-        expected = Counter(
-            (row, sent.status)
+        answered = {  # of two copies that are answered at once, one counts
+            (row, sent.status, sent.done)
             for sent in sent_in(history, start.number)
             for row in sent.rows
             if sent.status is not None and sent.gone is None
-        )
+        }
+        expected = Counter((row, status) for row, status, _ in answered)
         recorded = Counter(
             (unit_of(history, attempt), attempt["status_code"])
             for attempt in attempts

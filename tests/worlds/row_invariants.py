@@ -119,9 +119,9 @@ def outcomes_count_their_attempts(history: History) -> Problems:
             requests = sent.get(row, [])
             if result["status"] == "ok" and result["endpoint"] is not None:
                 answers = [sent for sent in requests if answers_row(sent, row)]
-                first = min(answers, key=lambda sent: sent.done or 0.0, default=None)
-                named = f"server{first.endpoint}:8000" if first else "none"
-                if result["endpoint"] != named:
+                first = min((sent.done for sent in answers), default=None)
+                named = {f"server{s.endpoint}:8000" for s in answers if s.done == first}
+                if result["endpoint"] not in named:
                     yield f"row {row}: {result['endpoint']}, answered by {named}"
             if history.world.job.kind == "agents":  # turns of earlier starts count
                 requests = [sent for sent in history.network.sent if row in sent.rows]
