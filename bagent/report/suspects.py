@@ -23,9 +23,6 @@ from bagent.store.tables.schema import pointer
 
 MOST_SUSPECTS = 8
 MOST_REPEATED = 3
-COMMON = 100
-"""Texts that are counted exactly; with fewer the commonest can be missed."""
-
 REPEATS = 5
 REPEATED_SHARE = 0.005
 """A text of so many answers, and of this share of all, is named where most texts differ."""
@@ -45,8 +42,8 @@ ENDPOINT_ERRORS = 6.0
 """The answers, the difference in the share of a value, and its standard errors by which an
 endpoint's answers differ from those of the others."""
 
-SAMPLE = 20_000
-"""Rows of which the answers of endpoints are compared."""
+SAMPLE = 40_000
+"""About how many rows the commonest texts and the endpoints are looked for in."""
 
 MOST_TEXT = 120
 
@@ -83,16 +80,23 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
         for name, sql in measure.items()
     )
     sums = db.row(f"select count(*) as total, {columns_sql} from {source}")
+    sample = _sample(sums["total"])
     suspects: list[Suspect] = []
     for number, (column, kind) in enumerate(columns.items()):
         stats = {name: sums[f"f{number}_{name}"] for name in measures[column]}
         if kind == "VARCHAR":
-            suspects += _texts(db, source, (column, names[column]), stats)
+            suspects += _texts(db, source, (column, names[column]), stats, sample)
         elif is_number(kind):
             suspects += _numbers(db, source, (column, names[column]), stats)
         if kind in ("VARCHAR", "BOOLEAN"):
-            suspects += _endpoints(db, stage, names[column], stats)
+            suspects += _endpoints(db, stage, names[column], stats, sample)
     return suspects[:MOST_SUSPECTS]
+
+
+def _sample(total: int) -> str:
+    """Return the SQL that takes a sample of many rows, empty for few."""
+    share = 100 * SAMPLE / total if total else 100.0
+    return f"using sample {share:.4f} percent (system, 1)" if share < 50 else ""
 
 
 def _measures(column: str, kind: str) -> dict[str, str]:
@@ -100,9 +104,8 @@ def _measures(column: str, kind: str) -> dict[str, str]:
     if kind == "VARCHAR":
         measures["distinct"] = f"approx_count_distinct({column})"
         measures["blank"] = f"count(*) filter (trim({column}) = '')"
-        measures["common"] = f"approx_top_k({column}, {COMMON})"
     elif kind == "BOOLEAN":
-        measures["distinct"] = f"count(distinct {column})"
+        measures["distinct"] = "2"
     elif is_number(kind):
         measures["middle"] = (
             f"approx_quantile({column}::double, [0.05, 0.95]) filter (isfinite({column}::double))"
@@ -111,7 +114,7 @@ def _measures(column: str, kind: str) -> dict[str, str]:
 
 
 def _texts(
-    db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any]
+    db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any], sample: str
 ) -> Iterator[Suspect]:
     """Yield texts that are blank, or repeat where most differ."""
     name, count = column[1], stats["count"]
@@ -121,7 +124,15 @@ def _texts(
         yield Suspect(f"{counted(stats['blank'], 'answer')} with a blank {name}", profile, bar)
     if not count or stats["distinct"] < DIFFERENT_SHARE * count:
         return
-    column_sql, values = quoted(column[0]), ", ".join(map(literal, stats["common"] or [""]))
+    column_sql = quoted(column[0])
+    common = db.rows(
+        f"select {column_sql} as value from (select {column_sql} from {source} {sample})"
+        f" where {column_sql} is not null group by 1 having count(*) > 1"
+        f" order by count(*) desc limit {MOST_REPEATED + 1}"
+    )
+    if not common:
+        return
+    values = ", ".join(literal(row["value"]) for row in common)
     rows = db.rows(
         f"select {column_sql} as value, count(*) as n from {source}"
         f" where {column_sql} in ({values}) and trim({column_sql}) <> '' group by 1"
@@ -163,7 +174,7 @@ def _numbers(
 
 
 def _endpoints(
-    db: ReportDb, stage: str | None, name: str, stats: dict[str, Any]
+    db: ReportDb, stage: str | None, name: str, stats: dict[str, Any], sample: str
 ) -> Iterator[Suspect]:
     """Yield the value that one endpoint gives much more often than the others, if there is one."""
     if not 1 < stats["distinct"] <= MOST_FIELDS:
@@ -174,7 +185,7 @@ def _endpoints(
     rows = db.rows(
         f"select endpoint, json_extract_string(output, {literal(pointer(name))}) as value,"
         f" count(*) as n from (select endpoint, output from results where {condition}"
-        f" using sample reservoir({SAMPLE} rows) repeatable (1)) group by 1, 2"
+        f" {sample}) group by 1, 2"
     )
     counts = {(row["endpoint"], row["value"]): row["n"] for row in rows}
     total = sum(counts.values())
