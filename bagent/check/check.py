@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -24,6 +25,7 @@ from bagent.check.estimate import (
     count_sample,
     estimate_sizes,
     max_tokens_range,
+    mean_shift,
     prompts_as_bytes,
     round_to_three_digits,
     text_bytes,
@@ -149,6 +151,41 @@ class Source(Protocol):
         ...
 
 
+class MeasuredRows:
+    """A source that adds up the characters of the fields of the prompt while its rows are read.
+
+    Args:
+        fields: the fields that the prompt uses; None: all.
+    """
+
+    def __init__(self, source: Source, fields: frozenset[str] | None) -> None:
+        self._source = source
+        self._fields = fields
+        self._rows = self._characters = 0
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Yield the source's rows."""
+        for batch in self._source.batches():
+            self._rows += len(batch)
+            self._characters += sum(map(self.characters, batch))
+            yield batch
+
+    def progress(self) -> tuple[int, int | None]:
+        """Return the source's progress."""
+        return self._source.progress()
+
+    def characters(self, row: Row) -> int:
+        """Return the characters of the texts that the prompt shows of one row."""
+        names = row.data if self._fields is None else self._fields
+        texts = (row.data.get(name) for name in names)
+        return sum(len(text) for text in texts if isinstance(text, str))
+
+    @property
+    def mean(self) -> float:
+        """The mean over the rows that were read."""
+        return self._characters / self._rows if self._rows else 0.0
+
+
 class RowCount(msgspec.Struct, frozen=True):
     """Number of rows of the job."""
 
@@ -264,15 +301,20 @@ def _change_message(prepared: RunContext) -> str | None:
 async def _report(options: CheckOptions, prepared: RunContext, source: RowReader) -> CheckReport:
     async with AsyncExitStack() as stack:
         target = await find_target(prepared.job, options.run.env, stack, keys=options.open)
+        fields = None if prepared.prompt is None else prepared.prompt.fields
+        reading = MeasuredRows(source, fields)
         rows, count = count_rows(
-            source, options.rows, limit=options.run.limit, piped=prepared.piped
+            reading, options.rows, limit=options.run.limit, piped=prepared.piped
         )
         prepared.warnings.extend(source.warnings)
-        looked_at, rows = len(rows), group_rows(prepared, rows)
+        input_rows, rows = rows, group_rows(prepared, rows)
+        same = len(rows) == len(input_rows) and all(map(operator.is_, rows, input_rows))
+        measured = reading if same else None
         accept = (lambda _: True) if options.open else has_no_side_effect_on_open
         tools = open_job_tools(prepared.job, options.run.env, accept)
         pool = await stack.enter_async_context(tools)
-        return await _Check(options, prepared, target, rows, looked_at, count, pool).report()
+        check = _Check(options, prepared, target, rows, len(input_rows), count, pool, measured)
+        return await check.report()
 
 
 class _Check:
@@ -287,7 +329,10 @@ class _Check:
         looked_at: int,
         row_count: RowCount,
         pool: ToolExecutor | None,
+        measured: MeasuredRows | None,
     ) -> None:
+        self._measured = measured
+        """The rows that were read; None where prompts are not made of single rows."""
         self._pool = pool
         self._options = options
         self._prepared = prepared
@@ -369,12 +414,12 @@ class _Check:
         answers = self._row_count.rows * job.answers * made
         requests = answers * least
         how = facts.counting_method(tokenizer, sizes)
-        tokens = token_report(sample, sizes, requests, how, most=answers * most)
+        shift = self._mean_shift(sample, sizes)
+        tokens = token_report(sample, sizes, requests, how, most=answers * most, shift=shift)
         sharing = self._share_report(probed, sample, sizes)
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
         long_rows = too_long_rows(sample, sizes, context)
         failing_rows = facts.failing_rows(sample)
-        warnings = self._warnings(plan, probed)
         return CheckReport(
             job=job.name,
             file=str(options.run.job),
@@ -410,10 +455,17 @@ class _Check:
             failing_count=len(failing_rows),
             too_long=tuple(long_rows[:MAX_LISTED_ROWS]),
             too_long_count=len(long_rows),
-            warnings=tuple(dict.fromkeys(warnings)),
+            warnings=tuple(dict.fromkeys(self._warnings(plan, probed))),
             dead=facts.dead_reason(probed),
             refused=facts.refused_reason(probed),
         )
+
+    def _mean_shift(self, sample: Sequence[Sampled], sizes: Sizes) -> float:
+        """Return by how many tokens the mean prompt of all rows exceeds that of the sample."""
+        if self._measured is None:
+            return 0.0
+        characters = [self._measured.characters(sampled.row) for sampled in sample]
+        return mean_shift(characters, sizes, self._measured.mean)
 
     def _requests_of_a_row(self, probed: Sequence[Probed]) -> tuple[int, int]:
         """Return how often the first requesting stage asks about a row at least and at most."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 from typing import Protocol
 
 import msgspec
@@ -266,6 +266,25 @@ def max_tokens_range(sample: Sequence[Sampled], *, automatic: bool) -> MaxTokens
     return MaxTokens(min(explicit), max(explicit), automatic, without, len(limits))
 
 
+def mean_shift(characters: Sequence[int], sizes: Sizes, mean_characters: float) -> float:
+    """Return by how many tokens the mean prompt of all rows exceeds that of the sample.
+
+    Tokens are taken to grow with the characters of a row as they do in the sample, so that one
+    long row of the sample does not stand for many.
+
+    Args:
+        characters: of the fields of each row of the sample.
+        sizes: of the same rows.
+        mean_characters: of all rows that were read.
+    """
+    pairs = [(x, y) for x, y in zip(characters, sizes.tokens, strict=True) if y is not None]
+    lengths, tokens = [x for x, _ in pairs], [y for _, y in pairs]
+    if len(set(lengths)) < 2:
+        return 0.0
+    slope = max(0.0, linear_regression(lengths, tokens).slope)
+    return max(slope * (mean_characters - mean(lengths)), min(tokens) - mean(tokens))
+
+
 def token_report(
     sample: Sequence[Sampled],
     sizes: Sizes,
@@ -273,6 +292,7 @@ def token_report(
     how: tuple[str, str],
     *,
     most: float | None = None,
+    shift: float = 0.0,
 ) -> TokenReport:
     """Return the report on tokens.
 
@@ -280,6 +300,7 @@ def token_report(
         requests: requests of all rows.
         how: see :func:`bagent.check.facts.counting_method`.
         most: requests of all rows at most, where turns or rounds ask again; None: ``requests``.
+        shift: tokens by which the mean prompt of all rows exceeds that of the sample.
     """
     most = requests if most is None else most
     prompt_tokens = sizes.of_requests
@@ -297,7 +318,7 @@ def token_report(
         median=round(median(prompt_tokens)) if prompt_tokens else None,
         most=round(max(prompt_tokens)) if prompt_tokens else None,
         mean=round(mean(prompt_tokens), 1) if prompt_tokens else None,
-        prompts=round(mean(prompt_tokens) * share * requests) if prompt_tokens else None,
+        prompts=round((mean(prompt_tokens) + shift) * share * requests) if prompt_tokens else None,
         answers_at_most=answers,
         images=sum(sampled.images for sampled in sample),
         repeats=count_repeats(sample),

@@ -276,7 +276,8 @@ ProgressMode = Annotated[
     typer.Option(
         "--progress",
         metavar="auto|rich|plain|json|none",
-        help="How progress is shown on standard error; json is for programs.",
+        help="How progress is shown on standard error; json is for programs, none leaves only the"
+        " summary.",
         rich_help_panel=DISPLAY,
     ),
 ]

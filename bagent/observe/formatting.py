@@ -120,6 +120,8 @@ def totals_text(
     parts.append(f"{totals.failed:,} failed")
     if remaining:
         parts.append(f"{about}{remaining:,} remaining")
+    if total is None and not totals.rows:
+        return f"not counted yet: {', '.join(parts)}"
     rows = counted(totals.rows if total is None else total, unit)
     return f"{about}{rows}: {', '.join(parts)}"
 

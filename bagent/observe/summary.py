@@ -305,14 +305,12 @@ class EndInfo(msgspec.Struct, frozen=True):
         advice: the exit code, and what the next step depends on.
         reason: why the run stopped early; empty where it did not.
         color: whether the lines may have colour codes.
-        brief: print only why it did not end well, and the next command.
         worked_s: how long all starts worked, without the pauses between them; None where unknown.
     """
 
     advice: Advice
     reason: str = ""
     color: bool = False
-    brief: bool = False
     worked_s: float | None = None
 
     @property
@@ -324,8 +322,6 @@ class EndInfo(msgspec.Struct, frozen=True):
 def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     """Return the lines of the summary; the last is the next command."""
     after = next_step(info.advice, s.causes or s.by_kind)
-    if info.brief:
-        return list(_aligned([*_in_brief(s, info), *after], info.color))
     pairs = [
         *_rows(s, info),
         ("ended", headline(s, info)),
@@ -337,14 +333,6 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
         *after,
     ]
     return list(_aligned(pairs, info.color))
-
-
-def _in_brief(s: Snapshot, info: EndInfo) -> list[tuple[str, str]]:
-    """Return warnings only where the run ended well, else its rows and how it ended."""
-    rows = list(_rows(s, info))
-    if info.exit_code == EXIT_OK:
-        return [(label, text) for label, text in rows if label == "warning"]
-    return [*rows, ("ended", headline(s, info))]
 
 
 def _of_this_start(pairs: list[tuple[str, str]], s: Snapshot) -> Iterator[tuple[str, str]]:

@@ -212,8 +212,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         cut_at=ending.snapshot.cut_at,
         none_ok=not ending.snapshot.ok,
     )
-    brief, worked_s = options.progress == "none", _working_seconds(context)
-    info = EndInfo(advice, ending.reason, color=color, brief=brief, worked_s=worked_s)
+    info = EndInfo(advice, ending.reason, color=color, worked_s=_working_seconds(context))
     return Summary(headline(ending.snapshot, info), summary_lines(ending.snapshot, info))
 
 

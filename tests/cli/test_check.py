@@ -114,10 +114,11 @@ def test_totals_and_cost_are_of_all_rows(check: Check, job_dir: Path) -> None:
         write_job(job_dir, vllm(fs), 100, answers=2)
         args = ["job.yaml", "--json", "--rows", "20", "--price", "1,2", "--prompts", "0"]
         report = looked(check(args))
+        whole = looked(check(["job.yaml", "--json", "--rows", "100"]))["tokens"]
     tokens, cost = report["tokens"], report["cost"]
     assert (report["rows"], report["looked_at"], report["prompts"]) == (100, 20, [])
     assert (tokens["how"], tokens["counted"], tokens["rows"]) == ("tokenize", 20, 20)
-    assert tokens["prompts"] == pytest.approx(tokens["mean"] * 200, abs=10)
+    assert tokens["prompts"] == pytest.approx(whole["prompts"], rel=0.01)
     assert tokens["answers_at_most"] == 64 * 200
     assert cost["prompts_usd"] == pytest.approx(tokens["prompts"] / 1e6)
     assert cost["answers_usd_at_most"] == pytest.approx(2 * 64 * 200 / 1e6)
@@ -433,6 +434,16 @@ def test_a_schema_that_nobody_tells_the_model_is_a_warning(
 def test_check_says_which_requests_are_streamed(check, fs, job_dir, keys, text):
     write_job(job_dir, vllm(fs), 2, **keys)
     assert f"streaming   {text}\n" in check(["job.yaml"]).out
+
+
+def test_a_long_row_of_the_sample_does_not_stand_for_others(check, job_dir):
+    texts = ["word " * (5 + n % 7) for n in range(600)]
+    texts[3] = "word " * 5000
+    write_job(job_dir, "sim", [{"text": text} for text in texts], prompt="{{ text }}", model=None)
+    sampled = looked(check(["job.yaml", "--json"]))["tokens"]
+    whole = looked(check(["job.yaml", "--json", "--rows", "600"]))["tokens"]
+    assert (sampled["rows"], whole["rows"]) == (200, 600)
+    assert sampled["prompts"] == pytest.approx(whole["prompts"], rel=0.1)
 
 
 def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, fs, job_dir):

@@ -24,7 +24,7 @@ RESUME = [
 
 
 def info(exit_code: int, **parts: Any) -> EndInfo:
-    names = ("reason", "color", "brief", "worked_s")
+    names = ("reason", "color", "worked_s")
     ending = {name: parts.pop(name) for name in names if name in parts}
     fields = {"run": "genes", "results": "runs/genes", "command": COMMAND.split()}
     resent = PASSING_KINDS | {"auth"}
@@ -62,6 +62,12 @@ def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> 
         "results     runs/genes",
         "next        bagent results genes | head",
     ]
+
+
+def test_rows_that_nobody_counted_are_not_zero_rows(tally: RunCounters, make: Any) -> None:
+    unread = make.feed(read=0, ended=False, size=None)
+    lines = summary_lines(make.snapshot(tally, make.fleet(), unread), info(75, reason="no server"))
+    assert lines[0] == "rows        not counted yet: 0 ok, 0 failed"
 
 
 def test_attempts_of_rows_add_up_where_a_request_holds_several(
