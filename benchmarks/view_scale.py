@@ -76,6 +76,7 @@ REQUESTS = {
     "run page": "",
     "run page again": "",
     "answers": "answers",
+    "what rows share": "findings",
     "rows": "rows",
     "rows again": "rows",
     "status = invalid": "rows?status=invalid",
