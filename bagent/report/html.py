@@ -14,7 +14,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bagent.observe.formatting import counted, duration, milliseconds, money, rate, visible
+from bagent.observe.formatting import counted, duration, milliseconds, money, percent, rate, visible
 
 CELL = 300
 """Characters of a cell that are shown."""
@@ -227,6 +227,7 @@ def environment(folder: Path = TEMPLATES) -> Environment:
         "json_text": json_text,
         "ms": milliseconds,
         "number": number,
+        "percent": percent,
         "pretty": pretty,
         "rate": rate,
         "share": share,

@@ -141,6 +141,15 @@ async def test_rows_are_filtered_searched_and_sorted(runs):
             assert count == {"count": len(ids)}
 
 
+async def test_the_share_of_cached_tokens_is_that_of_status(tmp_path, bagent):
+    make_run(tmp_path / "job", [stored(0, prompt_tokens=3, cached_tokens=2)])
+    async with viewing(tmp_path) as viewer:
+        page = await viewer.page("")
+    assert "prompt tokens cached 66 %" in words(page)
+    status = bagent(["status", str(tmp_path / "job")]).out
+    assert ["cache_hit_rate", "66", "%"] in [line.split() for line in status.splitlines()]
+
+
 async def test_pages_of_rows_follow_each_other_without_gap_or_repetition(tmp_path):
     make_run(tmp_path / "job", (stored(row, latency_ms=row % 7 or None) for row in range(120)))
     async with viewing(tmp_path) as viewer:

@@ -26,7 +26,6 @@ from bagent.answers.schema.dialects import (
     impossible_requirement,
     misspelled_keyword,
     no_schema,
-    misspelled_keyword,
     unknown_keywords,
     walk,
 )

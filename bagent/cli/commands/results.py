@@ -53,7 +53,11 @@ Stages = Annotated[
 ]
 Where = Annotated[
     str | None,
-    typer.Option("--where", metavar="SQL", help="Print only rows for which this condition holds."),
+    typer.Option(
+        "--where",
+        metavar="SQL",
+        help="Print only rows for which this holds; names are those of --columns.",
+    ),
 ]
 ColumnNames = Annotated[
     str | None,
