@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
 from bagent.runs.context import STAGE, RunContext
 from bagent.stages.loop import section_stage
-from bagent.store.journal.codec import salt_of
-from bagent.store.journal.done_index import ResumePolicy
+from bagent.store.journal.codec import ACCEPTED_CODE, salt_of
+from bagent.store.journal.done_index import DoneIndex, ResumePolicy
 from bagent.store.journal.edited_rows import UnseenRows
 from bagent.store.run_dir import RunInfo
-from bagent.store.totals import LastStage
+from bagent.store.totals import TRUNCATED_CODE, LastStage
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def _kinds_after_repair(info: RunInfo | None) -> str | None:
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
-def find_unseen_failures(prepared: RunContext, failed: Iterable[int]) -> UnseenRows | None:
+def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | None:
     """Return the failed units of earlier starts, to drop those that the input no longer holds.
+
+    Accepted truncated answers are no failures.
 
     Return None where that cannot be decided: not all rows are read, they come from other stages,
     or nothing had failed. A shard knows its own units by the row key, which units do not hold
@@ -82,11 +84,15 @@ def find_unseen_failures(prepared: RunContext, failed: Iterable[int]) -> UnseenR
         return None
     if config.shard and prepared.job.answers > 1:
         return None
+    accepted = {ACCEPTED_CODE}
+    if prepared.job.output.truncated == "accept":
+        accepted.add(TRUNCATED_CODE)
+    outcomes = zip(done.failed_units, done.failed_codes, strict=True)
+    units = [unit for unit, code in outcomes if code not in accepted]
     if config.shard:
         part, parts = config.shard
         salt = salt_of(STAGE, 0)
-        failed = [unit for unit in failed if (unit ^ salt) % parts == part - 1]
-    units = list(failed)
+        units = [unit for unit in units if (unit ^ salt) % parts == part - 1]
     return UnseenRows(units) if units else None
 
 

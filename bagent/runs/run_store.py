@@ -413,7 +413,7 @@ def open_run(
         tables=tables,
         notes=notes,
         last=last_stage(prepared.stages),
-        missing=find_unseen_failures(prepared, done.failed_units),
+        missing=find_unseen_failures(prepared, done),
         threaded=threaded,
     )
 

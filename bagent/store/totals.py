@@ -15,7 +15,14 @@ from typing import Any
 import msgspec
 
 from bagent.files import open_regular
-from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of, kind_of, status_of
+from bagent.store.journal.codec import (
+    ACCEPTED_CODE,
+    FINISHED_CODES,
+    OK_CODE,
+    code_of,
+    kind_of,
+    status_of,
+)
 from bagent.store.journal.done_index import count_outcomes, open_indexes
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segments import list_segments, whole_lines
@@ -173,7 +180,8 @@ class LastStage(msgspec.Struct, frozen=True):
             counts = _count(lines, Selection(stages=frozenset({self.name})), part)
             if not counts and not self.may_be_empty:
                 counts = _count(lines, Selection(), part)
-                counts.pop(OK_CODE, None)
+                for code in FINISHED_CODES:
+                    counts.pop(code, None)
         return counts
 
 

@@ -153,6 +153,18 @@ def test_batch_lines_with_their_own_max_tokens_accept_truncated_answers(fs, job_
     assert (typed.code, len(fs.requests)) == (0, 64)
 
 
+def test_accepted_truncated_rows_that_left_the_input_stay_finished(fs, job_dir, bagent):
+    fs.set_script({"*": [CUT]})
+    lines = batch_rows(4, max_tokens=64)
+    command = ["run", "-i", "b.jsonl", "job.yaml", "--progress", "plain"]
+    (job_dir / "job.yaml").write_text(f"backend: {fs.url}\n")
+    for numbers in (slice(0, 2), slice(2, 4), slice(0, 2)):
+        write_rows(job_dir / "b.jsonl", lines[numbers])
+        assert bagent(command).code == 0
+    assert len(fs.requests) == 4
+    assert bagent(["status"]).out.split("\n")[2].split()[2:6] == ["0", "0", "4", "0"]
+
+
 def test_a_changed_job_sends_again_whatever_failed(fs, job_dir, bagent):
     fs.set_script({"r1": [status(400, error_body(400, "no")), ok("now")], "*": [echo()]})
     write_job(job_dir, fs.url, 3)

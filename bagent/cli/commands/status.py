@@ -58,8 +58,8 @@ def status(
     if json:
         write_rows(list(states[0]), [list(state.values()) for state in states], "jsonl")
     elif run is None:
-        columns = [*("run", "state", "exit_code", "ok", "failed", "dropped", "remaining")]
-        columns += ["rows_per_s", "last"]
+        columns = [*("run", "state", "exit_code", "ok", "accepted", "failed", "dropped")]
+        columns += ["remaining", "rows_per_s", "last"]
         write_rows(columns, [[_cell(state, name) for name in columns] for state in states], "table")
     else:
         _print_run(runs[0], states[0])

@@ -264,7 +264,7 @@ def mended(lines: JournalReader) -> frozenset[int]:
             names = [(name, order[name]) for name in index.stage_names]
             columns = map(index.column, ("units", "codes", "stages", "answers"))
             for ordinal, (unit, code, stage, answer) in enumerate(zip(*columns, strict=True)):
-                if (code == OK_CODE) is not good or (lost is not None and lost[ordinal]):
+                if (code in FINISHED_CODES) is not good or (lost is not None and lost[ordinal]):
                     continue
                 name, number = names[stage]
                 key = unit ^ salt_of(name, answer)
