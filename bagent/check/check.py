@@ -290,7 +290,7 @@ def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckR
 
 def _change_message(prepared: RunContext) -> str | None:
     """Return why the next start refuses to continue the run; None where it does not."""
-    directory, fingerprints = RunDir(prepared.run_dir), prepared.job.fingerprint_parts()
+    directory, fingerprints = RunDir(prepared.run_dir), prepared.fingerprints()
     try:
         check_unchanged(directory, fingerprints, "refuse", prepared.part)
     except ChangedError as error:

@@ -221,6 +221,25 @@ class RunContext:
         """Whether rows come from stdin."""
         return "-" in self.rows_config.inputs
 
+    @property
+    def is_named(self) -> bool:
+        """Whether an option names the run, so that it may take rows of several inputs."""
+        options = self.options
+        if options.output not in (None, "-") or "name" in options.overrides:
+            return True
+        return any(text.split("=")[0].strip() == "name" for text in options.sets)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the job's fingerprints by part.
+
+        ``input`` is among them where a batch file in place of a job names the run: the path.
+        """
+        parts = self.job.fingerprint_parts()
+        path = self.options.job
+        if path is not None and unpacked_suffix(path) in SUFFIXES and not self.is_named:
+            parts["input"] = str((self.options.cwd / path).resolve())
+        return parts
+
 
 def prepare(options: RunOptions) -> RunContext:
     """Load and check everything but the rows.

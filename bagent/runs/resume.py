@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
+from bagent.observe.formatting import counted
 from bagent.runs.context import STAGE, RunContext
 from bagent.stages.loop import section_stage
 from bagent.store.journal.codec import ACCEPTED_CODE, salt_of
@@ -67,6 +68,25 @@ def _kinds_after_repair(info: RunInfo | None) -> str | None:
     if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
         return None
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
+
+
+def notes_of_earlier_starts(
+    prepared: RunContext, changed: Sequence[str], done: DoneIndex
+) -> Iterator[str]:
+    """Yield messages about the rows that the run has from earlier starts.
+
+    Args:
+        changed: what changed of the job since.
+        done: the outcomes of earlier starts.
+    """
+    if changed:
+        yield f"{', '.join(changed)} changed; {len(done):,} finished rows are kept as they are"
+    earlier = sum(done.codes.values())
+    if earlier and str(prepared.options.job) == "-" and not prepared.is_named:
+        yield (
+            f"the run {prepared.run_dir.name} has {counted(earlier, 'row')} of earlier pipes, which"
+            " count too; --name NAME begins a run of its own"
+        )
 
 
 def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | None:

@@ -29,6 +29,7 @@ from bagent.runs.resume import (
     find_unseen_failures,
     last_stage,
     make_retry_policy,
+    notes_of_earlier_starts,
     resent_kinds,
     stage_names,
 )
@@ -375,7 +376,7 @@ def open_run(
     """
     options, notes = prepared.options, list[str]()
     on_change = cast("OnChange", options.on_change)
-    fingerprints = prepared.job.fingerprint_parts()
+    fingerprints = prepared.fingerprints()
     directory = open_run_dir(prepared, fingerprints, notes)
     # The default clock was bound at import, before a simulation replaces the time.
     process = Process.this(ends_with_parent=prepared.options.progress == WORKER)
@@ -389,7 +390,7 @@ def open_run(
         journal, done, live_totals = _open_journal(
             prepared, directory, policy, notes, new_segment=owner.took_over
         )
-        notes += _changes(changed, len(done))
+        notes += notes_of_earlier_starts(prepared, changed, done)
         earlier = _earlier(prepared)
         last_at = max((i.totals.last or 0.0 for i in done.indexes), default=0.0)
         info = _new_info(prepared, info, fingerprints, changed, len(done), last_at)
@@ -437,11 +438,6 @@ def check_unchanged(
     """
     refuse_or_keep = "refuse" if on_change == "fresh" else on_change
     return directory.check_fingerprint(fingerprints, refuse_or_keep, part)
-
-
-def _changes(changed: list[str], finished: int) -> Iterator[str]:
-    if changed:
-        yield f"{', '.join(changed)} changed; {finished:,} finished rows are kept as they are"
 
 
 def _open_journal(

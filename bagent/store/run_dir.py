@@ -386,7 +386,7 @@ class RunDir:
         """Return what changed since the last start; empty if nothing did.
 
         Args:
-            now: the current fingerprints. The model is compared only where it is among them: a
+            now: the current fingerprints. The input is compared only where both have it. The model is compared only where it is among them: a
                 start does not know it before a server has told it.
             on_change: ``refuse`` raises if something changed; the caller handles the others.
             part: the part that starts. It compares with its own last start, if it has any.
@@ -399,11 +399,13 @@ class RunDir:
         if not before:
             return []
         compared = {*before, *now} if "model" in now else {*before, *now} - {"model"}
-        if "id" not in before:  # an older version began the run
-            compared.discard("id")
+        # A named run has no input among them, and a run of an older version no id.
+        compared -= {key for key in ("id", "input") if key not in before or key not in now}
         changed = sorted(key for key in compared if before.get(key) != now.get(key))
         if changed and on_change == "refuse":
             effect = ", so each row counts as a new one" if "id" in changed else ""
+            if "input" in changed:
+                effect += f", of {before['input']}"
             raise ChangedError(
                 f"{', '.join(changed)} changed since {self.path} was begun{effect}",
                 hint=CHANGED_HINT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from typing import Any
 
 import pytest
@@ -192,3 +193,33 @@ def test_a_file_of_rows_in_place_of_a_job_is_called_what_it_is(job_dir, bagent, 
     (job_dir / name).write_bytes(gzip.compress(row) if name.endswith(".gz") else row)
     done = bagent(["run", name])
     assert (done.code, f"{name} holds rows, not a job" in done.err) == (2, True)
+
+
+def test_another_batch_file_of_the_same_name_is_refused(server, job_dir, bagent):
+    for folder, name in (("a", "r1"), ("b", "r2")):
+        (job_dir / folder).mkdir()
+        write_rows(job_dir / folder / "batch.jsonl", [line(name, "/embeddings")])
+    options = ["--backend", server[0]]
+    assert bagent(["run", "a/batch.jsonl", *options]).code == 0
+    refused = bagent(["run", "b/batch.jsonl", *options])
+    assert refused.code == 2
+    assert f"input changed since {job_dir / 'runs/batch'} was begun" in refused.err
+    assert f"of {job_dir / 'a/batch.jsonl'}" in refused.err
+    assert "--name NAME" in refused.err
+    assert bagent(["check", "b/batch.jsonl", *options]).code == 2
+    assert server[1].count("POST /v1/embeddings") == 1
+    assert bagent(["run", "b/batch.jsonl", *options, "--name", "batch"]).code == 0
+    assert bagent(["run", str(job_dir / "a/batch.jsonl"), *options]).code == 0
+    assert server[1].count("POST /v1/embeddings") == 2
+
+
+def test_a_pipe_without_a_name_tells_of_the_rows_of_earlier_pipes(server, job_dir, bagent):
+    def piped(name, *options):
+        text = json.dumps(line(name, "/embeddings")) + "\n"
+        return bagent(["run", "-", "--backend", server[0], *options], stdin=text.encode())
+
+    assert "earlier pipes" not in piped("r1").err
+    again = piped("r2").err
+    assert "the run stdin has 1 row of earlier pipes, which count too; --name NAME" in again
+    piped("r3", "--name", "own")
+    assert "earlier pipes" not in piped("r4", "--name", "own").err

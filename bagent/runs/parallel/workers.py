@@ -171,7 +171,7 @@ def run_parts(
             by code.
     """
     notes: list[str] = []
-    open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
+    open_run_dir(prepared, prepared.fingerprints(), notes)
     before = count_earlier_codes(prepared)
     progress = make_display(prepared.options)
     for text in (*prepared.warnings, *notes):
