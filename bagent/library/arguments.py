@@ -64,7 +64,12 @@ def use_python_words(error: BagentError) -> None:
 
 def in_python(text: str) -> str:
     """Return a message with ``options=["--limit", "5"]`` instead of ``--limit 5``."""
-    return _option_pattern().sub(_argument, text.replace("give -i PATH", "give rows=..."))
+    for phrase, in_library in _PHRASES.items():
+        text = text.replace(phrase, in_library)
+    return _option_pattern().sub(_argument, text)
+
+
+_PHRASES = {"give -i PATH": "give rows=...", "the same command": "the same call"}
 
 
 def _argument(match: re.Match[str]) -> str:

@@ -123,8 +123,10 @@ def run(
         job: a job file, its keys and values as a dict (paths in it start from the current folder,
             and the run is called ``job`` unless it has a name), or what :func:`bagent.load_job`
             returned.
-        rows: the input rows: dicts, or a pandas, polars or Arrow table, whose missing values
-            (NaN, NaT, null) are fields that the row lacks; None reads the job's own input. Dates
+        rows: the input of this call, as if it were a file: only these rows are sent and yielded,
+            finished ones from the run. Dicts, or a pandas, polars or Arrow table, whose missing
+            values (NaN, NaT, null) are fields that the row lacks; None reads the job's own input.
+            ``id`` of the job is the field or column that names the rows. Dates
             and times become ISO text, numpy scalars plain numbers, decimals their digits; a row
             with a value that JSON cannot hold becomes ``bad_input`` and names the column.
         name: the run's name under ``./runs``; None takes the job's.

@@ -52,8 +52,11 @@ The reader of the rows leaves out whole blocks of finished rows
 (`session.py:RunSession._all_finished`), and asks for each other row which answers are missing
 (`run_store.py:RunStore.pending`). A job of several stages reads finished rows again, and takes
 earlier outcomes from the journal (`store/journal/reader.py:OutcomeLookup`).
+Rows that a program gives to the library replace those that earlier starts kept
+(`rows/stdin.py:StdinReader`), and outcomes of finished ones are printed when they are read
+(`session.py:RunSession._print_finished`).
 Agents continue behind the turns that were written (`agents_setup.py:AgentSetup.equip`), provider
 batches are waited for (`batches/builder.py:BatchBuilder.load`).
-Rows that failed and are no longer in the input are taken back at the end of the input
+Rows that failed and are no longer in the input are taken back once all of it was read
 (`run_store.py:RunStore.forget_missing`).
 """

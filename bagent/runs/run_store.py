@@ -221,9 +221,9 @@ class RunStore:
 
     def forget_missing(self) -> None:
         """Take back the failures of rows that the completely read input no longer holds."""
-        if self.missing is not None:
-            for unit in self.missing.unseen():
-                self.journal.write_tombstone(unit, STAGE)
+        missing, self.missing = self.missing, None
+        for unit in missing.unseen() if missing is not None else ():
+            self.journal.write_tombstone(unit, STAGE)
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Return whether all of these rows are finished."""

@@ -375,6 +375,7 @@ class RunSession:
                 self._fleet.tick(None if self._context.stages else snapshot.to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
+                self._store.forget_missing()
             if self._store.stop_requested():
                 self._switch.request(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
             self._progress.update(snapshot)

@@ -92,6 +92,7 @@ def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
         ("--model a/b-c asks for it", 'options=["--model", "a/b-c"] asks for it'),
         ("--retry sends them, --retry all too", 'options=["--retry"] sends them,'
          ' options=["--retry", "all"] too'),
+        ("the same command resumes, or give -i PATH", "the same call resumes, or give rows=..."),
         ("--limitless and --limit-x stay", "--limitless and --limit-x stay"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bagent.cli.app import main
 from bagent.errors import ChangedError, StoppedEarly
 from support.in_process import tables_in_process
 from support.jobs import rows, write_job
-from support.replies import gated, ok
+from support.replies import ok, slow
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +38,9 @@ def job(fs: Any, job_dir: Path) -> Path:
 def test_rows_of_an_interrupted_start_are_sent_only_when_given_again(
     process: bool, job: Path, fs: Any
 ) -> None:
-    fs.set_script({"r1": [ok("fine")], "*": [gated(ok("fine"))]})
+    fs.set_script({"r1": [ok("fine")], "*": [slow(0.5, ok("fine"))]})
     with bagent.run(job, rows=rows(30), options=["--set", "limits.concurrency=2"]) as first:
         for _ in first:
-            fs.release()
             break
     assert first.exit_code == 75
     sent = {request.row_id for request in fs.requests}
@@ -126,15 +126,14 @@ def test_rows_are_located_by_their_number(
 def test_status_names_the_call_that_goes_on(
     fs: Any, job_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fs.set_script({"*": [gated(ok("fine"))]})
+    fs.set_script({"*": [ok("fine")]})
     job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
-    with bagent.run(job, rows=rows(3), name="reviews", options=["--limit", "2"]) as run:
-        results = iter(run)
-        fs.release()
-        next(results)
+    endless = ({"id": number, "text": "more"} for number in count())
+    with bagent.run(job, rows=endless, name="reviews", options=["--no-canary"]) as run:
+        next(iter(run))
     assert main(["status", "reviews"]) == 0
     last = capsys.readouterr().out.splitlines()[-1].split(maxsplit=1)
-    call = 'call run(job, rows=rows, name="reviews", options=["--limit", "2"]) again in Python'
+    call = 'call run(job, rows=rows, name="reviews", options=["--no-canary"]) again in Python'
     assert last == ["next", f"{call}, with the same job and rows"]
 
 
@@ -160,3 +159,18 @@ def test_finished_rows_come_without_a_server(job_dir: Path, fs: Any) -> None:
         assert again.exit_code == 0
     with pytest.raises(StoppedEarly):
         list(bagent.run(gone, rows=rows(4), options=["--wait-hosts", "0.1s"]))
+
+
+def test_progress_leaves_out_failed_rows_that_are_not_given_again(
+    job: Path, fs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
+    monkeypatch.setattr("bagent.observe.progress.INTERVAL_S", 0.0)
+    mixed: list[Any] = [*rows(2), "no row", "no row either"]
+    list(bagent.run(job, rows=mixed))
+    fs.set_script({"*": [slow(1.0, ok("late"))]})
+    states: list[dict[str, Any]] = []
+    list(bagent.run(job, rows=rows(6), on_progress=states.append))
+    totals = {state["total"] for state in states if state["remaining"]}
+    assert 6 in totals
+    assert states[-1]["total"] == 6
