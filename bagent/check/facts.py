@@ -171,11 +171,15 @@ def brace_warnings(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
 
 
 def empty_cells(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
-    """Return for each column of the prompt how many of the sampled rows have no value in it."""
-    fields = None if prepared.prompt is None else prepared.prompt.fields
+    """Return for each column of the prompt how many of the sampled rows have no value in it.
+
+    Columns that a condition of the template tests are left out.
+    """
+    prompt = prepared.prompt
+    fields = set() if prompt is None or prompt.fields is None else prompt.fields - prompt.tested
     readable = [row for row in rows if row.error is None]
     messages = []
-    for name in sorted(fields or ()):
+    for name in sorted(fields):
         empty = [row for row in readable if row.data.get(name, "-") in (None, "")]
         if empty:
             count = f"{len(empty):,} of {counted(len(readable), 'row')}"

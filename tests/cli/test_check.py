@@ -447,10 +447,9 @@ def test_a_long_row_of_the_sample_does_not_stand_for_others(check, job_dir):
 
 
 def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, fs, job_dir):
-    (job_dir / "genes.csv").write_text("gene,text,note\nA,,\nB,b,\nC,,\n")
-    write_job(job_dir, fs.url, input="genes.csv", prompt="{{ gene }}: {{ text }}")
-    done = check(["job.yaml"])
-    assert (
-        "warning: 2 of 3 rows have an empty text, the first at genes.csv:2" in done.out + done.err
-    )
-    assert "empty note" not in done.out + done.err
+    (job_dir / "genes.csv").write_text("gene,text,note,group,other\nA,,,,\nB,b,,x,\nC,,,,\n")
+    tested = "{% if row.note %}{{ row.note }}{% endif %}{{ group if group else 'none' }}"
+    write_job(job_dir, fs.url, input="genes.csv", prompt="{{ gene }}: {{ text }}" + tested)
+    printed = check(["job.yaml"])
+    warnings = [line for line in (printed.out + printed.err).splitlines() if "an empty" in line]
+    assert warnings == ["warning: 2 of 3 rows have an empty text, the first at genes.csv:2"]

@@ -173,6 +173,11 @@ class Prompt:
         """The names in single braces, which a warning is about where they are fields."""
         return frozenset(name for item in self._templates for name in item.in_braces)
 
+    @property
+    def tested(self) -> frozenset[str]:
+        """The fields on which conditions of the templates depend."""
+        return frozenset(name for item in self._templates for name in item.names.tested)
+
     @classmethod
     def from_job(cls, job: Job) -> Prompt:
         """Return the job's own prompt.

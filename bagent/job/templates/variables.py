@@ -41,6 +41,8 @@ class TemplateNames:
     helpers: frozenset[str]
     row: bool
     chains: tuple[Chain, ...]
+    tested: frozenset[str] = frozenset()
+    """Fields on which a condition depends: ``{% if note %}``."""
 
 
 def names_of(tree: nodes.Template) -> TemplateNames:
@@ -58,7 +60,18 @@ def names_of(tree: nodes.Template) -> TemplateNames:
         helpers=frozenset(free & HELPERS.keys()),
         row=ROW in free,
         chains=tuple(walker.chains),
+        tested=frozenset(_tested(tree)),
     )
+
+
+def _tested(tree: nodes.Template) -> Iterator[str]:
+    tests = [branch.test for branch in tree.find_all(nodes.If)]
+    tests += [branch.test for branch in tree.find_all(nodes.CondExpr)]
+    for test in tests:
+        for node in (test, *test.find_all(nodes.Node)):
+            chain = _chain(node)
+            if chain is not None:
+                yield chain[1] if chain[0] == ROW and len(chain) > 1 else chain[0]
 
 
 def _stored(tree: nodes.Template) -> frozenset[str]:
