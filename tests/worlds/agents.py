@@ -75,7 +75,7 @@ class ToolAnswer:
 
     turn: int
     call: int
-    """Its position in the turn's message."""
+    """The number of the call, as its arguments say; where they do not, its position."""
     tool: str
     arguments: str
     text: str
@@ -103,7 +103,7 @@ def read_conversation(messages: list[dict[str, Json]]) -> tuple[int, list[ToolAn
             answers.append(
                 ToolAnswer(
                     turns - 1,
-                    total - len(pending) - 1,
+                    _number(function["arguments"], total - len(pending) - 1),
                     function["name"],
                     function["arguments"],
                     message["content"],
@@ -112,6 +112,11 @@ def read_conversation(messages: list[dict[str, Json]]) -> tuple[int, list[ToolAn
         else:
             wrong = wrong or f"{message} answers nothing"
     return turns, answers, wrong or (f"{pending} have no answer" if pending else "")
+
+
+def _number(arguments: str, position: int) -> int:
+    values = msgspec.json.decode(arguments)
+    return values.get("number", values.get("topic", position))
 
 
 # --- tools ----------------------------------------------------------------------------------------
