@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
@@ -12,6 +13,15 @@ from bagent.backends.request import Request, answer_limit
 from bagent.backends.wrappers import BackendWrapper
 from bagent.money.prices import Price
 from bagent.types import Failure, Reply
+
+
+class _Waiting(NamedTuple):
+    """A call that waits for the budget, see :meth:`BudgetLedger.reserve`."""
+
+    most: float
+    begin: Callable[[], None]
+    rows: int
+    abandon: Callable[[], object]
 
 
 class BudgetLedger:
@@ -26,7 +36,7 @@ class BudgetLedger:
     def __init__(self, budget: float, exhausted: Callable[[str], None]) -> None:
         self._budget = budget
         self._exhausted: Callable[[str], None] | None = exhausted
-        self._waiting: deque[tuple[float, Callable[[], None], int]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._calls = 0
         self.unsent = 0
         """Calls that wait, or were cancelled while they waited."""
@@ -36,21 +46,34 @@ class BudgetLedger:
     @property
     def waiting_rows(self) -> int:
         """The rows of the calls that wait."""
-        return sum(rows for _, _, rows in self._waiting)
+        return sum(call.rows for call in self._waiting)
 
-    def reserve(self, most: float, begin: Callable[[], None], rows: int = 1) -> None:
+    def reserve(
+        self,
+        most: float,
+        begin: Callable[[], None],
+        rows: int = 1,
+        abandon: Callable[[], object] = lambda: None,
+    ) -> None:
         """Call ``begin`` once a call of at most ``most`` dollars fits, in the order of requests.
 
         It is never called once the budget is exhausted. ``rows`` is how many the call carries.
+        ``abandon`` is called instead if the ledger is closed before.
         """
-        self._waiting.append((most, begin, rows))
+        self._waiting.append(_Waiting(most, begin, rows, abandon))
         self.unsent += 1
         self._admit()
 
     def cancel(self, begin: Callable[[], None]) -> None:
         """Cancel a waiting reservation."""
-        self._waiting = deque(entry for entry in self._waiting if entry[1] is not begin)
+        self._waiting = deque(call for call in self._waiting if call.begin is not begin)
         self._admit()
+
+    def close(self) -> None:
+        """Abandon the calls that wait: they are never sent."""
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.abandon()
 
     def settle(self, most: float, actual: float) -> None:
         """Replace the reservation of a finished call by its actual cost."""
@@ -61,10 +84,10 @@ class BudgetLedger:
 
     def _admit(self) -> None:
         while self._waiting:
-            most, begin, _ = self._waiting[0]
+            most = self._waiting[0].most
             if self.spent + self.reserved + most > self._budget:
                 break
-            self._waiting.popleft()
+            begin = self._waiting.popleft().begin
             self.unsent -= 1
             self._calls += 1
             self.reserved += most
@@ -73,7 +96,7 @@ class BudgetLedger:
             exhausted, self._exhausted = self._exhausted, None
             exhausted(
                 f"${self.spent:.4f} of the budget of ${self._budget:g} is spent, and the next"
-                f" call may cost ${self._waiting[0][0]:.4f}"
+                f" call may cost ${self._waiting[0].most:.4f}"
             )
 
 
@@ -115,13 +138,14 @@ class BudgetedBackend(BackendWrapper):
             self.spending.settle(most, actual)
 
     async def _reserve(self, most: float, rows: int) -> None:
-        begun = asyncio.Event()
-        begin = begun.set
-        self.spending.reserve(most, begin, rows)
+        admitted = asyncio.Event()
+        begin, task = admitted.set, asyncio.current_task()
+        assert task is not None
+        self.spending.reserve(most, begin, rows, task.cancel)
         try:
-            await begun.wait()
+            await admitted.wait()
         except asyncio.CancelledError:
-            if begun.is_set():
+            if admitted.is_set():
                 self.spending.settle(most, 0.0)
             else:
                 self.spending.cancel(begin)

@@ -355,6 +355,7 @@ class RunSession:
     async def _drain(self, fleet: FleetSet, stop: Stop) -> None:
         """Let requests in flight end within the grace time, or until a second signal."""
         fleet.abandon_waiting()
+        self._budgets.close()
         if stop.grace:
             self._messages.show(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
         draining = asyncio.create_task(fleet.drain(stop.grace))

@@ -87,6 +87,11 @@ class BudgetGuard:
         """Rows that the fleet counts as in flight, and that wait for their budget."""
         return sum(ledger.waiting_rows for ledger in self._ledgers.values())
 
+    def close(self) -> None:
+        """Cancel the calls that wait for their budget."""
+        for ledger in self._ledgers.values():
+            ledger.close()
+
     def wrap(self, backend: Backend, job: Job, kind: BackendKind) -> Backend:
         """Wrap ``backend`` so that it counts GPU time and respects the job's budget, if any.
 

@@ -129,3 +129,16 @@ def test_a_start_syncs_all_segments_that_a_killed_one_wrote():
             events=(Event(0, "kill", 1.05), Event(1, "power", 0.01)),
         )
     )
+
+
+def test_a_row_that_waits_for_the_budget_is_not_sent_after_a_stop():
+    """Each request that ended after a stop let the budget admit another one."""
+    holds(
+        World(
+            seed=37,
+            job=JobSpec(budget=80.0),
+            rows=tuple(RowSpec(f"r{number}", seconds=3.0) for number in range(4)),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "term", 1.0),),
+        )
+    )
