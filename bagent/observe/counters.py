@@ -39,16 +39,39 @@ def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
     waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.expected - done)
     if feed.ended:
         return waiting
-    if feed.size is None or feed.position <= 0 or feed.read <= 0:
+    unread = _unread_rows(feed)
+    if unread is None:
         return None
     taken = feed.read - feed.skipped
     work_per_row = (done + waiting) / taken if taken > 0 else 1.0
-    unread = max(0, feed.size - feed.position) * feed.read / feed.position
-    if feed.most is not None:
-        unread = min(unread, max(0, feed.most - feed.read))
     if feed.finished is not None:
         unread = max(0.0, unread - max(0, feed.finished - feed.skipped))
     return waiting + round(unread * work_per_row)
+
+
+def _unread_rows(feed: FeedStats) -> float | None:
+    """Estimate the rows of the input that were not read yet; None where its size is not known."""
+    if feed.ended:
+        return 0.0
+    if feed.size is None or feed.position <= 0 or feed.read <= 0:
+        return None
+    unread = max(0, feed.size - feed.position) * feed.read / feed.position
+    return unread if feed.most is None else min(unread, max(0, feed.most - feed.read))
+
+
+def estimate_part_total(feed: FeedStats, answers: int) -> int | None:
+    """Return how many answers the rows of a part need, finished or not; exact once all are read.
+
+    Args:
+        feed: the input of the part.
+        answers: how many answers each row gets.
+    """
+    unread = _unread_rows(feed)
+    return (
+        None
+        if unread is None
+        else max(feed.expected, feed.read * answers) + round(unread * answers)
+    )
 
 
 def rates_over(span_s: float, rows: int, prompt: int | None, completion: int | None) -> Rates:
@@ -121,7 +144,7 @@ _RECENT_TIMES = 64
 """Good attempts of each endpoint whose time is kept."""
 
 
-class _Window:
+class SpeedWindow:
     """Rows, prompt tokens and completion tokens of the last 30 s, in one-second buckets.
 
     ``current`` is valid until ``until``; call :meth:`turn` before using it later.
@@ -143,7 +166,7 @@ class _Window:
         self.current = self.buckets[second % WINDOW_S]
 
     def add(self, rows: int, prompt: int, completion: int) -> None:
-        """Count in the current second."""
+        """Count in the current second, which is that of the last :meth:`turn`."""
         self.current[0] += rows
         self.current[1] += prompt
         self.current[2] += completion
@@ -271,7 +294,7 @@ class RunCounters:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._start = self._last = clock()
-        self._window = _Window(self._start)
+        self._window = SpeedWindow(self._start)
         self.latency = LogHistogram()
         self.ttft = LogHistogram()
         self._codes: Counter[int] = Counter()

@@ -18,10 +18,9 @@ from bagent.store.results import RunSummary, summary
 from bagent.store.run_dir import (
     RunDir,
     RunInfo,
-    RunProgress,
     merge_changes,
-    read_progress,
 )
+from bagent.store.run_progress import RunProgress, read_progress
 from bagent.store.totals import Totals, cache_share, count_tools, stage_causes
 
 
@@ -132,8 +131,9 @@ def _speed_and_eta(
     """Return the rows a second of the running start by its own estimate, and the seconds left."""
     if progress is None or remaining is None or not progress.remaining or not progress.eta_s:
         return None, None
-    speed = progress.remaining / progress.eta_s
-    return speed, round(remaining / speed, 1)
+    # Several parts end with the slowest of them.
+    share = remaining / progress.remaining
+    return progress.speed, round(progress.eta_s * share, 1)
 
 
 def _dropped(info: RunInfo | None) -> dict[str, int]:

@@ -45,7 +45,6 @@ from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_r
 from bagent.store.run_dir import (
     JobChange,
     OnChange,
-    ProgressFile,
     RunDir,
     RunInfo,
     Start,
@@ -53,6 +52,7 @@ from bagent.store.run_dir import (
     with_ends,
 )
 from bagent.store.run_input import input_reader
+from bagent.store.run_progress import ProgressFile
 from bagent.store.tables.row_feed import InputRows
 from bagent.store.totals import (
     LastStage,

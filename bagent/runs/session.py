@@ -26,6 +26,7 @@ from bagent.errors import (
 )
 from bagent.hpc.allocation import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
+from bagent.observe.counters import estimate_part_total
 from bagent.observe.live_state import endpoints_in_trouble
 from bagent.rows import RowReader
 from bagent.runs.build import build_run
@@ -42,7 +43,7 @@ from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder, Work
-from bagent.store.run_dir import RunProgress
+from bagent.store.run_progress import RunProgress
 from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
@@ -384,7 +385,11 @@ class RunSession:
 
     def _write_progress(self, s: Snapshot, *, last: bool = False) -> None:
         """Write how far this start is, for readers of the run directory."""
-        state = RunProgress(unix(), s.total, s.total_is_exact, s.remaining, s.eta_s)
+        staged, answers = bool(self._context.stages), self._context.job.answers
+        part_total = None if staged else estimate_part_total(s.feed, answers)
+        state = RunProgress(
+            unix(), s.total, s.total_is_exact, s.remaining, s.eta_s, part_total=part_total
+        )
         self._store.progress.write(state, last=last)
 
     # --- outcomes -----------------------------------------------------------------------------

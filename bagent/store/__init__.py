@@ -1,6 +1,6 @@
 """The run directory: a journal of outcomes, and the tables made from it.
 
-- ``run_dir``: ``run.json``, progress files and finding runs
+- ``run_dir``: ``run.json`` and finding runs; ``run_progress``: progress files
 - ``lock``: one owner per part of a run
 - ``journal``: append-only JSON lines and their indexes
 - ``results``, ``totals``: reading and counting the journal without DuckDB

@@ -8,7 +8,8 @@ import pytest
 
 from bagent.store.journal.journal import Journal
 from bagent.store.lock import RunLock
-from bagent.store.run_dir import ProgressFile, RunProgress, Start
+from bagent.store.run_dir import RunInfo, Start
+from bagent.store.run_progress import ProgressFile, RunProgress
 from support.cli import Running
 from support.stored_runs import make_run, stored
 
@@ -54,6 +55,22 @@ def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent,
     owner = RunLock.acquire(run.path, "all")
     state = described(bagent, "going")
     assert (state["remaining"], state["rows_per_s"], state["eta_s"]) == (100, 5.0, 20.0)
+    owner.release()
+
+
+def test_the_size_of_a_run_of_several_parts_does_not_depend_on_when_each_wrote_it(
+    bagent, job_dir: Path
+):
+    """A killed run has more results than its parts last wrote, and as many rows."""
+    run = make_run(job_dir / "runs" / "parts", [stored(n) for n in range(30)], starts=[])
+    for part, remaining, eta in (("1-of-2", 40, 20.0), ("2-of-2", 45, 15.0)):
+        progress = RunProgress(9000.0, 60, True, remaining, eta, part_total=50)
+        ProgressFile(run.path, part).write(progress)
+        run.save(RunInfo("parts", starts=[Start(1.0, part=part)]), part)
+    state = described(bagent, "parts")
+    assert (state["total"], state["total_is_exact"], state["remaining"]) == (100, True, 70)
+    owner = RunLock.acquire(run.path, "1-of-2")
+    assert described(bagent, "parts")["rows_per_s"] == 5.0  # 2 of the one, 3 of the other
     owner.release()
 
 

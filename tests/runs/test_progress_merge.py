@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bagent.observe import Distribution, ErrorGroup, Rates, RunCounters, StartCounts
+from bagent.observe import Distribution, ErrorGroup, Rates, RunCounters, StartCounts, TokenCount
 from bagent.runs.context import RunOptions
-from bagent.runs.parallel.progress_merge import merge_snapshots
+from bagent.runs.parallel.progress_merge import StateMerger
 from bagent.runs.parallel.workers import Worker, merged_state
 from bagent.store.journal.codec import OK_CODE, code_of
 from bagent.types import FeedStats, FleetStats
@@ -18,7 +18,7 @@ TIMEOUT = code_of("failed", "timeout")
 
 
 def whole(states):
-    return merge_snapshots(states, {})
+    return StateMerger({}).merge(states)
 
 
 @pytest.fixture
@@ -47,25 +47,40 @@ def group(count, pattern="timed out", endpoint="a"):
 def test_the_size_of_the_run_is_unknown_until_every_worker_reports(state):
     options = RunOptions(job=Path("job.yaml"))
     workers = [Worker(options, state), Worker(options)]
-    found = merged_state(workers, {})
+    found = merged_state(workers, StateMerger({}))
     assert (found.total, found.remaining, found.fraction, found.eta_s) == (None, None, None, None)
     assert found.ok == 6
     workers[1].code = 2
-    assert merged_state(workers, {}).remaining == 9
+    assert merged_state(workers, StateMerger({})).remaining == 9
 
 
-def test_counts_and_speeds_are_sums(state):
+def test_counts_are_sums(state):
     resent = replace(state, changes={OK_CODE: 8, TIMEOUT: -1})
-    found = merge_snapshots([state, resent], {OK_CODE: 30, TIMEOUT: 5})
+    found = StateMerger({OK_CODE: 30, TIMEOUT: 5}).merge([state, resent])
     assert (found.ok, found.failed, found.skipped) == (44, 6, 4)
     assert (found.by_status, found.by_kind) == ({"ok": 44, "failed": 6}, {"timeout": 6})
     assert found.this_start == StartCounts(16, 12, 4, 14, 2, {"ok": 12, "failed": 4})
     assert found.requests == 18
-    assert found.overall.rows_per_s == 1.6
-    assert found.overall.completion_tokens_per_s == 80.0
-    assert found.overall.prompt_tokens_per_s is None
     assert (found.total, found.remaining, found.to_do) == (68, 18, 20)
     assert found.fraction == pytest.approx(48 / 68)
+
+
+def test_speeds_are_counts_over_the_time_of_the_run_also_after_a_worker_ended(state):
+    now = 0.0
+    merger = StateMerger({}, lambda: now)
+    tokens = replace(state.tokens, completion=TokenCount(600, 0), prompt=TokenCount(None, 8))
+    ended = replace(state, elapsed_s=20.0, tokens=tokens)
+    now = 20.0
+    found = merger.merge([ended, ended])
+    assert (found.elapsed_s, found.overall.rows_per_s) == (20.0, 16 / 20)
+    # One of them makes four more rows in forty seconds; the other has nothing to do.
+    now = 60.0
+    slow = replace(ended, elapsed_s=60.0, this_start=replace(state.this_start, done=12))
+    found = merger.merge([ended, slow])
+    assert (found.elapsed_s, found.overall.rows_per_s) == (60.0, 20 / 60)
+    assert found.overall.completion_tokens_per_s == 1200 / 60
+    assert found.overall.prompt_tokens_per_s is None
+    assert found.recent.rows_per_s == pytest.approx(4 / found.recent.span_s)
 
 
 def test_endpoints_are_the_same_ones_and_what_is_in_flight_adds_up(state):

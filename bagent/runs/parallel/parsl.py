@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +49,7 @@ from bagent.runs.parallel.parsl_task import (
     signals_path,
     state_path,
 )
+from bagent.runs.parallel.progress_merge import StateMerger
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.parallel.workers import (
     Worker,
@@ -99,10 +100,10 @@ def run_parsl(options: RunOptions, workers: int) -> int:
     )
     folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
 
-    def work(chunks: Sequence[Worker], progress: Progress, before: Mapping[int, int]) -> None:
+    def work(chunks: Sequence[Worker], progress: Progress, merger: StateMerger) -> None:
         limits = ParslLimits(at_once, plan, deadline)
         with _signals() as signals, open_pool(plan, run_chunk, folder) as pool:
-            ParslCoordinator(prepared, chunks, pool, progress, limits, before).run(signals)
+            ParslCoordinator(prepared, chunks, pool, progress, limits, merger).run(signals)
 
     with raise_on_signal():
         rows = open_input(prepared)
@@ -199,9 +200,9 @@ class ParslCoordinator:
         pool: Pool,
         progress: Progress,
         limits: ParslLimits,
-        before: Mapping[int, int],
+        merger: StateMerger,
     ) -> None:
-        self._before = before
+        self._merger = merger
         self._prepared = prepared
         self._chunks = chunks
         self._pool = pool
@@ -302,7 +303,7 @@ class ParslCoordinator:
             reported = read_state(self._folder, chunk.part)
             if reported is not None and reported.state is not None:
                 chunk.worker.state = reported.state
-        state = merged_state(self._chunks, self._before)
+        state = merged_state(self._chunks, self._merger)
         if state is not None:
             self._progress.update(state)
         if self._stopped_at is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,73 +20,118 @@ from bagent.observe import (
     TokenCount,
     TokenTotals,
 )
-from bagent.observe.counters import finished_share
+from bagent.observe.counters import SpeedWindow, finished_share, rates_over
 from bagent.store.totals import Totals
 from bagent.types import FeedStats, FleetStats
 
 MOST_GROUPS = 20
 
 
-def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
-    """Merge ``states``, of which there is at least one.
-
-    Counts and speeds are sums. Medians and 99th percentiles are means weighted by the number of
-    rows, since the workers' rows are random parts of one input. Means and maxima are exact.
+class StateMerger:
+    """Merges the states of the workers of one run into the state of the run. Call it often.
 
     Args:
-        states: those of the workers.
         before: the outcomes of earlier starts, by code.
+        clock: monotonic seconds.
     """
-    changes = _sum_codes(*(state.changes for state in states))
-    totals = Totals.of(_sum_codes(before, changes))
-    to_do = _sum_all(s.to_do for s in states)
-    remaining = _sum_all(s.remaining for s in states)
-    total = None if remaining is None else totals.rows + remaining
-    start = _start([s.this_start for s in states])
-    skipped = sum(s.skipped for s in states)
-    finished = skipped + start.done if total is None else total - (to_do or 0)
-    groups, others = _errors(states)
-    return Snapshot(
-        elapsed_s=max(s.elapsed_s for s in states),
-        quiet_s=min(s.quiet_s for s in states),
-        total=total,
-        total_is_exact=total is not None and all(s.total_is_exact for s in states),
-        ok=totals.ok,
-        accepted=totals.accepted,
-        failed=totals.failed,
-        remaining=remaining,
-        to_do=to_do,
-        fraction=finished_share(finished, to_do),
-        eta_s=_latest(s.eta_s for s in states),
-        by_status=totals.by_status,
-        by_kind=totals.by_kind,
-        this_start=start,
-        skipped=skipped,
-        tokens=_tokens([s.tokens for s in states]),
-        cost_usd=_sum_known(s.cost_usd for s in states),
-        cost_unknown=sum(s.cost_unknown for s in states),
-        first_try_valid=sum(s.first_try_valid for s in states),
-        first_try_total=sum(s.first_try_total for s in states),
-        latency=_distribution([s.latency for s in states]),
-        ttft=_distribution([s.ttft for s in states]),
-        requests=sum(s.requests for s in states),
-        tries=sum(s.tries for s in states),
-        retries=sum(s.retries for s in states),
-        throttled=sum(s.throttled for s in states),
-        failed_tries=_sums(s.failed_tries for s in states),
-        recent=_rates([s.recent for s in states]),
-        overall=_rates([s.overall for s in states]),
-        errors=groups,
-        errors_other=others,
-        fleet=_fleet([s.fleet for s in states]),
-        feed=_feed([s.feed for s in states]),
-        changes=dict(changes),
-        cut_at=_range(s.cut_at for s in states),
-        dropped=_sums(s.dropped for s in states),
-        unit=states[0].unit,
-        several_stages=states[0].several_stages,
-        trouble=_trouble(states),
-    )
+
+    def __init__(
+        self, before: Mapping[int, int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._before = before
+        self._clock = clock
+        self._start = math.inf
+        self._window = SpeedWindow(clock())
+        self._counted = (0, 0, 0)
+
+    def merge(self, states: Sequence[Snapshot]) -> Snapshot:
+        """Merge ``states``, of which there is at least one.
+
+        Counts are sums, and speeds are those of the sums over the time of the run, since the
+        workers begin and end at different times. Medians and 99th percentiles are means weighted
+        by the number of rows, since the workers' rows are random parts of one input. Means and
+        maxima are exact.
+        """
+        changes = _sum_codes(*(state.changes for state in states))
+        totals = Totals.of(_sum_codes(self._before, changes))
+        to_do = _sum_all(s.to_do for s in states)
+        remaining = _sum_all(s.remaining for s in states)
+        total = None if remaining is None else totals.rows + remaining
+        start = _start([s.this_start for s in states])
+        skipped = sum(s.skipped for s in states)
+        finished = skipped + start.done if total is None else total - (to_do or 0)
+        groups, others = _errors(states)
+        tokens = _tokens([s.tokens for s in states])
+        elapsed, recent, overall = self._speeds(states, start.done, tokens)
+        return Snapshot(
+            elapsed_s=elapsed,
+            quiet_s=min(s.quiet_s for s in states),
+            total=total,
+            total_is_exact=total is not None and all(s.total_is_exact for s in states),
+            ok=totals.ok,
+            accepted=totals.accepted,
+            failed=totals.failed,
+            remaining=remaining,
+            to_do=to_do,
+            fraction=finished_share(finished, to_do),
+            eta_s=_latest(s.eta_s for s in states),
+            by_status=totals.by_status,
+            by_kind=totals.by_kind,
+            this_start=start,
+            skipped=skipped,
+            tokens=tokens,
+            cost_usd=_sum_known(s.cost_usd for s in states),
+            cost_unknown=sum(s.cost_unknown for s in states),
+            first_try_valid=sum(s.first_try_valid for s in states),
+            first_try_total=sum(s.first_try_total for s in states),
+            latency=_distribution([s.latency for s in states]),
+            ttft=_distribution([s.ttft for s in states]),
+            requests=sum(s.requests for s in states),
+            tries=sum(s.tries for s in states),
+            retries=sum(s.retries for s in states),
+            throttled=sum(s.throttled for s in states),
+            failed_tries=_sums(s.failed_tries for s in states),
+            recent=recent,
+            overall=overall,
+            errors=groups,
+            errors_other=others,
+            fleet=_fleet([s.fleet for s in states]),
+            feed=_feed([s.feed for s in states]),
+            changes=dict(changes),
+            cut_at=_range(s.cut_at for s in states),
+            dropped=_sums(s.dropped for s in states),
+            unit=states[0].unit,
+            several_stages=states[0].several_stages,
+            trouble=_trouble(states),
+        )
+
+    def _speeds(
+        self, states: Sequence[Snapshot], done: int, tokens: TokenTotals
+    ) -> tuple[float, Rates, Rates]:
+        """Return how long the run has worked, its recent and its overall speed.
+
+        The run began when its first worker did.
+        """
+        now = self._clock()
+        self._start = min(self._start, now - max(s.elapsed_s for s in states))
+        prompt, completion = tokens.prompt.total, tokens.completion.total
+        counts = done, prompt or 0, completion or 0
+        self._window.turn(now)
+        # The counts of a worker begin again where it is started again.
+        self._window.add(*(max(0, n - o) for n, o in zip(counts, self._counted, strict=True)))
+        self._counted = counts
+        elapsed = now - self._start
+        (rows, *recent), span = self._window.sums(now, elapsed)
+        return (
+            elapsed,
+            rates_over(
+                span,
+                rows,
+                None if prompt is None else recent[0],
+                None if completion is None else recent[1],
+            ),
+            rates_over(elapsed, done, prompt, completion),
+        )
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -106,15 +153,6 @@ def _trouble(states: Sequence[Snapshot]) -> list[EndpointTrouble]:
     """Return the endpoints that a worker names, each as the first one saw it."""
     by_name = {trouble.name: trouble for s in reversed(states) for trouble in s.trouble}
     return sorted(by_name.values(), key=lambda trouble: trouble.times or float("inf"), reverse=True)
-
-
-def _rates(parts: Sequence[Rates]) -> Rates:
-    return _sum_structs(
-        parts,
-        span_s=max(part.span_s for part in parts),
-        prompt_tokens_per_s=_sum_known(part.prompt_tokens_per_s for part in parts),
-        completion_tokens_per_s=_sum_known(part.completion_tokens_per_s for part in parts),
-    )
 
 
 def _fleet(parts: Sequence[FleetStats]) -> FleetStats:

@@ -49,7 +49,7 @@ from bagent.runs.context import (
 )
 from bagent.runs.ending import TablesChild, display_path, finish_run, print_summary
 from bagent.runs.execute import make_display
-from bagent.runs.parallel.progress_merge import merge_snapshots
+from bagent.runs.parallel.progress_merge import StateMerger
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.resume import last_stage
 from bagent.runs.run_store import open_run_dir
@@ -147,8 +147,8 @@ def run_workers(options: RunOptions, count: int) -> int:
     prepared = prepare(options)
     refuse_unshared(prepared)
 
-    def work(workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]) -> None:
-        asyncio.run(WorkerPool(workers, progress, before).run())
+    def work(workers: Sequence[Worker], progress: Progress, merger: StateMerger) -> None:
+        asyncio.run(WorkerPool(workers, progress, merger).run())
 
     with raise_on_signal():
         open_input(prepared).close()
@@ -160,19 +160,18 @@ def run_parts(
     prepared: RunContext,
     parts: Sequence[RunOptions],
     summary: str,
-    work: Callable[[Sequence[Worker], Progress, Mapping[int, int]], None],
+    work: Callable[[Sequence[Worker], Progress, StateMerger], None],
 ) -> int:
     """Run the parts of a job with one display and return the exit code of the run.
 
     Args:
         parts: the options of each part.
         summary: how many parts run, and where.
-        work: runs all parts; gets their workers, the display, and the outcomes of earlier starts
-            by code.
+        work: runs all parts; gets their workers, the display, and what merges their states.
     """
     notes: list[str] = []
     open_run_dir(prepared, prepared.fingerprints(), notes)
-    before = count_earlier_codes(prepared)
+    merger = StateMerger(count_earlier_codes(prepared))
     progress = make_display(prepared.options)
     for text in (*prepared.warnings, *notes):
         progress.note(text)
@@ -181,8 +180,8 @@ def run_parts(
     try:
         with share_input_index(prepared, len(parts)) as index:
             workers = [Worker(replace(part, input_index=index)) for part in parts]
-            work(workers, progress, before)
-        state = final_state(prepared, workers, progress, before)
+            work(workers, progress, merger)
+        state = final_state(prepared, workers, progress, merger)
     finally:
         progress.stop()
     return finish_parts(prepared, workers, progress, state)
@@ -265,14 +264,12 @@ class WorkerPool:
     Args:
         workers: the workers to start.
         progress: shows the state.
-        before: the outcomes of earlier starts, by code.
+        merger: merges their states.
     """
 
-    def __init__(
-        self, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], progress: Progress, merger: StateMerger) -> None:
         self._workers = workers
-        self._before = before
+        self._merger = merger
         self._progress = progress
         self._stopping = False
 
@@ -336,7 +333,7 @@ class WorkerPool:
     async def _show_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            state = merged_state(self._workers, self._before)
+            state = merged_state(self._workers, self._merger)
             if state is not None:
                 self._progress.update(state)
 
@@ -373,12 +370,12 @@ def _accepts(prepared: RunContext) -> bool:
     return prepared.job.output.truncated == "accept"
 
 
-def merged_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
+def merged_state(workers: Sequence[Worker], merger: StateMerger) -> Snapshot | None:
     """Return the merged state of the workers; None before the first report."""
     states = [worker.state for worker in workers if worker.state is not None]
     if not states:
         return None
-    merged = merge_snapshots(states, before)
+    merged = merger.merge(states)
     if all(worker.state is not None or worker.code is not None for worker in workers):
         return merged
     # How many rows the others have is unknown until they report.
@@ -403,10 +400,10 @@ def worst_worker(workers: Sequence[Worker]) -> Worker | None:
 
 
 def final_state(
-    prepared: RunContext, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
+    prepared: RunContext, workers: Sequence[Worker], progress: Progress, merger: StateMerger
 ) -> Snapshot | None:
     """Show and return the last state, if any, with totals counted from the journal."""
-    state = merged_state(workers, before)
+    state = merged_state(workers, merger)
     if state is None:
         return None
     if worst_worker(workers) is None:
