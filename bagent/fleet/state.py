@@ -230,14 +230,15 @@ class FleetState:
         """Return the counters."""
         now = self.clock()
         accounts = {state.account for state in self.endpoints.states}
+        staying = [state for state in self.endpoints.states if not state.leaving]
         return FleetStats(
             in_flight=self.in_flight,
             limit=self.limit,
             ready=self.waiting.ready,
             retrying=self.waiting.asleep,
             throttled_s=min((account.pause_remaining(now) for account in accounts), default=0.0),
-            endpoints_up=self.endpoints.up,
-            endpoints=len(self.endpoints.states),
+            endpoints_up=sum(state.up for state in staying),
+            endpoints=len(staying),
             throttle_answers=self.throttle_answers,
             requests=self.requests,
         )

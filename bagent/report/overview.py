@@ -149,17 +149,22 @@ def _judge(
 
 
 def down_endpoints(db: ReportDb) -> dict[str, str]:
-    """Return when each endpoint that was not healthy at its last sample went down."""
+    """Return when each endpoint that was not healthy at its last sample went down or left."""
     rows = db.rows(
         """with served as (select endpoint, max(done) as last from attempts
                            where error_kind is null group by endpoint)
            select endpoint, greatest(max("at") filter (healthy), any_value(last)) as up,
-                  arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason
+                  arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason,
+                  max("at") filter (reason = 'left the hostfile') as removed,
+                  max("at") filter (healthy) as healthy_at
            from endpoints left join served using (endpoint) group by endpoint"""
     )
     messages = {}
     for row in rows:
         if row["healthy"]:
+            continue
+        if row["removed"] is not None and row["removed"] >= (row["healthy_at"] or 0.0):
+            messages[row["endpoint"]] = f"left the hostfile at {_clock(row['removed'])}"
             continue
         reason = f" ({row['reason']})" if row["reason"] else ""
         if row["up"] is None:

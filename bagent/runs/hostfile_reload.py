@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.hostfile import HostChanges, HostEntry, HostfileWatch, read_content
+from bagent.observe.formatting import counted
 from bagent.servers.host_selection import select_hosts
 from bagent.servers.resolve import host_endpoints
 from bagent.types import Json
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from bagent.job.spec.backend import BackendRef
 
 HOSTFILE_SECONDS = 1.0
+
+MOST_NAMES = 3
+"""Endpoints that a message names."""
 
 
 class EndpointGroup(Protocol):
@@ -71,7 +75,7 @@ class HostfileFollower:
                 fleet.leave([host.name for host in (*changes.removed, *changes.changed)])
                 joining = (*changes.joined, *changes.changed)
                 fleet.join(states([self._by_url[host.url] for host in joining]))
-                self._notice(f"{self._path.name} changed: {_describe(changes)}")
+                self._notice(f"{self._path.name} changed: {self._describe(changes)}")
 
     def _usable(self, hosts: Sequence[HostEntry]) -> list[HostEntry]:
         """Return the selected hosts; raise where one of them lacks its key."""
@@ -80,11 +84,17 @@ class HostfileFollower:
         self._by_url = {endpoint.url: endpoint for endpoint in endpoints}
         return selected
 
+    def _describe(self, changes: HostChanges) -> str:
+        groups = (
+            (changes.joined, "joined"),
+            (changes.removed, "removed"),
+            (changes.changed, "with other tags"),
+        )
+        parts = [f"{_names(hosts)} {what}" for hosts, what in groups if hosts]
+        return f"{', '.join(parts)}, {counted(len(self._watch.hosts), 'endpoint')} now"
 
-def _describe(changes: HostChanges) -> str:
-    groups = (
-        (changes.joined, "joined"),
-        (changes.removed, "left"),
-        (changes.changed, "changed their tags"),
-    )
-    return ", ".join(f"{len(hosts)} {what}" for hosts, what in groups if hosts)
+
+def _names(hosts: Sequence[HostEntry]) -> str:
+    """Return the names of a few endpoints, and how many more there are."""
+    more = f" and {len(hosts) - MOST_NAMES} more" if len(hosts) > MOST_NAMES else ""
+    return ", ".join(host.name for host in hosts[:MOST_NAMES]) + more

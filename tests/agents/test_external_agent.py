@@ -170,7 +170,7 @@ def test_what_programs_ask_goes_to_the_endpoints_that_the_hostfile_names_now(job
             old.wait_for(4)
             hosts.write_text(f"{new.address}\n")
             new.wait_for(4)
-            running.wait_for_err("hosts.txt changed: 1 joined, 1 left")
+            running.wait_for_err(f"{new.address} joined, {old.address} removed, 1 endpoint now")
             asked = len(old.requests)
             new.wait_for(len(new.requests) + 8)
             assert len(old.requests) <= asked + 2, "what was in flight"

@@ -67,6 +67,8 @@ async def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
     await asyncio.sleep(0.01)
     at = len(s.backend.sent)
     in_flight = s.backend.out["old"]
+    stats = s.fleet.stats()
+    assert (stats.endpoints_up, stats.endpoints) == (1, 1), "without the one that leaves"
     await work
     assert len(s.recorder.replies) == 200
     assert s.backend.shares["new"] > 50

@@ -143,10 +143,13 @@ def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(r
     run.result(0)
     run.attempt(0, "gone", 1.0)
     run.add("endpoints", endpoint="gone", at=5000.0, healthy=False, in_flight=0, limit=8)
+    removed = {"at": 5100.0, "healthy": False, "reason": "left the hostfile"}
+    run.add("endpoints", endpoint="cut", **removed, in_flight=1, limit=8)
     run.add("endpoints", endpoint="mute", at=5000.0, healthy=False, in_flight=0, limit=8)
     run.fill()
     messages = down_endpoints(ReportDb(run.connection))
     assert messages["gone"].startswith("died after ")
+    assert messages["cut"] == "left the hostfile at 01:25:00 UTC"
     assert messages["mute"] == "never answered"
 
 

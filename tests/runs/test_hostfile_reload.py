@@ -135,4 +135,4 @@ def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended
     assert seen.changes == ["-b:8000", "+c:8000"]
     assert "NOT_SET is not set (export it, with the API key)" in seen.notices[0]
     assert seen.notices[0].endswith("; the 2 endpoints stay as they were")
-    assert seen.notices[1:] == ["hosts.txt changed: 1 joined, 1 left"]
+    assert seen.notices[1:] == ["hosts.txt changed: c:8000 joined, b:8000 removed, 2 endpoints now"]
