@@ -386,8 +386,9 @@ class RunDir:
         """Return what changed since the last start; empty if nothing did.
 
         Args:
-            now: the current fingerprints. The input is compared only where both have it. The model is compared only where it is among them: a
-                start does not know it before a server has told it.
+            now: the current fingerprints. The model is compared only where it is among them: a
+                start does not know it before a server has told it. The input is compared only
+                where both starts have it.
             on_change: ``refuse`` raises if something changed; the caller handles the others.
             part: the part that starts. It compares with its own last start, if it has any.
 
