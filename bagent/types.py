@@ -375,6 +375,7 @@ class FeedStats(msgspec.Struct, frozen=True):
     pipe). ``ended``: all rows were read. ``expected`` is how many answers the rows read so far
     need. ``finished`` is how many rows of the input an earlier start finished, None if unknown.
     ``most`` is how many rows a limit or a sample lets through at most, None without one.
+    ``empty_pipe``: standard input ended without a row.
     """
 
     read: int
@@ -385,3 +386,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     expected: int = 0
     finished: int | None = None
     most: int | None = None
+    empty_pipe: bool = False

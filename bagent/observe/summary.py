@@ -388,6 +388,8 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
             "none of the input's rows was selected" if s.feed.read else "the input has no rows"
         )
         yield "warning", message
+    elif s.feed.empty_pipe:
+        yield "warning", "standard input had no rows; these are of earlier starts"
 
 
 def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:

@@ -92,6 +92,7 @@ class RowReader:
         self._condition = Condition(config.where, config.base) if config.where else None
         self._columns = None if columns is None else self._table_columns(columns)
         self._stdin = stdin
+        self._pipe: StdinReader | None = None
         self._spool = None
         if config.stdin_spool is not None:
             name = PROGRAM_ROWS if config.replace_stdin else STDIN
@@ -112,6 +113,11 @@ class RowReader:
     def passed(self) -> int:
         """How many rows :meth:`batches` left out because :meth:`remember` let it."""
         return sum(lines.passed for lines in list(self._jsonl_readers))
+
+    @property
+    def empty_pipe(self) -> bool:
+        """Whether standard input ended without a row."""
+        return self._pipe is not None and self._pipe.ended_empty
 
     @property
     def shards(self) -> int:
@@ -317,8 +323,8 @@ class RowReader:
         for source in sources:
             if isinstance(source, StdinSource):
                 replace = self._config.replace_stdin
-                reader = StdinReader(self._spool, stdin, self._cancel, replace=replace)
-                chunks = reader.chunks(bases)
+                self._pipe = StdinReader(self._spool, stdin, self._cancel, replace=replace)
+                chunks = self._pipe.chunks(bases)
             else:
                 chunks = source_chunks(
                     *(source, self._config.base, progress, self._cancel, warnings), self._columns

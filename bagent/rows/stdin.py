@@ -162,6 +162,8 @@ class StdinReader:
         self._cancel = cancel
         self._replaces = replace and stdin is not None
         self._name = PROGRAM_ROWS if replace else STDIN
+        self.ended_empty = False
+        """Whether the pipe was read to its end and had no row."""
 
     def chunks(self, bases: Bases) -> Iterator[Chunk]:
         """Chunks, with :data:`WAITING` before every read of the pipe.
@@ -183,7 +185,7 @@ class StdinReader:
         spool, splitter, arrived = self._spool, _RecordSplitter(self._name), Occurrences()
         resumed = spool is not None and spool.lines > 0
         line = spool.lines + 1 if spool else 1
-        pipe = _PipeReader(stdin, self._cancel)
+        pipe, received = _PipeReader(stdin, self._cancel), False
         try:
             block = b"-"
             while block:
@@ -192,6 +194,7 @@ class StdinReader:
                 if self._cancel.is_set:  # cancelled: half a line is no row
                     return
                 raws = splitter.feed(block) if block else splitter.finish()
+                received = received or any(map(bytes.strip, raws))
                 for start in range(0, len(raws), ROWS):
                     chunk = chunk_of(self._name, raws[start : start + ROWS], line)
                     written = raws[start : start + ROWS]
@@ -202,6 +205,7 @@ class StdinReader:
                         spool.append(written)
                     line += len(written)
                     yield chunk
+            self.ended_empty = not received
             if spool is not None and self._replaces:
                 spool.cut()
         finally:

@@ -451,6 +451,7 @@ class RunSession:
             expected=feeder.requested if feeder and not self._context.stages else 0,
             finished=self._finished_rows,
             most=rows.most,
+            empty_pipe=rows.empty_pipe,
         )
         if feeder is None and self._answers_of_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)

@@ -213,7 +213,7 @@ def test_another_batch_file_of_the_same_name_is_refused(server, job_dir, bagent)
     assert server[1].count("POST /v1/embeddings") == 2
 
 
-def test_a_pipe_without_a_name_tells_of_the_rows_of_earlier_pipes(server, job_dir, bagent):
+def test_a_pipe_without_a_name_or_rows_tells_of_the_rows_of_earlier_pipes(server, job_dir, bagent):
     def piped(name, *options):
         text = json.dumps(line(name, "/embeddings")) + "\n"
         return bagent(["run", "-", "--backend", server[0], *options], stdin=text.encode())
@@ -221,5 +221,9 @@ def test_a_pipe_without_a_name_tells_of_the_rows_of_earlier_pipes(server, job_di
     assert "earlier pipes" not in piped("r1").err
     again = piped("r2").err
     assert "the run stdin has 1 row of earlier pipes, which count too; --name NAME" in again
+    command = ["run", "-", "--backend", server[0], "--progress", "none"]
+    empty = bagent(command, stdin=b"\n")
+    assert empty.code == 0
+    assert "warning     standard input had no rows; these are of earlier starts" in empty.err
     piped("r3", "--name", "own")
     assert "earlier pipes" not in piped("r4", "--name", "own").err
