@@ -362,7 +362,11 @@ class _Check:
             await backend.close()
         report = self._make_report(probed, plan, sample, estimate_sizes(sample, counted), tokenizer)
         return msgspec.structs.replace(
-            report, opened=self._options.open, tools=tuple(plan.settings.tools)
+            report,
+            opened=self._options.open,
+            tools=tuple(plan.settings.tools),
+            unserved=facts.unserved_model(self._prepared, probed),
+            unsendable=facts.unsendable_reason(sample),
         )
 
     def _model(self, probed: Sequence[Probed]) -> str | None:

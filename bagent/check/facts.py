@@ -191,7 +191,9 @@ def empty_cells(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
 
 def warnings(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
     """Return what may go wrong although the job is valid."""
-    messages = _endpoint_warnings(probed, plan.settings.model) + _unlisted_models(prepared, probed)
+    messages = _endpoint_warnings(probed, plan.settings.model)
+    if prepared.job.model == "auto":
+        messages += _unlisted_models(prepared, probed)
     alive = [result for result in probed if result.alive]
     contexts = {
         result.capabilities.context
@@ -208,13 +210,13 @@ def warnings(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) ->
 
 
 def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str]:
-    """Return the models in lines of a batch file that no endpoint lists."""
+    """Return the models that the job or lines of a batch file name and no endpoint lists."""
     listed = [
         result.capabilities.models
         for result in probed
         if result.capabilities is not None and result.capabilities.models
     ]
-    if prepared.job.model != "auto" or not listed or len(listed) < len(probed):
+    if not listed or len(listed) < len(probed):
         return []
     served = {model for models in listed for model in models}
     named = requested_models(prepared, [result.endpoint for result in probed])
@@ -224,6 +226,28 @@ def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str
         for use in named[:MAX_WARNED]
         if use.model not in served
     ]
+
+
+_REFUSE_OTHER_MODELS = frozenset({"vllm", "nvidia", "bagent-sim"})
+"""Owners of models in the lists of servers that refuse requests for a model not listed."""
+
+
+def unserved_model(prepared: RunContext, probed: Sequence[Probed]) -> str | None:
+    """Return why no endpoint takes a model of the job; None if one does, or might."""
+    engines = {result.capabilities.engine for result in probed if result.capabilities is not None}
+    if not engines <= _REFUSE_OTHER_MODELS:
+        return None
+    return next(iter(_unlisted_models(prepared, probed)), None)
+
+
+def unsendable_reason(sample: Sequence[Sampled]) -> str | None:
+    """Return why no row of the sample can be sent; None if one can, or there is none."""
+    failing = failing_rows(sample)
+    if not failing or len(failing) < len(sample):
+        return None
+    first = failing[0]
+    rows = counted(len(failing), "row")
+    return f"none of {rows} can be sent: {first.source}:{first.line}: {first.error}"
 
 
 def _endpoint_warnings(probed: Sequence[Probed], model: str | None) -> list[str]:

@@ -223,6 +223,10 @@ class CheckReport(msgspec.Struct, frozen=True):
     """Why the next start refuses to continue the run: its job changed."""
     refused: str | None = None
     """Why all endpoints refuse the key."""
+    unserved: str | None = None
+    """Why no endpoint takes a model that the job asks for."""
+    unsendable: str | None = None
+    """Why no row of the sample can be sent."""
     stages: str | None = None
     """The stages of a topology as YAML; then all numbers are of the first requesting stage."""
     effects: EffectsReport = EffectsReport()

@@ -453,3 +453,39 @@ def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, f
     printed = check(["job.yaml"])
     warnings = [line for line in (printed.out + printed.err).splitlines() if "an empty" in line]
     assert warnings == ["warning: 2 of 3 rows have an empty text, the first at genes.csv:2"]
+
+    (job_dir / "genes.csv").write_text("gene,text,note\nA,,\nB,b,\nC,,\n")
+    write_job(job_dir, fs.url, input="genes.csv", prompt="{{ gene }}: {{ text }}")
+    done = check(["job.yaml"])
+    assert (
+        "warning: 2 of 3 rows have an empty text, the first at genes.csv:2" in done.out + done.err
+    )
+    assert "empty note" not in done.out + done.err
+
+
+def test_a_run_that_cannot_work_is_2_and_no_next_command(check, job_dir):
+    def checked(*options):
+        done = check(["job.yaml", *options])
+        return done.code, "next:" in done.err, done.err.splitlines()[-1]
+
+    with FakeServer(flavour="vllm") as fs:
+        write_job(job_dir, vllm(fs), 2)
+        assert checked()[:2] == (0, True)
+        code, has_next, error = checked("--model", "other")
+        assert (code, has_next) == (2, False)
+        assert "the model other, which no endpoint lists (--model fake-model" in error
+        write_rows(job_dir / "rows.jsonl", [{"id": 1}, {"id": 2, "text": "a"}])
+        assert checked()[:2] == (0, True)
+        (job_dir / "rows.jsonl").write_text("{}}\nno json\n")
+        code, has_next, error = checked()
+    assert (code, has_next) == (2, False)
+    assert "none of 2 rows can be sent: rows.jsonl:1: " in error
+
+
+def test_a_check_looks_at_the_run_of_the_given_name(check, fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 2, prompt={"user": "one {{ id }}"})
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    write_job(job_dir, fs.url, 2, prompt={"user": "two {{ id }}"})
+    assert check(["job.yaml"]).code == 2
+    done = check(["job.yaml", "--name", "second"])
+    assert (done.code, done.err.splitlines()[-1]) == (0, "next: bagent run job.yaml --name second")

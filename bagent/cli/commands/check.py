@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bagent.cli import options as opt
-from bagent.errors import ChangedError, NeedsPerson, StoppedEarly
+from bagent.errors import ChangedError, InputError, JobError, NeedsPerson, StoppedEarly
 from bagent.job.redaction import mask_command
 from bagent.text.terminal import data_stdout
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def check(
     job: opt.JobFile = None,
     inputs: opt.Inputs = None,
+    name: opt.Name = None,
     hostfile: opt.Hostfile = None,
     backend: opt.Backend = None,
     model: opt.Model = None,
@@ -37,8 +38,9 @@ def check(
     which variables it would send to which hosts, is listed. --open imports and starts the job's
     tools, shows their definitions and sends the keys.
 
-    Exit codes: 0 the job is right; 2 the job, the input or an option is wrong; 75 no endpoint
-    answers; 76 every endpoint refuses the key (--open).
+    Exit codes: 0 the job is right; 2 the job, the input or an option is wrong, no endpoint
+    serves the model, or no row can be sent; 75 no endpoint answers; 76 every endpoint refuses
+    the key (--open).
 
     Example: bagent check job.yaml --rows 500 --price 0.15,0.60
     """
@@ -46,7 +48,7 @@ def check(
     from bagent.check.estimate import read_price
     from bagent.runs.context import RunOptions
 
-    job_keys = {"hostfile": hostfile, "backend": backend, "model": model}
+    job_keys = {"name": name, "hostfile": hostfile, "backend": backend, "model": model}
     overrides = {key: value for key, value in job_keys.items() if value is not None}
     options = RunOptions(
         job=opt.find_job(job),
@@ -76,11 +78,15 @@ def check(
 
 
 def _refuse(report: CheckReport, command: str) -> None:
-    """Raise what keeps the run from its start: a changed job, dead servers, a refused key."""
+    """Raise what keeps the run from sending a row, with the exit code that it would have."""
     if report.changed:
         from bagent.store.run_dir import CHANGED_HINT
 
         raise ChangedError(report.changed, hint=CHANGED_HINT)
+    if report.unserved:
+        raise JobError(report.unserved, hint="name a model that is served, or serve this one")
+    if report.unsendable:
+        raise InputError(report.unsendable, hint="correct the input or the prompt")
     if report.dead:
         raise StoppedEarly(report.dead, hint=f"start it, or: {command} --wait-hosts 10m")
     if report.refused:
