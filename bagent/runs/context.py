@@ -250,6 +250,8 @@ def prepare(options: RunOptions) -> RunContext:
     warnings: list[str] = []
     presets = read_environment(options.env, warnings.append)
     job, batch = read_job(options)
+    if batch:
+        refuse_keys_of_lines(job, options)
     job = apply_presets(job, presets)
     stages = prepare_stages(job)
     check_vote(job, stages)
@@ -282,6 +284,27 @@ def prepare(options: RunOptions) -> RunContext:
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings += schema.warnings if schema is not None else ()
     return RunContext(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+
+
+def refuse_keys_of_lines(job: Job, options: RunOptions) -> None:
+    """Refuse keys of a job that the lines of its batch file hold themselves.
+
+    Raises:
+        JobError: the job has a prompt or sampling.
+    """
+    keys = [("sampling", key) for key in sorted(job.sampling.model_fields_set)]
+    if options.sample is not None:
+        keys = [key for key in keys if key != ("sampling", "seed")]  # it draws the sample
+    if job.prompt is not None:
+        keys.insert(0, ("prompt",))
+    if not keys:
+        return
+    names = ", ".join(map(".".join, keys))
+    raise JobError(
+        f"{names}: the lines of a batch file say this themselves, and are sent as they are",
+        hint="leave it out, and write it into the body of each line",
+        at=job.source.position(keys[0]),
+    )
 
 
 def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:

@@ -227,3 +227,14 @@ def test_a_pipe_without_a_name_or_rows_tells_of_the_rows_of_earlier_pipes(server
     assert "warning     standard input had no rows; these are of earlier starts" in empty.err
     piped("r3", "--name", "own")
     assert "earlier pipes" not in piped("r4", "--name", "own").err
+
+
+@pytest.mark.parametrize("key", ["sampling.max_tokens=5", "sampling.temperature=0", "prompt=Hi"])
+def test_a_key_that_each_line_holds_itself_is_refused(server, job_dir, bagent, key):
+    write_rows(job_dir / "b.jsonl", [line("a", "/embeddings")])
+    command = ["run", "b.jsonl", "--backend", server[0]]
+    done = bagent([*command, "--set", key])
+    assert (done.code, server[1]) == (2, [])
+    name = key.partition("=")[0]
+    assert f"{name}: the lines of a batch file say this themselves" in done.err
+    assert bagent([*command, "--sample", "1", "--set", "sampling.seed=3"]).code == 0
