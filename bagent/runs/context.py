@@ -292,7 +292,8 @@ def refuse_keys_of_lines(job: Job, options: RunOptions) -> None:
     Raises:
         JobError: the job has a prompt or sampling.
     """
-    keys = [("sampling", key) for key in sorted(job.sampling.model_fields_set)]
+    chosen = sorted(job.sampling.model_fields_set)
+    keys: list[tuple[str, ...]] = [("sampling", key) for key in chosen]
     if options.sample is not None:
         keys = [key for key in keys if key != ("sampling", "seed")]  # it draws the sample
     if job.prompt is not None:

@@ -75,6 +75,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "cache_hit_rate": None if share is None else round(share, 4),
         "cache_hit_rate_by": share_by,
         "cost_usd": counts.cost_usd,
+        "cost_unknown": counts.cost_unknown,
         "started": _when(min((start.at for start in starts), default=counts.first_at)),
         "last": _when(counts.last_at),
         "tools": {name: asdict(count) for name, count in count_tools(run.path).items()},

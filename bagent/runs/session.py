@@ -89,7 +89,7 @@ class RunSession:
         self._lines = lines
         self._counters = RunCounters(time.monotonic)
         self._switch = StopSwitch(stop_requests)
-        self._budgets = BudgetGuard(self._switch.budget_exhausted)
+        self._budgets = BudgetGuard(self._budget_exhausted)
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport(connect)
         self._reader = LoadReader(self._transport)
@@ -183,6 +183,13 @@ class RunSession:
             return reading.result()
         reading.cancel()  # a stop is requested, which the next step handles
         return True
+
+    def _budget_exhausted(self, message: str) -> None:
+        """Stop the run, and say what earlier starts spent beside the budget of this one."""
+        earlier = sum(index.totals.cost for index in self._store.done.indexes)
+        if earlier:
+            message += f"; earlier starts spent ${earlier:.4f} more"
+        self._switch.budget_exhausted(message, spent=self._budgets.spent > 0)
 
     async def _end_without_servers(self) -> SessionResult:
         await self._print_earlier()

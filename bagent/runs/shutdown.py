@@ -105,9 +105,15 @@ class StopSwitch:
             self.code = stop.code
             self.requested.set_result(stop)
 
-    def budget_exhausted(self, message: str) -> None:
-        """Stop because a budget is spent; nothing is in flight any more."""
-        hint = "raise limits.budget_usd (--budget) and run the same command again"
+    def budget_exhausted(self, message: str, *, spent: bool) -> None:
+        """Stop because a budget is spent; nothing is in flight any more.
+
+        Args:
+            spent: this start spent some of it, so the next one may do as much.
+        """
+        hint = "give --budget MORE"
+        if spent:
+            hint += "; a budget is for one start: the same command may spend it again"
         self.request(Stop(EXIT_NEEDS_PERSON, message, hint, grace=0.0))
 
     def stop_at(self, deadline: Deadline) -> None:

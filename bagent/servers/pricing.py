@@ -83,6 +83,11 @@ class BudgetGuard:
         return sum(ledger.unsent for ledger in self._ledgers.values())
 
     @property
+    def spent(self) -> float:
+        """The dollars that all budgets have spent."""
+        return sum(ledger.spent for ledger in self._ledgers.values())
+
+    @property
     def waiting_rows(self) -> int:
         """Rows that the fleet counts as in flight, and that wait for their budget."""
         return sum(ledger.waiting_rows for ledger in self._ledgers.values())

@@ -212,6 +212,8 @@ class RunSummary:
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     cost_usd: float | None = None
+    cost_unknown: int = 0
+    """Lines with tokens and no cost; 0 where no line has one."""
     without_tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
@@ -242,7 +244,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)
-        has_tokens = count > unknown
+        has_tokens, costed = count > unknown, sum(t.costed for t in totals)
         firsts = [t.first for t in totals if t.first is not None]
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
@@ -254,7 +256,8 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
             cached_of_tokens=sum(t.cached_of for t in totals),
             completion_tokens=sum(t.completion for t in totals) if has_tokens else None,
             reasoning_tokens=sum(t.reasoning for t in totals) if has_tokens else None,
-            cost_usd=sum(t.cost for t in totals) if any(t.costed for t in totals) else None,
+            cost_usd=sum(t.cost for t in totals) if costed else None,
+            cost_unknown=max(0, count - unknown - costed) if costed else 0,
             without_tokens=unknown,
             first_at=min(firsts, default=None),
             last_at=max(lasts, default=None),

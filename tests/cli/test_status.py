@@ -34,6 +34,14 @@ def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
     assert shown["rows_per_s"] == round(4 / 9, 3)
 
 
+def test_answers_without_a_price_are_counted_beside_the_cost(bagent, job_dir: Path):
+    outcomes = [stored(0, cost_usd=0.5), stored(1), stored(2), stored(3, cost_usd=0.25)]
+    make_run(job_dir / "runs" / "review", outcomes)
+    state = described(bagent, "review")
+    assert (state["cost_usd"], state["cost_unknown"]) == (0.75, 2)
+    assert "0.75, and 2 answers of unknown cost" in bagent(["status", "review"]).out
+
+
 def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagent, job_dir: Path):
     starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(900.0, ended_at=901.0, exit_code=0)]
     outcomes = [stored(0, prompt_tokens=10, cached_tokens=8), stored(1, prompt_tokens=10)]

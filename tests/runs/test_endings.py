@@ -120,6 +120,20 @@ def test_stopped_by_the_budget(fs, job_dir, bagent):
     assert (bagent(command).code, fs.count("r1")) == (0, 1)
 
 
+def test_a_budget_is_for_one_start_and_tells_what_others_spent(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    sampling = {"temperature": 0, "max_tokens": 1}
+    prices = {"input": 1000, "output": 1000}
+    write_job(job_dir, fs.url, 9, limits={"concurrency": 1}, prices=prices, sampling=sampling)
+    first, second = (bagent([*RUN, "--budget", "0.12"]) for _ in range(2))
+    assert (first.code, second.code) == (76, 76)
+    assert "earlier starts spent" not in first.err
+    assert "; earlier starts spent $0.0" in second.err
+    for done in (first, second):
+        assert "a budget is for one start: the same command may spend it again" in done.err
+    assert 0 < fs.count("r1") <= 1 < len(fs.requests) < 9
+
+
 @pytest.mark.process("signal")
 def test_stopped_by_a_signal(fs, job_dir, bagent):
     fs.set_script({"r1": [echo()], "*": [gated(echo())]})

@@ -68,32 +68,14 @@ def status(
 def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     """Print the state of one run, a line for each value, and what to do next."""
     from bagent.cli.render.tables import write_rows
-    from bagent.observe.formatting import percent, rate, tools_text
+    from bagent.observe.formatting import tools_text
     from bagent.runs.run_state import next_lines
     from bagent.store.totals import count_tools
 
     pairs: list[tuple[str, object]] = [("rows", _rows_text(state))]
     for name, value in state.items():
-        if value in (None, {}, []) or name in ("batches", "tools", "unit", "cache_hit_rate_by"):
-            continue
-        if name == "copied":
-            if value:
-                pairs.append(
-                    (name, f"{value:,} from equal requests, not sent; tokens are of others")
-                )
-            continue
-        if name == "changes":
-            pairs += [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
-        elif name == "rows_per_s":
-            pairs.append((name, rate(value)))
-        elif name == "cache_hit_rate":
-            by = state["cache_hit_rate_by"]
-            note = ", by the endpoints' counters, of all their clients" if by == "counters" else ""
-            pairs.append((name, f"{percent(value)}{note}"))
-        elif name == "by_stage":
-            pairs += [(f"stage {stage}", counts) for stage, counts in value.items()]
-        else:
-            pairs.append((name, value))
+        if value not in (None, {}, []) and name not in _NOT_ALONE:
+            pairs += _lines_of(name, value, state)
     pairs += [("batches", line) for line in state["batches"]]
     if state["tools"]:
         pairs.append(("tools", tools_text(count_tools(run.path))))
@@ -102,6 +84,40 @@ def _print_run(run: RunDir, state: dict[str, Any]) -> None:
     write_rows(("what", "value"), pairs, "table")
     for label, text in next_lines(run, state):
         typer.echo(f"{label:<10}  {text}")  # not in the table, which would cut a command
+
+
+def _lines_of(name: str, value: Any, state: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return the lines of one value of a state: mostly one."""
+    from bagent.observe.formatting import percent, rate
+
+    if name == "copied":
+        text = f"{value:,} from equal requests, not sent; tokens are of others"
+        return [(name, text)] if value else []
+    if name == "changes":
+        return [(f"{', '.join(c['changed'])} changed", _change_text(c)) for c in value]
+    if name == "by_stage":
+        return [(f"stage {stage}", counts) for stage, counts in value.items()]
+    if name == "rows_per_s":
+        return [(name, rate(value))]
+    if name == "cost_usd":
+        return [(name, _cost_text(state, str(value)))]
+    if name == "cache_hit_rate":
+        by = state["cache_hit_rate_by"]
+        note = ", by the endpoints' counters, of all their clients" if by == "counters" else ""
+        return [(name, f"{percent(value)}{note}")]
+    return [(name, value)]
+
+
+_NOT_ALONE = ("batches", "tools", "unit", "cache_hit_rate_by", "cost_unknown")
+"""Values that have no line of their own."""
+
+
+def _cost_text(state: Mapping[str, Any], cost: str) -> str:
+    """Return the cost, with the number of answers that it leaves out."""
+    from bagent.observe.formatting import counted
+
+    unknown = state["cost_unknown"]
+    return f"{cost}, and {counted(unknown, 'answer')} of unknown cost" if unknown else cost
 
 
 def _change_text(change: Mapping[str, Any]) -> str:
@@ -184,7 +200,7 @@ def state_line(state: dict[str, Any]) -> str:
     if state["completion_tokens"] is not None:
         parts.append(f"{state['completion_tokens']:,} tokens")
     if state["cost_usd"] is not None:
-        parts.append(f"${state['cost_usd']:,.4g}")
+        parts.append(_cost_text(state, f"${state['cost_usd']:,.4g}"))
     if state["batches"]:
         parts.append(f"batches: {state['batches'][0]}")
     code = "" if state["exit_code"] is None else f", exit code {state['exit_code']}"
