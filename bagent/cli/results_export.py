@@ -256,7 +256,8 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
     if request.form == "csv":
         result_columns |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
     if request.names:
-        fields = {} if request.only_results else _input_fields(connection)
+        as_json = request.form == "jsonl"
+        fields = {} if request.only_results else _input_fields(connection, as_json=as_json)
         by_source = [("input", fields), ("answer", answers), ("result", result_columns)]
         available = {**fields, **answers, **result_columns}
         prefixed = {
@@ -316,15 +317,16 @@ def _iso_time(column: str) -> str:
     return f"strftime(make_timestamp(({column} * 1000000)::bigint), '%Y-%m-%dT%H:%M:%S.%fZ')"
 
 
-def _input_fields(connection: Any) -> Columns:
-    """Return the fields of the input's first rows, each as text."""
+def _input_fields(connection: Any, *, as_json: bool = False) -> Columns:
+    """Return the fields of the input's first rows, each as text or as JSON."""
     from bagent.duck import literal
 
     rows = connection.execute(
         "select json_keys(input) from results where json_type(input) = 'OBJECT' limit 1000"
     ).fetchall()
     names = dict.fromkeys(name for (keys,) in rows for name in keys)
-    return {name: f"input ->> {literal(_pointer(name))}" for name in names}
+    arrow = "->" if as_json else "->>"
+    return {name: f"input {arrow} {literal(_pointer(name))}" for name in names}
 
 
 def _pointer(name: str) -> str:

@@ -160,6 +160,17 @@ def test_csv_has_the_answers_first_and_every_column_if_asked(bagent, run):
     assert rows[1]["text"] == 'comma, "quote"\nline'
 
 
+def test_fields_of_the_input_are_json_in_json_lines(bagent, fs, job_dir):
+    body = {"messages": [{"role": "user", "content": "a"}], "n": 1}
+    write_job(job_dir, fs.url, [{"id": "r1", "text": "a", "body": body, "size": 2.5, "no": None}])
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    columns = ["results", "job", "--columns", "id,input.text,body,size,no"]
+    row = {"id": "r1", "input.text": "a", "body": body, "size": 2.5, "no": None}
+    assert bagent(columns).lines() == [row]
+    assert bagent([*columns, "-o", "rows.jsonl"]).code == 0
+    assert json.loads((job_dir / "rows.jsonl").read_text()) == row
+
+
 def test_columns_may_be_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
     fs.set_script({"*": [ok_json({"label": "good"})]})
     schema = {"type": "object", "properties": {"label": {"type": "string"}}}
