@@ -32,7 +32,7 @@ _EXCERPT = 120
 
 
 class FieldPairs(msgspec.Struct, frozen=True):
-    """The values of one field in the rows that are ok in both runs."""
+    """The values of one field in the rows that are ok in both runs, with an answer in one."""
 
     field: str
 
@@ -112,7 +112,7 @@ def compare_runs(
     numbers = _numbers(connection, question)
     numbers |= {f"same_on_{pairs.field}": pairs.same for pairs in fields}
     why_not = _reasons(numbers)
-    exact = numbers["same_text"] == numbers["joined"]
+    exact = numbers["same_text"] == numbers["joined"] - numbers["without_output"]
     claim = "the same output, byte for byte" if exact else "the same output as JSON"
     if numbers["without_output"]:
         claim += f"; {numbers['without_output']:,} rows have no output in either run"
@@ -242,7 +242,7 @@ def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
                    is not distinct from {normal_sql("b.answer_text")} as same_normal,
                a.prompt_sha256 is null and b.prompt_sha256 is null
                and a.endpoint is null and b.endpoint is null and a.copied_from is null
-               and a.status = 'ok' and b.status = 'ok' as without_request,
+                   as without_request,
                case when a.output is null and b.output is null then null
                     else a.output::varchar is not distinct from b.output::varchar end as same_json,
                {chosen} as same_on, ({sql or "null"}\n) as same_sql
@@ -255,7 +255,8 @@ def _field_pairs(
     """Return the values of a field in the rows that are ok in both runs."""
     source = (
         f"(select {values[0]} as a_value, {values[1]} as b_value, {equal_sql(*values)} as same"
-        f" from a join b using ({keys}) where a.status = 'ok' and b.status = 'ok')"
+        f" from a join b using ({keys}) where a.status = 'ok' and b.status = 'ok'"
+        " and (a.answer_text is not null or b.answer_text is not null))"
     )
     (counts,) = dicts(
         connection,
@@ -316,18 +317,20 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
                count(*) filter (same_prompt = false) as other_prompt,
                count(*) filter (in_a and in_b and same_prompt is null and not without_request)
                    as unknown_prompt,
-               count(*) filter (in_a and in_b and without_request) as without_prompt,
-               count(*) filter (in_a and in_b and same_text) as same_text,
-               count(*) filter (in_a and in_b and same_normal) as same_normal,
+               count(*) filter (without_request and status_a = 'ok' and status_b = 'ok')
+                   as without_prompt,
+               count(*) filter (answered and same_text) as same_text,
+               count(*) filter (answered and same_normal) as same_normal,
                count(*) filter (in_a and in_b and same_json) as same_json,
                count(*) filter (in_a and in_b and not same_json) as other_json,
-               count(*) filter (in_a and in_b and same_json is null) as without_json,
+               count(*) filter (answered and same_json is null) as without_json,
                count(*) filter (in_a and in_b and without_output) as without_output,
                count(*) filter (in_a and in_b and status_a <> status_b) as status_changes,
                count(*) filter (status_a = 'ok' and status_b = 'ok') as both_ok,
-               count(*) filter (status_a = 'ok' and status_b = 'ok' and same_on) as same_on,
+               count(*) filter (answered and status_a = 'ok' and status_b = 'ok' and same_on)
+                   as same_on,
                count(*) filter (in_a and in_b and same_sql) as same_sql
-        from pairs""",
+        from (select *, in_a and in_b and not without_output as answered from pairs)""",
     )
     if not question.on:
         del numbers["same_on"]
@@ -371,7 +374,8 @@ def _reasons(n: dict[str, Json]) -> list[str]:
         (n["status_changes"], f"{n['status_changes']:,} rows have another status"),
     )
     reasons = [reason for is_wrong, reason in wrong if is_wrong]
-    differ, other_json = joined - n["same_text"], n["other_json"]
+    differ = joined - n["without_output"] - n["same_text"]
+    other_json = n["other_json"]
     if differ and (other_json or n["without_json"]):
         reasons.append(
             f"{differ:,} answers differ" + (f" ({other_json:,} as JSON)" if other_json else "")

@@ -129,3 +129,18 @@ def test_rows_that_failed_in_both_runs_are_not_called_equal_outputs(run):
     assert (numbers["same_json"], numbers["other_json"], numbers["without_output"]) == (1, 0, 1)
     claim = "the same output, byte for byte; 1 rows have no output in either run"
     assert (found.claim, found.why_not) == (claim, [])
+
+
+def test_rows_without_an_answer_in_either_run_are_not_counted_as_the_same(run):
+    sent, unsent = {"text": None, "output": None}, {"prompt_sha256": None, "endpoint": None}
+    bad = {**sent, **unsent, "status": "bad_input", "error_kind": "bad_input"}
+    text = {"text": '{"label": "a"}', "output": None}
+    made = run("r", [answer(0, {"a": 1}), answer(1, 0, **text), answer(2, 0, **sent),
+                     answer(3, 0, **bad)])  # fmt: skip
+    found = compared(made, made, "text")
+    n = found.numbers
+    assert (n["joined"], n["both_ok"], n["without_output"]) == (4, 3, 2)
+    assert (n["same_text"], n["same_normal"], n["without_json"], n["same_on"]) == (2, 2, 1, 2)
+    assert [field.same for field in found.fields] == [2]
+    assert (n["unknown_prompt"], n["same_output"], found.why_not) == (0, True, [])
+    assert found.claim == "the same output, byte for byte; 2 rows have no output in either run"
