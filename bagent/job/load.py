@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from bagent.errors import JobError, Position
 from bagent.job import overrides
-from bagent.job.batch_file import is_batch_file
+from bagent.job.batch_file import SUFFIXES, is_batch_file, unpacked_suffix
 from bagent.job.env_substitution import Substitution
 from bagent.job.files import read_files
 from bagent.job.spec.backend import ENGINES
@@ -121,6 +121,8 @@ def _cannot_read(path: Path, error: OSError) -> JobError:
         if str(path) == "-":
             hint = "rows are piped in with -i -; the job is a file"
             return JobError("a job cannot be piped in", hint=hint)
+        if unpacked_suffix(path) in SUFFIXES:
+            return JobError("no such batch file", hint="check the path", at=at)
         return JobError("no such job file", hint="bagent init writes a starter job", at=at)
     if error.errno == errno.EISDIR:
         return JobError("this is a folder", hint="name the job file in it", at=at)

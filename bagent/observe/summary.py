@@ -79,6 +79,12 @@ class Advice(msgspec.Struct, frozen=True):
         """What resumes the run: a command, or a call of the library."""
         return "call" if OPTION in self.command else "command"
 
+    @property
+    def piped(self) -> str:
+        """What the same command needs besides, where its rows come from a pipe."""
+        from_pipe = "-" in base_command(self.command) and OPTION not in self.command
+        return ", with the same rows on standard input," if from_pipe else ""
+
 
 def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yield labelled lines; the last is the command to type next.
@@ -134,14 +140,14 @@ def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, s
     """Yield the lines about the command that resumes a run that stopped early."""
     failed = _sent_after_repair(advice, by_kind)
     if not failed:
-        yield "advice", f"the same {advice.noun} resumes where the run stopped"
+        yield "advice", f"the same {advice.noun}{advice.piped} resumes where the run stopped"
         yield "next", command_text(_resume_command(advice.command))
         return
     causes = {kind: n for kind, n in failed.items() if kind != "rejected"}
     for kind, number in causes.items():
         yield "cause", _cause(kind, number, advice)
     rows = f"sends {kinds(failed)} again" if causes else "sends what was rejected"
-    yield "advice", f"this {advice.noun} resumes where the run stopped, and {rows}"
+    yield "advice", f"this {advice.noun}{advice.piped} resumes where the run stopped, and {rows}"
     again = {kind: n for kind, n in by_kind.items() if kind in advice.resent}
     yield "next", command_text(_retry(base_command(advice.command), failed | again, advice))
 
@@ -326,7 +332,7 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
         *_rows(s, info),
         ("ended", headline(s, info)),
         ("time", _time(s, info.worked_s)),
-        *_of_this_start([*_measures(s), *_schema(s), *_requests(s)], s),
+        *_of_this_start([*_measures(s, info.worked_s), *_schema(s), *_requests(s)], s),
         *_trouble(s, info.advice.run),
         *_errors(s),
         ("results", info.advice.results),
@@ -443,7 +449,8 @@ def _time(s: Snapshot, worked_s: float | None) -> str:
     return f"{text}; {own}" if s.resumed or s.several_stages else text
 
 
-def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
+def _measures(s: Snapshot, seconds: float | None) -> Iterator[tuple[str, str]]:
+    """Latency, tokens, cache and cost; ``seconds`` is the time that ``time`` shows, if known."""
     if s.latency.count:
         text = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
         if s.ttft.count:
@@ -453,7 +460,7 @@ def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
             )
         yield "latency", text
     if s.tokens.prompt.unknown or s.tokens.prompt.total is not None:
-        yield "tokens", tokens_line(s)
+        yield "tokens", tokens_line(s, None if s.resumed else seconds)
     if s.tokens.prompt.total:
         yield "cache", cache_line(s)
     if s.cost_usd is not None:

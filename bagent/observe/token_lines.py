@@ -6,8 +6,13 @@ from bagent.observe.formatting import counted, percent, rate
 from bagent.observe.snapshot import Snapshot
 
 
-def tokens_line(s: Snapshot) -> str:
-    """Return the tokens of prompts and answers, and how many answers do not say."""
+def tokens_line(s: Snapshot, seconds: float | None = None) -> str:
+    """Return the tokens of prompts and answers, and how many answers do not say.
+
+    Args:
+        s: the state.
+        seconds: how long the run worked; None: the time that this start counted.
+    """
     t = s.tokens
     prompt = _number(t.prompt.total, "prompt")
     if t.cached.total is not None:
@@ -16,8 +21,10 @@ def tokens_line(s: Snapshot) -> str:
     if t.reasoning.total is not None:
         completion += f" ({t.reasoning.total:,} reasoning{_partly(t.reasoning.unknown)})"
     text = f"{prompt}, {completion}"
-    if t.completion.total is not None and s.overall.completion_tokens_per_s is not None:
-        text += f", {rate(s.overall.completion_tokens_per_s)} completion tokens/s"
+    speed = s.overall.completion_tokens_per_s
+    if t.completion.total is not None and speed is not None:
+        speed = t.completion.total / seconds if seconds else speed
+        text += f", {rate(speed)} completion tokens/s"
     if t.without_counts:
         text += f"; {counted(t.without_counts, 'answer')} without full counts"
     return text

@@ -100,7 +100,8 @@ async def open_servers(
         return hostfile_servers(job.hostfile.path, ref, env, notice, run_commands=run_commands)
     if ref is None:
         raise UsageError(
-            "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
+            "no backend is named",
+            hint="give --backend vllm://HOST:PORT, or write backend: in the job",
         )
     if ref.kind == "local":
         return await _start_local(ref, stack, log_file, notice)

@@ -41,6 +41,11 @@ def test_a_job_is_a_file_and_no_pipe(tmp_path):
     assert request_error(JobRequest(path=Path("-"), cwd=tmp_path)) == words
 
 
+def test_rows_that_are_not_there_are_called_a_batch_file(tmp_path):
+    request = JobRequest(path=Path("j.jsonl"), cwd=tmp_path)
+    assert request_error(request) == "j.jsonl: no such batch file (check the path)"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -120,6 +120,16 @@ def test_stopped_by_the_budget(fs, job_dir, bagent):
     assert (bagent(command).code, fs.count("r1")) == (0, 1)
 
 
+def test_a_pipe_is_part_of_the_command_that_resumes(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 3, prices={"input": 1000, "output": 1000})
+    rows = (job_dir / "rows.jsonl").read_bytes()
+    done = bagent([*RUN, "-i", "-", "--budget", "0.001"], stdin=rows)
+    assert done.code == 76
+    advice = "the same command, with the same rows on standard input, resumes where the run stopped"
+    assert advice in done.err
+
+
 def test_a_budget_is_for_one_start_and_tells_what_others_spent(fs, job_dir, bagent):
     fs.set_script({"*": [echo()]})
     sampling = {"temperature": 0, "max_tokens": 1}
