@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable
 
 from bagent.backends.base import Exchange
@@ -40,11 +41,13 @@ class ResultHandler:
         self._reports = reports
         self._on_attempt = on_attempt
         self._serial = itertools.count(1)
+        # Other parts and starts of a run, and its other fleets, send to the same endpoints.
+        self._prefix = secrets.token_hex(4)
 
     def handle(self, request: InFlightRequest, exchange: Exchange) -> list[Action]:
         """Record the results of a request; return what is to be done, in order."""
         state, calls = request.state, request.calls
-        group = f"{state.name}/{next(self._serial)}"
+        group = f"{state.name}/{self._prefix}-{next(self._serial)}"
         if exchange.limits is not None:
             self._update_quota(request, exchange.limits, accepted=exchange.status == 200)
         actions: list[Action] = []
