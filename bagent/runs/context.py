@@ -175,6 +175,9 @@ class RunOptions:
     rows of the program, N of them."""
     input_index: str | None = None
     """The file in which another process indexes the input."""
+    limit_part: int = 0
+    """Which of ``limit_parts`` processes that share the limits of endpoints this one is."""
+    limit_parts: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
 

@@ -20,7 +20,7 @@ from bagent.runs.context import RunOptions
 from bagent.runs.plan import is_deduplicated
 from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import raise_file_limit
-from bagent.servers.fleet_factory import make_fleet
+from bagent.servers.fleet_factory import LimitShare, make_fleet
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Work
@@ -123,6 +123,7 @@ class RunServices:
             notice=self.messages.notify,
             accounts=self.accounts,
             result_context=self.store.journal.together,
+            share=LimitShare(self.options.limit_part, self.options.limit_parts),
         )
         names = {endpoint.name for endpoint in resolved.servers.endpoints}
         fleet.set_capabilities(resolved.capabilities)

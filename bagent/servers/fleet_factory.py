@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bagent.agents.plan import STREAM_EVERY
 from bagent.backend_kinds import TRAITS
@@ -58,12 +58,35 @@ MOST_AHEAD = 8192
 """Most ready rows, alone and in batches: enough to fill a batch for every endpoint."""
 
 
+class LimitShare(NamedTuple):
+    """The share of one of several processes in the limits of endpoints."""
+
+    part: int = 0
+    """The number of the process, from 0 on."""
+
+    parts: int = 1
+
+    def of(self, limit: int, position: int) -> int:
+        """Return the share in the limit of the endpoint at ``position``, at least 1.
+
+        The processes get the remainder in turns from one endpoint to the next, so that none has
+        less over all endpoints and ends later.
+        """
+        remainder = limit % self.parts
+        extra = (self.part - position * remainder) % self.parts < remainder
+        return max(1, limit // self.parts + extra)
+
+
+ALONE = LimitShare()
+
+
 class EndpointStateFactory:
     """Makes the states of endpoints: limit, weight and shared account.
 
     Args:
         max_in_flight: rows in flight over the whole run.
         accounts: accounts by name, shared with the run's other fleets.
+        share: that of this process in limits of endpoints.
     """
 
     def __init__(
@@ -73,7 +96,10 @@ class EndpointStateFactory:
         rule: BatchSizeRule,
         max_in_flight: int,
         accounts: dict[str, Account] | None = None,
+        share: LimitShare = ALONE,
     ) -> None:
+        self._share = share
+        self._count = 0
         self._limits = job.limits
         self._model = job.model
         self._servers = servers
@@ -101,15 +127,17 @@ class EndpointStateFactory:
             )
             self._accounts[name] = account
         limit, adapts = self._limit(endpoint)
+        self._count += 1
         feedback = LoadFeedback() if adapts and endpoint.own else None
         return EndpointState(endpoint, limit, account, weight=endpoint.weight, feedback=feedback)
 
     def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
         """Return the limit of an endpoint, and whether it adapts."""
         per_endpoint, concurrency = self._limits.per_endpoint, self._limits.concurrency
-        cap = int(endpoint.tags.get("max_concurrency") or self._max_in_flight)
+        tag = endpoint.tags.get("max_concurrency")
+        cap = self._share.of(int(tag), self._count) if tag else self._max_in_flight
         if per_endpoint != "auto":
-            limit = min(cap, int(per_endpoint))
+            limit = min(cap, self._share.of(int(per_endpoint), self._count))
         elif "max_concurrency" in endpoint.tags:
             limit = cap
         elif concurrency != "auto":
@@ -166,6 +194,7 @@ def make_fleet(
     notice: Callable[[str], None],
     accounts: dict[str, Account] | None = None,
     result_context: ResultContext = nullcontext,
+    share: LimitShare = ALONE,
 ) -> tuple[Fleet, EndpointStateFactory]:
     """Make the fleet over ``servers``, and the factory for endpoints that join later.
 
@@ -173,6 +202,7 @@ def make_fleet(
         handles: how many connections may be open.
         accounts: shared with the run's other fleets, so that limits per minute apply to all.
         result_context: context manager around the results of all calls of one request.
+        share: that of this process in limits of endpoints.
     """
     limits = job.limits
     rule = make_batch_size_rule(job, servers)
@@ -201,7 +231,7 @@ def make_fleet(
         connections=handles,
         prefix=PrefixRule(job.batching.prefix),
     )
-    state_factory = EndpointStateFactory(job, servers, rule, max_in_flight, accounts)
+    state_factory = EndpointStateFactory(job, servers, rule, max_in_flight, accounts, share)
     fleet = Fleet(
         state_factory.states(servers.endpoints),
         backend,

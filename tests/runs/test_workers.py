@@ -17,6 +17,7 @@ from bagent.observe.progress import NoProgress
 from bagent.runs.context import RunOptions, prepare
 from bagent.runs.parallel.worker import decode_options, encode_options
 from bagent.runs.parallel.workers import Worker, finish_parts, part_options
+from bagent.servers.fleet_factory import LimitShare
 from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import results, results_by_id, rows, write_job, write_rows
@@ -127,6 +128,18 @@ def test_limits_are_shared_and_sum_up_to_what_was_asked_for(prepared):
     assert sum(part.overrides["limits.rpm"] for part in parts) == 60
     assert [part.shard for part in parts] == ["1/3", "2/3", "3/3"]
     assert len(part_options(prepared(), 12)) == 7
+
+
+@pytest.mark.parametrize(("limit", "count"), [(3, 2), (7, 3), (5, 4), (4, 2)])
+def test_an_endpoints_limit_is_shared_and_no_worker_has_less_than_others(prepared, limit, count):
+    parts = part_options(prepared(sets=(f"limits.per_endpoint={limit}",)), count)
+    shares = [
+        [LimitShare(part.limit_part, part.limit_parts).of(limit, n) for n in range(12)]
+        for part in parts
+    ]
+    assert [sum(column) for column in zip(*shares, strict=True)] == [limit] * 12
+    assert len({sum(row) for row in shares}) == 1
+    assert max(map(max, shares)) - min(map(min, shares)) <= 1
 
 
 def test_a_part_of_the_rows_may_itself_be_shared(prepared):

@@ -36,6 +36,7 @@ from bagent.errors import (
 )
 from bagent.job.spec.limits import LimitsSpec
 from bagent.observe import Progress, Snapshot
+from bagent.observe.formatting import counted
 from bagent.rows import RowReader, open_rows
 from bagent.runs.context import (
     STAGE,
@@ -153,7 +154,11 @@ def run_workers(options: RunOptions, count: int) -> int:
     with raise_on_signal():
         open_input(prepared).close()
         parts = part_options(prepared, count)
-        return run_parts(prepared, parts, f"{len(parts)} processes", work)
+        summary = counted(len(parts), "process", "processes")
+        if len(parts) < count:
+            key = min(_shares(prepared.job.limits).items(), key=lambda item: item[1])[0]
+            summary += f", not {count} ({key} is {len(parts)})"
+        return run_parts(prepared, parts, summary, work)
 
 
 def run_parts(
@@ -210,6 +215,8 @@ def part_options(prepared: RunContext, count: int, at_once: int | None = None) -
     all_at_once = at_once is None
     if at_once is None:
         count = at_once = max_concurrent_parts(limits, count)
+    if all_at_once:
+        shares.pop("limits.per_endpoint", None)  # shared endpoint by endpoint
     budget = limits.budget_usd
     budget_share = {} if budget is None else {"limits.budget_usd": budget / count}
     part, parts = read_shard(options.shard, options.env) or (1, 1)
@@ -224,6 +231,8 @@ def part_options(prepared: RunContext, count: int, at_once: int | None = None) -
     return [
         replace(
             common,
+            limit_part=number if all_at_once else 0,
+            limit_parts=count if all_at_once else 1,
             # Part i of n becomes every n-th of the smaller parts, from i on.
             shard=f"{part + number * parts}/{parts * count}",
             overrides={
