@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bagent.agents.plan import StagePlan
-from bagent.answers.evaluate import AnswerResult, evaluate
+from bagent.answers.evaluate import AnswerResult, evaluate, requested_object
 from bagent.answers.messages import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import BODY_LIMITS, Request, encode_payload
@@ -478,6 +478,8 @@ class Conversation:
             outcome.response = received_json(reply.body)
         if result.status == "ok":
             outcome.output = result.output
+            if self.plan.own_bodies and result.output is None and result.text is not None:
+                outcome.output = requested_object(self.row.data.get("body"), result.text)
         elif result.status != "truncated" or not self._accepts_cut():
             outcome.error_kind = result.error_kind
             outcome.error = result.error

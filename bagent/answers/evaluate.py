@@ -107,6 +107,26 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
     return _with_schema(clean_text(text or ""), schema, split)
 
 
+def requested_object(body: Json, text: str) -> msgspec.Raw | None:
+    """Return the JSON object of an answer to a request that asks for JSON; None if it has none.
+
+    Args:
+        body: the body of a batch line: a chat with ``response_format``, or a response with
+            ``text.format``.
+        text: the answer.
+    """
+    if not isinstance(body, dict):
+        return None
+    text_options = body.get("text")
+    form = body.get("response_format") or (
+        text_options.get("format") if isinstance(text_options, dict) else None
+    )
+    if not isinstance(form, dict) or form.get("type") not in ("json_object", "json_schema"):
+        return None
+    value = decode_strict(text)
+    return msgspec.Raw(msgspec.json.encode(value)) if isinstance(value, dict) else None
+
+
 def _with_schema(text: str, schema: OutputSchema, split: ReasoningSplit) -> AnswerResult:
     extracted = extract_json(text, schema.accepts_clean)
     if extracted is not None and extracted.accepted:

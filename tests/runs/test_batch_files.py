@@ -238,3 +238,23 @@ def test_a_key_that_each_line_holds_itself_is_refused(server, job_dir, bagent, k
     name = key.partition("=")[0]
     assert f"{name}: the lines of a batch file say this themselves" in done.err
     assert bagent([*command, "--sample", "1", "--set", "sampling.seed=3"]).code == 0
+
+
+def test_an_object_that_a_line_asks_for_is_its_output(server, job_dir, run_lines, bagent):
+    def chat(text):
+        return {**CHAT, "choices": [{"index": 0, "finish_reason": "stop", "message": {
+            "role": "assistant", "content": text}}]}  # fmt: skip
+
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    wants = {**body, "response_format": {"type": "json_object"}}
+    lines = [line("text", "/chat/completions", body=body),
+             line("json", "/chat/completions", body=wants)]  # fmt: skip
+    server[2]["POST /v1/chat/completions"] = chat('{"label": "a"}')
+    done, _, rows = run_lines(lines)
+    assert (done.code, [row["output"] for row in rows]) == (0, [None, {"label": "a"}])
+    assert rows[1]["text"] == '{"label": "a"}'
+    assert bagent(["compare", "b", "b", "--on", "label"]).code == 0
+    server[2]["POST /v1/chat/completions"] = chat("no JSON")
+    write_rows(job_dir / "c.jsonl", lines)
+    assert bagent(["run", "c.jsonl", "--backend", server[0]]).code == 0
+    assert [row["output"] for row in bagent(["results", "c"]).lines()] == [None, None]
