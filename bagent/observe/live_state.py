@@ -77,9 +77,12 @@ NOT_SERVING = ("down", "unresponsive", "circuit open")
 SLOW_AT_END = 2.0
 """An endpoint that takes so many times the median of all is named at the end of a run."""
 
+FEWEST_FAILED = 5
+"""An endpoint with fewer failed attempts is not named as failing."""
+
 
 def endpoints_in_trouble(lines: Sequence[EndpointLine]) -> list[EndpointTrouble]:
-    """Return the endpoints that do not serve, then the slow ones, the slowest first."""
+    """Return the endpoints that do not serve, the slow ones by time, and those that fail often."""
     by_name = {line.name: line for line in lines}
     slower = times_the_median(list(by_name.values()))
     dead = [
@@ -93,7 +96,19 @@ def endpoints_in_trouble(lines: Sequence[EndpointLine]) -> list[EndpointTrouble]
         for name, times in sorted(slower.items(), key=lambda item: -item[1])
         if times >= SLOW_AT_END and name not in named
     ]
-    return dead + slow
+    return dead + slow + _failing(by_name.values(), named)
+
+
+def _failing(lines: Collection[EndpointLine], named: Collection[str]) -> list[EndpointTrouble]:
+    """Return the endpoints that fail clearly more often than the others, by the report's rule."""
+    tries, failed = sum(line.tries for line in lines), sum(line.failed for line in lines)
+    failing = []
+    for line in lines if len(lines) > 1 else ():
+        others = (failed - line.failed) / max(1, tries - line.tries)
+        share = line.failed / max(1, line.tries)
+        if line.failed >= FEWEST_FAILED and share > 2 * others + 0.01 and line.name not in named:
+            failing.append(EndpointTrouble(line.name, "failing", failed=share))
+    return sorted(failing, key=lambda trouble: -(trouble.failed or 0.0))
 
 
 class Live:

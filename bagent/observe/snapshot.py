@@ -169,17 +169,20 @@ class ErrorGroup(msgspec.Struct, frozen=True):
 
 
 class EndpointTrouble(msgspec.Struct, frozen=True):
-    """An endpoint that did not serve at the end of a start, or was slow."""
+    """An endpoint that did not serve at the end of a start, was slow, or failed often."""
 
     name: str
     health: str
-    """``down``, ``circuit open`` ..., or ``slow``."""
+    """``down``, ``circuit open`` ..., ``slow`` or ``failing``."""
 
     times: float | None = None
     """Its median time relative to the median of all, where it is slow."""
 
     p50_s: float | None = None
     """Its median time in seconds, where it is slow."""
+
+    failed: float | None = None
+    """The share (0 to 1) of its attempts that failed, where it is ``failing``."""
 
 
 class StageCount(msgspec.Struct, frozen=True):

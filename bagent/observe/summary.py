@@ -215,7 +215,7 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
 
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
     """The command that sends rows again that failed for lasting reasons, with a mended job."""
-    arguments = list(command)
+    arguments = _without(command, ("--skip-failed",))
     if "truncated" in lasting:
         if advice.own_bodies:
             arguments += ["--set", "output.truncated=accept"]
@@ -501,7 +501,7 @@ MOST_ENDPOINTS = 3
 
 
 def _trouble(s: Snapshot, run: str) -> Iterator[tuple[str, str]]:
-    """Name the endpoints that were down at the end, or slow, and the command that shows more."""
+    """Name the endpoints that were down at the end, slow or failing, and what shows more."""
     slow = [
         f"{visible(e.name, 60)} takes {e.times:.1f} times the median time"
         f" (p50 {milliseconds(1000 * (e.p50_s or 0.0))})"
@@ -509,10 +509,17 @@ def _trouble(s: Snapshot, run: str) -> Iterator[tuple[str, str]]:
         if e.times is not None
     ]
     dead = [
-        f"{visible(e.name, 60)} was {e.health} at the end" for e in s.trouble if e.times is None
+        f"{visible(e.name, 60)} was {e.health} at the end"
+        for e in s.trouble
+        if e.times is None and e.failed is None
+    ]
+    failing = [
+        f"{visible(e.name, 60)} failed {percent(e.failed)} of its attempts"
+        for e in s.trouble
+        if e.failed is not None
     ]
     parts = []
-    for texts in (dead, slow):
+    for texts in (dead, slow, failing):
         parts += texts[:MOST_ENDPOINTS]
         if len(texts) > MOST_ENDPOINTS:
             parts.append(f"{len(texts) - MOST_ENDPOINTS:,} more")

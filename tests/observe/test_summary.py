@@ -250,6 +250,23 @@ def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make) -> N
     )
 
 
+def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make) -> None:
+    lines = [EndpointLine(f"e{n}", "ok", 0, 8, 100, 1) for n in range(3)]
+    weak = EndpointLine("weak", "ok", 0, 8, 100, 63)
+    trouble = endpoints_in_trouble([*lines, weak])
+    s = msgspec.structs.replace(make.snapshot(tally), trouble=trouble)
+    (text,) = (x for x in summary_lines(s, info(1)) if x.startswith("endpoints"))
+    assert text.endswith("weak failed 63 % of its attempts; see bagent report genes")
+    assert endpoints_in_trouble(lines) == endpoints_in_trouble([weak]) == []
+
+
+def test_the_command_that_sends_rows_again_does_not_skip_failed_ones(tally, make) -> None:
+    tally.outcome(make.outcome(0, status="failed", error_kind="template"))
+    command = ["bagent", "run", "job.yaml", "--skip-failed"]
+    lines = summary_lines(make.snapshot(tally), info(1, command=command))
+    assert lines[-1].endswith("bagent run job.yaml --retry template")
+
+
 @pytest.mark.parametrize(
     ("kind", "ok", "options"),
     [

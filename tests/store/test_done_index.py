@@ -115,6 +115,8 @@ def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome
 def test_retry_with_an_unknown_word_says_what_was_meant():
     with pytest.raises(JobError, match=r"timeuot.*did you mean timeout"):
         ResumePolicy.parse("schema, timeuot")
+    with pytest.raises(JobError, match="--skip-failed sends no failed row again, and --retry"):
+        ResumePolicy.parse("schema", skip_failed=True)
 
 
 def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):

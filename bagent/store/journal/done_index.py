@@ -153,8 +153,13 @@ class ResumePolicy:
         """Make a policy from the value of ``--retry KIND[,KIND]|all``.
 
         Raises:
-            JobError: a name is neither an error kind nor a status.
+            JobError: a name is neither an error kind nor a status, or failed rows are skipped too.
         """
+        if skip_failed and retry is not None:
+            raise JobError(
+                "--skip-failed sends no failed row again, and --retry sends some",
+                hint="leave one of them out",
+            )
         kinds = None if retry is None else _parse_kinds(retry)
         return cls(ended, kinds, skip_failed, again, accept_truncated)
 
