@@ -207,6 +207,7 @@ class RunSession:
         feeding = asyncio.create_task(self._feed(plan, feeder))
         stop = await self._wait_for_end(feeding, plan, ticker)
         if stop is not None:
+            stop = self._with_dead_fleet(stop)
             feeding.cancel()
             await self._drain(plan.fleets, stop)
         else:
@@ -221,6 +222,15 @@ class RunSession:
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return self._ended(stop)
+
+    def _with_dead_fleet(self, stop: Stop) -> Stop:
+        """Return the stop; that of a deadline says where no endpoint worked before it."""
+        states = [state for state in self._fleet.states if not state.leaving] if self._fleet else []
+        faults = [state.fault for state in states if state.fault is not None]
+        if not stop.reason.startswith("the deadline") or not states or len(faults) < len(states):
+            return stop
+        reason = f"{stop.reason}, and no endpoint works: {faults[0].message}"
+        return msgspec.structs.replace(stop, reason=reason)
 
     def _open_feeder(self) -> Feeder:
         """Start to read the rows."""

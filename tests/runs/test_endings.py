@@ -10,13 +10,15 @@ import os
 import re
 import shlex
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from support.cli import Running
+from support.fake_server import FakeServer
 from support.jobs import write_job
-from support.replies import echo, error_body, gated, ok, refused, status
+from support.replies import echo, error_body, gated, ok, refused, slow, status
 
 pytestmark = pytest.mark.tables
 
@@ -118,6 +120,23 @@ def test_stopped_by_the_budget(fs, job_dir, bagent):
     command = check(bagent, done, "budget")
     command[command.index("--budget") + 1] = "100"
     assert (bagent(command).code, fs.count("r1")) == (0, 1)
+
+
+def test_a_deadline_after_the_last_server_died_says_so(job_dir, bagent):
+    def kill():
+        own.wait_for(2)
+        own.stop()
+
+    with FakeServer() as own:
+        own.set_script({"*": [slow(0.2, echo())]})
+        write_job(job_dir, own.url, 99, limits={"concurrency": 1})
+        killer = threading.Thread(target=kill)
+        killer.start()
+        done = bagent([*RUN, "--deadline", "6s", "--deadline-margin", "3s", "--wait-hosts", "1m"])
+        killer.join()
+        own.start()
+    assert done.code == 75, done.err
+    assert "the deadline is 3 s away, and no endpoint works: cannot connect to" in done.err
 
 
 def test_a_pipe_is_part_of_the_command_that_resumes(fs, job_dir, bagent):
