@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bagent.observe.formatting import milliseconds
-from bagent.report.html import Html, note, number, section, table
+from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
 
@@ -89,8 +89,8 @@ def findings(rows: list[dict[str, Any]], down: Mapping[str, str]) -> list[str]:
         others_share = (failed - row["failed"]) / max(1, attempts - row["attempts"])
         if row["failed"] >= FEWEST and share > 2 * others_share + 0.01:
             messages.append(
-                f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its attempts"
-                f" (mostly {row['most_error']}), the others {100 * others_share:.3g} %"
+                f"{_weak(row)}{row['endpoint']} fails {percent(100 * share)} of its attempts"
+                f" (mostly {row['most_error']}), the others {percent(100 * others_share)}"
             )
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
         if slow_tail and (row["slower"] or 0.0) <= SLOW:

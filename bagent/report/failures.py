@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from bagent.duck import literal
 from bagent.observe.formatting import counted, visible
-from bagent.report.html import Html, heading, note, part, section, table
-from bagent.report.overview import causes
-from bagent.report.queries import ReportDb
+from bagent.report.html import Html, heading, note, part, percent, section, table
+from bagent.report.overview import Cause, causes
+from bagent.report.queries import ReportDb, results_command
 
 MOST = 25
 FAULTS = 4
 """Groups of failures that have a finding each."""
 
-EXAMPLE = 220
+EXAMPLE = 90
 SHORT = 60.0
 """In a shorter run, in seconds, the times of failures mean nothing."""
 
@@ -67,7 +68,7 @@ def findings(
     for row, common in zip(faults[:FAULTS], shared, strict=False):
         where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
         text = (
-            f"{where}{counted(row['rows'], 'row')} ({row['percent']:.3g} %) {_is(row['rows'])}"
+            f"{where}{counted(row['rows'], 'row')} ({percent(row['percent'])}) {_is(row['rows'])}"
             f" {row['status']} ({row['error_kind'] or 'no kind'}):"
             f" {visible(row['example'] or 'no error text', EXAMPLE)}"
         )
@@ -97,28 +98,43 @@ def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
     return f"Nearly all of them ended between {first} and {last}"
 
 
-def failures(db: ReportDb, mending: Mapping[str, tuple[str, str]], sums: dict[str, Any]) -> Html:
+def failures(
+    db: ReportDb, mending: Mapping[str, tuple[str, str]], sums: dict[str, Any], run: str
+) -> Html:
     """Make the section: causes with the command that mends each, then details.
 
     Args:
         db: the tables of a run.
         mending: what to change for each kind of failure, and the command.
         sums: as :func:`bagent.report.run.totals` returns them.
+        run: the run as a command names it; empty where it has no name.
     """
     alike = causes(db)
     if not alike and not sums["failed"]:
-        return section("Failures", _attempts(db), name="failures")
+        return section("Failures", _attempts(db, ()), name="failures")
+    commands = [results_command(run, _where(cause, sums["stages"])) for cause in alike]
     return section(
         "Why rows failed",
-        part("cause_list", alike, mending, sums["stages"]),
-        _schema(db),
-        _attempts(db),
+        part("cause_list", alike, mending, sums["stages"], None, commands),
+        _schema(db, [cause for cause in alike if cause.kind == "schema"]),
+        _attempts(db, {cause.kind for cause in alike}),
         name="failures",
     )
 
 
-def _schema(db: ReportDb) -> Html:
-    """Answers that the schema refused, by path in the answer; positions in lists are equal."""
+def _where(cause: Cause, stages: int) -> str:
+    """Return SQL for the rows of a cause, and of others of the same kind."""
+    condition = f"error_kind = {literal(cause.kind)}"
+    return condition + f" and stage = {literal(cause.stage)}" * (stages > 1)
+
+
+def _schema(db: ReportDb, alike: Sequence[Cause]) -> Html:
+    """Answers that the schema refused, by path in the answer; positions in lists are equal.
+
+    Empty where they are one cause, which says the same.
+    """
+    if len(alike) == 1:
+        return Html("")
     rows = db.rows(
         f"""with refused as (
                 select regexp_extract(error, '{_FAULT}', 1) as path,
@@ -138,7 +154,8 @@ def _schema(db: ReportDb) -> Html:
     return Html(heading("answers that the schema refused, by path") + table(rows))
 
 
-def _attempts(db: ReportDb) -> Html:
+def _attempts(db: ReportDb, described: Container[str]) -> Html:
+    """Attempts by kind of failure; the error is left out where a cause has it."""
     kinds = db.rows(
         f"""select error_kind, status_code, count(*) as attempts,
                    count(distinct endpoint) as endpoints,
@@ -149,6 +166,9 @@ def _attempts(db: ReportDb) -> Html:
     )
     if not kinds:
         return Html("")
+    for row in kinds:
+        if row["error_kind"] in described:
+            row["commonest_error"] = None
     often = db.rows(
         """select attempts, count(*) as "rows", count(*) filter (status = 'ok') as ok
            from results where attempts > 0 group by 1 order by 1 limit 20"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from bagent.duck import literal
 from bagent.observe.formatting import counted, visible
 from bagent.report.failures import FAULTS, find
-from bagent.report.html import Html, heading, note, number, section, table
+from bagent.report.html import Html, heading, note, number, percent, section, table
 from bagent.report.queries import FEW, WEAK, ReportDb
 
 SAMPLE = 30_000
@@ -25,13 +25,6 @@ FEWEST = 5
 EDGES = (0.5, 0.75, 0.9, 0.97)
 """Shares of all rows at which steps of sizes begin."""
 
-_NUMBERS = range(1, FAULTS + 1)
-_SUMS = (
-    'count(*) as "rows", count(tokens) as counted, coalesce(sum(tokens), 0)::double as tokens,'
-    " sum(cut::int) as cut, sum(bad::int) as bad, "
-    + ", ".join(f"count(*) filter (fault = {n}) as fault{n}" for n in _NUMBERS)
-)
-
 
 class FieldTotals(msgspec.Struct, frozen=True):
     """Sums over all rows of one stage, or over those that are alike in something."""
@@ -43,7 +36,9 @@ class FieldTotals(msgspec.Struct, frozen=True):
     tokens: float
     cut: int
     bad: int
-    faults: tuple[int, ...]
+    groups: tuple[int, ...]
+    """Rows of each group: of the commonest failures, then of the other conditions."""
+
     spread: float = 0.0
 
     def minus(self, part: FieldTotals) -> FieldTotals:
@@ -54,7 +49,7 @@ class FieldTotals(msgspec.Struct, frozen=True):
             self.tokens - part.tokens,
             self.cut - part.cut,
             self.bad - part.bad,
-            tuple(a - b for a, b in zip(self.faults, part.faults, strict=True)),
+            tuple(a - b for a, b in zip(self.groups, part.groups, strict=True)),
         )
 
     @property
@@ -137,18 +132,23 @@ class Traits:
     Args:
         ask: the tables, with ``faults`` as :func:`bagent.report.failures.find` makes it.
         in_prompt: see :class:`bagent.report.run.ReportInfo`.
+        conditions: SQL over ``results`` of further groups of rows to compare with the others.
     """
 
-    def __init__(self, db: ReportDb, in_prompt: frozenset[str] | None) -> None:
+    def __init__(
+        self, db: ReportDb, in_prompt: frozenset[str] | None, conditions: Sequence[str] = ()
+    ) -> None:
         self.lines: list[FieldStat] = []
         self.grows: dict[tuple[str, str], float] = {}
         self._ask = db
         self._in_prompt = in_prompt
-        _make_sample(db)
+        self._sums = _sums(FAULTS + len(conditions))
+        _make_sample(db, conditions)
         self.stages = {
             row["stage"]: _totals(row)
             for row in db.rows(
-                f"select stage, stddev_pop(tokens) as spread, {_SUMS} from sampled group by stage"
+                f"select stage, stddev_pop(tokens) as spread, {self._sums}"
+                " from sampled group by stage"
             )
         }
         self.rows = sum(totals.rows for totals in self.stages.values())
@@ -168,7 +168,7 @@ class Traits:
             is_list = f"coalesce(json_type(input, {pointer}) = 'ARRAY', false)"
             size = f"case when {is_list} then json_array_length(input, {pointer}) else {size} end"
         self._ask.run(
-            f"create or replace temp table cells as select stage, bad, cut, tokens, fault,"
+            f"create or replace temp table cells as select stage, bad, cut, tokens, groups,"
             f" left({value}, 60) as value, hash({value}) as whole,"
             f" case when isfinite(try_cast({value} as double)) then try_cast({value} as double) end"
             f" as number, ({size})::double as size, {is_list} as listed from sampled"
@@ -218,14 +218,14 @@ class Traits:
     def _by_value(self, stage: str) -> list[dict[str, Any]]:
         return self._ask.rows(
             "select any_value(value) as value, null as low, null as high, null as grows,"
-            f" {_SUMS} from cells where stage = {literal(stage)}"
+            f" {self._sums} from cells where stage = {literal(stage)}"
             " group by value is null, whole order by value"
         )
 
     def _by_size(self, stage: str, measure: str) -> list[dict[str, Any]]:
         """Steps begin at quantiles, and where the rows of each failure begin: that is a limit."""
         here = f"cells where stage = {literal(stage)}"
-        begins = [f"quantile_disc({measure}, 0.05) filter (fault = {n})" for n in _NUMBERS]
+        begins = [f"quantile_disc({measure}, 0.05) filter ({_in(n)})" for n in range(FAULTS)]
         begins.append(f"quantile_disc({measure}, 0.05) filter (cut)")
         quantiles = [f"quantile_disc({measure}, {share})" for share in EDGES]
         row = self._ask.row(f"select [{', '.join(quantiles + begins)}] as edges from {here}")
@@ -242,12 +242,12 @@ class Traits:
                     select *, case when m is null then -1 {steps} else {len(edges)} end as step
                     from ranked)
                 select null as value, min(m) as low, max(m) as high,
-                       (select corr(size_rank, length_rank) from stepped) as grows, {_SUMS}
+                       (select corr(size_rank, length_rank) from stepped) as grows, {self._sums}
                 from stepped group by step order by step"""
         )
 
-    def of_fault(self, fault: int) -> Iterator[tuple[list[FieldStat], float, float]]:
-        """Yield what most rows of a group of failures have and few others, the clearest first.
+    def of_group(self, group: int) -> Iterator[tuple[list[FieldStat], float, float]]:
+        """Yield what most rows of a group have and few others, the clearest first.
 
         Each is the lines of one stage and field, the share of the group's rows that they hold, and
         their share of the other rows.
@@ -258,18 +258,15 @@ class Traits:
         candidates = []
         for (stage, _), lines in fields.items():
             totals = self.stages[stage]
-            group = totals.faults[fault - 1]
-            other_rows = totals.rows - group
-            if group < FEWEST or not other_rows:
+            size = totals.groups[group]
+            other_rows = totals.rows - size
+            if size < FEWEST or not other_rows:
                 continue
-            typical = group / totals.rows
-            lines = [
-                o for o in lines if o.matching.faults[fault - 1] > 2 * typical * o.matching.rows
-            ]
-            share = sum(line.matching.faults[fault - 1] for line in lines) / group
+            typical = size / totals.rows
+            lines = [o for o in lines if o.matching.groups[group] > 2 * typical * o.matching.rows]
+            share = sum(line.matching.groups[group] for line in lines) / size
             other_share = (
-                sum(line.matching.rows - line.matching.faults[fault - 1] for line in lines)
-                / other_rows
+                sum(line.matching.rows - line.matching.groups[group] for line in lines) / other_rows
             )
             if (
                 lines
@@ -293,20 +290,41 @@ _NAMES = (
 )
 
 
-def _make_sample(db: ReportDb) -> None:
-    """Make the table ``sampled``: rows that were sent or failed, with the number of their failure.
+def _in(group: int) -> str:
+    """Return SQL for rows of a group."""
+    return f"(groups & {1 << group}) <> 0"
 
-    ``tokens`` are those of usable answers only.
+
+def _sums(groups: int) -> str:
+    """Return SQL of :class:`FieldTotals`."""
+    return (
+        'count(*) as "rows", count(tokens) as counted, coalesce(sum(tokens), 0)::double as tokens,'
+        " sum(cut::int) as cut, sum(bad::int) as bad, "
+        + ", ".join(f"count(*) filter ({_in(n)}) as group{n}" for n in range(groups))
+    )
+
+
+def _make_sample(db: ReportDb, conditions: Sequence[str]) -> None:
+    """Make the table ``sampled``: rows that were sent or failed, with a bit for each group.
+
+    The first groups are the commonest failures, the others those of ``conditions``. ``tokens`` are
+    those of usable answers only.
     """
     from bagent.store.tables.schema import ALIKE
 
+    bits = [
+        f"case when {condition} then {1 << number} else 0 end"
+        for number, condition in enumerate(conditions, FAULTS)
+    ]
+    others = " | ".join(["0::bigint", *bits])
     db.run(
         f"""create or replace temp table sampled as
-            select r.*, f.fault from (
+            select r.*, coalesce(1::bigint << (f.fault::int - 1), 0) | others as groups from (
                 select stage, status, error_kind, {ALIKE} as pattern, input, endpoint, model,
                        source, prompt_tokens, error_kind is not null as bad,
                        case when status in ('ok', 'truncated') then completion_tokens end as tokens,
-                       coalesce(finish_reason = 'length', false) or status = 'truncated' as cut
+                       coalesce(finish_reason = 'length', false) or status = 'truncated' as cut,
+                       {others} as others
                 from results
                 where copied_from is null and (endpoint is not null or error_kind is not null)
                 ) as r
@@ -324,7 +342,7 @@ def _totals(row: dict[str, Any]) -> FieldTotals:
         row["tokens"],
         row["cut"],
         row["bad"],
-        tuple(row[f"fault{n}"] for n in _NUMBERS),
+        tuple(value for name, value in row.items() if name.startswith("group")),
         row.get("spread") or 0.0,
     )
 
@@ -398,7 +416,9 @@ def _message(line: FieldStat, traits: Traits) -> str:
         )
     if is_cut:
         whose = "their answers" if is_long else f"the answers of rows with {line.phrase}"
-        parts.append(f"{cut:.3g} % of {whose} are cut off at the limit, {others_cut:.3g} % else")
+        parts.append(
+            f"{percent(cut)} of {whose} are cut off at the limit, {percent(others_cut)} else"
+        )
     if line.sized and grows > CORRELATED:
         parts.append(f"the larger {line.field}, the longer the answer (correlation {grows:.2f})")
     return where + "; ".join(parts)
@@ -420,35 +440,37 @@ def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[s
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
             where = WEAK * (line.matching.rows < FEW) + where
             messages[key] = (
-                f"{where}of the rows with {line.phrase} {share:.3g} % failed,"
-                f" of the others {others_bad:.3g} %"
+                f"{where}of the rows with {line.phrase} {percent(share)} failed,"
+                f" of the others {percent(others_bad)}"
             )
     return list(messages.values())[:2]
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What the rows of a group of failures have in common, and (stage, field) of each part."""
+    """What the rows of a group have in common, and (stage, field) of each part."""
 
     text: str
     fields: tuple[tuple[str, str], ...]
 
 
-def shared(traits: Traits, fault: int) -> Shared:
-    """Describe what the rows of a group of failures share and other rows do not have.
+def shared(traits: Traits, group: int) -> Shared:
+    """Describe what the rows of a group share and other rows do not have.
 
     What is known beyond the input (the prompt's length) is used where no input field is shared.
     """
-    groups = list(traits.of_fault(fault))
-    of_input = [group for group in groups if group[0][0].of_input]
-    groups = (of_input or groups)[:2]
+    traits_of_group = list(traits.of_group(group))
+    of_input = [each for each in traits_of_group if each[0][0].of_input]
+    clearest = (of_input or traits_of_group)[:2]
+    if group >= FAULTS:  # of answers that may be wrong, only what is clear
+        clearest = [each for each in clearest if each[1] >= ALMOST and each[2] <= 1 - ALMOST]
     parts = [
-        f"{_together(lines)} ({100 * share:.3g} % of them,"
-        f" {100 * other_share:.2g} % of the other rows"
+        f"{_together(lines)} ({percent(100 * share)} of them,"
+        f" {percent(100 * other_share)} of the other rows"
         f"{', which is weak' * (share < ALMOST or other_share > 1 - ALMOST)})"
-        for lines, share, other_share in groups
+        for lines, share, other_share in clearest
     ]
     return Shared(
-        "; ".join(parts), tuple((group[0][0].stage, group[0][0].field) for group in groups)
+        "; ".join(parts), tuple((each[0][0].stage, each[0][0].field) for each in clearest)
     )
 
 
@@ -463,7 +485,7 @@ def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> list[str]:
     traits = Traits(db, in_prompt)
     messages = []
     for fault in faults:
-        if parts := shared(traits, fault["fault"]).text:
+        if parts := shared(traits, fault["fault"] - 1).text:
             rows = counted(fault["rows"], "row")
             messages.append(f"{rows} that failed ({fault['error_kind']}) share {parts}")
     return messages + [message.removeprefix(WEAK) for message in long_answers(traits)]
@@ -546,12 +568,12 @@ HEADS = {
     "value": "value",
     "rows": "rows",
     "tokens": "answer tokens",
-    "others": "of others",
+    "others": "others' tokens",
     "cut_percent": "cut off",
     "bad_percent": "failed",
-    "others_percent": "of others",
+    "others_percent": "others failed",
     "in_prompt": "in a prompt",
-    "weak": "",
+    "weak": "evidence",
 }
 
 

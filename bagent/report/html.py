@@ -14,7 +14,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bagent.observe.formatting import counted, duration, milliseconds, money, percent, rate, visible
+from bagent.observe.formatting import counted, duration, milliseconds, money, rate, visible
+from bagent.observe.formatting import percent as whole_percent
 
 CELL = 300
 """Characters of a cell that are shown."""
@@ -145,8 +146,8 @@ def _measure(name: str, value: float) -> str:
     if name.endswith("_usd"):
         return money(value)
     if name.endswith(_SHARES):
-        return f"{100 * value:.3g} %"
-    return f"{number(value)} %" if name.endswith("percent") else number(value)
+        return percent(100 * value)
+    return percent(value) if name.endswith("percent") else number(value)
 
 
 def section(title: str, *parts: str, name: str = "") -> Html:
@@ -227,7 +228,7 @@ def environment(folder: Path = TEMPLATES) -> Environment:
         "json_text": json_text,
         "ms": milliseconds,
         "number": number,
-        "percent": percent,
+        "percent": whole_percent,
         "pretty": pretty,
         "rate": rate,
         "share": share,
@@ -243,6 +244,19 @@ def environment(folder: Path = TEMPLATES) -> Environment:
 def template_page(folder: Path, template: str, **values: Any) -> str:
     """Return a page made by a template of a folder."""
     return environment(folder).get_template(template).render(**values)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What stands out, with some of its rows and the command that lists all of them."""
+
+    message: str
+    """Its lines, separated by `` | ``."""
+
+    ids: Sequence[str] = ()
+    rows: int = 0
+    """How many rows it has."""
+
+    command: str = ""
 
 
 def part(name: str, *values: Any) -> Html:
@@ -274,15 +288,17 @@ def cut(text: str, limit: int = LONGEST_TEXT) -> str:
 
 def share(part: float, total: float) -> str:
     """Return a share as percent: ``3.1 %``; small shares are never 0, large ones never 100."""
-    if not total:
-        return ""
-    percent = 100 * part / total
-    if 0 < percent < 0.1:
+    return percent(100 * part / total) if total else ""
+
+
+def percent(value: float) -> str:
+    """Write percents as :func:`share` does."""
+    if 0 < value < 0.1:
         return "< 0.1 %"
-    if 99.9 < percent < 100:
+    if 99.9 < value < 100:
         return "> 99.9 %"
-    whole = percent == 0 or 10 <= percent <= 99 or percent == 100
-    return f"{percent:.0f} %" if whole else f"{percent:.1f} %"
+    whole = value == 0 or 10 <= value <= 99 or value == 100
+    return f"{value:.0f} %" if whole else f"{value:.1f} %"
 
 
 def _time(at: float) -> str:

@@ -10,8 +10,8 @@ import msgspec
 
 from bagent.observe.formatting import duration, milliseconds, money, rate
 from bagent.report.endpoints import SLOW
-from bagent.report.html import Html, join, note, number, part, section, share
-from bagent.report.queries import ANSWERED, BUCKETS, ReportDb, median
+from bagent.report.html import Html, join, note, number, part, percent, section, share
+from bagent.report.queries import ANSWERED, BUCKETS, FIRST_IDS, ReportDb, median
 from bagent.report.svg import stacked
 
 MOST_CAUSES = 12
@@ -40,6 +40,8 @@ class Cause(msgspec.Struct, frozen=True):
     percent: float
     endpoints: int
     example: str
+    ids: list[str]
+    """Those of its first rows."""
 
 
 class ServedEndpoint(msgspec.Struct, frozen=True):
@@ -77,7 +79,8 @@ def causes(db: ReportDb) -> list[Cause]:
         f"""with stages as (select stage, count(*) as n from results group by stage),
                  alike as (select stage, error_kind, status, count(*) as "rows",
                                   count(distinct endpoint) as endpoints,
-                                  left(any_value(error), 400) as example, {ALIKE} as pattern
+                                  {FIRST_IDS} as ids, left(any_value(error), 400) as example,
+                                  {ALIKE} as pattern
                            from results where error_kind is not null
                            group by stage, error_kind, status, pattern
                            order by "rows" desc, stage, error_kind limit {MOST_CAUSES})
@@ -93,6 +96,7 @@ def causes(db: ReportDb) -> list[Cause]:
             row["percent"],
             row["endpoints"],
             row["example"] or "",
+            row["ids"],
         )
         for row in rows
     ]
@@ -141,7 +145,10 @@ def _judge(
         return "down", down[row["endpoint"]]
     share = row["failed"] / row["rows"]
     if row["failed"] >= 5 and share > 2 * usual + 0.01:
-        return "failing", f"{100 * share:.3g} % of its rows failed, {100 * usual:.3g} % elsewhere"
+        return (
+            "failing",
+            f"{percent(100 * share)} of its rows failed, {percent(100 * usual)} elsewhere",
+        )
     if slower is not None and slower > SLOW and row["rows"] >= 5:
         time_text = milliseconds(row["p50"])
         return "slow", f"{time_text} a row, {slower:.1f} times the median of the others"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from bagent.duck import quoted
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -38,6 +41,15 @@ class ReportDb:
     def row(self, sql: str) -> dict[str, Any]:
         """Return the only row."""
         return self.rows(sql)[0]
+
+    def plain_name(self, name: str) -> str:
+        """Return a name as an SQL identifier, without quotes where it needs none."""
+        if not (name.isascii() and name.isidentifier()):
+            return quoted(name)
+        category = self.connection.execute(
+            "select keyword_category from duckdb_keywords() where keyword_name = lower(?)", [name]
+        ).fetchone()
+        return name if category in (None, ("unreserved",)) else quoted(name)
 
     def run(self, sql: str) -> None:
         """Run a statement that returns no rows."""
@@ -99,6 +111,23 @@ def quantiles(column: str) -> str:
     shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
     parts = [f"quantile_disc({column}, {share}) as {name}" for name, share in shares]
     return ", ".join([f"avg({column}) as mean", *parts, f"max({column}) as max"])
+
+
+MOST_IDS = 5
+"""Rows that are named beside a finding."""
+
+FIRST_IDS = f"arg_min(coalesce(id, 'row ' || row), row, {MOST_IDS})"
+"""SQL for the first ids of a group of rows."""
+
+
+def results_command(run: str, condition: str) -> str:
+    """Return the command that lists the rows of a condition; empty without a run."""
+    if not run:
+        return ""
+    typed = shlex.quote(condition)
+    if not set(condition) & set('"$`\\!\n'):
+        typed = f'"{condition}"'
+    return f"bagent results {shlex.quote(run)} --where {typed} --with-input"
 
 
 def median(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -56,15 +57,23 @@ def extremes(db: ReportDb, stages: int) -> Html:
     )
 
 
-def sample(db: ReportDb) -> Html:
-    """Make the section of rows with input and answer; up to a third of them failed."""
+def sample(db: ReportDb, doubtful: Sequence[str] = ()) -> Html:
+    """Make the section of rows with input and answer.
+
+    Up to a third of them failed, and up to a fifth have answers that may be wrong.
+
+    Args:
+        db: the tables of a run.
+        doubtful: SQL over ``results`` of answers that may be wrong.
+    """
     db.run(
         "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
     )
-    for condition, count in _shares(db):
+    for condition, count in _shares(db, doubtful):
         db.run(
             "insert into picked select stage, row, id, answer from (select stage, row, id, answer"
-            f" from results where {condition}) using sample reservoir({count} rows)"
+            f" from results where ({condition}) and not exists (from picked where"
+            f" {same_unit('results', 'picked')})) using sample reservoir({count} rows)"
             f" repeatable ({SEED})"
         )
     rows = db.rows(
@@ -86,26 +95,65 @@ def sample(db: ReportDb) -> Html:
         parts.append(part)
     return section(
         "Rows",
-        note("A sample drawn at random; bagent results shows all rows."),
+        note(_drawn(db, doubtful)),
         Html(
             '<input type="search" id="find" placeholder="search in these rows" aria-label="search">'
         ),
-        Html(f'<p class="note" id="shown">{len(parts):,} rows of the sample</p><div id="rows">'),
+        Html(
+            f'<p class="note" id="shown">{len(parts)} of {len(parts)} rows of the sample</p>'
+            '<div id="rows">'
+        ),
         *parts,
         Html("</div>"),
         name="sample",
     )
 
 
-def _shares(db: ReportDb) -> list[tuple[str, int]]:
-    """Return SQL conditions and how many rows to draw of each; every stage has its share."""
+def _drawn(db: ReportDb, doubtful: Sequence[str]) -> str:
+    """Say what the sample is made of."""
+    total, drawn = (
+        db.row(
+            'select count(*) as "rows", count(*) filter (error_kind is not null) as failed,'
+            f" count(*) filter ({_any(doubtful)}) as doubtful from {source}"
+        )
+        for source in ("results", f"results semi join picked on {same_unit('results', 'picked')}")
+    )
+    if drawn["rows"] == total["rows"]:
+        return "All rows."
+    parts = [
+        f"{drawn[name]:,} of {total[name]:,} {label}"
+        for name, label in (("failed", "failed rows"), ("doubtful", "doubtful answers"))
+        if total[name]
+    ]
+    others = drawn["rows"] - drawn["failed"] - drawn["doubtful"]
+    made_of = ", ".join([*parts, f"{others:,} others"])
+    return (
+        f"A sample of {total['rows']:,} rows: {made_of}. Each group is drawn at random;"
+        " bagent results shows all rows."
+    )
+
+
+def _any(conditions: Sequence[str]) -> str:
+    """Return SQL for rows of any condition."""
+    return " or ".join(f"({condition})" for condition in conditions) or "false"
+
+
+def _shares(db: ReportDb, doubtful: Sequence[str]) -> list[tuple[str, int]]:
+    """Return SQL conditions and how many rows to draw of each; every stage has its share.
+
+    Rows that an earlier condition drew are not drawn again.
+    """
     stages = [row["stage"] for row in db.rows("select distinct stage from results order by 1")]
     stages = stages[:STAGES]
     most = SAMPLE // max(1, len(stages))
     return [
-        (f"stage = {literal(stage)} and error_kind is {sign} null", count)
+        (f"stage = {literal(stage)} and ({condition})", count)
         for stage in stages
-        for sign, count in (("not", most // 3), ("", most - most // 3))
+        for condition, count in (
+            ("error_kind is not null", most // 3),
+            *((each, max(1, most // 5 // len(doubtful))) for each in doubtful),
+            ("error_kind is null", most - most // 3 - most // 5 * bool(doubtful)),
+        )
     ]
 
 
@@ -125,5 +173,5 @@ def _row(row: dict[str, Any]) -> Html:
         if value is not None:
             parts.append(f'<div class="note">{title}</div>{block(value, most)}')
     mark = f'<span class="{"ok" if ok else "not"}">{text(row["status"])}</span>'
-    head = f"{mark} {text(name, 120)} {text(row['shown'] or row['error'], 100)}"
+    head = f"{mark} <b>{text(name, 120)}</b> {text(row['shown'] or row['error'], 100)}"
     return Html(f"<details><summary>{head}</summary>{''.join(parts)}</details>")

@@ -22,10 +22,28 @@ from bagent.report import (
     stages,
 )
 from bagent.report.fields import Traits
-from bagent.report.html import Html, block, heading, note, number, part, section, table, text
+from bagent.report.html import (
+    Finding,
+    Html,
+    block,
+    heading,
+    note,
+    number,
+    part,
+    section,
+    table,
+    text,
+)
 from bagent.report.overview import down_endpoints, throughput
-from bagent.report.queries import ANSWERED, WEAK, ReportDb, quantiles
-from bagent.report.suspects import find_suspects
+from bagent.report.queries import (
+    ANSWERED,
+    FIRST_IDS,
+    WEAK,
+    ReportDb,
+    quantiles,
+    results_command,
+)
+from bagent.report.suspects import Suspect, find_suspects
 from bagent.report.svg import histogram
 from bagent.types import Json
 
@@ -86,8 +104,16 @@ class ReportInfo(msgspec.Struct, frozen=True):
     rows_per_s: float | None = None
     """Rows of the last stage a second, as ``status`` has it; None where unknown."""
 
+    run: str = ""
+    """The run as a command names it; empty where commands are not wanted."""
+
     properties: Mapping[str, str] = {}
     """The property of each column of ``answers``; other columns hold the whole answer."""
+
+    @property
+    def last_stage(self) -> str | None:
+        """The last of several stages; None where there is one."""
+        return self.stages[-1] if len(self.stages) > 1 else None
 
 
 def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
@@ -107,19 +133,20 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     served = endpoints.endpoint_rows(db)
     by_stage = stages.stage_rows(db, about.stages, sums)
     faults = failures.find(db)
-    traits = Traits(db, about.in_prompt)
+    suspects = find_suspects(db, about.last_stage, about.properties)
+    traits = Traits(db, about.in_prompt, [suspect.condition for suspect in suspects])
     calls = agents.tool_rows(db)
 
-    shared = [fields.shared(traits, number) for number in range(1, failures.FAULTS + 1)]
+    shared = [fields.shared(traits, number) for number in range(failures.FAULTS)]
     reported = {key for group in shared for key in group.fields}
-    by_topic = {
+    by_topic: dict[str, Sequence[Finding | str]] = {
         "Endpoints": endpoints.findings(served, down_endpoints(db)) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
             *failures.findings(faults, sums, [group.text for group in shared]),
             *fields.failing(traits, reported),
         ],
-        "Answers": _suspects(db, about),
+        "Answers": _suspects(db, about.run, traits, suspects),
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),
     }
@@ -128,7 +155,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     parts = [
         overview.headline(db, sums, about.worked_s, about.rows_per_s),
         _findings(by_topic),
-        failures.failures(db, about.mending, sums),
+        failures.failures(db, about.mending, sums, about.run),
         _answers(db, about),
         stages.stages(by_stage, sums),
         overview.timeline(db, sums, over),
@@ -139,7 +166,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         cost.cost(db, sums),
         cost.by_mode(db, about.prices),
         rows.extremes(db, sums["stages"]),
-        rows.sample(db),
+        rows.sample(db, [suspect.condition for suspect in suspects]),
         _job(about, earlier),
     ]
     facts = list(about.facts)
@@ -178,15 +205,28 @@ def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
     return section("The job", *parts, name="job")
 
 
-def _suspects(db: ReportDb, about: ReportInfo) -> list[str]:
-    """Describe the answers of the last stage that may be wrong."""
-    stage = about.stages[-1] if len(about.stages) > 1 else None
-    return [suspect.message for suspect in find_suspects(db, stage, about.properties)]
+def _suspects(db: ReportDb, run: str, traits: Traits, suspects: Sequence[Suspect]) -> list[Finding]:
+    """Describe the answers of the last stage that may be wrong, with what their rows share."""
+    described = []
+    for group, suspect in enumerate(suspects, failures.FAULTS):
+        common = fields.shared(traits, group).text if suspect.endpoint is None else ""
+        rows = db.row(
+            f"select {FIRST_IDS} as ids, count(*) as n from results where {suspect.condition}"
+        )
+        described.append(
+            Finding(
+                suspect.message + f" | What these rows share: {common}" * bool(common),
+                rows["ids"] or [],
+                rows["n"],
+                results_command(run, suspect.where(db)),
+            )
+        )
+    return described
 
 
 def _answers(db: ReportDb, about: ReportInfo) -> Html:
     """The distribution of every property of the answers, or the lengths of their texts."""
-    last = about.stages[-1] if len(about.stages) > 1 else None
+    last = about.last_stage
     names = about.properties
     profiles = answer_fields.profile_fields(db, last, names)
     if not profiles:
@@ -209,21 +249,26 @@ def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
     return [f"no endpoint stands out: the slowest takes {most:.1f} times the others' time"]
 
 
-def _findings(by_topic: Mapping[str, Sequence[str]]) -> Html:
+def _findings(by_topic: Mapping[str, Sequence[Finding | str]]) -> Html:
     """What stands out, by topic; `` | `` separates the lines of one finding."""
+    findings = {
+        title: [each if isinstance(each, Finding) else Finding(each) for each in topic]
+        for title, topic in by_topic.items()
+    }
     parts = []
-    for title, messages in by_topic.items():
-        if messages:
-            items = "".join(_item(message) for message in dict.fromkeys(messages))
+    for title, topic in findings.items():
+        if topic:
+            items = "".join(map(_item, {each.message: each for each in topic}.values()))
             parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
-    if any(message.startswith(WEAK) for messages in by_topic.values() for message in messages):
+    if any(each.message.startswith(WEAK) for topic in findings.values() for each in topic):
         parts.append(note("Weak: shown by few rows only, or by what many other rows have too."))
     return section("What stands out", *(parts or [note("Nothing.")]))
 
 
-def _item(message: str) -> str:
-    weak = " class=weak" * message.startswith(WEAK)
-    return f"<li{weak}>{_lines(message)}</li>"
+def _item(finding: Finding) -> str:
+    weak = " class=weak" * finding.message.startswith(WEAK)
+    some = part("some_rows", finding.ids, finding.rows, finding.command)
+    return f"<li{weak}>{_lines(finding.message)}{some}</li>"
 
 
 def _lines(message: str) -> str:

@@ -19,7 +19,7 @@ from bagent.report.answer_fields import (
     plain_number,
 )
 from bagent.report.queries import ReportDb
-from bagent.store.tables.schema import pointer
+from bagent.store.tables.schema import RESULTS, pointer
 
 MOST_SUSPECTS = 8
 MOST_REPEATED = 3
@@ -55,6 +55,37 @@ class Suspect(msgspec.Struct, frozen=True):
     profile: FieldProfile
     bar: FieldBar
     endpoint: str | None = None
+    stage: str | None = None
+
+    @property
+    def condition(self) -> str:
+        """SQL over ``results`` that selects them."""
+        value = f"json_extract_string(output, {literal(pointer(self.profile.name))})"
+        return f"status = 'ok' and {self._test(value, f'try_cast({value} as double)')}"
+
+    def where(self, db: ReportDb) -> str:
+        """Return the condition for ``bagent results --where``."""
+        name = self.profile.name or "value"
+        column = db.plain_name(name)
+        if name.casefold() in RESULTS:
+            column = f"output ->> {literal(pointer(name))}"
+        return self._test(column, column)
+
+    def _test(self, text: str, number: str) -> str:
+        """Return the condition on a value, given the SQL of its text and of its number."""
+        bar = self.bar
+        high = math.nextafter(bar.high or 0.0, -math.inf)
+        if bar.value == "":
+            parts = [f"trim({text}) = ''"]
+        elif bar.value is not None:
+            parts = [f"{text} = {literal(bar.value)}"]
+        elif bar.low == high:
+            parts = [f"{number} = {bar.low:g}"]
+        else:
+            parts = [f"{number} between {bar.low!r} and {high!r}"]
+        columns = (("endpoint", self.endpoint), ("stage", self.stage))
+        parts += [f"{name} = {literal(value)}" for name, value in columns if value is not None]
+        return " and ".join(parts)
 
 
 def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[Suspect]:
@@ -90,7 +121,7 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
             suspects += _numbers(db, source, (column, names[column]), stats)
         if kind in ("VARCHAR", "BOOLEAN"):
             suspects += _endpoints(db, stage, names[column], stats, sample)
-    return suspects[:MOST_SUSPECTS]
+    return [msgspec.structs.replace(each, stage=stage) for each in suspects[:MOST_SUSPECTS]]
 
 
 def _sample(total: int) -> str:

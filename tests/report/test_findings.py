@@ -125,6 +125,23 @@ def test_answers_that_may_be_wrong_are_named(run):
     ]
 
 
+def test_a_doubtful_answer_has_what_its_rows_share_ids_and_the_command_that_lists_them(run):
+    put_answers(run, [("no", 1 + n % 5, f"since {n}") for n in range(600)])
+    for n in range(600, 630):
+        text = "I do not understand."
+        output = {"label": "no", "score": 3, "reason": text}
+        run.result(n, output=output, input={"language": "nl"}, endpoint=f"node{n % 3}")
+        run.connection.execute("insert into answers values (?, 'no', 3, ?)", [f"r{n}", text])
+    page = run.page(ReportInfo("job", run="runs/job", properties=NAMES))
+    what = page.sections["what"]
+    assert "30 answers with the same reason" in what
+    assert "What these rows share: language = nl (100 % of them, 0 % of the other rows)" in what
+    assert "rows r600, r601, r602, r603, r604 and 25 more" in what
+    condition = "reason = 'I do not understand.'"
+    assert f'bagent results runs/job --where "{condition}" --with-input' in what
+    assert "A sample of 630 rows: 30 of 30 doubtful answers" in page.sections["sample"]
+
+
 def test_usual_answers_are_not_suspected(run):
     kinds = ("It is a bug.", "It is a wish.", "It is praise.")
     put_answers(run, [(f"l{n % 7}", (n % 40) ** 2, kinds[n // 3 % 3]) for n in range(600)])

@@ -113,6 +113,7 @@ def _about(run: RunDir) -> ReportInfo:
         mending=mending_commands(run, state, state["by_kind"]),
         worked_s=working_seconds(info.starts, now) if info else None,
         rows_per_s=state["rows_per_s"],
+        run=str(run.path),
         properties=property_names(info.answer_columns) if info else {},
     )
 
