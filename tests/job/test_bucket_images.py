@@ -164,3 +164,13 @@ def test_a_missing_driver_is_an_error_before_any_row(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(BagentError, match=r"gs:// needs gcsfs \(pip install"):
         prompt_of(tmp_path, PHOTO % "image_folders: gs://b/in")
+
+
+def test_a_url_that_no_store_can_read_fails_its_row_only(site, tmp_path):
+    prompt = prompt_of(tmp_path, PHOTO % "image_folders: s3://b/in")
+    for photo in ("s3://b/in/\ud800.png", "s3://b/in/\x00.png"):
+        row = Row(0, 0, 0, {"photo": photo}, "", 0)
+        prompt.release_images(prompt.load_images(row))
+        with pytest.raises(TemplateFailure, match="cannot read s3://b/in/"):
+            url_of(prompt, photo=photo)
+    assert url_of(prompt, photo="s3://b/in/1.png") == data_url(PNG, "image/png")

@@ -113,6 +113,10 @@ def _read(url: str) -> bytes:
     except RemoteError as error:
         message = f"cannot read {cut(url)}: {error.strerror}"
         raise ImageError(message, passing=error.passing) from None
+    except ImageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - URLs of rows reach drivers, which raise anything
+        raise ImageError(f"cannot read {cut(url)}: {error}") from None
 
 
 def cut(text: str) -> str:
