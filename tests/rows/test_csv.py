@@ -31,7 +31,7 @@ def test_rows_of_another_width_are_bad_rows(rows_of):
 
 def test_invalid_utf8_spoils_only_its_row(rows_of):
     rows = rows_of(b"a,b\n1,\xe9\n2,\xc3\xa9\n", "in.csv")
-    assert rows[0].error.startswith("not UTF-8, probably windows-1252 (save the file as UTF-8")
+    assert rows[0].error == "not UTF-8, as other lines are (mend this line)"
     assert rows[1].error is None
     assert rows[0].raw == b"1,\xe9"
     assert rows[1].data == {"a": "2", "b": "é"}
@@ -114,6 +114,20 @@ def test_a_file_in_another_encoding_is_refused(rows_of, encoding, text, message)
     assert len(rows_of(lines.encode(), "in.csv")) == 3
     later = b"id,text\n" + b"a,plain\n" * 100_000 + b"b,\xe9\n"
     assert rows_of(later, "in.csv")[-1].error.startswith("not UTF-8, probably windows-1252")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("shift", ["", "x", "xx"])
+def test_a_first_block_may_end_inside_a_character(rows_of, end, shift):
+    wide = rows_of(f"id,{shift}{'日' * 100_000}{end}1,2{end}", "wide.csv")
+    assert [row.error for row in wide] == [None]
+    rows = rows_of(f"id,text{end}" + f"1,{shift}日本語{end}" * 50_000, "in.csv")
+    assert len(rows) == 50_000
+
+
+def test_a_last_line_cut_inside_a_character_says_so(rows_of):
+    rows = rows_of("id,text\n1,é\n2,日本".encode()[:-1], "in.csv")
+    assert [row.error for row in rows] == [None, "the file is cut off inside a character"]
 
 
 def test_files_without_records_have_no_rows(rows_of):

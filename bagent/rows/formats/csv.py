@@ -203,6 +203,10 @@ _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 _AS_UTF8 = "save the file as UTF-8, e.g. iconv -f {} -t UTF-8"
 
 
+_CUT_CHARACTER = re.compile(
+    rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
+)
+"""A character of UTF-8 that the end of the text cuts."""
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
 _UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 """Bytes that are no characters in windows-1252."""
@@ -227,7 +231,7 @@ class CsvFile:
         self._stream = ByteStream(source.path, source.packing)
         try:
             check_start(self._stream.start(), source.path)
-            _check_encoding(self._stream.start(), source)
+            self._has_utf8 = _check_encoding(self._stream.start(), source)
             self._lines = PhysicalLines(self._stream, source)
             self._separator = self._find_separator()
             plain = source.format == "tsv" and not _QUOTED_NAMES.fullmatch(self._lines.peek())
@@ -330,6 +334,14 @@ class CsvFile:
             return f'a quote is never closed, so {len(taken)} lines are one row (double it: "")'
         return str(error)
 
+    def _encoding_error(self, raw: bytes) -> str:
+        """Describe a record that is not UTF-8; another encoding explains no single record."""
+        if not self._has_utf8:
+            return "{} ({})".format(*_not_utf8(raw))
+        if not self._lines.taken[-1].endswith(("\r", "\n")) and _CUT_CHARACTER.search(raw):
+            return "the file is cut off inside a character"
+        return "not UTF-8, as other lines are (mend this line)"
+
     def _records(self) -> Iterator[tuple[int, list[str] | Unreadable]]:
         """Physical line and cells of every record that is not blank."""
         lines = self._lines
@@ -346,28 +358,28 @@ class CsvFile:
                 continue
             self._check_length(line)
             if lines.undecodable():
-                yield line, Unreadable("{} ({})".format(*_not_utf8(lines.raw())), lines.raw())
+                yield line, Unreadable(self._encoding_error(lines.raw()), lines.raw())
             else:
                 yield line, cells
 
 
-def _check_encoding(start: bytes, source: FileSource) -> None:
-    """Refuse a file whose first lines are in another encoding than UTF-8.
+def _check_encoding(start: bytes, source: FileSource) -> bool:
+    """Return whether some of the first lines have UTF-8 beyond ASCII; refuse another encoding.
 
     Single bad lines beside lines of UTF-8 are failures of their rows.
 
     Raises:
         InputError: some lines are not UTF-8, and all other ones are ASCII.
     """
-    lines = start.split(b"\n")
-    if len(lines) > 1:
-        lines.pop()  # may be cut off
-    bad = [number for number, line in enumerate(lines, 1) if not _is_utf8(line)]
-    others = (line for line in lines if _is_utf8(line))
-    if bad and all(line.isascii() for line in others):
-        text = b"\n".join(lines[number - 1] for number in bad)
-        problem, hint = _not_utf8(text)
+    lines = _CUT_CHARACTER.sub(b"", start).splitlines()
+    valid = [_is_utf8(line) for line in lines]
+    if any(ok and not line.isascii() for ok, line in zip(valid, lines, strict=True)):
+        return True
+    bad = [number for number, ok in enumerate(valid, 1) if not ok]
+    if bad:
+        problem, hint = _not_utf8(b"\n".join(lines[number - 1] for number in bad))
         raise InputError(f"the file is {problem}", hint=hint, at=Position(source.path, bad[0]))
+    return False
 
 
 def _is_utf8(line: bytes) -> bool:
