@@ -8,6 +8,7 @@ openai, anthropic, bedrock  the services
 runner                      a stage through batches: fill, send, poll, read, repeat
 scheduler                   the next step, as a pure state machine
 builder, files              batches being filled, and their files
+edited                      rows that were edited while they were in a batch
 record                      the ledger of batches
 conversations               rows whose calls go into batches, and the answers out of them
 http                        the HTTP client of services without an SDK

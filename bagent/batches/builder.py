@@ -8,7 +8,14 @@ from pathlib import Path
 import msgspec
 
 from bagent.backends.request import Request
-from bagent.batches.files import FOLDER, BatchFiles, BatchFileWriter, BatchItem, batch_units
+from bagent.batches.files import (
+    FOLDER,
+    BatchFiles,
+    BatchFileWriter,
+    BatchItem,
+    batch_items,
+    batch_units,
+)
 from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_parts, ledger_path, read_ledger
 from bagent.batches.service import BatchService
 from bagent.stages.dedupe import RecentAnswers
@@ -117,6 +124,15 @@ class BatchBuilder:
             label = path.name.partition(".")[0]
             if label not in live:
                 BatchFiles(self._run_dir, label).remove()
+
+    def loaded_items(self) -> Iterator[BatchItem]:
+        """Yield the rows in batches of earlier processes."""
+        for record, _ in self._loaded:
+            yield from batch_items(self.files(record))
+
+    def is_loaded(self, record: BatchRecord) -> bool:
+        """Return whether an earlier process filled the batch."""
+        return any(loaded is record for loaded, _ in self._loaded)
 
     def has(self, unit: int) -> bool:
         """Return whether a batch of an earlier process holds the unit."""

@@ -17,6 +17,7 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.base import Exchange
 from bagent.backends.request import answer_limit
 from bagent.batches.builder import BatchBuilder, RequestCost
+from bagent.batches.edited import EditedItems
 from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, request_number
@@ -215,6 +216,8 @@ class ReadRules(msgspec.Struct, frozen=True):
     price: Price | None
     is_done: Callable[[int], bool]
     """Whether a unit is finished."""
+    edited: EditedItems | None = None
+    """Finds rows that were edited since; None where not all of the input is read."""
 
 
 class ResultReader:
@@ -323,7 +326,11 @@ class ResultReader:
                 rows.begin(copy.row, copy.answer)
 
     def _is_taken(self, item: BatchItem) -> bool:
-        """Return whether an interrupted process has handled the answer before."""
+        """Return whether an interrupted process has handled the answer before, or whether the row
+        was edited since."""
+        edited = self._rules.edited
+        if edited is not None and self._builder.is_loaded(self._record) and edited.has(item):
+            return True
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
         return self._rules.is_done(unit) or self._builder.has_later(self._record, unit)
 

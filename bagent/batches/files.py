@@ -197,9 +197,14 @@ def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
                 yield offset, decode_item(line)
 
 
-def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
-    """Yield the (row, answer) units of a batch, copies included."""
+def batch_items(files: BatchFiles) -> Iterator[BatchItem]:
+    """Yield the items of a batch, copies included."""
     for path in (files.rows, files.copies):
         if path.exists():
             for _, item in _items(path):
-                yield unit_of(item.row.key, stage, item.answer)
+                yield item
+
+
+def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
+    """Yield the (row, answer) units of a batch, copies included."""
+    return (unit_of(item.row.key, stage, item.answer) for item in batch_items(files))

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversations import BatchRows, ReadRules, ResultReader
-from bagent.batches.files import BatchItem, read_rows
+from bagent.batches.files import BatchItem, batch_items, read_rows
 from bagent.batches.record import OUT, BatchRecord, BatchStatus
 from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota_refusal
 from bagent.batches.service import BatchService
@@ -26,6 +27,10 @@ from bagent.types import Attempt, Failure
 
 MAX_SILENCE = 1800.0
 """Seconds without a response of the provider after which the run ends, to be resumed."""
+
+READ_AHEAD_SECONDS = 60.0
+"""Seconds for which batches of an earlier start wait until the input was read: rows in them may
+have been edited."""
 
 APPEARANCE_SECONDS = 30.0
 """Seconds for which an unconfirmed batch may still appear before it is created again."""
@@ -279,6 +284,7 @@ class BatchEngine:
         self._settling: list[BatchRecord] = []
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
+        self._waits_for_room = asyncio.Event()
         self._fed = False
         self._post = BatchSubmitter(service, builder, scheduler, tools.post)
         self._clock, self._notice = tools.post.clock, tools.post.notice
@@ -294,6 +300,8 @@ class BatchEngine:
         feeding = asyncio.create_task(self._feed(source))
         feeding.add_done_callback(lambda _: self._changed.set())
         try:
+            if self._builder.records and self._tools.rules.edited is not None:
+                await self._read_ahead(feeding)
             while True:
                 if feeding.done():
                     await feeding
@@ -334,12 +342,21 @@ class BatchEngine:
 
     # --- rows ---------------------------------------------------------------------------------
 
+    async def _read_ahead(self, feeding: asyncio.Task[None]) -> None:
+        """Wait until the input was read, or until reading waits for room."""
+        room = asyncio.create_task(self._waits_for_room.wait())
+        reasons: set[asyncio.Task[Any]] = {feeding, room}
+        await asyncio.wait(reasons, timeout=READ_AHEAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        room.cancel()
+
     async def _feed(self, source: AsyncIterable[Work]) -> None:
-        stage, seals = self._rows.plan.name, -1
+        stage, seals, edited = self._rows.plan.name, -1, self._tools.rules.edited
         async for batch in source:
             if self._tools.gate is not None:
                 await self._tools.gate()
             for row, answers in batch:
+                if edited is not None:
+                    edited.read(row)
                 for answer in answers:
                     if self._builder.seals != seals:
                         seals = self._builder.seals
@@ -348,11 +365,14 @@ class BatchEngine:
                     if not self._builder.has(unit_of(row.key, stage, answer)):
                         self._rows.begin(row, answer)
             await asyncio.sleep(0)
+        if edited is not None:
+            edited.end()
 
     async def _wait_for_room(self) -> None:
         """Wait until fewer than :data:`MAX_UNSENT` batches are unsent."""
         while sum(record.state == "sealed" for record in self._builder.records) >= MAX_UNSENT:
             self._sent.clear()
+            self._waits_for_room.set()
             await self._sent.wait()
 
     # --- steps --------------------------------------------------------------------------------
@@ -392,11 +412,25 @@ class BatchEngine:
         )
 
     async def _send(self, record: BatchRecord) -> None:
-        if record.state == "sealed" and not self._builder.files(record).requests.exists():
-            await self._split(record)  # refused after its file was removed
+        if not self._may_exist(record) and not self._is_whole(record):
+            await self._split(record)  # refused after its file was removed, or rows were edited
         else:
             await self._post.send(record)
         self._sent.set()
+
+    @staticmethod
+    def _may_exist(record: BatchRecord) -> bool:
+        """Return whether the provider may have the batch."""
+        return record.state == "sending" and record.file_id is not None
+
+    def _is_whole(self, record: BatchRecord) -> bool:
+        """Return whether a batch still has its file, and none of its rows was edited."""
+        files, edited = self._builder.files(record), self._tools.rules.edited
+        if not files.requests.exists():
+            return False
+        if edited is None or not self._builder.is_loaded(record):
+            return True
+        return not any(edited.has(item) for item in batch_items(files))
 
     async def _send_singly(self, record: BatchRecord) -> None:
         """Send the rows of a late batch as single calls; those that ended before are left out."""
@@ -416,9 +450,10 @@ class BatchEngine:
         self._sent.set()
 
     def _is_done(self, item: BatchItem) -> bool:
-        """Return whether an earlier start has finished a row."""
+        """Return whether an earlier start has finished a row, or the row was edited since."""
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
-        return self._tools.rules.is_done(unit)
+        edited = self._tools.rules.edited
+        return self._tools.rules.is_done(unit) or (edited is not None and edited.has(item))
 
     # --- what came back -----------------------------------------------------------------------
 

@@ -14,18 +14,22 @@ from bagent.agents.plan import StagePlan
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversations import BatchRows, ReadRules, RowTools
+from bagent.batches.edited import EditedItems
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
 from bagent.batches.scheduler import ProviderBatchScheduler, SendingTimes
 from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
+from bagent.runs.context import STAGE
 from bagent.runs.plan import is_deduplicated, tier_fields
 from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import job_price
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.stop_rules import StopRules
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.edited_rows import UnseenRows
 from bagent.text.durations import time_by
 from bagent.types import Failure, FleetStats
 
@@ -77,7 +81,7 @@ def plan_provider_batches(
         rows,
         scheduler,
         EngineTools(
-            rules=ReadRules(job.limits.retries, price, store.done.has),
+            rules=_read_rules(price, builder, services, plan, job),
             post=SubmitterTools(_run_in_fleet(pool.fleet), messages.show, messages.notify),
             on_attempt=services.on_attempt,
             gate=services.gate,
@@ -93,6 +97,30 @@ def plan_provider_batches(
             await service.close()
 
     return RunPlan(fleets, [(pool, model)], run, rows.advice)
+
+
+def _read_rules(
+    price: Price | None, builder: BatchBuilder, services: RunServices, plan: StagePlan, job: Job
+) -> ReadRules:
+    edited = _edited_items(builder, services, plan, job)
+    return ReadRules(job.limits.retries, price, services.store.done.has, edited)
+
+
+def _edited_items(
+    builder: BatchBuilder, services: RunServices, plan: StagePlan, job: Job
+) -> EditedItems | None:
+    """Return what finds edited rows in batches of earlier starts; None where not all of the input
+    is read."""
+    options, store = services.options, services.store
+    selections = (job.where, options.limit, options.sample, options.shard)
+    is_whole = plan.name == STAGE and all(selection is None for selection in selections)
+    if not builder.records or not is_whole:
+        return None
+    name = plan.name
+    units = UnseenRows(unit_of(i.row.key, name, i.answer) for i in builder.loaded_items())
+    store.watched.append(units)
+    rows = UnseenRows(item.row.index for item in builder.loaded_items())
+    return EditedItems(name, units, rows, store.journal.replaces)
 
 
 def make_service(resolved: ResolvedServers, services: RunServices) -> BatchService:

@@ -8,7 +8,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,6 +177,8 @@ class RunStore:
 
     def __post_init__(self) -> None:
         self.progress = ProgressFile(self.path, self.part)
+        self.watched: list[UnseenRows] = [self.missing] if self.missing else []
+        """Units that are marked while the input is read."""
 
     @property
     def path(self) -> Path:
@@ -214,10 +216,13 @@ class RunStore:
         pending = [answer for answer, unit in enumerate(units) if not has(unit)]
         for answer in pending:
             self.live_totals.read(units[answer])
-        if self.missing is not None:
-            for unit in units:
-                self.missing.mark_seen(unit)
+        self._mark_seen(units)
         return pending
+
+    def _mark_seen(self, units: Iterable[int]) -> None:
+        for watched in self.watched:
+            for unit in units:
+                watched.mark_seen(unit)
 
     def forget_missing(self) -> None:
         """Take back the failures of rows that the completely read input no longer holds."""
@@ -230,10 +235,8 @@ class RunStore:
         for answer in range(answers):
             if not self.done.has_all(units_of(keys, STAGE, answer)):
                 return False
-        if self.missing is not None:
-            for answer in range(answers):
-                for unit in units_of(keys, STAGE, answer):
-                    self.missing.mark_seen(unit)
+        for answer in range(answers if self.watched else 0):
+            self._mark_seen(units_of(keys, STAGE, answer))
         return True
 
     def begin(

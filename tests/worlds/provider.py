@@ -48,6 +48,8 @@ class Batch:
     rows: int
     created: float
     course: str
+    start: int
+    """The start that made it."""
     answers: bytes = b""
     """Empty until they were fetched first."""
 
@@ -91,7 +93,7 @@ class Provider:
             status = base_kind(replies[min(network.asked[row], len(replies) - 1)])
             network.asked[row] += 1
         now = network.clock.now
-        sent = Sent(network.start, 0, batch.created, (row,), (version,), status, (status,))
+        sent = Sent(batch.start, 0, batch.created, (row,), (version,), status, (status,))
         sent.status, sent.done = 200, now
         network.sent.append(sent)
         if lost:
@@ -141,7 +143,13 @@ class WorldBatches(LearnedForms):
         name = f"batch-{len(provider.batches)}"
         now = provider.network.clock.now
         provider.batches[name] = Batch(
-            name, record.label, record.file_id or "", record.rows, now, course
+            name,
+            record.label,
+            record.file_id or "",
+            record.rows,
+            now,
+            course,
+            provider.network.start,
         )
         failure = await self._reply()
         if course == "lost-reply":

@@ -268,10 +268,10 @@ def _same(first: Json, other: Json) -> bool:
 
 
 class UnseenRows:
-    """Failed units, and which of them the input still holds. Memory: 9 bytes each.
+    """Units of earlier starts, and which of them the input still holds. Memory: 9 bytes each.
 
     Args:
-        units: the failed units, in any order.
+        units: the units, in any order.
     """
 
     def __init__(self, units: Iterable[int]) -> None:
@@ -287,6 +287,11 @@ class UnseenRows:
         at = bisect_left(self._units, unit)
         if at < len(self._units) and self._units[at] == unit:
             self._met[at] = 1
+
+    def has_seen(self, unit: int) -> bool:
+        """Return whether a unit was marked as seen."""
+        at = bisect_left(self._units, unit)
+        return at < len(self._units) and self._units[at] == unit and bool(self._met[at])
 
     def unseen(self) -> Iterator[int]:
         """Return the units that were not seen."""

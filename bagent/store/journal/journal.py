@@ -121,6 +121,10 @@ class Journal:
                 self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
         return self._write(outcome)
 
+    def replaces(self, outcome: Outcome) -> bool:
+        """Return whether an earlier start wrote an outcome of the same row with another content."""
+        return self._edited is not None and bool(self._edited.replaced_units(outcome))
+
     def write_tombstone(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
         """Write a line that removes the earlier lines of a unit.
 
