@@ -172,6 +172,10 @@ class BatchRows:
             self.finish(conversation, outcome)
             self.copy_to(copies, outcome)
 
+    def sync(self) -> None:
+        """Sync the outcomes to disk. Raises WriteError."""
+        self._tools.journal.sync()
+
     def now(self) -> float:
         """Return Unix seconds."""
         return self._tools.clock()

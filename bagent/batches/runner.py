@@ -547,6 +547,8 @@ class BatchEngine:
         await self._rows.send_singly(rows)
 
     def _settle(self) -> None:
+        if self._settling:
+            self._rows.sync()  # before the answers are removed
         for record in self._settling:
             record.state = "done"
             self._builder.save(record)

@@ -42,6 +42,10 @@ class OutcomeLog(Protocol):
         """Write one outcome and return its location; raise WriteError."""
         ...
 
+    def sync(self) -> None:
+        """Sync what was written to disk; raise WriteError."""
+        ...
+
 
 class RowRunner:
     """Makes a conversation of each row, sends its calls and writes its outcome.
