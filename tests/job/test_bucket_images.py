@@ -77,6 +77,14 @@ def test_the_beginning_of_an_image_is_a_folder_that_the_job_names(site, tmp_path
         url_of(prompt, name="../out/3.png")
 
 
+def test_a_beginning_inside_a_name_lets_rows_name_nothing_beside_it(site, tmp_path):
+    image = '{image: "S3://b/in/su{{ name }}"}, {image: "{{ photo }}"}'
+    prompt = prompt_of(tmp_path, f"{{messages: [{{role: user, content: [{image}]}}]}}")
+    assert url_of(prompt, name="b/2.jpg", photo="https://host.example/a.png") == data_url(JPEG, "image/jpeg")
+    with pytest.raises(TemplateFailure, match="in no folder of a bucket that the job names"):
+        url_of(prompt, name="b/2.jpg", photo="s3://b/in/1.png")
+
+
 def test_an_image_of_the_job_itself_lets_rows_name_no_other(site, tmp_path):
     content = '[{image: s3://b/in/1.png}, {image: "{{ photo }}"}]'
     prompt = prompt_of(tmp_path, f"{{messages: [{{role: user, content: {content}}}]}}")

@@ -29,7 +29,7 @@ class BucketImages:
     """Reads images of rows from the folders of buckets that the job names, and from no others.
 
     Args:
-        folders: URLs of folders, each with a slash at its end; or the URL of one image.
+        folders: how URLs may begin: folders, each with a slash at its end, or one image.
     """
 
     def __init__(self, folders: Iterable[str] = ()) -> None:
@@ -37,10 +37,9 @@ class BucketImages:
         self._loaded: dict[str, bytes | ImageError] = {}
         self._last: tuple[str, bytes] = ("", b"")
 
-    def allow(self, folder: str) -> None:
-        """Let rows name images in one more folder; an empty text is none."""
-        if folder:
-            self.folders += (folder,)
+    def allow(self, beginning: str) -> None:
+        """Let rows name also the images whose URLs begin so."""
+        self.folders += (beginning,)
 
     def check(self, source: str) -> str:
         """Return the URL of an image with its scheme in lower case.

@@ -28,7 +28,7 @@ from bagent.job.templates.template import Template, TemplateFailure
 from bagent.job.validation import Origin
 from bagent.remote import bucket_folder, in_bucket
 from bagent.remote.drivers import check_driver
-from bagent.remote.urls import scheme_of
+from bagent.remote.urls import scheme_of, with_lower_scheme
 from bagent.text.suggest import describe_value, did_you_mean, dotted
 from bagent.types import Json, Message, Row
 
@@ -519,7 +519,9 @@ class _Builder:
         template = self._template(part.image or "", short_path, origin)
         if template.constant is None:
             self.image_templates.append(template)
-            self._images.allow(bucket_folder(template.text.partition("{")[0].strip()))
+            beginning = template.text.partition("{")[0].strip()
+            if bucket_folder(beginning):
+                self._images.allow(with_lower_scheme(beginning))
             return _image_part(template, self._source.folder, self._images)
         text = template.constant.strip()
         try:
