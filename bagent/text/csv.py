@@ -14,14 +14,14 @@ NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
 
 _QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
 _CONVERTED = re.compile(
-    r"0\d+|\d+(?:\.\d*)?e[+-]?\d+|\d{16,}"
-    r"|\d{1,4}[-/]\d{1,2}(?:[-/]\d{1,4})?|\d{1,2}:\d\d(?::\d\d)?"
-    r"|(?:\d{1,2}[-/ ]?)?(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?"
-    r"|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)[-/. ]?\d{0,4}",
+    r"true|false|[+-]?(?=.*\d)(?:[\d .,:/%$()-]|e(?=[+-]?\d)\+?|[ap]m(?![a-z])|jan(?:uary)?"
+    r"|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?){1,40}",
     re.IGNORECASE | re.ASCII,
 )
-"""Texts that Excel turns into dates and numbers that look otherwise: ``SEPT2``, ``0012``."""
-_DIGIT = re.compile(r"[0-9]")
+"""Texts that Excel may turn into dates, times, booleans or numbers: ``SEPT2``, ``5%``."""
+_UNCHANGED = re.compile(r"(?=(?:\D*\d){1,15}\D*\Z)-?(?:0|[1-9]\d*)(?:\.\d*[1-9])?", re.ASCII)
+"""Numbers that look the same in Excel."""
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
@@ -60,7 +60,7 @@ def _csv_field(value: Any, guard_formulas: bool) -> str:
 
 
 def _is_converted(text: str) -> bool:
-    return _CONVERTED.fullmatch(text) is not None and _DIGIT.search(text) is not None
+    return _CONVERTED.fullmatch(text) is not None and _UNCHANGED.fullmatch(text) is None
 
 
 def cell_text(value: Any) -> str:

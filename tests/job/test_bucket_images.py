@@ -80,7 +80,8 @@ def test_the_beginning_of_an_image_is_a_folder_that_the_job_names(site, tmp_path
 def test_a_beginning_inside_a_name_lets_rows_name_nothing_beside_it(site, tmp_path):
     image = '{image: "S3://b/in/su{{ name }}"}, {image: "{{ photo }}"}'
     prompt = prompt_of(tmp_path, f"{{messages: [{{role: user, content: [{image}]}}]}}")
-    assert url_of(prompt, name="b/2.jpg", photo="https://host.example/a.png") == data_url(JPEG, "image/jpeg")
+    photo = "https://host.example/a.png"
+    assert url_of(prompt, name="b/2.jpg", photo=photo) == data_url(JPEG, "image/jpeg")
     with pytest.raises(TemplateFailure, match="in no folder of a bucket that the job names"):
         url_of(prompt, name="b/2.jpg", photo="s3://b/in/1.png")
 
