@@ -267,6 +267,12 @@ def test_excel_does_not_turn_texts_into_dates_and_numbers(bagent, job_dir):
     assert "the first is text of row r17" in done.err
 
 
+@pytest.mark.parametrize("where", ["", "  "])
+def test_an_empty_condition_is_refused(bagent, run, where):
+    done = bagent(["results", "--where", where])
+    assert (done.code, "--where: the condition is empty" in done.err) == (2, True)
+
+
 def test_parquet_holds_every_row(bagent, run, job_dir):
     for _ in range(2):  # the second time there is a file to be replaced
         assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0

@@ -176,6 +176,8 @@ def _check_options(
 ) -> None:
     if form not in FORMATS:
         raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
+    if where is not None and not where.strip():
+        raise UsageError("--where: the condition is empty", hint="leave --where out")
     if form == "parquet" and output is None:
         raise UsageError("parquet needs a file to go to", hint="add -o results.parquet")
     if form == "table" and output is not None:
