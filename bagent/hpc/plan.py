@@ -215,7 +215,8 @@ def _refuse_missing(
     if missing:
         raise JobError(
             f"the job lacks {', '.join(f'cluster.{key}' for key in missing)}",
-            hint="write them under cluster: in the job file, see bagent guide clusters;"
+            hint=f"write {'it' if len(missing) == 1 else 'them'} under cluster: in the job file,"
+            " see bagent guide clusters;"
             " --scheduler and -A are options too",
             at=at,
         )

@@ -89,10 +89,12 @@ async def find_servers(
             return capabilities
         waited = time.monotonic() - start
         if not capabilities and not any(map(patience.may_recover, failures)):
-            raise UsageError(failures[0].message)
+            none = f"0 of {len(endpoints)} endpoints answer: " if len(endpoints) > 1 else ""
+            raise UsageError(f"{none}{failures[0].message}")
         if waited >= patience.seconds:
-            count = len(capabilities)
-            answer = f"{count} of {required} answer" if count else "no endpoint answers"
+            answer = "no endpoint answers"
+            if len(endpoints) > 1:
+                answer = f"{len(capabilities)} of {len(endpoints)} endpoints answer"
             raise StoppedEarly(
                 f"{answer} after {waited:.0f} s: {failures[0].message}",
                 hint="start the server, or wait for it with --wait-hosts 10m",

@@ -124,7 +124,10 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-BUSY_CLIENT = "next: the same command on a client with more cores, with more --workers or alone"
+BUSY_CLIENT = (
+    "next: the same command on a client with more cores, with more --workers or alone,"
+    " or with a lower --concurrency or --rate"
+)
 """What a load test prints last where other programs kept its client from being on time."""
 
 QUIET_LINES = re.compile(r"^(wrote the|next:) .*\n", re.MULTILINE)

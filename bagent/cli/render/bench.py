@@ -202,7 +202,10 @@ def print_end(
 
 def _next_step(summary: Numbers, folder: Path, hostfile: Path | None) -> str:
     if summary["client_limited"]:
-        return "next: the same command on a client with more cores, with more --workers or alone"
+        return (
+            "next: the same command on a client with more cores, with more --workers or alone,"
+            " or with a lower --concurrency or --rate"
+        )
     if hostfile is not None:
         return f"next: bagent run JOB.yaml --hostfile {shlex.quote(str(hostfile))}"
     return f"next: open {folder}/report.html"
