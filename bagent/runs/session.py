@@ -164,9 +164,10 @@ class RunSession:
         )
 
     async def _has_rows_to_send(self) -> bool:
-        """Return whether a run that reached its end before has rows to send, or one of a program.
+        """Return whether servers are needed.
 
-        False only if all rows were read and none is to be sent; then no server is needed.
+        Only two kinds of run are read ahead to find out: one that reached its end before, and one
+        whose rows a program gives. It needs none if all its rows were read and none is to be sent.
         """
         context, lines = self._context, self._lines
         if context.stages or context.job.batching.in_batches:
@@ -227,7 +228,7 @@ class RunSession:
         """Return the stop; that of a deadline says where no endpoint worked before it."""
         states = [state for state in self._fleet.states if not state.leaving] if self._fleet else []
         faults = [state.fault for state in states if state.fault is not None]
-        if not stop.reason.startswith("the deadline") or not states or len(faults) < len(states):
+        if not stop.by_deadline or not states or len(faults) < len(states):
             return stop
         reason = f"{stop.reason}, and no endpoint works: {faults[0].message}"
         return msgspec.structs.replace(stop, reason=reason)
@@ -495,9 +496,9 @@ class RunSession:
 
     @cached_property
     def _answers_of_input(self) -> int | None:
-        """The number of answers, where it is known before the input is read.
+        """The number of answers, where it is known before the input is read; else None.
 
-        So of an input that fits the sample, and of rows of a program, as many as it gives.
+        It is known if the input fits the sample, or if a program says how many rows it gives.
         """
         context, config = self._context, self._context.rows_config
         if context.stages or self._store.recorded:

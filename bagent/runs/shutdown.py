@@ -50,6 +50,7 @@ class Stop(msgspec.Struct, frozen=True):
     grace: float = GRACE_SECONDS
     """Seconds for draining."""
     error: BaseException | None = None
+    by_deadline: bool = False
 
 
 class StopRequests:
@@ -125,7 +126,7 @@ class StopSwitch:
         if remaining <= 0:
             reason = f"the deadline has passed, {-remaining:.0f} s ago, by {deadline.source}"
             hint = "--deadline none runs without one"
-        stop = Stop(EXIT_STOPPED, reason, hint, grace=grace)
+        stop = Stop(EXIT_STOPPED, reason, hint, grace=grace, by_deadline=True)
         if wait <= 0:
             grace = max(0.0, min(grace, remaining - FLUSH_SECONDS))
             self.request(msgspec.structs.replace(stop, grace=grace))
