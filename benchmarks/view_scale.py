@@ -6,9 +6,9 @@
 
 The run was not sent anywhere: its journal is written by the code that a run uses. Rows have eight
 endpoints of which one is slow, four fields of the answer, and 3 % failures of three kinds. The
-server is the real command. Each request is measured by wall seconds, and by the CPU seconds that
-the server took for it; ``first`` are requests to a server that has just begun. ``--out FILE``
-keeps the numbers as JSON.
+server is the real command, started anew for each repeat. Each request is measured by wall seconds,
+and by the CPU seconds that the server took for it; names that end in ``again`` are a second request
+for the same page. ``--out FILE`` keeps the numbers as JSON.
 """
 
 from __future__ import annotations
@@ -35,23 +35,8 @@ from bagent.types import Attempt, EndpointSample, Outcome, Row
 
 TOPICS = ("astronomy", "genomics", "chemistry", "history", "economics", "law")
 LABELS = ("positive", "negative", "neutral", "mixed")
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "reads",
-    "long",
-    "papers",
-    "about",
-    "genes",
-    "and",
-    "proteins",
-    "while",
-    "servers",
-    "answer",
-    "slowly",
-]
+TEXT = "the quick brown fox reads long papers about genes and proteins while servers answer slowly"
+WORDS = TEXT.split()
 PROBLEMS = (
     ("schema", "invalid", 'not what the schema asks for: /label: "hgih" is not one of the four'),
     ("timeout", "failed", "no answer in 30 s"),
