@@ -14,8 +14,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from bagent.observe.endpoint_rules import SLOW
 from bagent.observe.formatting import milliseconds, name_of, percent, rate, visible
-from bagent.observe.live_state import EndpointLine, Live, times_the_median
+from bagent.observe.live_state import EndpointLine, Live, times_of_lines
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RunView
@@ -31,9 +32,6 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEADS = 6
 _NARROWEST = 8
 """The fewest columns of an endpoint's name."""
-
-_SLOW = 1.5
-"""An endpoint that takes so many times the median of all is called slow."""
 
 _NOTES = 3
 _HEALTH = {"ok": "green", "down": "red", "leaving": "dim"}
@@ -107,11 +105,11 @@ class _View:
 
 def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
     """Return the endpoints that need attention first, slow ones among them, then the busiest."""
-    slower = times_the_median(lines)
+    slower = times_of_lines(lines)
 
     def order(e: EndpointLine) -> tuple[bool, bool, float, int]:
         times = slower.get(e.name, 0.0)
-        return e.health == "ok", times < _SLOW, -times if times >= _SLOW else 0.0, -e.in_flight
+        return e.health == "ok", times <= SLOW, -times if times > SLOW else 0.0, -e.in_flight
 
     return sorted(lines, key=order)[:most]
 
@@ -130,14 +128,14 @@ def _endpoints(
     lines: Sequence[EndpointLine], everything: Sequence[EndpointLine], width: int
 ) -> Table:
     """Draw the endpoints; columns that no endpoint has a value for are left out."""
-    slower = times_the_median(everything)
+    slower = times_of_lines(everything)
     columns: dict[str, list[str | Text]] = {
         "": [_health(e, slower) for e in lines],
         "in flight": [f"{e.in_flight:,}/{e.limit:,}" for e in lines],
         "waiting": ["" if e.waiting is None else f"{e.waiting:,}" for e in lines],
         "cache": ["" if e.hit_rate is None else percent(e.hit_rate) for e in lines],
         "p50": ["" if e.p50_s is None else milliseconds(1000 * e.p50_s) for e in lines],
-        "x median": [f"{slower[e.name]:.1f}" if e.name in slower else "" for e in lines],
+        "x others": [f"{slower[e.name]:.1f}" if e.name in slower else "" for e in lines],
         "attempts": [f"{e.tries:,}" for e in lines],
         "failed": [Text(f"{e.failed:,}", style="red" if e.failed else "") for e in lines],
     }
@@ -170,7 +168,7 @@ def _short(name: str, width: int) -> Text:
 
 def _health(e: EndpointLine, slower: Mapping[str, float]) -> Text:
     """Return the state of an endpoint; one that serves, but late, is slow."""
-    if e.health == "ok" and slower.get(e.name, 0.0) >= _SLOW:
+    if e.health == "ok" and slower.get(e.name, 0.0) > SLOW:
         return Text("slow", style="yellow")
     return Text(e.health, style=_HEALTH.get(e.health, "yellow"))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.snapshot import EndpointTrouble
 
 if TYPE_CHECKING:
@@ -57,58 +58,36 @@ class EndpointLine(msgspec.Struct, frozen=True):
     """The median time of its last good attempts; None with fewer than five."""
 
 
-ENOUGH_TIMES = 5
-
-
 def median_time(seconds: Collection[float]) -> float | None:
     """Return the median of the times of an endpoint; None with too few."""
-    return statistics.median(seconds) if len(seconds) >= ENOUGH_TIMES else None
+    return statistics.median(seconds) if len(seconds) >= FEWEST else None
 
 
-def times_the_median(lines: Sequence[EndpointLine]) -> dict[str, float]:
-    """Return the time of each endpoint relative to the median of all; empty for a single one."""
-    times = {e.name: e.p50_s for e in lines if e.p50_s is not None}
-    middle = statistics.median(times.values()) if len(times) > 1 else 0.0
-    return {name: seconds / middle for name, seconds in times.items()} if middle > 0 else {}
+def times_of_lines(lines: Sequence[EndpointLine]) -> dict[str, float]:
+    """Return the time of each endpoint relative to the median of the others."""
+    return times_the_others({e.name: e.p50_s for e in lines if e.p50_s is not None})
 
 
 NOT_SERVING = ("down", "unresponsive", "circuit open")
-
-SLOW_AT_END = 2.0
-"""An endpoint that takes so many times the median of all is named at the end of a run."""
-
-FEWEST_FAILED = 5
-"""An endpoint with fewer failed attempts is not named as failing."""
 
 
 def endpoints_in_trouble(lines: Sequence[EndpointLine]) -> list[EndpointTrouble]:
     """Return the endpoints that do not serve, the slow ones by time, and those that fail often."""
     by_name = {line.name: line for line in lines}
-    slower = times_the_median(list(by_name.values()))
-    dead = [
-        EndpointTrouble(line.name, line.health)
-        for line in by_name.values()
-        if line.health in NOT_SERVING
-    ]
-    named = {trouble.name for trouble in dead}
+    serving = {name: line for name, line in by_name.items() if line.health not in NOT_SERVING}
+    dead = [EndpointTrouble(n, line.health) for n, line in by_name.items() if n not in serving]
+    ratios = times_of_lines(list(serving.values()))
     slow = [
-        EndpointTrouble(name, "slow", times, by_name[name].p50_s)
-        for name, times in sorted(slower.items(), key=lambda item: -item[1])
-        if times >= SLOW_AT_END and name not in named
+        EndpointTrouble(name, "slow", times, serving[name].p50_s)
+        for name, times in sorted(ratios.items(), key=lambda item: -item[1])
+        if times > SLOW
     ]
-    return dead + slow + _failing(by_name.values(), named)
-
-
-def _failing(lines: Collection[EndpointLine], named: Collection[str]) -> list[EndpointTrouble]:
-    """Return the endpoints that fail clearly more often than the others, by the report's rule."""
-    tries, failed = sum(line.tries for line in lines), sum(line.failed for line in lines)
-    failing = []
-    for line in lines if len(lines) > 1 else ():
-        others = (failed - line.failed) / max(1, tries - line.tries)
-        share = line.failed / max(1, line.tries)
-        if line.failed >= FEWEST_FAILED and share > 2 * others + 0.01 and line.name not in named:
-            failing.append(EndpointTrouble(line.name, "failing", failed=share))
-    return sorted(failing, key=lambda trouble: -(trouble.failed or 0.0))
+    shares = failing({name: (line.tries, line.failed) for name, line in serving.items()})
+    return [
+        *dead,
+        *slow,
+        *(EndpointTrouble(name, "failing", failed=own) for name, (own, _) in shares.items()),
+    ]
 
 
 class Live:

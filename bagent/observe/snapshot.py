@@ -176,7 +176,7 @@ class EndpointTrouble(msgspec.Struct, frozen=True):
     """``down``, ``circuit open`` ..., ``slow`` or ``failing``."""
 
     times: float | None = None
-    """Its median time relative to the median of all, where it is slow."""
+    """Its median time relative to the median of the others, where it is slow."""
 
     p50_s: float | None = None
     """Its median time in seconds, where it is slow."""
@@ -302,7 +302,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     several_stages: bool = False
     cost_at_end: tuple[float, float] | None = None
     trouble: list[EndpointTrouble] = []
-    """Endpoints that were down or slow; known at the end."""
+    """Endpoints that were down, slow or failing; known at the end."""
 
     def with_totals(self, totals: Totals) -> Snapshot:
         """Return this state with the totals of the whole run as the journal has them."""

@@ -503,7 +503,7 @@ MOST_ENDPOINTS = 3
 def _trouble(s: Snapshot, run: str) -> Iterator[tuple[str, str]]:
     """Name the endpoints that were down at the end, slow or failing, and what shows more."""
     slow = [
-        f"{visible(e.name, 60)} takes {e.times:.1f} times the median time"
+        f"{visible(e.name, 60)} takes {e.times:.1f} times the others' median time"
         f" (p50 {milliseconds(1000 * (e.p50_s or 0.0))})"
         for e in s.trouble
         if e.times is not None

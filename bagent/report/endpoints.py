@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
 
 MOST = 60
-SLOW = 1.5
-"""An endpoint that takes so many times the others' median is called slow."""
-
-FEWEST = 5
-"""An endpoint has a finding from so many successful, or failed, attempts on."""
 
 
 def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
@@ -43,21 +39,20 @@ def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
 
 
 def _slower(db: ReportDb) -> dict[str, float]:
-    stages: dict[str, list[dict[str, Any]]] = {}
+    stages: dict[str, dict[str, dict[str, Any]]] = {}
     for row in db.rows(
         f"""select stage, endpoint, count(*) as n, quantile_disc(done - sent, 0.5) as p50
             from attempts where error_kind is null and done is not null
             group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
     ):
-        stages.setdefault(row["stage"], []).append(row)
+        stages.setdefault(row["stage"], {})[row["endpoint"]] = row
     sums: dict[str, tuple[float, int]] = {}
     for rows in stages.values():
-        for row in rows:
-            other_p50s = [other["p50"] for other in rows if other is not row]
-            if other_p50s and median(other_p50s) > 0:
-                total, count = sums.get(row["endpoint"], (0.0, 0))
-                ratio = row["p50"] / median(other_p50s)
-                sums[row["endpoint"]] = total + row["n"] * ratio, count + row["n"]
+        ratios = times_the_others({endpoint: row["p50"] for endpoint, row in rows.items()})
+        for endpoint, ratio in ratios.items():
+            total, count = sums.get(endpoint, (0.0, 0))
+            n = rows[endpoint]["n"]
+            sums[endpoint] = total + n * ratio, count + n
     return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
@@ -82,12 +77,10 @@ def findings(rows: list[dict[str, Any]], down: Mapping[str, str]) -> list[str]:
         for row in rows
         if row["p99_ms"] is not None and row["attempts"] - row["failed"] >= FEW
     ]
-    failed = sum(row["failed"] for row in rows)
-    attempts = sum(row["attempts"] for row in rows)
-    for row in rows if len(rows) > 1 else ():
-        share = row["failed"] / row["attempts"]
-        others_share = (failed - row["failed"]) / max(1, attempts - row["attempts"])
-        if row["failed"] >= FEWEST and share > 2 * others_share + 0.01:
+    shares = failing({row["endpoint"]: (row["attempts"], row["failed"]) for row in rows})
+    for row in rows:
+        if row["endpoint"] in shares:
+            share, others_share = shares[row["endpoint"]]
             messages.append(
                 f"{_weak(row)}{row['endpoint']} fails {percent(100 * share)} of its attempts"
                 f" (mostly {row['most_error']}), the others {percent(100 * others_share)}"

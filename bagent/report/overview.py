@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import duration, milliseconds, money, rate
-from bagent.report.endpoints import SLOW
 from bagent.report.html import Html, join, note, number, part, percent, section, share
-from bagent.report.queries import ANSWERED, BUCKETS, FIRST_IDS, ReportDb, median
+from bagent.report.queries import ANSWERED, BUCKETS, FIRST_IDS, ReportDb
 from bagent.report.svg import stacked
 
 MOST_CAUSES = 12
@@ -113,16 +113,13 @@ def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
            group by endpoint order by endpoint"""
     )
     down = down_endpoints(db)
-    medians = {row["endpoint"]: row["p50"] for row in rows if row["p50"] is not None}
-    total, failed = sum(row["rows"] for row in rows), sum(row["failed"] for row in rows)
+    slower_by = times_the_others({r["endpoint"]: r["p50"] for r in rows if r["p50"] is not None})
+    serving = [row for row in rows if row["endpoint"] not in down]
+    shares = failing({row["endpoint"]: (row["rows"], row["failed"]) for row in serving})
     states = []
     for row in rows:
-        others = [value for name, value in medians.items() if name != row["endpoint"]]
-        typical = median(others) if others else 0.0
-        slower = row["p50"] / typical if typical and row["p50"] is not None else None
-        remaining = max(1, total - row["rows"])
-        usual = (failed - row["failed"]) / remaining if len(rows) > 1 else 1.0
-        health, message = _judge(row, slower, usual, down)
+        slower = slower_by.get(row["endpoint"])
+        health, message = _judge(row, slower, shares.get(row["endpoint"]), down)
         states.append(
             ServedEndpoint(
                 row["endpoint"], row["rows"], row["failed"], row["p50"], slower, health, message
@@ -139,17 +136,17 @@ def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
 
 
 def _judge(
-    row: dict[str, Any], slower: float | None, usual: float, down: dict[str, str]
+    row: dict[str, Any],
+    slower: float | None,
+    shares: tuple[float, float] | None,
+    down: dict[str, str],
 ) -> tuple[str, str]:
     if row["endpoint"] in down:
         return "down", down[row["endpoint"]]
-    share = row["failed"] / row["rows"]
-    if row["failed"] >= 5 and share > 2 * usual + 0.01:
-        return (
-            "failing",
-            f"{percent(100 * share)} of its rows failed, {percent(100 * usual)} elsewhere",
-        )
-    if slower is not None and slower > SLOW and row["rows"] >= 5:
+    if shares is not None:
+        own, others = (percent(100 * share) for share in shares)
+        return "failing", f"{own} of its rows failed, {others} elsewhere"
+    if slower is not None and slower > SLOW and row["rows"] >= FEWEST:
         time_text = milliseconds(row["p50"])
         return "slow", f"{time_text} a row, {slower:.1f} times the median of the others"
     return "ok", ""

@@ -244,10 +244,20 @@ def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make) -> N
     (text,) = (x for x in summary_lines(s, info(1)) if x.startswith("endpoints"))
     assert text == (
         "endpoints   gone was down at the end; mute was unresponsive at the end; "
-        "late4 takes 6.0 times the median time (p50 6.0s); "
-        "late3 takes 5.0 times the median time (p50 5.0s); "
-        "late2 takes 4.0 times the median time (p50 4.0s); 2 more; see bagent report genes"
+        "late4 takes 6.0 times the others' median time (p50 6.0s); "
+        "late3 takes 5.0 times the others' median time (p50 5.0s); "
+        "late2 takes 4.0 times the others' median time (p50 4.0s); 2 more; see bagent report genes"
     )
+
+
+def test_of_two_endpoints_the_slower_one_is_named_by_the_reports_rule() -> None:
+    def slow(seconds: float) -> list[str]:
+        times = {"a": 1.0, "b": seconds}
+        lines = [EndpointLine(name, "ok", 0, 8, 9, 0, p50_s=p50) for name, p50 in times.items()]
+        return [trouble.name for trouble in endpoints_in_trouble(lines)]
+
+    assert slow(1.4) == []
+    assert slow(1.6) == ["b"]
 
 
 def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make) -> None:
