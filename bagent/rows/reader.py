@@ -96,7 +96,8 @@ class RowReader:
         self._spool = None
         if config.stdin_spool is not None:
             name = PROGRAM_ROWS if config.replace_stdin else STDIN
-            self._spool = StdinSpool(config.stdin_spool, name)
+            # A sample is drawn from what the file holds.
+            self._spool = StdinSpool(config.stdin_spool, name, hold=config.sample is None)
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
         self._cache: ResumeCache | None = None
@@ -183,6 +184,7 @@ class RowReader:
         """
         if self._cache is not None and not self._cache.attached:
             self._cache.stop()
+        self.keep_rows()
         for rows in chain(self._peeked(), self._stream):
             if rows:
                 yield rows
@@ -205,6 +207,17 @@ class RowReader:
                 self._ahead.append(rows)
                 count += len(rows)
         return list(islice(chain.from_iterable(self._ahead), n))
+
+    def keep_rows(self) -> None:
+        """Keep the rows from stdin, from those that :meth:`peek` returned on.
+
+        Before, the file of an earlier start stays as it is.
+
+        Raises:
+            WriteError: they cannot be kept.
+        """
+        if self._spool is not None:
+            self._spool.release()
 
     @property
     def most(self) -> int | None:

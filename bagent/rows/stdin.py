@@ -6,6 +6,7 @@ import os
 import re
 import select
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +19,9 @@ from bagent.rows.row_keys import Occurrences, derive
 from bagent.types import PROGRAM_ROWS
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux
+
+MOST_HELD = 1000
+"""Changes of a spool, each of a block at most, that are held back in memory."""
 
 STDIN = "stdin"
 
@@ -37,11 +41,13 @@ class StdinSpool:
     Args:
         path: the file; it is made when the first row comes.
         name: the source of its rows.
+        hold: change the file only once :meth:`release` was called.
     """
 
-    def __init__(self, path: Path, name: str = STDIN) -> None:
+    def __init__(self, path: Path, name: str = STDIN, *, hold: bool = False) -> None:
         self._path = path
         self._name = name
+        self._held: list[Callable[[], None]] | None = [] if hold else None
         self._file: int | None = None
         self._size = 0
         self.lines = 0
@@ -72,8 +78,10 @@ class StdinSpool:
         Raises:
             WriteError: the disk is full, or the file cannot be written.
         """
-        if not raws:
-            return
+        if raws:
+            self._do(partial(self._append, raws))
+
+    def _append(self, raws: list[bytes]) -> None:
         data = memoryview(b"\n".join(raws) + b"\n")
         try:
             if self._file is None:
@@ -97,6 +105,9 @@ class StdinSpool:
         Raises:
             WriteError: the file cannot be written.
         """
+        self._do(self._cut)
+
+    def _cut(self) -> None:
         try:
             if not self.empty:
                 os.truncate(self._path, self._size)
@@ -109,6 +120,27 @@ class StdinSpool:
         Raises:
             WriteError: that failed.
         """
+        self._do(self._close)
+
+    def release(self) -> None:
+        """Make the changes that were held back, and all others at once from now on.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        held, self._held = self._held, None
+        for change in held or ():
+            change()
+
+    def _do(self, change: Callable[[], None]) -> None:
+        if self._held is None:
+            change()
+        else:
+            self._held.append(change)
+            if len(self._held) > MOST_HELD:  # `where` keeps none of the first rows
+                self.release()
+
+    def _close(self) -> None:
         if self._file is None:
             return
         try:

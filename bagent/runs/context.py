@@ -359,6 +359,7 @@ def open_input(
     Raises:
         InputError: the input cannot be read as rows.
         JobError: the prompt, or ``id``, uses a name that no row has.
+        WriteError: piped rows cannot be kept.
     """
     try:
         columns = None if whole_rows or prepared.prompt is None else prepared.prompt.in_braces
@@ -389,6 +390,7 @@ def open_input(
             f"none of the first {len(first)} rows can be read:"
             f" {row_location(row.source, row.line)}: {row.error}{_guess_format(row)}"
         )
+    rows.keep_rows()
     return rows
 
 

@@ -124,13 +124,8 @@ def _remove_unused(context: RunContext) -> None:
     """Remove the run directory that a refused start made, unless it may hold rows or a log."""
     folder = context.run_dir
     log = folder / "local-server.log"
-    rows = (folder / "journal").glob("rows-*.jsonl")
-    if (
-        context.piped
-        or context.part != "all"
-        or log.exists()
-        or any(p.stat().st_size for p in rows)
-    ):
+    rows = [*(folder / "journal").glob("rows-*.jsonl"), *folder.glob("input.jsonl")]
+    if context.part != "all" or log.exists() or any(p.stat().st_size for p in rows):
         return
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,7 +11,7 @@ import pytest
 
 import bagent
 from bagent.cli.app import main
-from bagent.errors import ChangedError, StoppedEarly
+from bagent.errors import ChangedError, JobError, StoppedEarly
 from support.in_process import tables_in_process
 from support.jobs import rows, write_job
 from support.replies import ok, slow
@@ -113,6 +113,22 @@ def test_a_changed_id_is_refused_before_anything_is_sent(job_dir: Path, fs: Any)
     with pytest.raises(ChangedError, match="id changed"):
         list(bagent.run(job | {"id": "review_id"}, rows=values))
     assert len(fs.requests) == 3
+
+
+def test_a_refused_call_leaves_the_run_as_it_was(job: Path, fs: Any) -> None:
+    list(bagent.run(job, rows=rows(3)))
+    before = [r.input for r in bagent.open_run("job").results(with_input=True)]
+    with pytest.raises(JobError, match="text is not in the first row"):
+        list(bagent.run(job, rows=[{"id": "r9"}]))
+    assert [r.input for r in bagent.open_run("job").results(with_input=True)] == before == rows(3)
+
+
+def test_a_job_that_was_refused_by_its_rows_can_be_corrected(job_dir: Path, fs: Any) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    job = {"name": "n", "backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ txt }}"}
+    with pytest.raises(JobError, match="txt is not in the first row"):
+        list(bagent.run(job, rows=rows(2)))
+    assert len(list(bagent.run(job | {"prompt": "{{ text }}"}, rows=rows(2)))) == 2
 
 
 def test_rows_are_located_by_their_number(

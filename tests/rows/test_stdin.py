@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import gzip
 import io
@@ -70,6 +71,18 @@ def test_peek_waits_for_the_first_line_only_and_loses_nothing(config, pipe):
     os.write(write, b'{"id":2}\n')
     os.close(write)
     assert [row.id for batch in source.batches() for row in batch] == [1, 2]
+
+
+def test_rows_that_were_only_peeked_leave_the_kept_rows_as_they_are(config):
+    piped(config, '{"id":1}\n')
+    for rewrites in (False, True):
+        source = open_rows(
+            dataclasses.replace(config, replace_stdin=rewrites), stdin=io.BytesIO(b'{"id":2}\n')
+        )
+        assert source.peek(1)
+        assert config.stdin_spool.read_text() == '{"id":1}\n'
+    assert [row.id for batch in source.batches() for row in batch] == [2]
+    assert config.stdin_spool.read_text() == '{"id":2}\n'
 
 
 def test_close_ends_a_reader_that_waits(config, pipe):
