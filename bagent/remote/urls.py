@@ -44,13 +44,9 @@ def in_bucket(url: str) -> bool:
 
 
 def bucket_folder(url: str) -> str:
-    """Return the URL up to its last slash; empty where it names no folder of a bucket.
-
-    Of a pattern it is the folder before the first wildcard.
-    """
-    scheme, _, path = with_lower_scheme(fixed_prefix(url)).partition("://")
-    folder = path.rpartition("/")[0]
-    return f"{scheme}://{folder}/" if folder and in_bucket(url) else ""
+    """Return the URL up to its last slash; empty where it names no folder of a bucket."""
+    folder = url.partition("://")[2].rpartition("/")[0]
+    return f"{scheme_of(url)}://{folder}/" if folder and in_bucket(url) else ""
 
 
 def is_pattern(url: str) -> bool:

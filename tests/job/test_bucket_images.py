@@ -54,7 +54,7 @@ def data_url(content, mime):
     [
         ("image_folders: s3://b/in", "rows.jsonl"),
         ("image_folders: [s3://other/x/, S3://b/in/]", "rows.jsonl"),
-        ("", "s3://b/in/*.jsonl"),
+        ("", "s3://b/in/rows.jsonl"),
         ("", "[rows.jsonl, s3://b/in/rows.parquet]"),
     ],
 )
@@ -66,6 +66,15 @@ def test_rows_name_images_in_folders_that_the_job_names(site, tmp_path, keys, so
         with pytest.raises(TemplateFailure, match=r"in no folder of a bucket|has \. or \.\."):
             url_of(prompt, photo=other)
     assert [path for _, path, _ in site.requests if "out" in path] == []
+
+
+@pytest.mark.parametrize("source", ["s3://b/*.jsonl", "s3://b/in/*.jsonl", "s3://b/i?/rows.jsonl"])
+def test_a_pattern_of_the_input_lets_rows_name_no_image(site, tmp_path, source):
+    prompt = prompt_of(tmp_path, PHOTO % "", source)
+    message = r"in no folder of a bucket that the job names \(image_folders: \[s3://b/in/\] lets"
+    with pytest.raises(TemplateFailure, match=message):
+        url_of(prompt, photo="s3://b/in/1.png")
+    assert site.requests == []
 
 
 def test_the_beginning_of_an_image_is_a_folder_that_the_job_names(site, tmp_path):

@@ -66,7 +66,7 @@ class JobSource:
     to, ``cwd`` the current folder at load; both absolute. ``text`` is the file's text, ``data``
     its values with spots after all options. ``texts`` holds the content of prompt, schema and
     tool files by absolute path. ``variables`` are the uses of ``${VAR}``. ``input_folders`` are the
-    URLs of the input's folders in buckets.
+    URLs of the folders in buckets that hold the input's files.
     """
 
     file: Path | None = None

@@ -159,8 +159,8 @@ class PromptSpec(Section):
     )
     image_folders: Annotated[tuple[str, ...], BucketFoldersKind()] = Field(
         default=(),
-        description="Folders of buckets in which rows may name images, beside the input's own and"
-        " those that an image of the prompt begins with.",
+        description="Folders of buckets in which rows may name images, beside those of input files"
+        " that are no patterns and those that an image of the prompt begins with.",
         examples=[["s3://bucket/photos/"]],
     )
     raw: TextSpec | None = Field(
@@ -230,8 +230,9 @@ class InputSpec(Section):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders in buckets that the rows come from."""
-        return tuple(filter(None, (bucket_folder(item.path) for item in self.path)))
+        """The folders in buckets of the input's files; those of patterns are not known."""
+        files = (item.path for item in self.path if not item.is_glob)
+        return tuple(filter(None, map(bucket_folder, files)))
 
     @classmethod
     def expand(cls, data: Any) -> Any:
