@@ -5,25 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
+from bagent.types import PASSING_KINDS
 
 MOST = 60
+
+_ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
+"""Failures of the endpoint; the others are of the row, its answer, or the job."""
+
+_HEADS = {
+    "endpoint": "endpoint",
+    "state": "state",
+    "slower": "times the others",
+    "attempts": "attempts",
+    "failed_percent": "failed",
+    "rows_percent": "rows' own errors",
+    "most_error": "mostly",
+    "meter": "",
+    "p50_ms": "p50",
+    "p99_ms": "p99",
+    "first_token_ms": "first token",
+    "tokens": "tokens",
+    "tokens_per_busy_s": "tokens/s a request",
+    "curve": "in flight over time",
+}
+"""Columns of the table and their titles."""
 
 
 def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
     """Return every endpoint with its numbers, the slowest first.
 
     ``slower`` is the time of an attempt relative to the others' median, None without others. It
-    is taken stage by stage: a stage with longer answers makes no endpoint slow.
+    is taken stage by stage: a stage with longer answers makes no endpoint slow. ``failed`` counts
+    all failed attempts, ``failed_percent`` is the share of failures of the endpoint, and
+    ``rows_percent`` that of other failures, None where there are none.
     """
+    kinds = ", ".join(map(literal, sorted(_ENDPOINT_KINDS)))
     rows = db.rows(
-        """select endpoint, count(*) as attempts,
+        f"""select endpoint, count(*) as attempts,
                   count(*) filter (error_kind is not null) as failed,
-                  100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
+                  100.0 * count(*) filter (error_kind in ({kinds})) / count(*) as failed_percent,
+                  100.0 * nullif(count(*) filter (error_kind not in ({kinds})), 0) / count(*)
+                      as rows_percent,
                   mode(error_kind) as most_error,
                   quantile_disc((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
                   quantile_disc((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
@@ -118,46 +146,43 @@ def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
     return ratio if ratio > 2 * SLOW else 0.0
 
 
-def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
-    """Make the section."""
+def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, str]) -> Html:
+    """Make the section; endpoints that did not come back are first.
+
+    Args:
+        db: the tables of a run.
+        rows: as :func:`endpoint_rows` returns them.
+        down: what to say of each endpoint that did not come back.
+    """
+    attempted = {row["endpoint"] for row in rows}
+    rows = [
+        *({"endpoint": name, "attempts": 0} for name in down if name not in attempted),
+        *(row for row in rows if row["endpoint"] in down),
+        *(row for row in rows if row["endpoint"] not in down),
+    ]
     if not rows:
         return Html("")
-    longest = max((row["p50_ms"] or 0.0 for row in rows), default=0.0) or 1.0
+    longest = max(row.get("p50_ms") or 0.0 for row in rows) or 1.0
     curves = _curves(db)
-    table_rows = []
-    for row in rows[:MOST]:
-        curve = curves.get(row["endpoint"], [])
-        table_rows.append(
-            {
-                "endpoint": row["endpoint"],
-                "slower": row["slower"],
-                "attempts": row["attempts"],
-                "failed_percent": row["failed_percent"],
-                "mostly": row["most_error"],
-                "p50": meter((row["p50_ms"] or 0.0) / longest),
-                "p50_ms": row["p50_ms"],
-                "p99_ms": row["p99_ms"],
-                "first_token_ms": row["first_token_ms"],
-                "tokens": row["tokens"],
-                "tokens_per_busy_s": row["tokens_per_busy_s"],
-                "in flight over time": sparkline(curve) or None,
-            }
-        )
-    heads = {name: name.removesuffix("_ms").replace("_", " ") for name in table_rows[0]}
-    heads |= {
-        "p50": "",
-        "slower": "times the others",
-        "failed_percent": "failed",
-        "tokens_per_busy_s": "tokens/s a request",
-    }
+    table_rows = [
+        {
+            **row,
+            "state": down.get(row["endpoint"]),
+            "meter": meter((row.get("p50_ms") or 0.0) / longest),
+            "curve": sparkline(curves.get(row["endpoint"], [])) or None,
+        }
+        for row in rows[:MOST]
+    ]
     more = f" {len(rows) - MOST:,} faster ones are left out." if len(rows) > MOST else ""
     return section(
         "Endpoints",
         note(
             "Times are of successful attempts, from sending to the whole answer; times the others:"
-            f" the median attempt relative to the other endpoints' in the same stage.{more}"
+            " the median attempt relative to the other endpoints' in the same stage. Failed: the"
+            " endpoint did not answer, or not as it should; rows' own errors: the row, its answer"
+            f" or the job is at fault.{more}"
         ),
-        table(table_rows, heads),
+        table(table_rows, _HEADS),
     )
 
 

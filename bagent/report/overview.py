@@ -161,7 +161,8 @@ def down_endpoints(db: ReportDb) -> dict[str, str]:
                   arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason,
                   max("at") filter (reason = 'left the hostfile') as removed,
                   max("at") filter (healthy) as healthy_at
-           from endpoints left join served using (endpoint) group by endpoint"""
+           from endpoints left join served using (endpoint)
+           group by endpoint order by endpoint"""
     )
     messages = {}
     for row in rows:

@@ -130,7 +130,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     sums = totals(db)
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
-    served = endpoints.endpoint_rows(db)
+    served, down = endpoints.endpoint_rows(db), down_endpoints(db)
     by_stage = stages.stage_rows(db, about.stages, sums)
     faults = failures.find(db)
     suspects = find_suspects(db, about.last_stage, about.properties)
@@ -140,7 +140,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     shared = [fields.shared(traits, number) for number in range(failures.FAULTS)]
     reported = {key for group in shared for key in group.fields}
     by_topic: dict[str, Sequence[Finding | str]] = {
-        "Endpoints": endpoints.findings(served, down_endpoints(db)) or _no_slow_one(served),
+        "Endpoints": endpoints.findings(served, down) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
             *failures.findings(faults, sums, [group.text for group in shared]),
@@ -160,7 +160,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         stages.stages(by_stage, sums),
         overview.timeline(db, sums, over),
         distributions(db),
-        endpoints.endpoints(db, served),
+        endpoints.endpoints(db, served, down),
         fields.fields(traits),
         agents.agents(db, calls),
         cost.cost(db, sums),

@@ -170,6 +170,19 @@ def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(r
     assert messages["mute"] == "never answered"
 
 
+def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_the_rows_own_errors(run):
+    for row in range(100):
+        kind = {0: "schema", 1: "connect"}.get(row % 10) if row % 2 == row % 10 else None
+        run.result(row)
+        run.attempt(row, f"node{row % 2}", 1.0, **({"error_kind": kind} if kind else {}))
+    for name in ("node1", "mute"):
+        run.add("endpoints", endpoint=name, at=900.0, healthy=False, in_flight=0, limit=8)
+    table = run.page().sections["endpoints"]
+    assert table.index("mute\nnever answered") < table.index("node1\ndied after")
+    assert "node1\ndied after 00:18:20 UTC, did not come back\n1\n50\n20 %\nconnect" in table
+    assert "node0\n1\n50\n0 %\n20 %\nschema" in table
+
+
 @pytest.mark.parametrize(
     ("part", "text"), [(299, "99.7 %"), (300, "100 %"), (150, "50 %"), (1, "0.3 %"), (297, "99 %")]
 )
