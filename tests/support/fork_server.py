@@ -91,7 +91,9 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end after the question, and is then gone: the server reaps it.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 class ForkServer:
