@@ -12,6 +12,7 @@ from bagent.duck import literal, quoted
 from bagent.observe.formatting import counted, visible
 from bagent.report.answer_fields import (
     MOST_FIELDS,
+    MOST_VALUES,
     FieldBar,
     FieldProfile,
     answer_columns,
@@ -23,29 +24,37 @@ from bagent.store.tables.schema import RESULTS, pointer
 
 MOST_SUSPECTS = 8
 MOST_REPEATED = 3
+"""Repeated texts of one field that are named."""
+
 REPEATS = 5
+"""Fewest answers with one text for it to be named."""
+
 REPEATED_SHARE = 0.005
-"""A text of so many answers, and of this share of all, is named where most texts differ."""
+"""The same as a share of all answers."""
 
 DIFFERENT_SHARE = 0.5
-"""The share of distinct texts from which a repeated one is no value of a list."""
+"""Least share of different texts in a field; below it, a repeated text is usual."""
 
 FAR = 3.0
-"""How far a number lies outside the middle nine tenths, in widths of those, to be named."""
+"""A number is far off if its distance from the middle nine tenths is so many times their width."""
 
 FAR_SHARE = 0.01
-"""A larger share of far numbers is a form of the distribution."""
-
-ENDPOINT_ROWS = 30
-ENDPOINT_POINTS = 0.25
-ENDPOINT_ERRORS = 6.0
-"""The answers, the difference in the share of a value, and its standard errors by which an
-endpoint's answers differ from those of the others."""
-
-SAMPLE = 40_000
-"""About how many rows the commonest texts and the endpoints are looked for in."""
+"""Largest share of far numbers; more of them are part of the distribution."""
 
 MOST_TEXT = 120
+"""Characters of a repeated text that are shown."""
+
+ENDPOINT_ROWS = 30
+"""Fewest answers of an endpoint, and of the others, for them to be compared."""
+
+ENDPOINT_POINTS = 0.25
+"""Least difference between the share (0 to 1) of a value at an endpoint and at the others."""
+
+ENDPOINT_ERRORS = 6.0
+"""Least such difference in standard errors."""
+
+SAMPLE = 40_000
+"""About how many rows are searched for repeated texts, and for what one endpoint answers."""
 
 
 class Suspect(msgspec.Struct, frozen=True):
@@ -80,12 +89,17 @@ class Suspect(msgspec.Struct, frozen=True):
         elif bar.value is not None:
             parts = [f"{text} = {literal(bar.value)}"]
         elif bar.low == high:
-            parts = [f"{number} = {bar.low:g}"]
+            parts = [f"{number} = {_number_sql(high)}"]
         else:
-            parts = [f"{number} between {bar.low!r} and {high!r}"]
+            parts = [f"{number} between {_number_sql(bar.low or 0.0)} and {_number_sql(high)}"]
         columns = (("endpoint", self.endpoint), ("stage", self.stage))
         parts += [f"{name} = {literal(value)}" for name, value in columns if value is not None]
         return " and ".join(parts)
+
+
+def _number_sql(value: float) -> str:
+    """Return a number with all its digits, without ``.0`` at its end."""
+    return repr(value).removesuffix(".0")
 
 
 def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[Suspect]:
@@ -208,7 +222,7 @@ def _endpoints(
     db: ReportDb, stage: str | None, name: str, stats: dict[str, Any], sample: str
 ) -> Iterator[Suspect]:
     """Yield the value that one endpoint gives much more often than the others, if there is one."""
-    if not 1 < stats["distinct"] <= MOST_FIELDS:
+    if not 1 < stats["distinct"] <= MOST_VALUES:
         return
     condition = "status = 'ok' and endpoint is not null and copied_from is null"
     if stage is not None:

@@ -142,6 +142,15 @@ def test_a_doubtful_answer_has_what_its_rows_share_ids_and_the_command_that_list
     assert "A sample of 630 rows: 30 of 30 doubtful answers" in page.sections["sample"]
 
 
+def test_a_far_number_of_many_digits_is_found_by_its_command(run):
+    put_answers(run, [("no", 1_234_567 if n == 9 else 1 + n % 5, f"{n}") for n in range(600)])
+    run.fill()
+    db = ReportDb(run.connection)
+    (suspect,) = find_suspects(db, None, NAMES)
+    assert suspect.where(db) == "score = 1234567"
+    assert db.rows(f"select id from results where {suspect.condition}") == [{"id": "r9"}]
+
+
 def test_usual_answers_are_not_suspected(run):
     kinds = ("It is a bug.", "It is a wish.", "It is praise.")
     put_answers(run, [(f"l{n % 7}", (n % 40) ** 2, kinds[n // 3 % 3]) for n in range(600)])
