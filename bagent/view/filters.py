@@ -16,7 +16,7 @@ from bagent.store.tables.schema import pointer
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-Operation = Literal["is", "between", "length", "items", "missing"]
+Operation = Literal["is", "blank", "between", "length", "items", "missing"]
 Source = Literal["answer", "input", "text"]
 
 SORTABLE = (
@@ -61,8 +61,8 @@ class FieldTest(msgspec.Struct, frozen=True, array_like=True):
         name = "the text" if self.source == "text" else (self.name or "the answer")
         if self.operation == "is":
             return f"{name} = {self.value}"
-        if self.operation == "missing":
-            return f"no {name}"
+        if self.operation in ("blank", "missing"):
+            return f"{'no' if self.operation == 'missing' else 'blank'} {name}"
         unit = {"length": " characters", "items": " items"}.get(self.operation, "")
         return f"{name} from {self.low:g} to below {self.high:g}{unit}"
 
@@ -81,6 +81,8 @@ class FieldTest(msgspec.Struct, frozen=True, array_like=True):
         answered = "" if self.source == "input" else "status = 'ok' and "
         if self.operation == "missing":
             return f"({answered}{value} is null)", parameters
+        if self.operation == "blank":
+            return f"({answered}trim({value}) = '')", parameters
         if self.operation == "is":
             return f"({answered}{value} = ?)", [*parameters, self.value]
         if self.operation == "length":

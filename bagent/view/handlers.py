@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -130,9 +131,9 @@ class Handlers:
             stages=stages,
             stage=stage,
             has_schema=bool(viewed.info().answer_columns),
-            bar_filter=_bar_filter,
+            bar_filter=partial(_bar_filter, stage),
             suspect_filter=_suspect_filter,
-            missing_filter=_missing_filter,
+            missing_filter=partial(_missing_filter, stage),
         )
 
     async def findings(self, request: web.Request) -> web.Response:
@@ -327,9 +328,17 @@ def _sort_names(columns: RowColumns, numeric: frozenset[str]) -> dict[str, str]:
     return {**names, "": TEXT_LENGTH}
 
 
-def _bar_filter(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) -> str:
+def _test_filter(stage: str | None, test: FieldTest, *endpoints: str) -> str:
+    """Return the query string that lists the rows of a stage, or of all, that pass a test."""
+    stages = () if stage is None else (stage,)
+    return RowFilter(stages=stages, tests=(test,), endpoints=endpoints).url()
+
+
+def _bar_filter(
+    stage: str | None, profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar
+) -> str:
     """Return the query string that lists the rows of a bar."""
-    return RowFilter(tests=(_bar_test(profile, bar),)).url()
+    return _test_filter(stage, _bar_test(profile, bar))
 
 
 def _bar_test(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) -> FieldTest:
@@ -344,12 +353,14 @@ def _bar_test(profile: answer_fields.FieldProfile, bar: answer_fields.FieldBar) 
 def _suspect_filter(suspect: Suspect) -> str:
     """Return the query string that lists the rows of answers that may be wrong."""
     test = _bar_test(suspect.profile, suspect.bar)
+    if suspect.bar.value == "":
+        test = FieldTest("answer", suspect.profile.name, "blank")
     endpoints = () if suspect.endpoint is None else (suspect.endpoint,)
-    return RowFilter(tests=(test,), endpoints=endpoints).url()
+    return _test_filter(suspect.stage, test, *endpoints)
 
 
-def _missing_filter(profile: answer_fields.FieldProfile) -> str:
-    return RowFilter(tests=(FieldTest("answer", profile.name, "missing"),)).url()
+def _missing_filter(stage: str | None, profile: answer_fields.FieldProfile) -> str:
+    return _test_filter(stage, FieldTest("answer", profile.name, "missing"))
 
 
 async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ import shutil
 from contextlib import closing
 
 import pytest
+from msgspec import Raw
 
 from bagent.report.overview import costs, throughput
 from bagent.report.queries import ReportDb
@@ -119,6 +120,24 @@ async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
         shared = words(await viewer.page("findings"))
     assert "15 rows that failed (rejected) share old = yes (100 % of them" in shared
     assert "rows with kind = table get answers of 20" in shared
+
+
+async def test_an_answer_worth_a_look_leads_to_its_rows_in_its_stage(tmp_path):
+    def outcome(n: int, stage: str) -> Outcome:
+        reason = "  " if n in (3, 5) else f"since {n}"
+        output = Raw(json.dumps({"reason": reason}).encode())
+        return stored(n, stage=stage, key=f"{n + 100 * (stage == 'b') + 1:016x}", output=output)
+
+    outcomes = [outcome(n, stage) for stage in "ab" for n in range(20)]
+    columns = (("reason", "VARCHAR"),)
+    make_run(tmp_path / "job", outcomes, stages=("a", "b"), answer_columns=columns)
+    async with viewing(tmp_path) as viewer:
+        page = await viewer.page("answers")
+        link = next(a["href"] for t, a in page.tags if t == "a" and "blank" in str(a["href"]))
+        async with viewer.client.get(link) as response:
+            listed = (await response.text()).count("<tr data-row>")
+    assert "2 answers with a blank reason" in words(page)
+    assert listed == 2
 
 
 async def test_rows_are_filtered_searched_and_sorted(runs):
