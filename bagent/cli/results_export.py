@@ -101,21 +101,16 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
     from bagent.store.tables.masking import MASK, masked_answers, masked_columns
-    from bagent.store.tables.schema import RESULTS
 
     names = request.json_columns if request.form == "jsonl" else request.names
     source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
     hidden = masked_columns(request.redact)
-    answers: Columns = {}
-    if request.form in ("csv", "table") or request.where or not request.only_results:
+    if request.form in ("csv", "table") or not request.only_results:
         answers, source = _with_answers(connection, request.runs)
         masked = masked_answers(request.redact) & answers.keys()
         hidden |= {answers[name]: f"case when status = 'ok' then {MASK} end" for name in masked}
-    if request.form in ("csv", "table") or not request.only_results:
         selected = _columns(request, connection, answers)
-    elif not names:
-        selected = ", ".join(map(quoted, RESULTS))
-    condition = _condition(request, connection, source, answers)
+    condition = _condition(request, connection)
     filtered = f"select * from {source}{condition}{_order(request)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
@@ -136,7 +131,7 @@ def _json_as_text(sql: str, connection: Any) -> str:
     return f"select * replace ({replaced}) from ({sql})"
 
 
-def _condition(request: ResultsRequest, connection: Any, source: str, answers: Columns) -> str:
+def _condition(request: ResultsRequest, connection: Any) -> str:
     """Return the ``where`` clause of the options, or an empty text.
 
     Raises:
@@ -145,14 +140,14 @@ def _condition(request: ResultsRequest, connection: Any, source: str, answers: C
     import duckdb
 
     from bagent.duck import literal
-    from bagent.store.tables.conditions import condition_on_fields
+    from bagent.store.tables.conditions import answer_fields, condition_on_fields
 
     parts = []
     if request.where:
-        fields = {**_input_fields(connection), **answers}
+        fields = {**_input_fields(connection), **answer_fields(connection)}
         parts.append(condition_on_fields(request.where, fields))
         try:
-            connection.execute(f"explain select * from {source} where {parts[0]}")
+            connection.execute(f"explain select * from results where {parts[0]}")
         except duckdb.BinderException as error:
             hint = ", ".join(["columns of results", *fields])
             raise UsageError(f"--where: {str(error).splitlines()[0]}", hint=hint) from None
@@ -221,10 +216,11 @@ def _with_answers(connection: Any, runs: Sequence[RunDir]) -> tuple[Columns, str
     an id may be there twice, or not at all.
     """
     from bagent.duck import literal
+    from bagent.store.tables.schema import ANSWER_KEY
 
     described = connection.execute("describe answers").fetchall()
     kinds = {str(name): str(kind) for name, kind, *_ in described}
-    typed = [name for name in kinds if name not in ("id", "stage", "answer")]
+    typed = [name for name in kinds if name not in ANSWER_KEY]
     if not typed:
         return {}, "results"
     values = ", ".join(f"{_cell(name, kinds[name])} as value{n}" for n, name in enumerate(typed))

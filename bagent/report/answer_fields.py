@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.duck import literal, quoted
 from bagent.report.queries import ReportDb
-from bagent.store.tables.schema import answer_names
+from bagent.store.tables.schema import ANSWER_KEY, answer_names
 
 FieldKind = Literal["values", "numbers", "lengths", "items", "other"]
 
@@ -25,7 +25,6 @@ STEPS = 18
 """Bins of numbers and lengths."""
 
 _WHOLE = ("BIGINT", "INTEGER")
-_OWN_COLUMNS = ("id", "stage", "answer")
 _NICE = (1, 2, 2.5, 5, 10)
 
 
@@ -75,7 +74,7 @@ def answer_columns(db: ReportDb) -> dict[str, str]:
     """Return the columns of ``answers`` that hold properties, with their types."""
     described = db.rows("describe answers")
     columns = {row["column_name"]: row["column_type"] for row in described}
-    return {name: kind for name, kind in columns.items() if name not in _OWN_COLUMNS}
+    return {name: kind for name, kind in columns.items() if name not in ANSWER_KEY}
 
 
 def profile_fields(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[FieldProfile]:

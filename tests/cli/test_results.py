@@ -124,8 +124,22 @@ def test_where_gives_the_same_lines_as_without(bagent, run):
 
 
 def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
-    fs.set_script({"*": [ok_json({"score": n, "text": "t"}) for n in range(3)]})
-    kinds = {"score": {"type": "integer"}, "text": {"type": "string"}}
+    spans = [{"by": f"b{n}", "at": [n]} for n in range(3)]
+    answers = [
+        {"score": n, "text": "t", "span": span, "spans": [{}, span], "ID": f"a{n}", "score_2": n}
+        for n, span in enumerate(spans)
+    ]
+    fs.set_script({"*": [ok_json(answer) for answer in answers]})
+    span_kinds = {"by": {"type": "string"}, "at": {"type": "array", "items": {"type": "integer"}}}
+    span_schema = {"type": "object", "properties": span_kinds, "additionalProperties": False}
+    kinds = {
+        "score": {"type": "integer"},
+        "text": {"type": "string"},
+        "span": span_schema,
+        "spans": {"type": "array", "items": span_schema},
+        "ID": {"type": "string"},
+        "score_2": {"type": "integer"},
+    }
     schema = {"type": "object", "properties": kinds}
     job = {"output": {"schema": schema}, "limits": {"concurrency": 1}}
     rows = [{"id": f"r{n}", "Gene": f"G{n}"} for n in range(3)]
@@ -136,6 +150,10 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
         ("SCORE = 1 and gene = 'G1' and status = 'ok'", ["r1"]),
         ("score < (select avg(score) from answers)", ["r0"]),
         ("text like '{%'", ["r0", "r1", "r2"]),  # the column of results, not the field
+        ("span.by = 'b1' and span.at[1] = 1", ["r1"]),
+        ("span ->> 'by' = 'b2'", ["r2"]),
+        ("spans[2].by = 'b0'", ["r0"]),
+        ("id_2 = 'a1' and score_2 = 1", ["r1"]),  # the property ID: results have an id
     ):
         for options in ([], ["--columns", "id,score"], ["--redact", "score"]):
             done = bagent(["results", "--where", where, *options])
@@ -147,7 +165,7 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
     done = bagent(["results", "--where", "label = 'x'"])
     assert (done.code, done.out) == (2, "")
     assert '"label" not found' in done.err
-    assert "(columns of results, id, Gene, score, text)" in done.err
+    assert "(columns of results, id, Gene, score, text, span, spans, ID_2, score_2)" in done.err
 
 
 def test_csv_has_the_answers_first_and_every_column_if_asked(bagent, run):

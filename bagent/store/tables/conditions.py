@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bagent.duck import is_nested, literal, quoted
-from bagent.store.tables.schema import RESULTS, pointer
+from bagent.store.tables.schema import ANSWER_KEY, RESULTS, pointer
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,27 +32,33 @@ def condition_on_fields(condition: str, fields: Mapping[str, str]) -> str:
 
 
 def answer_fields(connection: DuckDBPyConnection) -> dict[str, str]:
-    """Return SQL over ``results`` for each typed column of ``answers`` that is named as its field.
+    """Return SQL over ``results`` for each typed column of ``answers``.
 
     ``value`` is the complete answer where that is no object with such a field.
     """
     described = connection.execute("describe answers").fetchall()
     kinds = {str(name): str(kind) for name, kind, *_ in described}
-    return {name: _value(name, kind) for name, kind in kinds.items() if not _renamed(name, kinds)}
+    return {name: _value(name, kinds) for name in kinds if name not in ANSWER_KEY}
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> bool:
-    """Whether a column of ``answers`` may have got a suffix, since another one has the name."""
-    base, _, number = name.rpartition("_")
-    return number.isdecimal() and base.casefold() in map(str.casefold, names)
-
-
-def _value(name: str, kind: str) -> str:
+def _value(name: str, kinds: Mapping[str, str]) -> str:
     value = f"json_extract(output, {literal(pointer(name))})"
     if name == "value":
         value = f"coalesce({value}, output)"
-    if kind == "JSON" or is_nested(kind):
+    elif (base := _base(name, kinds)) is not None:
+        value = f"coalesce({value}, json_extract(output, {literal(pointer(base))}))"
+    kind = kinds[name]
+    if kind == "JSON":
         return value
-    if kind.endswith("]"):
+    if kind.endswith("]") or is_nested(kind):
         return f"try_cast({value} as {kind})"
     return f"try_cast({value} ->> '$' as {kind})"
+
+
+def _base(name: str, names: Iterable[str]) -> str | None:
+    """Return the property of a column that has a suffix, since another column has its name."""
+    base, _, number = name.rpartition("_")
+    others = {*names} - {*ANSWER_KEY}
+    if not number.isdecimal() or base in others:
+        return None
+    return base if base.casefold() in map(str.casefold, names) else None

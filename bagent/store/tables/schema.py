@@ -85,9 +85,10 @@ def _columns_of(table: str, record: type[msgspec.Struct]) -> dict[str, str]:
 RESULTS = _columns_of("results", ResultColumns)
 """``results``: one row per (stage, row, answer)."""
 
-COLUMN_DESCRIPTIONS["answers"] = {
-    name: COLUMN_DESCRIPTIONS["results"][name] for name in ("id", "stage", "answer")
-}
+ANSWER_KEY = ("id", "stage", "answer")
+"""The columns of ``answers`` that are no properties."""
+
+COLUMN_DESCRIPTIONS["answers"] = {name: COLUMN_DESCRIPTIONS["results"][name] for name in ANSWER_KEY}
 
 COLUMNS: dict[str, dict[str, str]] = {
     "results": RESULTS,
@@ -159,7 +160,7 @@ def answer_names(properties: Iterable[str]) -> dict[str, str]:
     DuckDB's names ignore case; a name that exists already (also ``id``, ``stage``, ``answer``) gets
     the suffix ``_2``, ``_3`` ...
     """
-    taken = {"id", "stage", "answer"}
+    taken = set(ANSWER_KEY)
     names: dict[str, str] = {}
     for name in properties:
         column, number = name or "_", 1
@@ -212,7 +213,7 @@ def table_columns(
         return [(RENAMED.get(name, name), kind) for name, kind in COLUMNS[table].items()]
     types = dict(answer_columns)
     names = _names_of(types)
-    own = [(name, RESULTS[name]) for name in ("id", "stage", "answer")]
+    own = [(name, RESULTS[name]) for name in ANSWER_KEY]
     return [*own, *((names[name], stored_type(kind)) for name, kind in types.items())]
 
 
