@@ -28,7 +28,6 @@ from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.row_runner import OutcomeLog
 from bagent.stages.stop_rules import StopReason, StopRules
-from bagent.store.journal.codec import unit_of
 from bagent.types import PASSING_KINDS, Attempt, Failure, Json, Outcome, Reply, Row
 
 DEFAULT_ANSWER_TOKENS = 4096
@@ -223,6 +222,10 @@ class ReadRules(msgspec.Struct, frozen=True):
     edited: EditedItems | None = None
     """Finds rows that were edited since; None where not all of the input is read."""
 
+    def is_over(self, item: BatchItem, stage: str) -> bool:
+        """Return whether an earlier start has finished a row, or the row was edited since."""
+        return self.is_done(item.unit(stage)) or (self.edited is not None and self.edited.has(item))
+
 
 class ResultReader:
     """Reads one batch; use it once.
@@ -332,11 +335,10 @@ class ResultReader:
     def _is_taken(self, item: BatchItem) -> bool:
         """Return whether an interrupted process has handled the answer before, or whether the row
         was edited since."""
-        edited = self._rules.edited
-        if edited is not None and self._builder.is_loaded(self._record) and edited.has(item):
-            return True
-        unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
-        return self._rules.is_done(unit) or self._builder.has_later(self._record, unit)
+        stage = self._rows.plan.name
+        return self._rules.is_over(item, stage) or self._builder.has_later(
+            self._record, item.unit(stage)
+        )
 
     def _evaluate(self, item: BatchItem, result: Reply | Failure | None) -> Outcome | BatchLine:
         """Return the row's outcome, or where its next call waits."""

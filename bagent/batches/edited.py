@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bagent.batches.files import BatchItem
-from bagent.store.journal.codec import unit_of
 from bagent.store.journal.edited_rows import UnseenRows
 from bagent.types import Outcome, Row
 
@@ -46,12 +45,17 @@ class EditedItems:
         self._has_ended = True
 
     def has(self, item: BatchItem) -> bool:
-        """Return whether the input holds the row of ``item`` with another content."""
+        """Return whether the input holds the row of ``item`` with another content.
+
+        An item of this start is read from the input, and so never edited.
+        """
         row = item.row
         if not self._has_ended and row.index >= self._position:
             return False
-        if self._units.has_seen(unit_of(row.key, self._stage, item.answer)):
+        if self._units.has_seen(item.unit(self._stage)) is not False:
             return False
+        if self._rows.has_seen(row.index):
+            return True
         outcome = Outcome(
             key=f"{row.key:016x}",
             row=row.index,
@@ -62,4 +66,4 @@ class EditedItems:
             status="ok",
             answer=item.answer,
         )
-        return self._rows.has_seen(row.index) or self._replaces(outcome)
+        return self._replaces(outcome)

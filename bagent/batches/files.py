@@ -37,6 +37,10 @@ class BatchItem(msgspec.Struct):
     state: ConversationState = msgspec.field(default=ConversationState(), name="kept")
     of: int | None = None
 
+    def unit(self, stage: str) -> int:
+        """Return the (row, answer) unit of the item."""
+        return unit_of(self.row.key, stage, self.answer)
+
 
 def encode_item(item: BatchItem) -> bytes:
     """Return the line of an item. Lone surrogates and NaN survive."""
@@ -207,4 +211,4 @@ def batch_items(files: BatchFiles) -> Iterator[BatchItem]:
 
 def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
     """Yield the (row, answer) units of a batch, copies included."""
-    return (unit_of(item.row.key, stage, item.answer) for item in batch_items(files))
+    return (item.unit(stage) for item in batch_items(files))

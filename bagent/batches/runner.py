@@ -436,24 +436,21 @@ class BatchEngine:
         """Send the rows of a late batch as single calls; those that ended before are left out."""
         rows = read_rows(self._builder.files(record))
         record.cost_usd = self._rows.max_single_cost(rows)
-        remaining = [(item, copies) for item, copies in rows if not self._is_done(item)]
+        remaining = [(item, copies) for item, copies in rows if not self._is_over(item)]
         if remaining:
             await self._alone(remaining, record.cost_usd, "late")
         for item, copies in rows:
-            if self._is_done(item):
+            if self._is_over(item):
                 for copy in copies:
-                    if not self._is_done(copy):
+                    if not self._is_over(copy):
                         self._rows.begin(copy.row, copy.answer)
         record.state = "done"
         self._builder.save(record)
         self._builder.files(record).remove()
         self._sent.set()
 
-    def _is_done(self, item: BatchItem) -> bool:
-        """Return whether an earlier start has finished a row, or the row was edited since."""
-        unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
-        edited = self._tools.rules.edited
-        return self._tools.rules.is_done(unit) or (edited is not None and edited.has(item))
+    def _is_over(self, item: BatchItem) -> bool:
+        return self._tools.rules.is_over(item, self._rows.plan.name)
 
     # --- what came back -----------------------------------------------------------------------
 

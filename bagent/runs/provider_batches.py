@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from array import array
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from bagent.servers.pricing import job_price
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.stop_rules import StopRules
-from bagent.store.journal.codec import unit_of
 from bagent.store.journal.edited_rows import UnseenRows
 from bagent.text.durations import time_by
 from bagent.types import Failure, FleetStats
@@ -117,10 +117,13 @@ def _edited_items(
     if not builder.records or not is_whole:
         return None
     name = plan.name
-    units = UnseenRows(unit_of(i.row.key, name, i.answer) for i in builder.loaded_items())
-    store.watched.append(units)
-    rows = UnseenRows(item.row.index for item in builder.loaded_items())
-    return EditedItems(name, units, rows, store.journal.replaces)
+    units, rows = array("Q"), array("Q")
+    for item in builder.loaded_items():
+        units.append(item.unit(name))
+        rows.append(item.row.index)
+    unseen = UnseenRows(units)
+    store.watched.append(unseen)
+    return EditedItems(name, unseen, UnseenRows(rows), store.journal.replaces)
 
 
 def make_service(resolved: ResolvedServers, services: RunServices) -> BatchService:

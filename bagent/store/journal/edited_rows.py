@@ -288,10 +288,12 @@ class UnseenRows:
         if at < len(self._units) and self._units[at] == unit:
             self._met[at] = 1
 
-    def has_seen(self, unit: int) -> bool:
-        """Return whether a unit was marked as seen."""
+    def has_seen(self, unit: int) -> bool | None:
+        """Return whether a unit was marked as seen; None for other units."""
         at = bisect_left(self._units, unit)
-        return at < len(self._units) and self._units[at] == unit and bool(self._met[at])
+        if at == len(self._units) or self._units[at] != unit:
+            return None
+        return bool(self._met[at])
 
     def unseen(self) -> Iterator[int]:
         """Return the units that were not seen."""
