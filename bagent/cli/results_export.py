@@ -100,16 +100,18 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
+    from bagent.store.id_types import id_as_json
     from bagent.store.tables.masking import MASK, masked_answers, masked_columns
 
     names = request.json_columns if request.form == "jsonl" else request.names
-    source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
+    as_json = {"id": id_as_json(connection, request.runs)} if request.form == "jsonl" else {}
+    source, selected = "results", _selection(names, as_json)
     hidden = masked_columns(request.redact)
     if request.form in ("csv", "table") or not request.only_results:
         answers, source = _with_answers(connection, request.runs)
         masked = masked_answers(request.redact) & answers.keys()
         hidden |= {answers[name]: f"case when status = 'ok' then {MASK} end" for name in masked}
-        selected = _columns(request, connection, answers)
+        selected = _columns(request, connection, answers, as_json)
     condition = _condition(request, connection)
     filtered = f"select * from {source}{condition}{_order(request)}"
     if hidden:
@@ -117,6 +119,15 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
         filtered = f"select * replace ({replaced}) from ({filtered})"
     bound = "" if request.limit is None else f" limit {request.limit}"
     return f"select {selected} from ({filtered}){bound}"
+
+
+def _selection(names: Sequence[str] | None, columns: Columns) -> str:
+    """Return columns to select; None for all. Those in ``columns`` have the value there."""
+    from bagent.duck import quoted
+
+    if names is None:
+        return "*"
+    return ", ".join(f"{columns.get(name, quoted(name))} as {quoted(name)}" for name in names)
 
 
 def _json_as_text(sql: str, connection: Any) -> str:
@@ -230,8 +241,8 @@ def _with_answers(connection: Any, runs: Sequence[RunDir]) -> tuple[Columns, str
     source = (
         "(select * from (select * from results where status = 'ok') positional join"
         f" (select {values} from answers)"
-        " union all by name select * from results where status <> 'ok'"
-        f" order by coalesce(list_position([{order}]::varchar[], stage), 0), stage, row, answer)"
+        " union all by name select * from results where status <> 'ok' order by"
+        f" coalesce(list_position([{order}]::varchar[], stage), 0), stage, row, answer) as results"
     )
     return {name: f"value{n}" for n, name in enumerate(typed)}, source
 
@@ -243,17 +254,19 @@ def _cell(name: str, kind: str) -> str:
     return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
 
 
-def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
-    """Return the columns to select: those that were named, else the answers first."""
+def _columns(request: ResultsRequest, connection: Any, answers: Columns, as_json: Columns) -> str:
+    """Return the columns to select: those that were named, else the answers first.
+
+    Columns of ``results`` have the values in ``as_json``.
+    """
     from bagent.duck import quoted
     from bagent.store.tables.schema import RESULTS
 
-    result_columns: Columns = {name: quoted(name) for name in RESULTS}
+    result_columns: Columns = {name: quoted(name) for name in RESULTS} | as_json
     if request.form == "csv":
         result_columns |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
     if request.names:
-        as_json = request.form == "jsonl"
-        fields = {} if request.only_results else _input_fields(connection, as_json=as_json)
+        fields = {} if request.only_results else _input_fields(connection, as_json=bool(as_json))
         by_source = [("input", fields), ("answer", answers), ("result", result_columns)]
         available = {**fields, **answers, **result_columns}
         prefixed = {
@@ -272,7 +285,7 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
         chosen = {name: available[name] for name in request.names}
     else:
         chosen = _default_columns(request, result_columns, answers, connection)
-    return ", ".join(f"{sql} as {quoted(name)}" for name, sql in chosen.items())
+    return _selection([*chosen], chosen)
 
 
 def _default_columns(
@@ -316,18 +329,14 @@ def _iso_time(column: str) -> str:
 def _input_fields(connection: Any, *, as_json: bool = False) -> Columns:
     """Return the fields of the input's first rows, each as text or as JSON."""
     from bagent.duck import literal
+    from bagent.store.tables.schema import pointer
 
     rows = connection.execute(
         "select json_keys(input) from results where json_type(input) = 'OBJECT' limit 1000"
     ).fetchall()
     names = dict.fromkeys(name for (keys,) in rows for name in keys)
     arrow = "->" if as_json else "->>"
-    return {name: f"input {arrow} {literal(_pointer(name))}" for name in names}
-
-
-def _pointer(name: str) -> str:
-    """Return the JSON pointer of a property (RFC 6901)."""
-    return "/" + name.replace("~", "~0").replace("/", "~1")
+    return {name: f"input {arrow} {literal(pointer(name))}" for name in names}
 
 
 def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:

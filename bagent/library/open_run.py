@@ -39,7 +39,6 @@ class Result(ResultColumns, frozen=True, kw_only=True, omit_defaults=False):  # 
         return self.status == "ok"
 
 
-_ID_TYPES: dict[type, str] = {int: "BIGINT", float: "DOUBLE"}
 _TABLES_WITH_ID = ("results", "answers", "attempts", "tool_calls")
 
 
@@ -147,16 +146,11 @@ class OpenedRun:
 
         So frames join on ``id``. Ids of several types stay text.
         """
-        from bagent.store.results import iter_results
+        from bagent.store.id_types import number_type
 
-        first = next(iter(iter_results(self.path, report=lambda _: None)), None)
-        kind = _ID_TYPES.get(type(first["id"])) if first is not None else None
+        kind = number_type(connection, [self._directory], _TABLES_WITH_ID)
         if kind is None:
             return
-        other = f"try_cast(id AS {kind}) IS NULL AND id IS NOT NULL"
-        for name in _TABLES_WITH_ID:
-            if connection.execute(f"SELECT 1 FROM {name} WHERE {other} LIMIT 1").fetchone():
-                return
         for name in _TABLES_WITH_ID:
             connection.execute(f"ALTER VIEW {name} RENAME TO {name}_as_text")
             connection.execute(

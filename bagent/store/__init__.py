@@ -4,6 +4,7 @@
 - ``lock``: one owner per part of a run
 - ``journal``: append-only JSON lines and their indexes
 - ``results``, ``totals``: reading and counting the journal without DuckDB
+- ``id_types``: JSON types of ids, which tables hold as text
 - ``query``: SQL over the tables, which are renewed when they are stale
 - ``run_input``: the input rows of a stored run
 - ``tables``: Parquet and DuckDB files

@@ -150,6 +150,7 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
         ("SCORE = 1 and gene = 'G1' and status = 'ok'", ["r1"]),
         ("score < (select avg(score) from answers)", ["r0"]),
         ("text like '{%'", ["r0", "r1", "r2"]),  # the column of results, not the field
+        ("results.score = 1 and results.status = 'ok' and results.Gene = 'G1'", ["r1"]),
         ("span.by = 'b1' and span.at[1] = 1", ["r1"]),
         ("span ->> 'by' = 'b2'", ["r2"]),
         ("spans[2].by = 'b0'", ["r0"]),
@@ -166,6 +167,32 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
     assert (done.code, done.out) == (2, "")
     assert '"label" not found' in done.err
     assert "(columns of results, id, Gene, score, text, span, spans, ID_2, score_2)" in done.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        ({}, [1, "1", 2.5, "x"]),
+        ({"id": "key"}, [1, "1", 2.5, "x"]),
+        ({"results": {"keep_input": False}}, [7, 8]),
+        ({"results": {"keep_input": False}}, ["7", "8"]),
+    ],
+)
+def test_ids_in_lines_have_the_type_that_they_have_in_the_rows(bagent, fs, job_dir, settings, ids):
+    fs.set_script({"*": [ok_json({"score": 1})]})
+    rows = [{settings.get("id", "id"): id_, "text": str(n)} for n, id_ in enumerate(ids)]
+    schema = {"type": "object", "properties": {"score": {"type": "integer"}}}
+    write_job(job_dir, fs.url, rows, prompt="{{ text }}", output={"schema": schema}, **settings)
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    for options in (
+        [],
+        ["--limit", "9"],
+        ["--with-input"],
+        ["--where", "score = 1"],
+        ["--columns", "id,score"],
+        ["--redact", "score"],
+    ):
+        assert [row["id"] for row in bagent(["results", *options]).lines()] == ids, options
 
 
 def test_csv_has_the_answers_first_and_every_column_if_asked(bagent, run):

@@ -219,6 +219,8 @@ def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(fs: Any, job_dir: 
     frame = bagent.open_run("from-dict").df()
     merged = FRAME.merge(frame[["id", "status"]], on="id")
     assert list(merged["status"]) == ["ok"]
+    list(bagent.run(job | {"name": "mixed"}, rows=[{"id": n, "text": "t"} for n in (1, "01")]))
+    assert [row["id"] for row in bagent.open_run("mixed").rows()] == ["1", "01"]
     with pytest.raises(UsageError, match=r"^job:.*did you mean model"):
         list(bagent.run(job | {"modle": "x"}, rows=FRAME))
 

@@ -21,14 +21,17 @@ def condition_on_fields(condition: str, fields: Mapping[str, str]) -> str:
             first, then a later field.
     """
     typed = condition.casefold()
+    own = {name: quoted(name) for name in RESULTS}
     columns = {
-        name.casefold(): f"{sql} as {quoted(name)}"
-        for name, sql in fields.items()
-        if name.casefold() not in RESULTS and quoted(name)[1:-1].casefold() in typed
+        name.casefold(): (quoted(name), sql)
+        for name, sql in {**fields, **own}.items()
+        if quoted(name)[1:-1].casefold() in typed
     }
-    if not columns:
+    if columns.keys() <= own.keys():
         return f"({condition}\n)"
-    return f"(select ({condition}\n) from (select {', '.join(columns.values())}) as fields)"
+    # Named as the table, so that results.NAME is a field too.
+    names, values = map(", ".join, zip(*columns.values(), strict=True))
+    return f"(select ({condition}\n) from (values ({values})) as results({names}))"
 
 
 def answer_fields(connection: DuckDBPyConnection) -> dict[str, str]:
