@@ -18,6 +18,7 @@ from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.store.run_dir import RunDir
+    from bagent.store.tables.csv_columns import Columns
 
 TABLE_ROWS = 50
 """Rows of a table without ``--limit``."""
@@ -124,10 +125,11 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
 def _selection(names: Sequence[str] | None, columns: Columns) -> str:
     """Return columns to select; None for all. Those in ``columns`` have the value there."""
     from bagent.duck import quoted
+    from bagent.store.tables.csv_columns import select_list
 
     if names is None:
         return "*"
-    return ", ".join(f"{columns.get(name, quoted(name))} as {quoted(name)}" for name in names)
+    return select_list({name: columns.get(name, quoted(name)) for name in names})
 
 
 def _json_as_text(sql: str, connection: Any) -> str:
@@ -152,10 +154,11 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
 
     from bagent.duck import literal
     from bagent.store.tables.conditions import answer_fields, condition_on_fields
+    from bagent.store.tables.csv_columns import input_fields
 
     parts = []
     if request.where:
-        fields = {**_input_fields(connection), **answer_fields(connection)}
+        fields = {**input_fields(connection), **answer_fields(connection)}
         parts.append(condition_on_fields(request.where, fields))
         try:
             connection.execute(f"explain select * from results where {parts[0]}")
@@ -216,10 +219,6 @@ def _encode(row: dict[str, Any]) -> bytes:
     return msgspec.json.encode(row, enc_hook=str) + b"\n"
 
 
-Columns = dict[str, str]
-"""Names of columns, each with the SQL of its value."""
-
-
 def _with_answers(connection: Any, runs: Sequence[RunDir]) -> tuple[Columns, str]:
     """Return the typed columns of the answers, and SQL of ``results`` that has their values.
 
@@ -260,56 +259,50 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns, as_json
     Columns of ``results`` have the values in ``as_json``.
     """
     from bagent.duck import quoted
+    from bagent.store.tables.csv_columns import RESULT_COLUMNS, csv_columns, select_list
     from bagent.store.tables.schema import RESULTS
 
-    result_columns: Columns = {name: quoted(name) for name in RESULTS} | as_json
-    if request.form == "csv":
-        result_columns |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
+    plain = {name: quoted(name) for name in RESULTS}
     if request.names:
-        fields = {} if request.only_results else _input_fields(connection, as_json=bool(as_json))
-        by_source = [("input", fields), ("answer", answers), ("result", result_columns)]
-        available = {**fields, **answers, **result_columns}
-        prefixed = {
-            f"{source}.{n}": sql for source, part in by_source[:2] for n, sql in part.items()
-        }
-        hidden = {n: [s for s, part in by_source if n in part] for n in available}
-        more = [f"{s}.{n}" for n, sources in hidden.items() for s in sources[:-1]]
-        for name in request.names:
-            if name not in available | prefixed:
-                hint = ", ".join([*available, *more])
-                raise UsageError(f"--columns {name}: no such column", hint=hint)
-            if name != "id" and len(sources := hidden.get(name, [])) > 1:
-                others = " and ".join(f"{source}.{name}" for source in sources[:-1])
-                log(f"--columns {name} is that of the {sources[-1]}, not {others}")
-        available = prefixed | available
-        chosen = {name: available[name] for name in request.names}
-    else:
-        chosen = _default_columns(request, result_columns, answers, connection)
-    return _selection([*chosen], chosen)
-
-
-def _default_columns(
-    request: ResultsRequest, result_columns: Columns, answers: Columns, connection: Any
-) -> Columns:
-    """Return ``id``, ``status``, the fields of the answers or their text, and the error."""
+        result_columns = RESULT_COLUMNS if request.form == "csv" else plain | as_json
+        return select_list(_named_columns(request, connection, answers, result_columns))
     if request.form == "table":
-        head = {name: result_columns[name] for name in ("id", "stage", "answer", "status")}
-        return head | _table_fields(answers, result_columns)
-    several = connection.execute(
-        "select count(distinct stage) > 1, count(distinct answer) > 1 from results"
-    ).fetchone()
-    stage, answer = ["stage"] * several[0], ["answer"] * several[1]
-    chosen = {name: result_columns[name] for name in ("id", *stage, *answer, "status")}
-    # A field of the answer keeps its name; what it would hide gets another one.
-    chosen |= {f"{name}_answer" if name in chosen else name: sql for name, sql in answers.items()}
-    remaining = (
-        [*result_columns] if request.all_columns else [*([] if answers else ["text"]), "error"]
+        head = {name: plain[name] for name in ("id", "stage", "answer", "status")}
+        return select_list(head | _table_fields(answers, plain))
+    return select_list(
+        csv_columns(
+            connection, answers, all_columns=request.all_columns, with_input=request.with_input
+        )
     )
-    for name in remaining:
-        if result_columns[name] not in chosen.values():
-            chosen[f"result_{name}" if name in chosen else name] = result_columns[name]
-    fields = _input_fields(connection) if request.with_input else {}
-    return chosen | {f"input.{name}" if name in chosen else name: fields[name] for name in fields}
+
+
+def _named_columns(
+    request: ResultsRequest, connection: Any, answers: Columns, result_columns: Columns
+) -> Columns:
+    """Return the columns of ``--columns``.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    from bagent.store.tables.csv_columns import input_fields
+
+    names = request.names or []
+    as_json = request.form == "jsonl"
+    fields = {} if request.only_results else input_fields(connection, as_json=as_json)
+    by_source = [("input", fields), ("answer", answers), ("result", result_columns)]
+    available = {**fields, **answers, **result_columns}
+    prefixed = {f"{source}.{n}": sql for source, part in by_source[:2] for n, sql in part.items()}
+    hidden = {n: [s for s, part in by_source if n in part] for n in available}
+    more = [f"{s}.{n}" for n, sources in hidden.items() for s in sources[:-1]]
+    for name in names:
+        if name not in available | prefixed:
+            hint = ", ".join([*available, *more])
+            raise UsageError(f"--columns {name}: no such column", hint=hint)
+        if name != "id" and len(sources := hidden.get(name, [])) > 1:
+            others = " and ".join(f"{source}.{name}" for source in sources[:-1])
+            log(f"--columns {name} is that of the {sources[-1]}, not {others}")
+    available = prefixed | available
+    return {name: available[name] for name in names}
 
 
 def _table_fields(answers: Columns, result_columns: Columns) -> Columns:
@@ -320,23 +313,6 @@ def _table_fields(answers: Columns, result_columns: Columns) -> Columns:
     name = "(text)" if "text" in answers else "text"
     text = f"case when status = 'ok' and coalesce({values}) is null then text end"
     return {**answers, name: text, "error": result_columns["error"]}
-
-
-def _iso_time(column: str) -> str:
-    return f"strftime(make_timestamp(({column} * 1000000)::bigint), '%Y-%m-%dT%H:%M:%S.%fZ')"
-
-
-def _input_fields(connection: Any, *, as_json: bool = False) -> Columns:
-    """Return the fields of the input's first rows, each as text or as JSON."""
-    from bagent.duck import literal
-    from bagent.store.tables.schema import pointer
-
-    rows = connection.execute(
-        "select json_keys(input) from results where json_type(input) = 'OBJECT' limit 1000"
-    ).fetchall()
-    names = dict.fromkeys(name for (keys,) in rows for name in keys)
-    arrow = "->" if as_json else "->>"
-    return {name: f"input {arrow} {literal(pointer(name))}" for name in names}
 
 
 def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:

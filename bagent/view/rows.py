@@ -12,6 +12,8 @@ from bagent.duck import literal, quoted
 from bagent.errors import UsageError
 from bagent.report.queries import ReportDb
 from bagent.store.query import plain_rows
+from bagent.store.tables.conditions import answer_fields
+from bagent.store.tables.csv_columns import csv_columns, select_list
 from bagent.store.tables.schema import pointer
 from bagent.text.csv import csv_lines
 from bagent.view.filters import RowFilter
@@ -257,6 +259,8 @@ def neighbours(
 def export(tables: RunTables, row_filter: RowFilter, form: str) -> Generator[bytes]:
     """Yield the rows of a filter as JSON lines or CSV, in the order of the input.
 
+    CSV has the columns of ``bagent results --format csv --with-input``.
+
     Raises:
         UsageError: the form is neither ``jsonl`` nor ``csv``.
     """
@@ -264,7 +268,12 @@ def export(tables: RunTables, row_filter: RowFilter, form: str) -> Generator[byt
         raise UsageError(f"{form} is no form of export", hint="jsonl or csv")
     with tables.cursor() as cursor:
         condition, parameters = row_filter.where(cursor)
-        cursor.execute(f"select * from results where {condition} order by {_ORDER}", parameters)
+        columns = "*"
+        if form == "csv":
+            columns = select_list(csv_columns(cursor, answer_fields(cursor), with_input=True))
+        cursor.execute(
+            f"select {columns} from results where {condition} order by {_ORDER}", parameters
+        )
         names = [column[0] for column in cursor.description or []]
         rows = plain_rows(cursor, raw_json=form == "jsonl")
         lines = _csv_lines(names, rows) if form == "csv" else _json_lines(names, rows)

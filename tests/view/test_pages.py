@@ -193,8 +193,10 @@ async def test_the_export_has_every_row_of_the_filter(runs):
     rows = [json.loads(line) for line in lines]
     assert [row["id"] for row in rows] == [f"r{n}" for n in range(1, 11)]
     assert rows[0]["output"] == {"label": "good", "score": 1, "reason": "x"}
-    assert table.splitlines()[0].startswith("id,row,source")
-    assert len(table.splitlines()) == 11
+    printed = ["--format", "csv", "--with-input", "--status", "ok"]
+    results = run_here(["results", "job", *printed], runs.parent)
+    assert table.splitlines()[0] == "id,status,label,score,reason,error,input.id,text"
+    assert table.splitlines() == results.out.splitlines()
 
 
 async def test_a_row_shows_prompt_attempts_answer_and_the_validators_words(runs):

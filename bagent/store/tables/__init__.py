@@ -8,4 +8,5 @@
 - ``freshness``: which tables are up to date
 - ``masking``: redaction of fields as SQL
 - ``conditions``: conditions in which fields of answers are columns
+- ``csv_columns``: the columns of results as CSV
 """
