@@ -214,6 +214,12 @@ def syntax_tree(connection: DuckDBPyConnection, query: str) -> dict[str, Any]:
     return tree
 
 
+def sql_of_tree(connection: DuckDBPyConnection, tree: dict[str, Any]) -> str:
+    """Return the SQL of a tree of :func:`syntax_tree`."""
+    answer = connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)])
+    return str(answer.fetchall()[0][0])
+
+
 def check_reads(tree: Any) -> None:
     """Check that no statement inside a query writes, such as ``WITH x AS (COPY ...)``.
 

@@ -375,7 +375,8 @@ class FeedStats(msgspec.Struct, frozen=True):
     pipe). ``ended``: all rows were read. ``expected`` is how many answers the rows read so far
     need. ``finished`` is how many rows of the input an earlier start finished, None if unknown.
     ``most`` is how many rows a limit or a sample lets through at most, None without one.
-    ``empty_pipe``: standard input ended without a row.
+    ``empty_pipe``: standard input ended without a row. ``unselected`` rows were left out by
+    ``where``.
     """
 
     read: int
@@ -387,3 +388,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     finished: int | None = None
     most: int | None = None
     empty_pipe: bool = False
+    unselected: int = 0

@@ -391,7 +391,9 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
     yield from _tools(s)
     if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
         message = (
-            "none of the input's rows was selected" if s.feed.read else "the input has no rows"
+            "none of the input's rows was selected"
+            if s.feed.read or s.feed.unselected
+            else "the input has no rows"
         )
         yield "warning", message
     elif s.feed.empty_pipe:

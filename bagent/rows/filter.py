@@ -2,7 +2,8 @@
 
 DuckDB evaluates the condition, each row by its own values alone: a whole number is BIGINT (HUGEINT,
 then DOUBLE, as it gets larger), other numbers DOUBLE, text VARCHAR, lists and objects JSON, and
-null or a missing field NULL. So the result for a row does not depend on other rows.
+null or a missing field NULL. So the result for a row does not depend on other rows. A field inside
+an object, ``meta.year``, becomes a column of its own, with the type of its value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import SqlError, check_reads, quoted, syntax_tree
+from bagent.duck import SqlError, check_reads, quoted, sql_of_tree, syntax_tree
 from bagent.errors import InputError
 from bagent.rows.formats.duckdb_source import connect
 from bagent.rows.warnings import RowWarnings
@@ -37,7 +38,12 @@ _NUMBER = "bagent row"
 """Column beside those of the rows; a name with a blank, which a condition will hardly use."""
 
 Cells = tuple[Any, ...]
-"""The values of one row for the names of the condition."""
+"""The values of one row for the paths of the condition."""
+
+FieldPath = tuple[str, ...]
+"""A field of the row, or one inside of objects: each name from the outside."""
+
+_SELECT = "SELECT 1 WHERE "
 
 _TYPES: dict[type, str] = {
     bool: "BOOLEAN",
@@ -132,16 +138,18 @@ class Condition:
 
     def __init__(self, text: str, base: Path) -> None:
         self._text = text
+        """SQL in which each path is one column."""
         self._connection: DuckDBPyConnection = connect(base)
         self.checked = False
         """Whether :meth:`check` was called, once rows were known."""
-        needed, maybe = _names(self._parse())
-        self.needed = frozenset(needed)
+        needed, maybe = self._take_paths(self._parse())
+        self.needed = frozenset(path[0] for path in needed)
         """The names that rows must have."""
-        self.names = self.needed | maybe
+        self.names = self.needed | {path[0] for path in maybe}
         """All names of columns."""
         self._needed = sorted(needed)
-        self._names = sorted(self.names)
+        self._paths = sorted(needed | maybe)
+        self._names = [_column_name(path) for path in self._paths]
         lower = [name.lower() for name in self._names]
         if len(set(lower)) < len(lower):
             raise InputError(
@@ -163,17 +171,8 @@ class Condition:
         if not rows:
             return
         self.checked = True
-        fields = dict.fromkeys(name for row in rows for name in row)
-        lower = {name.lower() for name in fields}
-        for name in self._needed:
-            if name.lower() not in lower:
-                near = difflib.get_close_matches(name, fields, n=1)
-                raise InputError(
-                    f"where: no field '{name}' in the first rows",
-                    hint=f"did you mean {near[0]}?"
-                    if near
-                    else f"there are {', '.join(list(fields)[:20])}",
-                )
+        for path in self._needed:
+            _check_path(path, rows)
         import duckdb
 
         refused: tuple[type[Exception], ...] = (duckdb.CatalogException, duckdb.ParserException)
@@ -189,6 +188,13 @@ class Condition:
                 else ""
             )
             raise InputError(f"where: {message}", hint=hint)
+        if any(map(_is_malformed, errors)):
+            cells = [cells for cells in map(self._cells, rows) if "JSON" in _types(cells)]
+            if cells and all(_is_malformed(self._error_for(row)) for row in cells):
+                raise InputError(
+                    "where: a list or an object of JSON is compared with a text",
+                    hint="take the text out of it: tags->>0 = 'a', meta->>'kind' = 'a'",
+                )
 
     def filter(self, rows: list[Row], warnings: RowWarnings) -> list[Row]:
         """Return the rows that fulfil the condition, and those that cannot be read."""
@@ -207,9 +213,9 @@ class Condition:
         return [row for row, good in zip(rows, passes, strict=True) if good]
 
     def _parse(self) -> Any:
-        """Return the syntax tree of the condition."""
+        """Return the syntax tree of a query with the condition."""
         # On lines of their own, so that a comment at the end does not swallow the bracket.
-        query = f"SELECT 1 WHERE (\n{self._text}\n)"
+        query = f"{_SELECT}(\n{self._text}\n)"
         tree = syntax_tree(self._connection, query)
         if tree["error"]:
             raise InputError(
@@ -229,13 +235,28 @@ class Condition:
                 f"where: {error}",
                 hint="write a condition that only reads, such as length(text) > 0",
             ) from None
-        return nodes[0]["where_clause"]
+        return tree
+
+    def _take_paths(self, tree: Any) -> tuple[set[FieldPath], set[FieldPath]]:
+        """Make each path one column, and return the needed paths, and those of subqueries.
+
+        A name in a subquery may be that of a column of the subquery.
+        """
+        needed: set[FieldPath] = set()
+        maybe: set[FieldPath] = set()
+        condition = tree["statements"][0]["node"]["where_clause"]
+        for node, inner in _references(condition, frozenset(), inner=False):
+            path = tuple(node["column_names"])
+            (maybe if inner else needed).add(path[:1] if inner else path)
+            if not inner:
+                node["column_names"] = [_column_name(path)]
+        if any(len(path) > 1 for path in needed):
+            self._text = sql_of_tree(self._connection, tree).removeprefix(_SELECT)
+        return needed, maybe - needed
 
     def _cells(self, data: dict[str, Any]) -> Cells:
-        """Return a row's value for each name of the condition; exact case is preferred."""
-        values = [
-            data[name] if name in data else _value_in_other_case(data, name) for name in self._names
-        ]
+        """Return a row's value for each path of the condition; exact case is preferred."""
+        values = [_value_at(data, path) for path in self._paths]
         return tuple([clean_text(cell) if isinstance(cell, str) else cell for cell in values])
 
     def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
@@ -308,10 +329,68 @@ class Condition:
         return True
 
 
-def _value_in_other_case(data: dict[str, Any], name: str) -> Any:
-    """Return the value of a name in other case, None where there is none."""
+def _column_name(path: FieldPath) -> str:
+    return ".".join(path)
+
+
+def _value_at(value: Any, path: FieldPath) -> Any:
+    """Return the value of a path, None where there is none."""
+    for name in path:
+        key = _key_of(value, name)
+        if key is None:
+            return None
+        value = value[key]
+    return value
+
+
+def _key_of(value: Any, name: str) -> str | None:
+    """Return the key of an object that has this name, or has it in other case."""
+    if not isinstance(value, dict):
+        return None
+    if name in value:
+        return name
     lower = name.lower()
-    return next((value for other, value in data.items() if other.lower() == lower), None)
+    return next((key for key in value if key.lower() == lower), None)
+
+
+def _check_path(path: FieldPath, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse a path that no row has.
+
+    Raises:
+        InputError: the first rows have other fields.
+    """
+    values: list[Any] = list(rows)
+    for depth, name in enumerate(path):
+        objects = [value for value in values if isinstance(value, dict)]
+        keys = [(value, _key_of(value, name)) for value in objects]
+        values = [value[key] for value, key in keys if key is not None]
+        if values:
+            continue
+        before = path[:depth]
+        fields = list(dict.fromkeys(key for value in objects for key in value))
+        raise InputError(
+            f"where: no field '{_column_name((*before, name))}' in the first rows",
+            hint=_hint_of_fields(path, before, fields),
+        )
+
+
+def _hint_of_fields(path: FieldPath, before: FieldPath, fields: list[str]) -> str:
+    name = path[len(before)]
+    if _column_name(path) in fields:
+        return f"write {quoted(_column_name(path))}: its name has a dot"
+    if not fields:
+        rest = path[len(before) :]
+        return f"{_column_name(before)} is no object; if it is JSON as text: " + "->>".join(
+            [_column_name(before), *(f"'{key}'" for key in rest)]
+        )
+    near = difflib.get_close_matches(name, fields, n=1)
+    if near:
+        return f"did you mean {_column_name((*before, near[0]))}?"
+    return f"there are {', '.join(_column_name((*before, field)) for field in fields[:20])}"
+
+
+def _is_malformed(error: Exception | None) -> bool:
+    return "Malformed JSON" in str(error)
 
 
 def _json(value: Any) -> str:
@@ -334,17 +413,8 @@ def _type(value: Any) -> str:
     return _TYPES[type(value)]
 
 
-def _names(tree: Any) -> tuple[set[str], set[str]]:
-    """Return the columns that a condition needs, and those that may belong to its subqueries."""
-    needed: set[str] = set()
-    maybe: set[str] = set()
-    for name, inner in _references(tree, frozenset(), inner=False):
-        (maybe if inner else needed).add(name)
-    return needed, maybe - needed
-
-
-def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the first name of every column reference, and whether it is in a subquery."""
+def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[Any, bool]]:
+    """Yield the node of every column reference, and whether it is in a subquery."""
     if isinstance(node, list):
         for item in node:
             yield from _references(item, bound, inner=inner)
@@ -353,12 +423,12 @@ def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tu
         return
     kind = node.get("class")
     if kind == "COLUMN_REF":
-        name = node["column_names"][0]
-        if name not in bound:
-            yield name, inner
+        if node["column_names"][0] not in bound:
+            yield node, inner
         return
     if kind == "LAMBDA":
-        parameters = [name for name, _ in _references(node["lhs"], frozenset(), inner=inner)]
+        references = _references(node["lhs"], frozenset(), inner=inner)
+        parameters = [reference["column_names"][0] for reference, _ in references]
         yield from _references(node["expr"], bound.union(parameters), inner=inner)
         return
     for name, child in node.items():

@@ -103,12 +103,18 @@ class RowReader:
         self._cache: ResumeCache | None = None
         self._shared: Path | None = None
         self._jsonl_readers: list[PlainJsonlReader] = []
+        self.unselected = 0
+        """Rows that ``where`` left out so far."""
+        self._selected = False  # whether it let one through
         self._stream = self._selected_rows()
 
     @property
     def warnings(self) -> list[str]:
         """What a person should know about the rows read so far, one line for each kind."""
-        return self._warnings.lines
+        lines = self._warnings.lines
+        if self.unselected and not self._selected:
+            lines.append(f"`where` selects none of the {self.unselected:,} rows that were read")
+        return lines
 
     @property
     def passed(self) -> int:
@@ -307,7 +313,10 @@ class RowReader:
             if condition is not None:
                 if not condition.checked:
                     condition.check([r.data for r in rows if r.error is None], strict=False)
-                rows = condition.filter(rows, warnings)
+                read, rows = len(rows), condition.filter(rows, warnings)
+                if progress is self._progress:
+                    self.unselected += read - len(rows)
+                    self._selected |= bool(rows)
             if rows or chunk is WAITING:
                 yield rows
 

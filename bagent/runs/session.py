@@ -470,6 +470,7 @@ class RunSession:
             finished=self._finished_rows,
             most=rows.most,
             empty_pipe=rows.empty_pipe,
+            unselected=rows.unselected,
         )
         if feeder is None and self._answers_of_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)

@@ -310,6 +310,7 @@ def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tall
     [
         ({}, 0, "warning     the input has no rows"),
         ({"read": 9}, 0, "warning     none of the input's rows was selected"),
+        ({"unselected": 9}, 0, "warning     none of the input's rows was selected"),
         ({"read": 9, "skipped": 9}, 9, None),
     ],
 )

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -7,9 +8,9 @@ from bagent.rows import RowsConfig, open_rows, read_again
 
 ROWS = [
     {"id": 1, "n": 5, "t": "abc", "tags": ["a", "b"], "meta": {"year": 2001}},
-    {"id": 2, "n": 2.5, "t": "", "yes": True},
+    {"id": 2, "n": 2.5, "t": "", "yes": True, "meta": {"in": {"x": "ab"}}},
     {"id": 3, "n": None, "t": None, "meta": {"year": 1999}, "yes": False},
-    {"id": 4, "n": 10**25, "t": "x\u0000y ünï"},
+    {"id": 4, "n": 10**25, "t": "x\u0000y ünï", "meta": {"kind": "Y1"}},
     {"id": 5, "n": -1, "t": "it's", "meta": None, "late": 1},
 ]
 TEXT = "\n".join(map(json.dumps, ROWS))
@@ -22,6 +23,8 @@ TEXT = "\n".join(map(json.dumps, ROWS))
         ("length(t) > 2", [1, 4, 5]),
         ("t = 'it''s' OR id = 1 -- a remark", [1, 5]),
         ("meta.year > 2000", [1]),
+        ("meta.year IS NULL and lower(meta.kind) like 'y%'", [4]),
+        ("META.Kind = 'Y1' or Meta.in.x[1] = 'a'", [2, 4]),
         ("CAST(meta->>'year' AS INTEGER) < 2000", [3]),
         ("late = 1", [5]),
         ("late IS NULL", [1, 2, 3, 4]),
@@ -56,7 +59,14 @@ def test_rows_on_which_it_fails_are_left_out_with_one_warning(source_of):
     rows = [row for batch in source.batches() for row in batch]
     assert [row.id for row in rows] == list(range(9, 1500, 3))
     (warning,) = source.warnings
+    assert source.unselected == 1003
     assert "left out: 1,000; first in.jsonl:2: Conversion Error" in warning
+
+
+def test_a_condition_that_selects_no_row_is_a_warning(source_of):
+    source = source_of(TEXT, where="n > 1e30")
+    assert list(source.batches()) == []
+    assert source.warnings == ["`where` selects none of the 5 rows that were read"]
 
 
 def test_an_unknown_name_is_refused_at_once_with_the_nearest(source_of):
@@ -66,6 +76,29 @@ def test_an_unknown_name_is_refused_at_once_with_the_nearest(source_of):
         source_of(TEXT, where="json_array_length(tagz) > 0")
     with pytest.raises(InputError, match="there are id, n, t"):
         source_of(TEXT, where="zzzzzz = 1")
+
+
+@pytest.mark.parametrize(
+    ("rows", "where", "message"),
+    [
+        (
+            '{"m":{"kind":"a","x":1}}',
+            "m.kynd = 'a'",
+            "'m.kynd' in the first rows (did you mean m.k",
+        ),
+        ('{"m":{"kind":"a","x":1}}', "m.z = 1", "'m.z' in the first rows (there are m.kind, m.x)"),
+        ('{"m":"{}"}', "m.z.y = 1", "(m is no object; if it is JSON as text: m->>'z'->>'y')"),
+        (
+            '{"m.z":1}',
+            "m.z = 1",
+            "no field 'm' in the first rows (write \"m.z\": its name has a dot",
+        ),
+        ('{"m":["a"]}', "m[0] = 'a'", "with a text (take the text out of it: tags->>0"),
+    ],
+)
+def test_a_field_that_no_object_has_is_refused(source_of, rows, where, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        source_of(rows, where=where)
 
 
 @pytest.mark.parametrize("where", ["n > 1) UNION SELECT (1", "n > 1); SELECT (1"])
