@@ -94,6 +94,8 @@ class InFlightRequest(msgspec.Struct, eq=False):
     attempt: int = 0  # which attempt of its first call it is, from 1
     tokens: TokenUse = NO_TOKENS  # reserved of the account's limit
     reservation: RequestReservation = NOTHING  # the account's totals at its start
+    reserved_usd: float = 0.0  # of the budget, until it ends
+    cost_usd: float = 0.0  # once it is sent: what it reserved, until its answer says less
     task: asyncio.Task[None] | None = None
     cancel_reason: str = ""  # why the fleet cancelled it
     streaming: bool = False  # a part of the answer was forwarded: it cannot be sent elsewhere
@@ -115,6 +117,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
         self.task = asyncio.current_task()
         if self.cancel_reason:
             raise asyncio.CancelledError
+        self.cost_usd = self.reserved_usd  # it may be billed even if it is cancelled
 
     def start(self, account: Account) -> None:
         """Count the attempt of each call, and reserve its estimated tokens."""

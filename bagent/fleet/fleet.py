@@ -296,7 +296,11 @@ class Fleet:
         for late in self._hedger.late():
             now = self._state.clock()
             state = self._endpoints.select(now, other_than=late.state)
-            if state and fits(state, late.calls[0].min_context):
+            if (
+                state
+                and fits(state, late.calls[0].min_context)
+                and self._scheduler.affordable(late.calls)
+            ):
                 late.calls[0].hedged = True
                 self._start(state, list(late.calls), now)
 
@@ -422,8 +426,8 @@ class Fleet:
             batch = scheduler.next(state, now)
             if self._start_batch(batch, now):
                 continue
-            if self._lingering is not None and not waiting.has_urgent:
-                break  # too few rows are ready, whatever the endpoint
+            if batch.too_costly or (self._lingering is not None and not waiting.has_urgent):
+                break  # whatever the endpoint: the budget allows none, or too few are ready
             if len(skipped) >= MAX_SKIPPED and fleet.in_flight:
                 break  # the others are asked when the next request ends
             self._endpoints.skip(state)
@@ -457,6 +461,8 @@ class Fleet:
         fleet, size = self._state, len(calls)
         request = InFlightRequest(state, calls, now)
         request.start(state.account)
+        if self._config.budget is not None:
+            request.reserved_usd = self._config.budget.reserve([call.request for call in calls])
         if not self._started:
             self._loop.call_soon(self._next_turn)
         self._started += 1 + size // ROWS_PER_START
@@ -475,9 +481,13 @@ class Fleet:
             return
         state = self._endpoints.select(now)
         call = self._waiting.take_last() if state is not None else None
-        if state is not None and call is not None:
+        if state is None or call is None:
+            return
+        if self._scheduler.affordable([call]):
             state.exclusive = True
             self._start(state, [call], now)
+        else:
+            self._waiting.add_last(call)
 
     def _set_timer(self, now: float) -> None:
         """Set the only timer to the next moment at which a request may start."""
@@ -536,12 +546,12 @@ class Fleet:
         """Send a request, apply its results, and give its slots away."""
         fleet, state, calls = self._state, request.state, request.calls
         timeouts = timeouts_for(calls, self._config.timeouts, request.started)
-        sent = unix()
+        group, sent = [call.request for call in calls], unix()
         try:
             request.begin()
-            exchange = await self._backend.send(
-                state.endpoint, [call.request for call in calls], timeouts
-            )
+            exchange = await self._backend.send(state.endpoint, group, timeouts)
+            if self._config.budget is not None:
+                request.cost_usd = self._config.budget.cost(group, exchange)
         except asyncio.CancelledError:
             if not request.cancel_reason or request.task is None:
                 raise
@@ -549,15 +559,8 @@ class Fleet:
             failure = Failure("connect", request.cancel_reason, passing=True)
             exchange = Exchange([failure] * len(calls), sent=sent, done=unix())
         finally:
-            size = len(calls)
-            state.in_flight -= size
-            del state.requests[request]
-            fleet.in_flight -= size
-            fleet.requests_in_flight -= 1
-            state.exclusive = False
-            if state.warming is not None:
-                self._scheduler.warmer.end(state)
-        with self._result_context() if size > 1 else NO_CONTEXT:
+            self._free(request)
+        with self._result_context() if len(calls) > 1 else NO_CONTEXT:
             ended = self._apply(self._results.handle(request, exchange))
             if self._waiting.suspended:
                 ended |= self._apply(self._rules.after_success(state))
@@ -572,6 +575,19 @@ class Fleet:
                 # The rows write their outcomes, or ask again, before their slots are given away.
                 await asyncio.sleep(0)
         self._pump()
+
+    def _free(self, request: InFlightRequest) -> None:
+        """Free the slots of a request that has ended, and what it reserved of the budget."""
+        fleet, state, size = self._state, request.state, len(request.calls)
+        state.in_flight -= size
+        del state.requests[request]
+        fleet.in_flight -= size
+        fleet.requests_in_flight -= 1
+        state.exclusive = False
+        if state.warming is not None:
+            self._scheduler.warmer.end(state)
+        if self._config.budget is not None:
+            self._config.budget.ledger.settle(request.reserved_usd, request.cost_usd)
 
 
 def _set_event(event: asyncio.Event, value: bool) -> None:

@@ -82,6 +82,8 @@ class Batch(msgspec.Struct):
     """Another endpoint, to which a call is left that has its prefix cached."""
     undetected: tuple[EndpointState, ...] = ()
     """Endpoints of which the backend must first detect how they accept batches."""
+    too_costly: bool = False
+    """The budget allows none of the calls now."""
 
 
 class CacheWarmer:
@@ -163,14 +165,34 @@ class BatchScheduler:
     def next(self, state: EndpointState, now: float) -> Batch:
         """Take the next batch for ``state``, or for another endpoint that has it cached."""
         batch = self._batch_for(state, now)
-        if batch.calls or batch.cached_at is None:
-            return batch
-        other = self._batch_for(batch.cached_at, now)
-        if not other.calls:
-            batch.lingering = other.lingering or batch.lingering
-            batch.undetected += other.undetected
-            return batch
-        return other
+        if not batch.calls and batch.cached_at is not None:
+            other = self._batch_for(batch.cached_at, now)
+            if other.calls:
+                batch = other
+            else:
+                batch.lingering = other.lingering or batch.lingering
+                batch.undetected += other.undetected
+        if batch.calls and self._fleet.config.budget is not None:
+            self._cut_to_budget(batch)
+        return batch
+
+    def affordable(self, calls: Sequence[Call]) -> int:
+        """Return how many of the calls the budget allows now; if none, report when it may."""
+        budget = self._fleet.config.budget
+        if budget is None:
+            return len(calls)
+        return budget.affordable([call.request for call in calls], self._on_budget_freed)
+
+    def _cut_to_budget(self, batch: Batch) -> None:
+        count = self.affordable(batch.calls)
+        for call in batch.calls[count:]:
+            self._fleet.waiting.add(call, urgent=True)
+        batch.calls = batch.calls[:count]
+        if not count:
+            batch.warms, batch.too_costly = False, True
+
+    def _on_budget_freed(self) -> None:
+        self._tasks.loop.call_soon(self._on_change)
 
     def begin(self, batch: Batch) -> None:
         """Begin what a batch requires besides its request."""

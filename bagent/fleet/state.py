@@ -22,6 +22,7 @@ from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.queue import CallQueues
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.tail_latency import TailRule
+from bagent.money.budget import CallBudget
 from bagent.types import EndpointSample, FleetStats
 
 FleetCoroutine = Coroutine[asyncio.Future[Any], None, None]
@@ -195,6 +196,7 @@ class FleetConfig(msgspec.Struct, frozen=True):
     connections: int | None = None  # requests in flight; None: as many as rows
     first_expected: float = 64.0  # completion tokens of a row before one was answered
     prefix: PrefixRule = PrefixRule()
+    budget: CallBudget | None = None
 
 
 class FleetState:

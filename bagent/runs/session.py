@@ -374,7 +374,6 @@ class RunSession:
     async def _drain(self, fleet: FleetSet, stop: Stop) -> None:
         """Let requests in flight end within the grace time, or until a second signal."""
         fleet.abandon_waiting()
-        self._budgets.close()
         if stop.grace:
             self._messages.show(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
         draining = asyncio.create_task(fleet.drain(stop.grace))
@@ -472,21 +471,10 @@ class RunSession:
             empty_pipe=rows.empty_pipe,
             unselected=rows.unselected,
         )
+        stats = NO_FLEET if self._fleet is None else self._fleet.stats()
         if feeder is None and self._answers_of_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)
-        return self._counters.snapshot(self._fleet_stats(), feed, self._run_totals(codes, complete))
-
-    def _fleet_stats(self) -> FleetStats:
-        """Return the state of the fleet; calls that wait for the budget are not sent."""
-        if self._fleet is None:
-            return NO_FLEET
-        stats, waiting = self._fleet.stats(), self._budgets.waiting_rows
-        return msgspec.structs.replace(
-            stats,
-            in_flight=stats.in_flight - waiting,
-            ready=stats.ready + waiting,
-            requests=stats.requests - self._budgets.unsent,
-        )
+        return self._counters.snapshot(stats, feed, self._run_totals(codes, complete))
 
     @cached_property
     def _finished_rows(self) -> int | None:

@@ -11,6 +11,7 @@ from bagent.agents.plan import STREAM_EVERY
 from bagent.backend_kinds import TRAITS
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.engines.probe import CompletionProbe
 from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
@@ -20,6 +21,7 @@ from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.state import ResultContext
+from bagent.money.budget import BudgetedBackend, CallBudget
 from bagent.servers.resolve import Servers
 from bagent.types import Attempt, EndpointSample
 
@@ -206,6 +208,44 @@ def make_fleet(
     """
     limits = job.limits
     rule = make_batch_size_rule(job, servers)
+    max_in_flight = _max_in_flight(job, servers, rule, handles, notice)
+    hedge = limits.hedge
+    check = CompletionProbe(backend).check
+    budget: CallBudget | None = None
+    if isinstance(backend, BudgetedBackend):  # the fleet admits its calls itself
+        budget, backend = backend.budget, backend.inner
+    config = FleetConfig(
+        concurrency=max_in_flight,
+        timeouts=make_timeouts(job),
+        retry=RetryPolicy(retries=limits.retries, retry_after_max=limits.retry_after_max or NO_CAP),
+        lookahead=min(LOOKAHEAD if rule.single else MOST_AHEAD, max(16, max_in_flight)),
+        group=rule,
+        first_expected=_first_expected(job),
+        hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
+        connections=handles,
+        prefix=PrefixRule(job.batching.prefix),
+        budget=budget,
+    )
+    state_factory = EndpointStateFactory(job, servers, rule, max_in_flight, accounts, share)
+    fleet = Fleet(
+        state_factory.states(servers.endpoints),
+        backend,
+        config,
+        on_attempt=on_attempt,
+        on_sample=on_sample,
+        notice=notice,
+        random=Random(SEED),
+        check=check,
+        result_context=result_context,
+    )
+    return fleet, state_factory
+
+
+def _max_in_flight(
+    job: Job, servers: Servers, rule: BatchSizeRule, handles: int, notice: Callable[[str], None]
+) -> int:
+    """Return how many rows may be in flight over the whole fleet."""
+    limits = job.limits
     start, ceiling = auto_limits(servers, rule)
     count = len(servers.endpoints)
     max_in_flight = min(ceiling * count, max(MOST_IN_FLIGHT, start * count))
@@ -219,30 +259,7 @@ def make_fleet(
             )
         # Rows that share requests need fewer connections.
         max_in_flight = handles if rule.single else max_in_flight
-    hedge = limits.hedge
-    config = FleetConfig(
-        concurrency=max_in_flight,
-        timeouts=make_timeouts(job),
-        retry=RetryPolicy(retries=limits.retries, retry_after_max=limits.retry_after_max or NO_CAP),
-        lookahead=min(LOOKAHEAD if rule.single else MOST_AHEAD, max(16, max_in_flight)),
-        group=rule,
-        first_expected=_first_expected(job),
-        hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
-        connections=handles,
-        prefix=PrefixRule(job.batching.prefix),
-    )
-    state_factory = EndpointStateFactory(job, servers, rule, max_in_flight, accounts, share)
-    fleet = Fleet(
-        state_factory.states(servers.endpoints),
-        backend,
-        config,
-        on_attempt=on_attempt,
-        on_sample=on_sample,
-        notice=notice,
-        random=Random(SEED),
-        result_context=result_context,
-    )
-    return fleet, state_factory
+    return max_in_flight
 
 
 def _first_expected(job: Job) -> float:

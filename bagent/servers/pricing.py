@@ -10,7 +10,7 @@ import msgspec
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.base import Backend
 from bagent.errors import JobError
-from bagent.money.budget import BudgetLedger
+from bagent.money.budget import BudgetedBackend, BudgetLedger, CallBudget
 from bagent.money.prices import Price, find_price, gpu_pricer, known_prices, pricer
 from bagent.types import Json, Usage
 
@@ -78,24 +78,9 @@ class BudgetGuard:
         self._ledgers: dict[float, BudgetLedger] = {}
 
     @property
-    def unsent(self) -> int:
-        """Calls that the fleet counts as requests, and that their budget never let begin."""
-        return sum(ledger.unsent for ledger in self._ledgers.values())
-
-    @property
     def spent(self) -> float:
         """The dollars that all budgets have spent."""
         return sum(ledger.spent for ledger in self._ledgers.values())
-
-    @property
-    def waiting_rows(self) -> int:
-        """Rows that the fleet counts as in flight, and that wait for their budget."""
-        return sum(ledger.waiting_rows for ledger in self._ledgers.values())
-
-    def close(self) -> None:
-        """Cancel the calls that wait for their budget."""
-        for ledger in self._ledgers.values():
-            ledger.close()
 
     def wrap(self, backend: Backend, job: Job, kind: BackendKind) -> Backend:
         """Wrap ``backend`` so that it counts GPU time and respects the job's budget, if any.
@@ -117,9 +102,7 @@ class BudgetGuard:
                 hint="write prices: {input: 0.15, output: 0.60} (dollars per million tokens)",
                 at=job.source.position(("limits", "budget_usd")),
             )
-        from bagent.money.budget import BudgetedBackend
-
         ledger = self._ledgers.get(budget)
         if ledger is None:
             ledger = self._ledgers[budget] = BudgetLedger(budget, self._on_exhausted)
-        return BudgetedBackend(backend, price, ledger)
+        return BudgetedBackend(backend, CallBudget(price, ledger))

@@ -10,84 +10,86 @@ import pytest
 
 from bagent.backends.base import Exchange
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.money.budget import BudgetedBackend, BudgetLedger
+from bagent.money.budget import BudgetedBackend, BudgetLedger, CallBudget
 from bagent.money.prices import Price
 from bagent.types import Reply, Usage
 
 
+def fits(ledger: BudgetLedger, most: float) -> bool:
+    """Reserve ``most`` dollars if they fit."""
+    if not ledger.admits(most):
+        return False
+    ledger.reserve(most)
+    return True
+
+
 def test_calls_begin_as_long_as_all_of_them_fit() -> None:
-    begun: list[int] = []
     messages: list[str] = []
-    spending = BudgetLedger(1.0, messages.append)
-    for number in range(4):
-        spending.reserve(0.3, lambda number=number: begun.append(number))  # type: ignore[misc]
-    assert begun == [0, 1, 2]
-    assert messages == []
-    spending.settle(0.3, 0.1)
-    assert begun == [0, 1, 2, 3]
+    freed: list[str] = []
+    ledger = BudgetLedger(1.0, messages.append)
+    assert [fits(ledger, 0.3) for _ in range(4)] == [True, True, True, False]
+    ledger.wait(0.3, lambda: freed.append("other"))
+    assert (messages, freed) == ([], [])
+    ledger.settle(0.3, 0.1)
+    assert freed == ["other"]
+    assert fits(ledger, 0.3)
+    ledger.settle(0.3, 0.1)
+    assert freed == ["other"], "each is told once"
 
 
 def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
     messages: list[str] = []
-    spending = BudgetLedger(1.0, messages.append)
-    spending.reserve(0.6, lambda: None)
-    spending.reserve(0.6, lambda: None)
+    freed: list[str] = []
+    ledger = BudgetLedger(1.0, messages.append)
+    assert fits(ledger, 0.6)
+    assert not fits(ledger, 0.6)
+    ledger.wait(0.6, lambda: freed.append("waiting"))
     assert messages == []
-    spending.settle(0.6, 0.6)
-    spending.reserve(0.6, lambda: None)
-    assert len(messages) == 1
+    ledger.settle(0.6, 0.6)
+    assert freed == ["waiting"]
+    for _ in range(2):
+        assert not fits(ledger, 0.6)
+        ledger.wait(0.6, lambda: freed.append("never"))
+    assert (len(messages), freed) == (1, ["waiting"])
     assert "$0.6000 of the budget of $1" in messages[0]
 
 
 def test_a_first_call_that_could_pass_the_budget_is_never_sent() -> None:
     messages: list[str] = []
-    begun: list[int] = []
-    BudgetLedger(0.1, messages.append).reserve(0.2, lambda: begun.append(1))
-    assert (len(messages), begun) == (1, [])
-
-
-def test_who_no_longer_waits_lets_the_next_one_in() -> None:
-    begun: list[str] = []
-
-    def large() -> None:
-        begun.append("large")
-
-    spending = BudgetLedger(1.0, lambda _: None)
-    spending.reserve(0.5, lambda: begun.append("first"))
-    spending.reserve(0.9, large)
-    spending.reserve(0.2, lambda: begun.append("small"))
-    assert begun == ["first"]
-    spending.cancel(large)
-    assert begun == ["first", "small"]
-
-
-def test_what_waits_for_the_budget_is_not_sent() -> None:
-    spending = BudgetLedger(1.0, lambda _: None)
-
-    def waiting() -> None:
-        raise AssertionError("it does not fit")
-
-    spending.reserve(0.6, lambda: None, 2)
-    assert (spending.unsent, spending.waiting_rows) == (0, 0)
-    spending.reserve(0.6, waiting, 3)
-    assert (spending.unsent, spending.waiting_rows) == (1, 3)
-    spending.cancel(waiting)
-    assert (spending.unsent, spending.waiting_rows) == (1, 0), "it was never sent"
+    ledger = BudgetLedger(0.1, messages.append)
+    assert not fits(ledger, 0.2)
+    ledger.wait(0.2, lambda: None)
+    assert len(messages) == 1
 
 
 def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
     random = Random(7)
-    spending = BudgetLedger(5.0, lambda _: None)
+    ledger = BudgetLedger(5.0, lambda _: None)
     flying: list[float] = []
     for _ in range(2000):
         if flying and random.random() < 0.5:
             most = flying.pop(random.randrange(len(flying)))
-            spending.settle(most, most * random.random())
+            ledger.settle(most, most * random.random())
         else:
             most = random.uniform(0.001, 0.2)
-            spending.reserve(most, lambda most=most: flying.append(most))  # type: ignore[misc]
-        assert spending.spent + sum(flying) <= 5.0 + 1e-9
-    assert spending.spent > 4.0
+            if fits(ledger, most):
+                flying.append(most)
+        assert ledger.spent + sum(flying) <= 5.0 + 1e-9
+    assert ledger.spent > 4.0
+
+
+def test_a_group_is_sent_as_far_as_it_fits() -> None:
+    """Else a run with lists of rows ends while the budget would allow some of them."""
+    messages: list[str] = []
+    ledger = BudgetLedger(10.0, messages.append)
+    budget = CallBudget(Price("p", "m", 0, 1_000_000 / 100), ledger)
+    settings = CallSettings(None, {}, {})
+    group = [Request(settings, "x", prompt="x", max_tokens=tokens) for tokens in (400, 500, 600)]
+    assert budget.affordable(group, lambda: None) == 2
+    assert messages == []
+    assert budget.reserve(group[:2]) == 9.0
+    assert budget.affordable(group[2:], lambda: None) == 0
+    assert messages == []
 
 
 class OneReply:
@@ -106,7 +108,7 @@ class OneReply:
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_batch_line_with_a_limit_of_its_own_reserves_no_more(name: str) -> None:
     inner: Any = OneReply()
-    backend = BudgetedBackend(inner, Price("p", "m", 0, 1_000_000 / 100), inner.ledger)
+    backend = BudgetedBackend(inner, CallBudget(Price("p", "m", 0, 1_000_000 / 100), inner.ledger))
     body = {"model": "m", "messages": [], name: 60}
     settings = CallSettings(None, {}, {})
     line = Request(settings, encode_payload(body), body=body)

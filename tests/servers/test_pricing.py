@@ -56,11 +56,14 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     first, second = (guard.wrap(inner, mine, "anthropic") for _ in range(2))
     assert isinstance(first, BudgetedBackend)
     assert isinstance(second, BudgetedBackend)
-    begun: list[str] = []
-    first.spending.reserve(6.0, lambda: begun.append("first"))
-    second.spending.reserve(6.0, lambda: begun.append("second"))
-    first.spending.settle(6.0, 6.0)
-    assert (len(exhausted), begun) == (1, ["first"])
+    freed: list[str] = []
+    first.budget.ledger.reserve(6.0)
+    assert not second.budget.ledger.admits(6.0)
+    second.budget.ledger.wait(6.0, lambda: freed.append("second"))
+    first.budget.ledger.settle(6.0, 6.0)
+    assert (exhausted, freed) == ([], ["second"])
+    second.budget.ledger.wait(6.0, lambda: freed.append("second"))
+    assert len(exhausted) == 1
 
 
 def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:

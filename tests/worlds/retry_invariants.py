@@ -240,10 +240,7 @@ def no_server_makes_a_run_wait_for_an_hour(history: History) -> Problems:
 
 @invariant
 def a_429_pauses_its_account(history: History) -> Problems:
-    """After a 429 with Retry-After nothing is sent to that server until it is over; with a budget,
-    rows may be that had been given to the server before, and waited for the budget."""
-    if history.world.job.budget is not None:
-        return
+    """After a 429 with Retry-After nothing is sent to that server until it is over."""
     for start in history.starts:
         requests = sent_in(history, start.number)
         refusals = [sent for sent in requests if base_kind(sent.reply) == "429" and sent.done]

@@ -142,3 +142,31 @@ def test_a_row_that_waits_for_the_budget_is_not_sent_after_a_stop():
             events=(Event(0, "term", 1.0),),
         )
     )
+
+
+def test_rows_that_wait_for_the_budget_respect_a_429():
+    """They had been given to the server before, and were sent when others freed the budget."""
+    rows = [RowSpec("r0", replies=("429+m1500",)), *(RowSpec(f"r{n}") for n in range(1, 6))]
+    holds(
+        World(
+            seed=510453,
+            job=JobSpec(retries=0, concurrency="auto", budget=200.0),
+            rows=tuple(rows),
+            endpoints=(EndpointSpec(),),
+            pause=90.0,
+        )
+    )
+
+
+def test_a_row_that_waits_for_the_budget_is_not_copied():
+    """It was late before it was sent, and was sent to two servers."""
+    rows = (RowSpec(6, seconds=3.0), RowSpec("r7", seconds=3.0), RowSpec("r2"), RowSpec("r3"))
+    holds(
+        World(
+            seed=513026,
+            job=JobSpec(concurrency="auto", temperature=0.7, hedge=2.0, budget=200.0),
+            rows=rows,
+            endpoints=(EndpointSpec(), EndpointSpec(windows=(Window(0.5, 5.5, "blank"),))),
+            pause=90.0,
+        )
+    )
