@@ -75,7 +75,7 @@ class CallBudget:
     """What calls may cost, and whether the ledger admits them.
 
     A call without an answer counts with its maximum cost, since it may be billed, unless the
-    server refused it.
+    server refused it or was never reached.
     """
 
     def __init__(self, price: Price, ledger: BudgetLedger) -> None:
@@ -104,7 +104,9 @@ class CallBudget:
 
     def cost(self, group: Sequence[Request], exchange: Exchange) -> float:
         """Return what a request has cost."""
-        return sum(map(self._cost, group, exchange.results))
+        arrived = exchange.connected and not exchange.stale_connection
+        pairs = zip(group, exchange.results, strict=True)
+        return sum(self._cost(request, result) for request, result in pairs) if arrived else 0.0
 
     def _at_most(self, request: Request) -> float:
         prompt = int(len(request.payload) * TOKENS_PER_BYTE) + TEMPLATE_TOKENS
@@ -120,7 +122,7 @@ class CallBudget:
             cost = self._price.cost(result.usage)
             return self._at_most(request) if cost is None else cost
         refused = result.status is not None and result.status >= 400
-        return 0.0 if refused or result.kind == "connect" else self._at_most(request)
+        return 0.0 if refused else self._at_most(request)
 
 
 class BudgetedBackend(BackendWrapper):

@@ -12,7 +12,7 @@ from bagent.backends.base import Exchange
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.money.budget import BudgetedBackend, BudgetLedger, CallBudget
 from bagent.money.prices import Price
-from bagent.types import Reply, Usage
+from bagent.types import Failure, Reply, Usage
 
 
 def fits(ledger: BudgetLedger, most: float) -> bool:
@@ -84,7 +84,7 @@ def test_a_group_is_sent_as_far_as_it_fits() -> None:
     ledger = BudgetLedger(10.0, messages.append)
     budget = CallBudget(Price("p", "m", 0, 1_000_000 / 100), ledger)
     settings = CallSettings(None, {}, {})
-    group = [Request(settings, "x", prompt="x", max_tokens=tokens) for tokens in (400, 500, 600)]
+    group = [Request(settings, b"x", prompt="x", max_tokens=tokens) for tokens in (400, 500, 600)]
     assert budget.affordable(group, lambda: None) == 2
     assert messages == []
     assert budget.reserve(group[:2]) == 9.0
@@ -115,3 +115,23 @@ def test_a_batch_line_with_a_limit_of_its_own_reserves_no_more(name: str) -> Non
     endpoint: Any = None
     asyncio.run(backend.send(endpoint, [line], endpoint))
     assert inner.reserved == [pytest.approx(0.6)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "exchange", "cost"),
+    [
+        (Failure("connect", "broke", True), {}, 40.96),
+        (Failure("connect", "no route", True), {"connected": False}, 0.0),
+        (Failure("timeout", "no connection", True), {"connected": False}, 0.0),
+        (Failure("connect", "closed", True), {"stale_connection": True}, 0.0),
+        (Failure("timeout", "no answer", True), {}, 40.96),
+        (Failure("overloaded", "busy", True, status=503), {}, 0.0),
+    ],
+)
+def test_what_may_have_been_billed_counts_in_full(
+    failure: Failure, exchange: dict[str, bool], cost: float
+) -> None:
+    """A connection that broke after the request was sent may have cost a whole answer."""
+    budget = CallBudget(Price("p", "m", 0, 1_000_000 / 100), BudgetLedger(100.0, lambda _: None))
+    request = Request(CallSettings(None, {}, {}), b"x", prompt="x")
+    assert budget.cost([request], Exchange([failure], sent=0.0, **exchange)) == cost  # type: ignore[arg-type]

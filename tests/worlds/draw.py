@@ -317,11 +317,16 @@ def _limited(seed: int, random: Random) -> World:
         for _ in range(random.choice([1, 1, 2]))
     )
     job = _job(random)
+    # A start with less time or money than rows that fail need for their tries never ends them, and
+    # the next one begins with them again.
+    failing = [row for row in rows if row.replies[-1] in _FAILING]
     if random.random() < 0.5:
-        # A start with less time than the tries of a row need never ends it.
         job = replace(job, deadline=random.choice([12.0, 20.0, 40.0]), retries=min(job.retries, 1))
+        if sum(2 * row.seconds * len(row.replies) for row in failing) > 0.5 * (job.deadline or 0.0):
+            job = replace(job, concurrency="auto", per_endpoint="auto")
     else:
-        job = replace(job, budget=random.choice([200.0, 300.0, 600.0]))
+        most = 2 * 64.0 * len(failing) * (1 + job.retries) + 100.0
+        job = replace(job, budget=max(most, random.choice([200.0, 300.0, 600.0])))
     if random.random() < 0.3:
         job = replace(job, answers=2, temperature=0.7)
     events = _events(random, random.choice([0, 0, 1]))

@@ -21,6 +21,8 @@ MODEL = "world-model"
 KEY = "sk-world-secret-0123456789"
 MAX_TOKENS = 64
 """Tokens that an answer may have."""
+ANSWER_USD = 5.0
+"""What an answer costs in worlds with a budget: a dollar for each of its tokens."""
 DELAY = 0.001
 """Seconds for which bytes travel."""
 

@@ -23,7 +23,7 @@ from worlds.evidence import (
     unit_of,
     work_seconds,
 )
-from worlds.network import COUNTED, Sent, base_kind
+from worlds.network import ANSWER_USD, COUNTED, MAX_TOKENS, Sent, base_kind
 from worlds.play import History
 from worlds.spec import Window
 
@@ -331,6 +331,9 @@ def slots_are_used(history: History) -> Problems:
         slots = int(world.job.per_endpoint) * len(world.endpoints)
     if world.job.concurrency != "auto":
         slots = min(slots, int(world.job.concurrency))
+    if world.job.budget is not None:  # at the end so many requests fit
+        remaining = world.job.budget - ANSWER_USD * len(world.units)
+        slots = max(1, min(slots, int(remaining) // MAX_TOKENS))
     slowest = max(endpoint.speed for endpoint in world.endpoints)
     seconds = sum(row.seconds for row in world.units) * slowest / slots
     longest = max(row.seconds for row in world.units) * slowest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worlds.evidence import Problems, invariant, sent_in
-from worlds.network import MAX_TOKENS, Sent, base_kind
+from worlds.network import ANSWER_USD, MAX_TOKENS, Sent, base_kind
 from worlds.play import History
 
 GRACE = 10.0
@@ -11,9 +11,6 @@ GRACE = 10.0
 
 NOTICED = 1.0
 """Seconds within which a stop file is seen."""
-
-ANSWER_USD = 5.0
-"""What an answer costs in worlds with a budget: a dollar for each of its tokens."""
 
 
 @invariant
@@ -81,12 +78,12 @@ def the_budget_is_kept(history: History) -> Problems:
     for start in history.starts:
         requests = list(sent_in(history, start.number))
         for sent in requests:
-            most = sum(_cost_at(other, sent.at) for other in requests if other.at <= sent.at)
-            if most > budget + 1e-6:
-                yield f"start {start.number}: up to ${most} at {sent.at}, budget ${budget}"
+            least = sum(_costs_at(other, sent.at)[0] for other in requests if other.at <= sent.at)
+            if least > budget + 1e-6:
+                yield f"start {start.number}: ${least} or more at {sent.at}, budget ${budget}"
                 break
         reason = start.ending.reason if start.ending is not None else ""
-        spent = sum(_cost_at(sent, start.ended) for sent in requests)
+        spent = sum(_costs_at(sent, start.ended)[1] for sent in requests)
         if "budget" in reason:
             if start.code != 76:
                 yield f"start {start.number}: {start.code} {reason}"
@@ -95,16 +92,20 @@ def the_budget_is_kept(history: History) -> Problems:
                 yield f"start {start.number}: ${spent} of ${budget} are spent: {reason}"
 
 
-def _cost_at(sent: Sent, at: float) -> float:
-    """Return the most that a request has cost at a time."""
-    over = sent.over
+def _costs_at(sent: Sent, at: float) -> tuple[float, float]:
+    """Return what a request may have cost at a time, at least and at most: an answer that cannot be
+    read counts in full; an error in it, or one that never came, may do so."""
+    over, in_full = sent.over, float(MAX_TOKENS * len(sent.rows))
     if over is None or over >= at:
-        return MAX_TOKENS * len(sent.rows)
-    if sent.status is not None and sent.status >= 400:
-        return 0.0
+        return in_full, in_full
     replies = sent.replies or (sent.reply,)
-    answered = sent.status == 200 and all(
+    if sent.status is None or base_kind(sent.reply) == "error200":
+        return 0.0, in_full
+    if sent.status >= 400:
+        return 0.0, 0.0
+    answered = all(
         base_kind(reply) in ("ok", "slow", "length", "filter", "blank", "invalid", "tools")
         for reply in replies
     )
-    return (ANSWER_USD if answered else 0.0) * len(sent.rows)
+    cost = ANSWER_USD * len(sent.rows) if answered else in_full
+    return cost, cost

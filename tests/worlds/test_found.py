@@ -146,7 +146,7 @@ def test_a_row_that_waits_for_the_budget_is_not_sent_after_a_stop():
 
 def test_rows_that_wait_for_the_budget_respect_a_429():
     """They had been given to the server before, and were sent when others freed the budget."""
-    rows = [RowSpec("r0", replies=("429+m1500",)), *(RowSpec(f"r{n}") for n in range(1, 6))]
+    rows = [RowSpec("r0", replies=("429+m1500", "ok")), *(RowSpec(f"r{n}") for n in range(1, 6))]
     holds(
         World(
             seed=510453,

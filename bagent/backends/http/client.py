@@ -227,7 +227,7 @@ NETWORK_ERRORS = (HttpError, asyncio.TimeoutError, OSError, ValueError)
 """What a request may raise because of network or server. ValueError: it cannot be written, such as
 a key with a line break."""
 
-NOT_CONNECTED = (NotConnected, ConnectTimeout)
+NOT_CONNECTED = (NotConnected, ConnectTimeout, ProxyRefused)
 """Those after which the server cannot have seen the request."""
 
 
