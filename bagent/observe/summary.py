@@ -41,6 +41,9 @@ FAILED_QUERY = (
 _NOT_SENT = ("bad_input", "budget")
 """Kinds of failure that changing the job does not mend."""
 
+_MENDED_BY_JOB = frozenset({"context_overflow", "refused", "rejected", "schema", "template"})
+"""Kinds of failure that a change of the job may mend, which ``run`` has to be told to accept."""
+
 _WITH_VALUE = ("--retry", "--on-change")
 _CONTINUE = ("--on-change", "continue")
 
@@ -60,6 +63,7 @@ class Advice(msgspec.Struct, frozen=True):
         own_bodies: the rows are lines of a batch file with their own limits.
         cut_at: the fewest and most tokens at which answers were cut off; None where unknown.
         none_ok: no row of the run has a good answer.
+        long_field: the longest field of the prompt in the failed rows; empty where unknown.
     """
 
     exit_code: int | None
@@ -73,6 +77,7 @@ class Advice(msgspec.Struct, frozen=True):
     own_bodies: bool = False
     cut_at: tuple[int, int] | None = None
     none_ok: bool = False
+    long_field: str = ""
 
     @property
     def noun(self) -> str:
@@ -121,8 +126,8 @@ def mending(advice: Advice, kind: str, number: int) -> tuple[str, str]:
     if kind in advice.resent:
         return f"the same {advice.noun} sends these rows again", command_text(command)
     if kind == "bad_input":
-        return _cause(kind, number, advice), command_text(command)
-    return _cause(kind, number, advice), command_text(_retry(command, {kind: number}, advice))
+        return _remedy(kind, advice), command_text(command)
+    return _remedy(kind, advice), command_text(_retry(command, {kind: number}, advice))
 
 
 def base_command(command: Sequence[str]) -> list[str]:
@@ -196,7 +201,7 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
     if not again:
         unless = " unless their input is mended" if "bad_input" in lasting else ""
         what = f"sends {kinds(sendable)}" if "bad_input" in lasting else "does"
-        after = ", once the prompt is changed," if _needs_shorter_prompt(sendable, advice) else ""
+        after = ", once the cause is removed," if _needs_change(sendable, advice) else ""
         yield (
             "advice",
             f"the same {advice.noun} sends none of these rows again{unless};"
@@ -216,23 +221,23 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
     """The command that sends rows again that failed for lasting reasons, with a mended job."""
     arguments = _without(command, ("--skip-failed",))
+    changes: list[str] = []
     if "truncated" in lasting:
         if advice.own_bodies:
             arguments += ["--set", "output.truncated=accept"]
             lasting = {kind: n for kind, n in lasting.items() if kind != "truncated"}
         elif (limits := _cut_at(advice)) is not None:
-            arguments += ["--set", f"sampling.max_tokens={2 * limits[1]}", *_CONTINUE]
+            changes += ["--set", f"sampling.max_tokens={2 * limits[1]}"]
     if "max_turns" in lasting and advice.max_turns is not None:
-        arguments += ["--set", f"agent.max_turns={2 * advice.max_turns}"]
-        arguments += [] if _CONTINUE[0] in arguments else _CONTINUE
-    if _needs_shorter_prompt(lasting, advice):
-        arguments += [] if _CONTINUE[0] in arguments else _CONTINUE
+        changes += ["--set", f"agent.max_turns={2 * advice.max_turns}"]
+    if changes or _needs_change(lasting, advice):
+        arguments += [*changes, *_CONTINUE]
     return [*arguments, "--retry", ",".join(sorted(lasting))] if lasting else arguments
 
 
-def _needs_shorter_prompt(lasting: Mapping[str, int], advice: Advice) -> bool:
-    """Whether rows are too long for the context, and the job has a prompt to shorten."""
-    return "context_overflow" in lasting and not advice.own_bodies
+def _needs_change(lasting: Mapping[str, int], advice: Advice) -> bool:
+    """Whether the user may have to change the job before rows are sent again."""
+    return not advice.own_bodies and not _MENDED_BY_JOB.isdisjoint(lasting)
 
 
 def _cut_at(advice: Advice) -> tuple[int, int] | None:
@@ -242,46 +247,60 @@ def _cut_at(advice: Advice) -> tuple[int, int] | None:
 
 
 def _cause(kind: str, number: int, advice: Advice) -> str:
-    """What to change where rows failed for a lasting reason, one line."""
+    """Why rows failed for a lasting reason, and what to change, one line."""
+    return f"{_problem(kind, number, advice)}: {_remedy(kind, advice)}"
+
+
+def _problem(kind: str, number: int, advice: Advice) -> str:
     if kind == "truncated":
-        return _cause_of_cuts(number, advice)
+        return _cut_answers(number, advice)
     if kind == "max_turns":
         turns = "" if advice.max_turns is None else f" after {counted(advice.max_turns, 'turn')}"
-        return f"raise agent.max_turns: {counted(number, 'agent')} had no answer{turns}"
-    remedy, problem = _CAUSES.get(kind, ("look at the errors", "failed"))
-    if _needs_shorter_prompt({kind: number}, advice):
-        remedy = "shorten the long field in the prompt, such as {{ FIELD[:2000] }}"
-    return f"{remedy}: {counted(number, 'row')} {problem} ({kind})"
+        return f"{counted(number, 'agent')} had no answer{turns}"
+    problem, _ = _CAUSES.get(kind, _OTHER_CAUSE)
+    return f"{counted(number, 'row')} {problem} ({kind})"
 
 
-def _cause_of_cuts(number: int, advice: Advice) -> str:
+def _remedy(kind: str, advice: Advice) -> str:
+    if kind == "truncated" and advice.own_bodies:
+        return "raise max_tokens in the lines, or accept cut answers"
+    if kind == "context_overflow" and not advice.own_bodies:
+        field = advice.long_field
+        which = f"the field {field}" if field else "the long field"
+        return f"shorten {which} in the prompt, such as {{{{ {field or 'FIELD'}[:2000] }}}}"
+    _, remedy = _CAUSES.get(kind, _OTHER_CAUSE)
+    return remedy
+
+
+def _cut_answers(number: int, advice: Advice) -> str:
     answers = counted(number, "answer")
     limits = _cut_at(advice)
     if limits is None:
-        where = "were cut off" if number > 1 else "was cut off"
-    elif limits[0] == limits[1]:
-        where = f"ended at {counted(limits[1], 'token')}"
-    else:
-        where = f"ended at {limits[0]:,} to {limits[1]:,} tokens"
-    if advice.own_bodies:
-        return f"raise max_tokens in the lines, or accept cut answers: {answers} {where}"
-    return f"raise sampling.max_tokens: {answers} {where}"
+        return f"{answers} were cut off" if number > 1 else f"{answers} was cut off"
+    if limits[0] == limits[1]:
+        return f"{answers} ended at {counted(limits[1], 'token')}"
+    return f"{answers} ended at {limits[0]:,} to {limits[1]:,} tokens"
 
 
+_OTHER_CAUSE = ("failed", "look at the errors")
 _CAUSES = {
     "schema": (
-        "change the prompt or the schema, or set sampling.temperature",
-        "without an answer that fits the schema, and temperature 0 gives the same answer again",
+        "without an answer that fits the schema",
+        "change the prompt or the schema, or set sampling.temperature, since temperature 0 gives"
+        " the same answer again",
     ),
-    "bad_input": ("correct the input", "not readable or not to be sent"),
-    "template": ("correct the prompt or the input", "not fit for the prompt"),
+    "bad_input": ("not readable or not to be sent", "correct the input"),
+    "template": ("not fit for the prompt", "correct the prompt or the input"),
     "context_overflow": (
-        "shorten the input or take a model with a longer context",
         "too long for the context",
+        "shorten the input or take a model with a longer context",
     ),
-    "rejected": ("change the job or the input", "refused by the server"),
-    "refused": ("change the prompt or the input", "refused by the model or a filter"),
+    "rejected": ("refused by the server", "change the job or the input"),
+    "refused": ("refused by the model or a filter", "change the prompt or the input"),
+    "truncated": ("cut off", "raise sampling.max_tokens"),
+    "max_turns": ("without an answer", "raise agent.max_turns"),
 }
+"""What is wrong with rows of each kind, and what to change."""
 
 
 LOW_SHARE = 0.8

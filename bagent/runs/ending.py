@@ -26,7 +26,7 @@ from bagent.observe.snapshot import Snapshot
 from bagent.runs.context import WORKER, RunContext
 from bagent.runs.shutdown import Stop
 from bagent.store.journal.segments import part_order
-from bagent.store.run_dir import RunDir, working_seconds
+from bagent.store.run_dir import RunDir, RunInfo, working_seconds
 from bagent.text.terminal import unguarded
 
 if TYPE_CHECKING:
@@ -195,10 +195,13 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
     """Return the closing lines of a run."""
     from bagent.observe import EndInfo, summary_lines
     from bagent.observe.summary import Advice, headline
+    from bagent.runs.prompt_fields import long_field
     from bagent.runs.resume import resent_kinds
 
-    options, job = context.options, context.job
+    options, job, snapshot = context.options, context.job, ending.snapshot
     run = display_path(context.run_dir, options.cwd)
+    info = RunDir(context.run_dir).load_or_report(lambda _: None)
+    too_long = "context_overflow" in snapshot.by_kind
     advice = Advice(
         exit_code=ending.code,
         run=run,
@@ -209,16 +212,17 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         max_tokens=job.sampling.max_tokens,
         max_turns=job.agent.max_turns if job.agent else None,
         own_bodies=context.own_bodies,
-        cut_at=ending.snapshot.cut_at,
-        none_ok=not ending.snapshot.ok,
+        cut_at=snapshot.cut_at,
+        none_ok=not snapshot.ok,
+        long_field=long_field(RunDir(context.run_dir), info) if info and too_long else "",
     )
-    info = EndInfo(advice, ending.reason, color=color, worked_s=_working_seconds(context))
-    return Summary(headline(ending.snapshot, info), summary_lines(ending.snapshot, info))
+    worked_s = _working_seconds(context, info)
+    end = EndInfo(advice, ending.reason, color=color, worked_s=worked_s)
+    return Summary(headline(snapshot, end), summary_lines(snapshot, end))
 
 
-def _working_seconds(context: RunContext) -> float | None:
+def _working_seconds(context: RunContext, info: RunInfo | None) -> float | None:
     """Return how long the starts of this process's part worked; of all parts, for the whole run."""
-    info = RunDir(context.run_dir).load_or_report(lambda _: None)
     starts = info.starts if info is not None else []
     if part_order(context.part)[0] > 1:
         starts = [start for start in starts if start.part == context.part]

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from bagent.batches.record import status_lines
 from bagent.errors import EXIT_STOPPED
 from bagent.observe.summary import Advice, mending, next_step
+from bagent.runs.prompt_fields import long_field
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners
 from bagent.store.results import RunSummary, summary
@@ -204,6 +205,7 @@ def _advice(run: RunDir, state: Mapping[str, Any]) -> Advice | None:
         max_turns=agent.get("max_turns"),
         own_bodies=not job.get("prompt") and len(info.stages) < 2,
         none_ok=not state["ok"],
+        long_field=long_field(run, info) if "context_overflow" in state["by_kind"] else "",
     )
 
 

@@ -22,6 +22,7 @@ from bagent.report import answer_fields, fields, html, overview
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.report.suspects import Suspect, find_suspects
+from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines
 from bagent.store.tables.schema import STATUSES
 from bagent.view.catalog import RunCatalog, ViewedRun
@@ -141,7 +142,9 @@ class Handlers:
         viewed = self._viewed(request)
 
         def in_common(db: ReportDb) -> list[str]:
-            return fields.in_common(db, None)
+            info = viewed.info()
+            names = names_in_prompts(info.job, files=viewed.run.is_own(info))
+            return fields.in_common(db, names)
 
         messages = await viewed.tables.ask(in_common, key="in common")
         return _page("findings.html", request, messages=messages)

@@ -119,7 +119,10 @@ def test_without_progress_the_summary_and_the_next_command_are_all_that_is_print
     assert (done.code, done.out) == (1, "")
     first, *_, last = done.err.splitlines()
     assert first == "rows        5 rows: 4 ok, 1 failed"
-    assert last == "next        bagent run job.yaml --progress none --retry rejected"
+    assert (
+        last
+        == "next        bagent run job.yaml --progress none --on-change continue --retry rejected"
+    )
     assert "by kind: rejected 1" in done.err
     fs.set_script({"*": [echo()]})
     done = run_bagent([*silent, "--retry", "rejected"], job_dir)

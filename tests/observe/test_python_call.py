@@ -40,4 +40,6 @@ def test_failed_rows_are_sent_again_by_a_call() -> None:
         ("next", "call run(job, rows=rows) again in Python, with the same job and rows"),
     ]
     *_, (_, last) = next_step(advice, {"refused": 2})
-    assert last.startswith('call run(job, rows=rows, options=["--retry", "refused"]) again')
+    assert last.startswith(
+        'call run(job, rows=rows, options=["--on-change", "continue", "--retry", "refused"]) again'
+    )

@@ -112,11 +112,11 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
         "            1 x bad_response, HTTP 200, at http://127.0.0.1:8006",
         "                row r6 (genes.jsonl:7): HTTP 200: <h1>gateway</h1>",
         "results     runs/genes",
-        "cause       change the job or the input: 2 rows refused by the server (rejected)",
-        "cause       change the prompt or the schema, or set sampling.temperature: 2 rows without "
-        "an answer that fits the schema, and temperature 0 gives the same answer again (schema)",
+        "cause       2 rows refused by the server (rejected): change the job or the input",
+        "cause       2 rows without an answer that fits the schema (schema): change the prompt or "
+        "the schema, or set sampling.temperature, since temperature 0 gives the same answer again",
         f"look        {LOOK}",
-        "retry       bagent run job.yaml --retry rejected,schema",
+        "retry       bagent run job.yaml --on-change continue --retry rejected,schema",
         "advice      the same command sends again what may come out otherwise: timeout 3, "
         "bad_response 1",
         "next        bagent run job.yaml",
@@ -205,7 +205,8 @@ def test_the_command_that_goes_on_does_not_begin_anew(
     ("kind", "options"),
     [
         ("bad_input", ""),  # nothing is sent for a line that cannot be read until it is mended
-        ("template", " --retry template"),
+        ("template", " --on-change continue --retry template"),
+        ("schema", " --on-change continue --retry schema"),
         ("context_overflow", " --on-change continue --retry context_overflow"),
         ("max_turns", " --set agent.max_turns=12 --on-change continue --retry max_turns"),
     ],
@@ -220,8 +221,11 @@ def test_the_next_command_changes_what_the_cause_names(tally, make, kind, option
 def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> None:
     tally.outcome(make.outcome(1, "failed", error_kind="context_overflow", error="5,000 tokens"))
     lines = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run", "job.yaml"]))
-    assert "shorten the long field in the prompt, such as {{ FIELD[:2000] }}" in lines[-4]
-    assert lines[-2].endswith("; this one, once the prompt is changed, does")
+    assert lines[-4] == (
+        "cause       1 row too long for the context (context_overflow): shorten the long field in"
+        " the prompt, such as {{ FIELD[:2000] }}"
+    )
+    assert lines[-2].endswith("; this one, once the cause is removed, does")
 
 
 def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock) -> None:
@@ -274,13 +278,13 @@ def test_the_command_that_sends_rows_again_does_not_skip_failed_ones(tally, make
     tally.outcome(make.outcome(0, status="failed", error_kind="template"))
     command = ["bagent", "run", "job.yaml", "--skip-failed"]
     lines = summary_lines(make.snapshot(tally), info(1, command=command))
-    assert lines[-1].endswith("bagent run job.yaml --retry template")
+    assert lines[-1].endswith("bagent run job.yaml --on-change continue --retry template")
 
 
 @pytest.mark.parametrize(
     ("kind", "ok", "options"),
     [
-        ("refused", 0, " --retry refused,timeout"),
+        ("refused", 0, " --on-change continue --retry refused,timeout"),
         ("context_overflow", 0, " --on-change continue --retry context_overflow,timeout"),
         ("refused", 1, ""),  # the others may be served
         ("bad_input", 0, ""),

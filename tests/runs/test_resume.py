@@ -99,7 +99,7 @@ def test_a_passing_failure_is_sent_again_by_the_same_command(fs, job_dir, bagent
     assert first.code == 1
     lines = [line for line in first.err.splitlines() if line.startswith(("cause", "retry", "adv"))]
     assert lines == [
-        "cause       raise sampling.max_tokens: 1 answer ended at 64 tokens",
+        "cause       1 answer ended at 64 tokens: raise sampling.max_tokens",
         "retry       bagent run job.yaml --progress plain --set sampling.max_tokens=128"
         " --on-change continue --retry truncated",
         "advice      the same command sends again what may come out otherwise: bad_response 1",

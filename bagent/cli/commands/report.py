@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -80,6 +78,7 @@ def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.render.report_job import NOT_KEPT, NOT_OWN, prompts_of, settings_of
     from bagent.report import EarlierJob, ReportInfo
     from bagent.report.answer_fields import property_names
+    from bagent.runs.prompt_fields import names_in_prompts
     from bagent.runs.run_state import describe, mending_commands
     from bagent.store.run_dir import merge_changes, working_seconds
 
@@ -116,35 +115,3 @@ def _about(run: RunDir) -> ReportInfo:
         run=str(run.path),
         properties=property_names(info.answer_columns) if info else {},
     )
-
-
-_TAG = re.compile(r"\{\{(.*?)\}\}|\{%(.*?)%\}", re.DOTALL)
-_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
-
-
-def names_in_prompts(job: Any, *, files: bool) -> frozenset[str] | None:
-    """Return the names in all templates of a job, also those in prompt files.
-
-    None where a prompt uses the whole row, none has a tag, or a file may not be read.
-    """
-    try:
-        texts = [part for text in _texts(job, files) for tag in _TAG.findall(text) for part in tag]
-    except (OSError, UnicodeDecodeError):
-        return None
-    names = frozenset(name for text in texts for name in _NAME.findall(text))
-    return None if not names or "row" in names else names
-
-
-def _texts(value: Any, files: bool) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        if isinstance(value.get("file"), str):
-            if not files:
-                raise PermissionError(value["file"])
-            yield Path(value["file"]).read_text(encoding="utf-8")
-        for inner in value.values():
-            yield from _texts(inner, files)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner, files)
