@@ -49,6 +49,7 @@ def failure(text, data=None, extra=None):
 
 PRINTED = [
     ("{{ a | join('-') }}", "b-c-d"),
+    ("{% for i in range(2) %}{{ i }}{% endfor %}", "01"),  # the rows have a field of this name
     ("{% for i in items %}{{ loop.length }}{% endfor %}", "22"),
     ("{{ objects | join(', ', attribute='name') }}", "p, q"),
     ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
@@ -176,8 +177,7 @@ FAILING = [
 
 @pytest.mark.parametrize(("text", "message"), FAILING)
 def test_a_template_that_fails_fails_the_row(text, message):
-    row = {name: value for name, value in ROW.items() if name != "range"}
-    assert failure(text, row).startswith(message)
+    assert failure(text).startswith(message)
 
 
 def test_a_text_of_64_mb_is_the_largest():

@@ -204,6 +204,7 @@ class Template:
         self._context = ENVIRONMENT.context_class
         self._loops = next(tree.find_all((nodes.For, nodes.Macro)), None) is not None
         self._helpers = {name: HELPERS[name] for name in self.names.helpers}
+        self._called = {name: HELPERS[name] for name in self.names.called}
         self._plain = plain_fields(tree)
         if _only_text(tree):
             self.constant = "".join(self._root(self._context(ENVIRONMENT, {}, None, {}, None)))
@@ -230,7 +231,7 @@ class Template:
         if not (self._helpers or extra or self.names.row) and isinstance(data, dict):
             # The row itself: nothing in a template can change it.
             return data
-        scope = {**self._helpers, **data}
+        scope = {**self._helpers, **data, **self._called}
         if self.names.row:
             scope[ROW] = data
         if extra:

@@ -32,8 +32,8 @@ class TemplateNames:
     """What a template uses.
 
     ``fields`` are the fields of the row, None where it uses the row as a whole. ``uses`` are
-    the places that need a field to be there; ``helpers`` the helper names it calls; ``row``
-    whether it names the row at all. ``chains`` are all dotted chains, for messages.
+    the places that need a field to be there; ``helpers`` the helper names in it, ``called`` those
+    that it only calls, which are no fields; ``row`` whether it names the row at all. ``chains`` are all dotted chains, for messages.
     """
 
     fields: frozenset[str] | None
@@ -41,6 +41,7 @@ class TemplateNames:
     helpers: frozenset[str]
     row: bool
     chains: tuple[Chain, ...]
+    called: frozenset[str] = frozenset()
     tested: frozenset[str] = frozenset()
     """Fields on which a condition depends: ``{% if note %}``."""
 
@@ -50,7 +51,7 @@ def names_of(tree: nodes.Template) -> TemplateNames:
     free = meta.find_undeclared_variables(tree) - _NOT_NAMES
     walker = _Walker(frozenset(free), _stored(tree))
     walker.visit(tree, called=False)
-    called_only = {name for name in free & HELPERS.keys() if name not in walker.plain_names}
+    called_only = frozenset(free & HELPERS.keys() - walker.plain_names)
     roots = {name for name in free - called_only if name != ROW}
     fields = None if walker.whole_row else frozenset(roots | walker.row_fields)
     uses = tuple(use for use in walker.uses if not _is_guarded(use.chain, walker.guards))
@@ -58,6 +59,7 @@ def names_of(tree: nodes.Template) -> TemplateNames:
         fields=fields,
         uses=tuple(use for use in uses if use.chain[0] not in called_only),
         helpers=frozenset(free & HELPERS.keys()),
+        called=called_only,
         row=ROW in free,
         chains=tuple(walker.chains),
         tested=frozenset(_tested(tree)),
