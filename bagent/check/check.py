@@ -365,7 +365,9 @@ class _Check:
             report,
             opened=self._options.open,
             tools=tuple(plan.settings.tools),
-            unserved=facts.unserved_model(self._prepared, probed),
+            unserved=facts.unserved_model(
+                self._prepared, probed, self._target.model if servers.simulated else None
+            ),
             unsendable=facts.unsendable_reason(sample),
         )
 

@@ -209,13 +209,17 @@ def warnings(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) ->
     return messages
 
 
-def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str]:
+def _unlisted_models(
+    prepared: RunContext, probed: Sequence[Probed], simulated: str | None = None
+) -> list[str]:
     """Return the models that the job or lines of a batch file name and no endpoint lists."""
     listed = [
         result.capabilities.models
         for result in probed
         if result.capabilities is not None and result.capabilities.models
     ]
+    if simulated is not None:
+        listed.append((simulated,))
     if not listed or len(listed) < len(probed):
         return []
     served = {model for models in listed for model in models}
@@ -232,12 +236,20 @@ _REFUSE_OTHER_MODELS = frozenset({"vllm", "nvidia", "bagent-sim"})
 """Owners of models in the lists of servers that refuse requests for a model not listed."""
 
 
-def unserved_model(prepared: RunContext, probed: Sequence[Probed]) -> str | None:
-    """Return why no endpoint takes a model of the job; None if one does, or might."""
+def unserved_model(
+    prepared: RunContext, probed: Sequence[Probed], simulated: str | None
+) -> str | None:
+    """Return why no endpoint takes a model of the job; None if one does, or might.
+
+    Args:
+        prepared: the job.
+        probed: its endpoints.
+        simulated: the model of simulated engines, which a check does not start.
+    """
     engines = {result.capabilities.engine for result in probed if result.capabilities is not None}
     if not engines <= _REFUSE_OTHER_MODELS:
         return None
-    return next(iter(_unlisted_models(prepared, probed)), None)
+    return next(iter(_unlisted_models(prepared, probed, simulated)), None)
 
 
 def unsendable_reason(sample: Sequence[Sampled]) -> str | None:

@@ -463,6 +463,17 @@ def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, f
     assert "empty note" not in done.out + done.err
 
 
+def test_a_model_that_simulated_engines_do_not_serve_is_2(check, job_dir):
+    line = {"custom_id": "a", "url": "/v1/chat/completions"}
+    body = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
+    write_rows(job_dir / "b.jsonl", [line | {"method": "POST", "body": body}])
+    for options in (["b.jsonl"], ["b.jsonl", "--model", "gpt"]):
+        done = check([*options, "--backend", "sim"])
+        assert done.code == 2
+        assert "the model gpt, which no endpoint lists (--model simulated-8b asks" in done.err
+    assert check(["b.jsonl", "--backend", "sim", "--model", "simulated-8b"]).code == 0
+
+
 def test_a_run_that_cannot_work_is_2_and_no_next_command(check, job_dir):
     def checked(*options):
         done = check(["job.yaml", *options])
