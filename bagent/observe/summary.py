@@ -44,8 +44,11 @@ _NOT_SENT = ("bad_input", "budget")
 _MENDED_BY_JOB = frozenset({"context_overflow", "refused", "rejected", "schema", "template"})
 """Kinds of failure that a change of the job may mend, which ``run`` has to be told to accept."""
 
-_WITH_VALUE = ("--retry", "--on-change")
+_WITH_VALUE = ("--retry", "--on-change", "--budget")
 _CONTINUE = ("--on-change", "continue")
+
+MORE_BUDGET = "write a larger budget in place of MORE"
+"""What to do where the budget of a start does not allow a single call."""
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -145,8 +148,12 @@ def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, s
     """Yield the lines about the command that resumes a run that stopped early."""
     failed = _sent_after_repair(advice, by_kind)
     if not failed:
-        yield "advice", f"the same {advice.noun}{advice.piped} resumes where the run stopped"
-        yield "next", command_text(_resume_command(advice.command))
+        command = _resume_command(advice.command)
+        same = "the same"
+        if advice.action == MORE_BUDGET:
+            command, same = [*_without(command, ("--budget",)), "--budget", "MORE"], "this"
+        yield "advice", f"{same} {advice.noun}{advice.piped} resumes where the run stopped"
+        yield "next", command_text(command)
         return
     causes = {kind: n for kind, n in failed.items() if kind != "rejected"}
     for kind, number in causes.items():

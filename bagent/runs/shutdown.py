@@ -22,6 +22,7 @@ from bagent.errors import (
     BagentError,
     StoppedEarly,
 )
+from bagent.observe.summary import MORE_BUDGET
 from bagent.runs.deadline import Deadline
 
 HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
@@ -112,9 +113,10 @@ class StopSwitch:
         Args:
             spent: this start spent some of it, so the next one may do as much.
         """
-        hint = "give --budget MORE"
+        hint = MORE_BUDGET
         if spent:
-            hint += "; a budget is for one start: the same command may spend it again"
+            hint = "give --budget MORE; a budget is for one start: the same command may spend it"
+            hint += " again"
         self.request(Stop(EXIT_NEEDS_PERSON, message, hint, grace=0.0))
 
     def stop_at(self, deadline: Deadline) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bagent.observe.counters import RunCounters
 from bagent.observe.live_state import EndpointLine, endpoints_in_trouble
-from bagent.observe.summary import Advice, EndInfo, summary_lines
+from bagent.observe.summary import MORE_BUDGET, Advice, EndInfo, summary_lines
 from bagent.types import PASSING_KINDS
 
 COMMAND = "bagent run job.yaml"
@@ -136,6 +136,14 @@ def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
         (
             info(76, reason="budget spent", action="raise limits.budget_usd (now 5.00)"),
             ["first       raise limits.budget_usd (now 5.00)", *RESUME],
+        ),
+        (
+            info(76, command=["bagent", "run", "job.yaml", "--budget", "5"], action=MORE_BUDGET),
+            [
+                "first       write a larger budget in place of MORE",
+                "advice      this command resumes where the run stopped",
+                "next        bagent run job.yaml --budget MORE",
+            ],
         ),
         (
             info(74, reason="no space left on device"),

@@ -145,7 +145,7 @@ def test_a_pipe_is_part_of_the_command_that_resumes(fs, job_dir, bagent):
     rows = (job_dir / "rows.jsonl").read_bytes()
     done = bagent([*RUN, "-i", "-", "--budget", "0.001"], stdin=rows)
     assert done.code == 76
-    advice = "the same command, with the same rows on standard input, resumes where the run stopped"
+    advice = "this command, with the same rows on standard input, resumes where the run stopped"
     assert advice in done.err
 
 
