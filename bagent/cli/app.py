@@ -241,12 +241,24 @@ def _invoke(args: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+_INSTEAD: dict[tuple[str | None, str | None], str] = {
+    ("run", "--dry-run"): "bagent check shows what would be sent",
+    ("run", "--resume"): "the same command resumes",
+    ("submit", "--dry-run"): "nothing is submitted without --go",
+}
+"""What to type instead of options that other programs have."""
+
+
 def _usage_message(error: Any) -> str:
     """Return what is wrong with an option, and the nearest option or the command that lists all."""
-    near = getattr(error, "possibilities", None)
-    if near:
-        return f"no such option: {error.option_name} (did you mean {near[0]}?)"
+    option, near = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    hint = _INSTEAD.get((error.ctx.info_name if error.ctx else None, option))
+    if near and not hint:
+        hint = f"did you mean {near[0]}?"
+    if hint:
+        return f"no such option: {option} ({hint})"
     message = error.format_message().rstrip(".").replace("Value error, ", "", 1)
+    message = message[:1].lower() + message[1:]
     wrong = re.search(r": '(.*)' is not one of (.*)$", message)
     if wrong and (nearest := did_you_mean(wrong[1], wrong[2].replace("'", "").split(", "))):
         return f"{message} ({nearest})"

@@ -58,6 +58,8 @@ def _quoted(text: str) -> str:
 
 def use_python_words(error: BagentError) -> None:
     """Write options of ``bagent run`` in a message as the arguments of the library."""
+    if error.at is not None and str(error.at).startswith("-"):
+        error.message, error.at = f"{error.at}: {error.message}", None
     error.message = in_python(error.message)
     error.hint = in_python(error.hint)
 
@@ -76,8 +78,8 @@ def _argument(match: re.Match[str]) -> str:
     option, value = match["option"], match["value"]
     if option == "--ordered":
         return "ordered=True"
-    if option == "--name" and value:
-        return f"name={_quoted(value)}"
+    if option == "--name":
+        return f"name={_quoted(value)}" if value else "name="
     return f"options=[{', '.join(map(_quoted, filter(None, (option, value))))}]"
 
 
@@ -93,4 +95,4 @@ def _option_pattern() -> re.Pattern[str]:
     names = [name for param in load_command("run").params for name in param.opts]
     listed = "|".join(re.escape(name) for name in names if name.startswith("--"))
     value = rf"(?: (?P<value>{_VALUE}|(?<=--model )[^\s,;)]+))?"
-    return re.compile(rf"(?<![\w\"'-])(?P<option>{listed})(?![\w-]){value}")
+    return re.compile(rf"(?<![\w\"-])'?(?P<option>{listed})'?(?![\w-]){value}")

@@ -496,7 +496,7 @@ def _refuse_other_division(directory: RunDir, part: str) -> None:
     for other, record in owners(directory.path).items():
         if part_order(other)[0] != part_order(part)[0] and is_live(record, time.time()):
             raise OwnedError(
-                f"process {record.pid} on {record.host} is working on this run as {other}",
+                f"{record.process} is working on this run as {other}",
                 hint="wait for it, stop it, or give another --name",
             )
 

@@ -49,6 +49,13 @@ class LockRecord(msgspec.Struct, omit_defaults=True):
     token: str = ""
     parent: int = 0
 
+    @property
+    def process(self) -> str:
+        """The process to stop, in words: that of ``--workers`` for one of its workers."""
+        if not self.host:
+            return "another process"
+        return f"process {self.parent or self.pid} on {self.host}"
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -188,7 +195,7 @@ class RunLock:
         self._renewed = now
 
     def _lost(self, record: LockRecord | None) -> StoppedEarly:
-        owner = f"process {record.pid} on {record.host}" if record else "another process"
+        owner = record.process if record else "another process"
         return StoppedEarly(
             f"{owner} has taken this run over, since its owner file was not renewed in time",
             hint="let that process work; bagent status shows how far it is",
@@ -315,9 +322,8 @@ def _is_orphan(record: LockRecord, now: float) -> bool:
 
 
 def _owned(record: LockRecord, path: Path) -> OwnedError:
-    owner = f"process {record.pid} on {record.host}" if record.host else "another process"
     return OwnedError(
-        f"{owner} is working on this run ({path})",
+        f"{record.process} is working on this run ({path})",
         hint=f"wait for it, stop it, or give another --name; a dead owner is replaced"
         f" {STALE_SECONDS:.0f} s after its last sign of life",
     )

@@ -425,7 +425,7 @@ class RunDir:
         for record in owners(self.path).values():
             if is_live(record, clock()):
                 raise OwnedError(
-                    f"process {record.pid} on {record.host} is working on {self.path}",
+                    f"{record.process} is working on {self.path}",
                     hint="stop it first, or give another --name",
                 )
         path = self.path.absolute()

@@ -37,6 +37,7 @@ def failing(spec, base=HERE):
         ({"name": "x", "strict": True, "schema": {"type": "object"}}, 'under "schema"'),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "under its schema"),
         ({"json_schema": {"schema": {}}}, "under its schema"),
+        ({"file": "answer.json"}, "by its path alone, schema: answer.json"),
         ({"name": "string", "age": "integer"}, '"properties": {"NAME"'),
         ({"title": "T", "propertys": {"a": {}}}, '"properties": {"NAME"'),
     ],

@@ -32,7 +32,7 @@ from bagent.errors import UsageError
             ["--workers", "100000"],
             "--workers 100000: more processes than this machine can run at once (write at most ",
         ),
-        (["--warmup", "1000000"], "Invalid value for '--warmup'"),
+        (["--warmup", "1000000"], "invalid value for '--warmup'"),
         (["--write-hostfile", "none/good"], "--write-hostfile none/good: no folder none (make it"),
         (["--write-hostfile", "."], "--write-hostfile .: this is a folder (name a file)"),
         (["--fail-if", "best_rate<3"], "--fail-if best_rate<3: not known without --sweep"),

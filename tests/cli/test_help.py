@@ -77,6 +77,8 @@ def test_an_unknown_option_names_the_nearest_one(bagent):
     done = bagent(["run", "--backnd", "sim"])
     assert done.err == "bagent: error: no such option: --backnd (did you mean --backend?)\n"
     assert done.code == 2
+    assert "(bagent check shows what would be sent)" in bagent(["run", "--dry-run"]).err
+    assert "(nothing is submitted without --go)" in bagent(["submit", "--dry-run"]).err
     assert "(try: bagent run --help)" in bagent(["run", "--xyzzy"]).err
 
 

@@ -93,11 +93,19 @@ def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
         ("--retry sends them, --retry all too", 'options=["--retry"] sends them,'
          ' options=["--retry", "all"] too'),
         ("the same command resumes, or give -i PATH", "the same call resumes, or give rows=..."),
+        ("or give another --name; it", "or give another name=; it"),
+        ("invalid value for '--limit': x", 'invalid value for options=["--limit"]: x'),
         ("--limitless and --limit-x stay", "--limitless and --limit-x stay"),
     ],
 )  # fmt: skip
 def test_options_in_messages_are_arguments_in_python(text: str, python: str) -> None:
     assert in_python(text) == python
+
+
+def test_a_wrong_option_is_named_as_in_python(job_dir: Path) -> None:
+    run = bagent.run({"backend": "sim", "prompt": "x"}, rows=rows(1), options=["--backend", "foo"])
+    with pytest.raises(UsageError, match=r'^options=\["--backend"\]: unknown backend foo '):
+        list(run)
 
 
 def test_a_server_that_is_down_names_the_option_to_wait(job_dir: Path) -> None:

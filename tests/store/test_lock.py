@@ -48,6 +48,10 @@ def test_a_live_owner_is_named(run_dir, clock, elsewhere):
     with pytest.raises(OwnedError, match="process 77 on node2") as caught:
         RunLock.acquire(run_dir, "all", clock=clock)
     assert caught.value.exit_code == 2
+    worker = dataclasses.replace(elsewhere, parent=76)  # its parent is the one to stop
+    RunLock.acquire(run_dir, "1-of-2", clock=clock, process=worker)
+    with pytest.raises(OwnedError, match="process 76 on node2"):
+        RunLock.acquire(run_dir, "1-of-2", clock=clock)
 
 
 def test_parts_have_owners_of_their_own(run_dir, clock):

@@ -147,6 +147,8 @@ def no_schema(root: Json) -> str | None:
         return "this is a response_format: give what stands under its schema"
     if _ASKING & set(root) or not _unknown(root):
         return None
+    if isinstance(root.get("file"), str):
+        return f"a file is named by its path alone, schema: {root['file']}"
     if isinstance(root.get("schema"), dict):
         return 'give what stands under "schema"'
     return 'write {"type": "object", "properties": {"NAME": {"type": "string"}}, ...}'

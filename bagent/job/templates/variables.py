@@ -33,7 +33,8 @@ class TemplateNames:
 
     ``fields`` are the fields of the row, None where it uses the row as a whole. ``uses`` are
     the places that need a field to be there; ``helpers`` the helper names in it, ``called`` those
-    that it only calls, which are no fields; ``row`` whether it names the row at all. ``chains`` are all dotted chains, for messages.
+    that it only calls, which are no fields; ``row`` whether it names the row at all. ``chains`` are
+    all dotted chains, for messages.
     """
 
     fields: frozenset[str] | None
