@@ -12,20 +12,33 @@ if TYPE_CHECKING:
     from bagent.store.totals import ToolCount, Totals
 
 
+LONGEST_WORD = 20
+"""Characters of a word that is dropped where a text is cut inside it."""
+
+
 def visible(text: str, limit: int | None = None) -> str:
     """``text`` on one line, safe for any terminal, at most ``limit`` characters.
 
     Runs of white space become one blank; control characters, lone surrogates and invisible
     direction marks become visible escapes such as ``\\x1b``, so that text from a server can
-    neither colour nor move anything. A cut text ends in ``...``.
+    neither colour nor move anything. A cut text ends in ``...``, if possible after a whole word.
     """
     # The slice keeps a megabyte of server text from being walked for 300 characters.
     text = " ".join((text if limit is None else text[: 4 * limit + 4]).split())
     if not text.isprintable():
         text = "".join(c if c.isprintable() else _escape(c) for c in text)
     if limit is not None and len(text) > limit:
-        text = text[: max(0, limit - 3)] + "..."
+        text = _cut(text, max(0, limit - 3)) + "..."
     return text
+
+
+def _cut(text: str, length: int) -> str:
+    """Return at most so many characters; a word at their end is dropped unless it is long."""
+    cut = text[:length]
+    if text[length] == " " or cut[-1:] == " ":
+        return cut.rstrip()
+    head, _, word = cut.rpartition(" ")
+    return head if head and len(word) <= LONGEST_WORD else cut
 
 
 def _escape(char: str) -> str:

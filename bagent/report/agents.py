@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bagent.report.html import Html, heading, note, section, table
-from bagent.report.queries import ReportDb
+from bagent.report.queries import STAGE, ReportDb
 from bagent.store.tables.schema import same_unit
 
 MOST = 12
@@ -31,17 +31,15 @@ def findings(calls: list[dict[str, Any]]) -> list[str]:
 def agents(db: ReportDb, calls: list[dict[str, Any]]) -> Html:
     """Make the section; empty where no row had a second turn and no tool was called."""
     turns = db.rows(
-        """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
-                  avg(completion_tokens) as answer_tokens,
+        f"""select {STAGE} as stage, turns, count(*) as "rows",
+                  count(*) filter (status = 'ok') as ok, avg(completion_tokens) as answer_tokens,
                   quantile_disc(latency_ms, 0.5) as whole_p50_ms
            from results where turns > 0 and stage in (select stage from tool_calls
                 union select stage from results where turns > 1)
-           group by stage, turns order by stage, turns limit 60"""
+           group by results.stage, turns order by results.stage, turns limit 60"""
     )
     if not calls and not turns:
         return Html("")
-    if len({row["stage"] for row in turns}) == 1:
-        turns = [{k: v for k, v in row.items() if k != "stage"} for row in turns]
     explanation = "A turn is one request of a row: after tools, or to ask again for a valid answer."
     return section(
         "Tools and turns" if calls else "Turns",
@@ -70,7 +68,8 @@ def _longest(db: ReportDb) -> Html:
     """The rows with most turns: their tools, and how long model and tools took."""
     rows = db.rows(
         f"""with most as (
-                select id, row, stage, answer, status, error_kind, turns, latency_ms from results
+                select id, row, stage, {STAGE} as shown_stage, answer, status, error_kind, turns,
+                       latency_ms from results
                 where turns > 1 order by turns desc, latency_ms desc, row limit {MOST}),
             called as (
                 select m.row, m.stage, m.id, m.answer, sum(t.latency_ms) as tools_ms,
@@ -79,8 +78,8 @@ def _longest(db: ReportDb) -> Html:
             asked as (
                 select m.row, m.stage, m.id, m.answer, sum(t.done - t.sent) * 1000 as model_ms
                 from most as m join attempts as t on {_OF} group by all)
-            select coalesce(most.id, 'row ' || most.row) as id, most.stage, status, error_kind,
-                   turns, tools, latency_ms as whole_ms, model_ms, tools_ms
+            select coalesce(most.id, 'row ' || most.row) as id, shown_stage as stage, status,
+                   error_kind, turns, tools, latency_ms as whole_ms, model_ms, tools_ms
             from most left join called on {same_unit("called", "most")}
                  left join asked on {same_unit("asked", "most")}
             order by turns desc, latency_ms desc, most.row"""

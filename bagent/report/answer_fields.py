@@ -144,6 +144,11 @@ def is_number(kind: str) -> bool:
     return kind.startswith("DECIMAL") or kind in ("BIGINT", "DOUBLE", "INTEGER", "FLOAT")
 
 
+def is_whole(kind: str) -> bool:
+    """Return whether numbers of this type are written without a fraction."""
+    return kind not in ("DOUBLE", "FLOAT")
+
+
 def _profile(
     db: ReportDb, source: str, column: tuple[str, str], stats: dict[str, Any], total: int
 ) -> FieldProfile:
@@ -158,7 +163,9 @@ def _profile(
             return FieldProfile(name, "values", count, missing, bars)
     if measure is None:
         return FieldProfile(name, "other", count, missing)
-    whole = kind not in ("DOUBLE", "FLOAT")
+    whole = is_whole(kind)
+    if whole and stats["middle"] is not None:
+        stats["middle"] = round(stats["middle"])
     bars = _bins(db, source, measure, stats, whole=whole)
     if kind == "VARCHAR":
         return FieldProfile(name, "lengths", count, missing, bars, _length_summary(stats))

@@ -10,7 +10,7 @@ import msgspec
 from bagent.money.prices import ModeCost, StagePrice, StageUsage, mode_costs, sum_costs
 from bagent.observe.formatting import counted
 from bagent.report.html import Html, note, section, table
-from bagent.report.queries import ANSWERED, ReportDb
+from bagent.report.queries import ANSWERED, STAGE, ReportDb
 from bagent.types import Json
 
 SPENT = f"""
@@ -59,8 +59,9 @@ def by_mode(db: ReportDb, prices: Sequence[Json]) -> Html:
             "": cost.how,
         }
         for cost in costs
+        if cost.usd is not None
     ]
-    explanation = "By the tokens that this run measured. Empty: no price, or not counted."
+    explanation = "By the tokens that this run measured; modes without a known price are left out."
     sources = dict.fromkeys(
         f"{cost.price.source} ({cost.price.date})" if cost.price.date else cost.price.source
         for cost in map(_stage_price, prices)
@@ -76,10 +77,10 @@ def cost(db: ReportDb, sums: dict[str, Any]) -> Html:
     if sums["cost_usd"] is None:
         return Html("")
     rows = db.rows(
-        """select stage, model, endpoint, count(cost_usd) as answers, sum(cost_usd) as cost_usd,
-                  1000 * avg(cost_usd) as per_thousand_usd
+        f"""select {STAGE} as stage, model, endpoint, count(cost_usd) as answers,
+                  sum(cost_usd) as cost_usd, 1000 * avg(cost_usd) as per_thousand_usd
            from results where cost_usd is not null
-           group by stage, model, endpoint order by cost_usd desc limit 30"""
+           group by results.stage, model, endpoint order by cost_usd desc limit 30"""
     )
     parts: Sequence[Html] = [table(rows)]
     if sums["without_cost"]:

@@ -9,6 +9,7 @@ from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import Html, note, number, percent, section, table
+from bagent.report.overview import EndpointEnd
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
 from bagent.types import PASSING_KINDS
@@ -84,15 +85,15 @@ def _slower(db: ReportDb) -> dict[str, float]:
     return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
-def findings(rows: list[dict[str, Any]], down: Mapping[str, str]) -> list[str]:
+def findings(rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> list[str]:
     """Describe the endpoints that stand out.
 
     Args:
         rows: as :func:`endpoint_rows` returns them.
-        down: what to say of each endpoint that did not come back; nothing else is said of it.
+        down: the endpoints that did not come back; nothing else is said of them.
     """
     rows = [row for row in rows if row["endpoint"] not in down]
-    messages = [f"{endpoint} {message}" for endpoint, message in down.items()]
+    messages = [f"{end.endpoint} {end.message}" for end in down.values()]
     messages += [
         f"{_weak(row)}{row['endpoint']} is slow: half of its attempts take longer than"
         f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
@@ -146,13 +147,13 @@ def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
     return ratio if ratio > 2 * SLOW else 0.0
 
 
-def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, str]) -> Html:
+def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> Html:
     """Make the section; endpoints that did not come back are first.
 
     Args:
         db: the tables of a run.
         rows: as :func:`endpoint_rows` returns them.
-        down: what to say of each endpoint that did not come back.
+        down: the endpoints that did not come back.
     """
     attempted = {row["endpoint"] for row in rows}
     rows = [
@@ -167,7 +168,7 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, str])
     table_rows = [
         {
             **row,
-            "state": down.get(row["endpoint"]),
+            "state": _state(row, down),
             "meter": meter((row.get("p50_ms") or 0.0) / longest),
             "curve": sparkline(curves.get(row["endpoint"], [])) or None,
         }
@@ -184,6 +185,14 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, str])
         ),
         table(table_rows, _HEADS),
     )
+
+
+def _state(row: Mapping[str, Any], down: Mapping[str, EndpointEnd]) -> str | None:
+    end = down.get(row["endpoint"])
+    if end is not None:
+        return end.message
+    slower = row.get("slower")
+    return None if slower is None else "slow" if slower > SLOW else "ok"
 
 
 def _curves(db: ReportDb) -> dict[str, list[float]]:

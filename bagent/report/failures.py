@@ -68,9 +68,8 @@ def findings(
     for row, common in zip(faults[:FAULTS], shared, strict=False):
         where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
         text = (
-            f"{where}{counted(row['rows'], 'row')} ({percent(row['percent'])}) {_is(row['rows'])}"
-            f" {row['status']} ({row['error_kind'] or 'no kind'}):"
-            f" {visible(row['example'] or 'no error text', EXAMPLE)}"
+            f"{where}{counted(row['rows'], 'row')} ({percent(row['percent'])}) failed"
+            f" ({row['error_kind']}): {visible(row['example'] or 'no error text', EXAMPLE)}"
         )
         if common:
             text += f" | What these rows share: {common}"
@@ -81,10 +80,6 @@ def findings(
     if messages and remaining > 0:
         messages.append(f"{counted(remaining, 'more row')} failed for other reasons")
     return messages
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:

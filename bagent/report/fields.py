@@ -436,7 +436,8 @@ def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[s
         share, others_bad = _share(line, "bad"), _others_share(line, "bad")
         if not line.of_input or key in reported or key in messages:
             continue
-        if share > 2 * others_bad + 1 and line.surplus("bad") > SURE:
+        few = line.matching.bad < FEWEST
+        if not few and share > 2 * others_bad + 1 and line.surplus("bad") > SURE:
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
             where = WEAK * (line.matching.rows < FEW) + where
             messages[key] = (

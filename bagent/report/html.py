@@ -111,8 +111,9 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
     body = "".join(
         f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows
     )
+    narrow = " class=narrow" * (numeric == set(columns))
     return Html(
-        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" tabindex="0"><table{narrow}><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -136,8 +137,10 @@ def _cell(name: str, value: Any) -> str:
     content = text(value)
     if name == "endpoint":
         return f'<td class="host">{content}</td>'
-    wide = " class=w" * (not isinstance(value, Html) and len(content) > WIDE)
-    return f"<td{wide}>{content}</td>"
+    if isinstance(value, Html):
+        return f"<td>{content}</td>"
+    css = " class=w" if len(content) > WIDE else "" if " " in content else " class=word"
+    return f"<td{css}>{content}</td>"
 
 
 def _measure(name: str, value: float) -> str:
@@ -147,6 +150,8 @@ def _measure(name: str, value: float) -> str:
         return money(value)
     if name.endswith(_SHARES):
         return percent(100 * value)
+    if name == "slower":
+        return f"{value:.1f}"
     return percent(value) if name.endswith("percent") else number(value)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bagent.bench.metrics import HEATMAP_BINS
 from bagent.bench.thresholds import load_changes, setting_differences, verdict_changes
 from bagent.bench.verdict import fleet_text, rank_endpoints
+from bagent.observe.formatting import duration
 from bagent.report import html
 from bagent.report.html import Html, note, number, section, table
 from bagent.report.svg import Axes, Cell, Series, lines, strip
@@ -130,7 +131,7 @@ def _about(summary: Numbers) -> Html:
     elif plan.get("speeds"):
         sizes = f"{plan['trace']['requests']} requests as recorded in {plan['trace']['source']}"
     elif plan.get("turns", 1) > 1:
-        sizes += f", {plan['turns']} turns with {plan['think']:g} s of thinking between"
+        sizes += f", {plan['turns']} turns with {duration(plan['think'])} of thinking between"
     origin = (
         f"{summary['started_at'][:19]} UTC, from {summary['client']['host']}, {sizes},"
         f" seed {plan['seed']}, bagent {summary['bagent']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,8 +11,7 @@ import msgspec
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import duration, milliseconds, money, rate
 from bagent.report.html import Html, join, note, number, part, percent, section, share
-from bagent.report.queries import ANSWERED, BUCKETS, FIRST_IDS, ReportDb
-from bagent.report.svg import stacked
+from bagent.report.queries import ANSWERED, FIRST_IDS, ReportDb
 
 MOST_CAUSES = 12
 STEPS = 60
@@ -25,9 +24,6 @@ GAP = 30.0
 """Seconds without a finished row, beside a share of the run, that count as a pause."""
 
 GAP_SHARE = 0.05
-
-SHORT = 20.0
-"""In a shorter run, in seconds, ticks are seconds from its start."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -62,13 +58,31 @@ class ServedEndpoint(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Finished rows in equal steps of time; ``pauses`` are (from, to) as shares of the whole."""
+    """Finished rows in equal steps of time."""
 
     began: float
     seconds: float
     ok: list[int]
     failed: list[int]
+    tokens: list[int]
+    """Answer tokens of the rows that ended in each step."""
+
     pauses: list[tuple[float, float]]
+    """(from, to) of times without a finished row, as shares of the whole."""
+
+    ends: list[EndpointEnd] = []
+    """The endpoints that went down or left meanwhile."""
+
+
+class EndpointEnd(msgspec.Struct, frozen=True):
+    """When an endpoint went down or left for good."""
+
+    endpoint: str
+    at: float | None
+    """In Unix seconds; None if it never answered."""
+
+    message: str
+    """The same for people, without the endpoint."""
 
 
 def causes(db: ReportDb) -> list[Cause]:
@@ -102,8 +116,13 @@ def causes(db: ReportDb) -> list[Cause]:
     ]
 
 
-def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
-    """Return every endpoint; those that stand out come first."""
+def endpoint_states(db: ReportDb, down: Mapping[str, EndpointEnd]) -> list[ServedEndpoint]:
+    """Return every endpoint; those that stand out come first.
+
+    Args:
+        db: the tables of a run.
+        down: as :func:`down_endpoints` returns them.
+    """
     rows = db.rows(
         """select endpoint, count(*) as "rows",
                   count(*) filter (error_kind is not null) as failed,
@@ -112,7 +131,6 @@ def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
            from results where endpoint is not null and copied_from is null
            group by endpoint order by endpoint"""
     )
-    down = down_endpoints(db)
     slower_by = times_the_others({r["endpoint"]: r["p50"] for r in rows if r["p50"] is not None})
     serving = [row for row in rows if row["endpoint"] not in down]
     shares = failing({row["endpoint"]: (row["rows"], row["failed"]) for row in serving})
@@ -127,8 +145,8 @@ def endpoint_states(db: ReportDb) -> list[ServedEndpoint]:
         )
     served = {row["endpoint"] for row in rows}
     states += [
-        ServedEndpoint(name, 0, 0, None, None, "down", message)
-        for name, message in down.items()
+        ServedEndpoint(name, 0, 0, None, None, "down", end.message)
+        for name, end in down.items()
         if name not in served
     ]
     order = ("down", "failing", "slow", "ok", "unknown")
@@ -139,10 +157,10 @@ def _judge(
     row: dict[str, Any],
     slower: float | None,
     shares: tuple[float, float] | None,
-    down: dict[str, str],
+    down: Mapping[str, EndpointEnd],
 ) -> tuple[str, str]:
     if row["endpoint"] in down:
-        return "down", down[row["endpoint"]]
+        return "down", down[row["endpoint"]].message
     if shares is not None:
         own, others = (percent(100 * share) for share in shares)
         return "failing", f"{own} of its rows failed, {others} elsewhere"
@@ -152,7 +170,7 @@ def _judge(
     return "ok", ""
 
 
-def down_endpoints(db: ReportDb) -> dict[str, str]:
+def down_endpoints(db: ReportDb) -> dict[str, EndpointEnd]:
     """Return when each endpoint that was not healthy at its last sample went down or left."""
     rows = db.rows(
         """with served as (select endpoint, max(done) as last from attempts
@@ -164,27 +182,30 @@ def down_endpoints(db: ReportDb) -> dict[str, str]:
            from endpoints left join served using (endpoint)
            group by endpoint order by endpoint"""
     )
-    messages = {}
-    for row in rows:
-        if row["healthy"]:
-            continue
-        if row["removed"] is not None and row["removed"] >= (row["healthy_at"] or 0.0):
-            messages[row["endpoint"]] = f"left the hostfile at {_clock(row['removed'])}"
-            continue
-        reason = f" ({row['reason']})" if row["reason"] else ""
-        if row["up"] is None:
-            messages[row["endpoint"]] = f"never answered{reason}"
-        else:
-            messages[row["endpoint"]] = f"died after {_clock(row['up'])}, did not come back{reason}"
-    return messages
+    return {row["endpoint"]: _end(row) for row in rows if not row["healthy"]}
+
+
+def _end(row: dict[str, Any]) -> EndpointEnd:
+    endpoint, removed, up = row["endpoint"], row["removed"], row["up"]
+    if removed is not None and removed >= (row["healthy_at"] or 0.0):
+        return EndpointEnd(endpoint, removed, f"left the hostfile at {_clock(removed)}")
+    reason = f" ({row['reason']})" if row["reason"] else ""
+    if up is None:
+        return EndpointEnd(endpoint, None, f"never answered{reason}")
+    return EndpointEnd(endpoint, up, f"died after {_clock(up)}, did not come back{reason}")
 
 
 def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(at)) + " UTC"
 
 
-def throughput(db: ReportDb) -> Throughput | None:
-    """Return the finished rows over time; None where no row has a time."""
+def throughput(db: ReportDb, down: Mapping[str, EndpointEnd]) -> Throughput | None:
+    """Return the finished rows over time; None where no row has a time.
+
+    Args:
+        db: the tables of a run.
+        down: as :func:`down_endpoints` returns them.
+    """
     span = db.row("select min(started_at) as began, max(finished_at) as ended from results")
     began, ended = span["began"], span["ended"]
     if began is None or ended is None or ended <= began:
@@ -194,13 +215,18 @@ def throughput(db: ReportDb) -> Throughput | None:
     rows = db.rows(
         f"""select least({STEPS - 1}, greatest(0, floor((finished_at - {began!r}) / {step!r})))::int
                    as bin, count(*) filter (error_kind is null) as ok,
-                   count(*) filter (error_kind is not null) as failed
+                   count(*) filter (error_kind is not null) as failed,
+                   coalesce(sum(completion_tokens), 0)::bigint as tokens
             from results where finished_at is not null group by 1"""
     )
-    ok, failed = [0] * STEPS, [0] * STEPS
-    for row in rows:
-        ok[row["bin"]], failed[row["bin"]] = row["ok"], row["failed"]
-    return Throughput(began, seconds, ok, failed, _pauses(ok, failed, step, seconds))
+    by_step = {row["bin"]: row for row in rows}
+    ok, failed, tokens = (
+        [by_step[index][name] if index in by_step else 0 for index in range(STEPS)]
+        for name in ("ok", "failed", "tokens")
+    )
+    ends = [end for end in down.values() if end.at is not None and began < end.at < ended]
+    pauses = _pauses(ok, failed, step, seconds)
+    return Throughput(began, seconds, ok, failed, tokens, pauses, ends)
 
 
 def costs(db: ReportDb) -> tuple[float, float, int] | None:
@@ -290,32 +316,8 @@ def _further(db: ReportDb, sums: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def timeline(db: ReportDb, sums: dict[str, Any], over: Throughput | None) -> Html:
-    """Rows over time with pauses shaded, and answer tokens a second."""
+def timeline(over: Throughput | None) -> Html:
+    """Rows over time with pauses and deaths of endpoints, and answer tokens a second."""
     if over is None:
         return Html("")
-    parts = [part("throughput_chart", over)]
-    if sums["completion_tokens"] and sums["seconds"]:
-        parts.append(_tokens(db, sums))
-    return section("Timeline", *parts)
-
-
-def _tokens(db: ReportDb, sums: dict[str, Any]) -> Html:
-    step = sums["seconds"] / BUCKETS
-    bucket = f"least({BUCKETS - 1}, floor((finished_at - {sums['began']}) / {step}))::int"
-    rows = db.rows(
-        f"""select {bucket} as bucket, coalesce(sum(completion_tokens), 0)::bigint as tokens
-            from results where finished_at is not null group by 1"""
-    )
-    counts = {row["bucket"]: row["tokens"] for row in rows}
-    values = [counts.get(index, 0) / step for index in range(BUCKETS)]
-    ticks = _ticks(sums["began"], sums["seconds"])
-    return stacked("answer tokens a second", [("tokens", "accent", values)], ticks)
-
-
-def _ticks(began: float, seconds: float) -> list[tuple[float, str]]:
-    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
-    if seconds < SHORT:
-        return [(at, f"{at * seconds:.1f}s") for at in shares]
-    form = "%H:%M:%S" if seconds < 12 * 3600 else "%d %b %H:%M"
-    return [(at, time.strftime(form, time.gmtime(began + at * seconds))) for at in shares]
+    return section("Timeline", part("throughput_chart", over), part("tokens_chart", over))

@@ -22,6 +22,9 @@ WEAK = "weak: "
 FEW = 20
 """What fewer rows than these show is weak."""
 
+STAGE = "case when (select count(distinct stage) > 1 from results) then stage end"
+"""SQL: the stage for a table; null where there is one, so that its column is left out."""
+
 BUCKETS = 120
 BINS = 48
 

@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from bagent.duck import literal
+from bagent.observe.formatting import visible
 from bagent.report.html import Html, block, heading, note, section, table, text
-from bagent.report.queries import ReportDb
+from bagent.report.queries import STAGE, ReportDb
 from bagent.store.tables.schema import same_unit
 from bagent.types import row_location
 
@@ -22,32 +23,28 @@ ANSWER_CHARACTERS = 1600
 PAGE_CHARACTERS = 900_000
 """Characters of the whole sample, so that the page stays under 2 MB, escapes included."""
 
-_SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
+CELL_CHARACTERS = 110
+"""Characters of an answer in the tables of slowest and longest rows."""
+
+_COLUMNS = f"""coalesce(id, 'row ' || row) as id, {STAGE} as stage, status, endpoint,
     attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
-    completion_tokens, left(coalesce(text, error), 160) as answer"""
+    completion_tokens, left(coalesce(text, error), {4 * CELL_CHARACTERS}) as answer"""
 
 
-def extremes(db: ReportDb, stages: int) -> Html:
-    """Make the section of the slowest rows and the longest answers.
-
-    Args:
-        stages: the number of stages of the run.
-    """
+def extremes(db: ReportDb) -> Html:
+    """Make the section of the slowest rows and the longest answers."""
     slowest = db.rows(
-        f"select {_SHOWN} from results where latency_ms is not null"
+        f"select {_COLUMNS} from results where latency_ms is not null"
         f" order by latency_ms desc, row limit {MOST}"
     )
     longest = db.rows(
-        f"select {_SHOWN} from results where completion_tokens is not null"
+        f"select {_COLUMNS} from results where completion_tokens is not null"
         f" order by completion_tokens desc, row limit {MOST}"
     )
     if not slowest and not longest:
         return Html("")
-    if stages == 1:
-        slowest, longest = (
-            [{k: v for k, v in row.items() if k != "stage"} for row in rows]
-            for rows in (slowest, longest)
-        )
+    for row in (*slowest, *longest):
+        row["answer"] = visible(row["answer"] or "", CELL_CHARACTERS)
     return section(
         "Slowest and longest rows",
         heading("slowest") if slowest else "",

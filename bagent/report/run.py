@@ -151,21 +151,20 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         "Tools": agents.findings(calls),
     }
     earlier = _rows_of_earlier_jobs(db, about.earlier)
-    over = throughput(db)
     parts = [
         overview.headline(db, sums, about.worked_s, about.rows_per_s),
         _findings(by_topic),
         failures.failures(db, about.mending, sums, about.run),
         _answers(db, about),
         stages.stages(by_stage, sums),
-        overview.timeline(db, sums, over),
+        overview.timeline(throughput(db, down)),
         distributions(db),
         endpoints.endpoints(db, served, down),
         fields.fields(traits),
         agents.agents(db, calls),
         cost.cost(db, sums),
         cost.by_mode(db, about.prices),
-        rows.extremes(db, sums["stages"]),
+        rows.extremes(db),
         rows.sample(db, [suspect.condition for suspect in suspects]),
         _job(about, earlier),
     ]

@@ -17,6 +17,7 @@ from bagent.report.answer_fields import (
     FieldProfile,
     answer_columns,
     is_number,
+    is_whole,
     plain_number,
 )
 from bagent.report.queries import ReportDb
@@ -132,6 +133,8 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
         if kind == "VARCHAR":
             suspects += _texts(db, source, (column, names[column]), stats, sample)
         elif is_number(kind):
+            if is_whole(kind) and stats["middle"]:
+                stats["middle"] = [*map(round, stats["middle"])]
             suspects += _numbers(db, source, (column, names[column]), stats)
         if kind in ("VARCHAR", "BOOLEAN"):
             suspects += _endpoints(db, stage, names[column], stats, sample)

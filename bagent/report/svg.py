@@ -11,7 +11,8 @@ from html import escape
 
 import msgspec
 
-from bagent.report.html import Html, number
+from bagent.observe.formatting import duration
+from bagent.report.html import Html
 
 
 class Area(msgspec.Struct, frozen=True):
@@ -180,28 +181,6 @@ def _bar(color: str, box: tuple[float, float, float, float], label: str) -> str:
     )
 
 
-def stacked(title: str, series: Sequence[tuple[str, str, Sequence[float]]], ticks: Ticks) -> Html:
-    """Draw bars over time, one series on top of the other.
-
-    Args:
-        series: (name, colour class, value for each bucket), the lowest first.
-    """
-    columns = list(zip(*(values for _, _, values in series), strict=True))
-    scale = _Scale([sum(column) for column in columns])
-    width = (WIDE.x(1) - WIDE.x(0)) / len(columns)
-    parts = _axes(WIDE, scale, ticks)
-    for i, column in enumerate(columns):
-        bottom = WIDE.y(0)
-        for (name, color, _), value in zip(series, column, strict=True):
-            height = WIDE.y(0) - WIDE.y(scale.share(value))
-            if height > 0:
-                bottom -= height
-                box = (WIDE.x(0) + i * width, bottom, width - 0.5, height)
-                parts.append(_bar(color, box, f"{name}: {number(value)}"))
-    legend = [(color, name) for name, color, _ in series] if len(series) > 1 else ()
-    return _figure(title, (WIDE.width, WIDE.height), parts, legend=legend, least_width=600)
-
-
 def histogram(
     title: str, bars: Sequence[tuple[float, float, int]], label: Callable[[float], str]
 ) -> Html:
@@ -262,7 +241,7 @@ def strip(title: str, rows: Sequence[tuple[str, Sequence[Cell]]], seconds: float
             parts.append(_bar(_heat(cell), box, cell.label))
     for step in range(6):
         x = NAME_WIDTH + (width - NAME_WIDTH) * step / 5
-        parts.append(_text(x, height - 8, f"{_short(seconds * step / 5)} s", "middle"))
+        parts.append(_text(x, height - 8, duration(seconds * step / 5), "middle"))
     return _figure(title, (width + 20, height), parts, legend=_HEAT, least_width=width + 8)
 
 

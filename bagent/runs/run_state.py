@@ -87,6 +87,12 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
     }
 
 
+def run_title(run: RunDir, info: RunInfo | None) -> str:
+    """Return the name of the job, and that of the run in parentheses if it is another one."""
+    name = run.path.name
+    return name if info is None or info.name == name else f"{info.name} ({name})"
+
+
 def _cache_share(run: RunDir, counts: RunSummary) -> tuple[float | None, str | None]:
     """Return the share of cached prompt tokens, and what says so: ``answers`` or ``counters``.
 

@@ -23,7 +23,7 @@ from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.report.suspects import Suspect, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
-from bagent.runs.run_state import mending_commands, next_lines
+from bagent.runs.run_state import mending_commands, next_lines, run_title
 from bagent.store.tables.schema import STATUSES
 from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs, word_diff
@@ -93,6 +93,7 @@ class Handlers:
             "run.html",
             request,
             run=viewed,
+            title=run_title(viewed.run, viewed.info()),
             state=state,
             ready=ready,
             steps=steps,
@@ -297,10 +298,11 @@ class Handlers:
 
 
 def _overview(db: ReportDb) -> dict[str, Any]:
+    down = overview.down_endpoints(db)
     return {
         "causes": overview.causes(db),
-        "throughput": overview.throughput(db),
-        "endpoints": overview.endpoint_states(db),
+        "throughput": overview.throughput(db, down),
+        "endpoints": overview.endpoint_states(db, down),
         "costs": overview.costs(db),
     }
 

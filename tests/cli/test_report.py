@@ -19,3 +19,10 @@ def test_a_run_gets_its_page_with_every_row_and_number(bagent, fs, job_dir):
     assert bagent(["report", "job", "-o", "out.html"]).code == 0
     assert (job_dir / "out.html").stat().st_size > 5000
     assert bagent(["report", "job", "-o", "missing/out.html"]).code == 74
+
+
+def test_a_run_in_a_folder_of_another_name_has_both_names_on_its_page(bagent, fs, job_dir):
+    write_job(job_dir, fs.url, 1)
+    assert bagent(["run", "job.yaml", "--progress", "none", "-o", "run"]).code == 0
+    assert bagent(["report", "run"]).code == 0
+    assert "<h1>job (run)</h1>" in (job_dir / "run" / "report.html").read_text()

@@ -41,7 +41,10 @@ WORDS = [
         "right \u202e left": "right \\u202e left",
         "Zürich 東京": "Zürich 東京",
     }),
-    (lambda text: visible(text, 10), {"x" * 11: "xxxxxxx...", "x" * 10: "x" * 10}),
+    (lambda text: visible(text, 10), {
+        "x" * 11: "xxxxxxx...", "x" * 10: "x" * 10, "one twelve": "one twelve",
+        "one twelve three": "one...", "one two three": "one two...",
+    }),
     (name_of, {None: None, "a b": "a b", 7: "7"}),
 ]  # fmt: skip
 """Function -> value -> its text."""

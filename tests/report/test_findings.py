@@ -173,7 +173,8 @@ def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(r
     run.add("endpoints", endpoint="cut", **removed, in_flight=1, limit=8)
     run.add("endpoints", endpoint="mute", at=5000.0, healthy=False, in_flight=0, limit=8)
     run.fill()
-    messages = down_endpoints(ReportDb(run.connection))
+    ends = down_endpoints(ReportDb(run.connection))
+    messages = {endpoint: end.message for endpoint, end in ends.items()}
     assert messages["gone"].startswith("died after ")
     assert messages["cut"] == "left the hostfile at 01:25:00 UTC"
     assert messages["mute"] == "never answered"
@@ -188,8 +189,19 @@ def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_the_rows_own_errors
         run.add("endpoints", endpoint=name, at=900.0, healthy=False, in_flight=0, limit=8)
     table = run.page().sections["endpoints"]
     assert table.index("mute\nnever answered") < table.index("node1\ndied after")
-    assert "node1\ndied after 00:18:20 UTC, did not come back\n1\n50\n20 %\nconnect" in table
-    assert "node0\n1\n50\n0 %\n20 %\nschema" in table
+    assert "node1\ndied after 00:18:20 UTC, did not come back\n1.0\n50\n20 %\nconnect" in table
+    assert "node0\nok\n1.0\n50\n0 %\n20 %\nschema" in table
+
+
+def test_the_timeline_marks_when_an_endpoint_died(run):
+    for row in range(100):
+        run.result(row)
+        run.attempt(row, f"node{row % 2 if row < 40 else 0}", 1.0)
+    run.add("endpoints", endpoint="node1", at=1060.0, healthy=False, in_flight=0, limit=8)
+    page = run.page()
+    lines = [attributes["x"] for _, attributes in page.tags if attributes.get("class") == "end"]
+    assert lines == ["240.00"] * 2  # 40 of 100 seconds, of 600; rows and tokens
+    assert "Red line: node1 died after 00:17:20 UTC" in page.sections["timeline"]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +224,9 @@ def test_a_failure_is_told_with_what_its_rows_share(run):
             **(failing(row, f'/year: "{row} AD" is not of type "integer"') if bad else {}),
         )
     words = stands_out(run)
-    assert "10 rows (2.5 %) are invalid (schema): /year:" in words
+    assert "10 rows (2.5 %) failed (schema): /year:" in words
     assert "What these rows share: kind = table (100 % of them, 0 % of the other rows)" in words
-    assert words.count("are invalid") == 1  # the value that differs makes no group of its own
+    assert words.count("failed (schema)") == 1  # the value that differs makes no group of its own
 
 
 def test_a_failure_beyond_a_size_is_told_with_the_size(run):
@@ -227,7 +239,7 @@ def test_a_failure_beyond_a_size_is_told_with_the_size(run):
             **(bad if size > 5000 else {}),
         )
     words = stands_out(run)
-    assert "10 rows (2.5 %) are failed (context_overflow)" in words
+    assert "10 rows (2.5 %) failed (context_overflow)" in words
     assert "9,001 to 9,361 characters of text (100 % of them, 0 % of the other rows)" in words
 
 
@@ -315,7 +327,7 @@ def test_stages_are_shown_in_their_order_with_their_failures(run):
     assert table.index("review") < table.index("judge") < table.index("vote")
     assert "review\n40\n36\n4\n10 %\n" in table
     words = page.sections["what"]
-    assert "stage review: 4 rows (10 %) are failed (timeout)" in words
+    assert "stage review: 4 rows (10 %) failed (timeout)" in words
     assert "stage judge: 4 of 40 rows were made of rows some of which had failed" in words
     assert "results of all stages 81" in " ".join(page.sections[""].split())
 

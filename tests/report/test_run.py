@@ -66,7 +66,7 @@ def test_the_slow_endpoint_the_failures_and_the_field_of_long_answers_stand_out(
     assert list(page.sections).index("what") <= 1, "nothing but the head is before it"
     assert "http://node2:8000 is slow" in words
     assert "4.0 times the median of the others" in words
-    assert "9 rows (3.0 %) are failed (timeout): no answer in 5 s" in words
+    assert "9 rows (3.0 %) failed (timeout): no answer in 5 s" in words
     assert "kind = review get answers of 400 tokens on average, the others of 20" in words
     assert "no answer in" in page.sections["failures"]
     assert set(page.sections) >= {

@@ -334,7 +334,7 @@ def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():
         run.result(row, started_at=seconds, finished_at=seconds + 1, cost_usd=cost)
     run.fill()
     db = ReportDb(run.connection)
-    tables = {"throughput": throughput(db), "costs": costs(db)}
+    tables = {"throughput": throughput(db, {}), "costs": costs(db)}
     state = dict.fromkeys(("ok", "accepted", "failed", "completion_tokens", "rows_per_s"), 0)
     state |= {"state": "running", "remaining": 1000, "eta_s": 100.0, "cost_usd": 12.0}
     live = live_values(state, tables)

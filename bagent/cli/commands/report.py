@@ -79,7 +79,7 @@ def _about(run: RunDir) -> ReportInfo:
     from bagent.report import EarlierJob, ReportInfo
     from bagent.report.answer_fields import property_names
     from bagent.runs.prompt_fields import names_in_prompts
-    from bagent.runs.run_state import describe, mending_commands
+    from bagent.runs.run_state import describe, mending_commands, run_title
     from bagent.store.run_dir import merge_changes, working_seconds
 
     state = describe(run, log)
@@ -98,7 +98,7 @@ def _about(run: RunDir) -> ReportInfo:
     stages = tuple(info.stages) if info else ()
     is_own = info is not None and run.is_own(info)
     return ReportInfo(
-        run.path.name,
+        run_title(run, info),
         facts,
         stages,
         names_in_prompts(info.job, files=is_own) if info else None,
