@@ -27,7 +27,7 @@ PARTS = (
     "output",
     "id",
 )
-"""The names of the parts. The model is not among them: only endpoints know what ``auto`` is."""
+"""The names of the parts. The model is not among them: only servers know what ``auto`` is."""
 
 # Where and how fast a part runs, not what it answers; and what may hold secrets.
 _PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching", "image_folders"})

@@ -236,8 +236,13 @@ class RunContext:
         """Return the job's fingerprints by part.
 
         ``input`` is among them where a batch file in place of a job names the run: the path.
+        ``model`` is where the job names all models; else a server has to tell.
         """
         parts = self.job.fingerprint_parts()
+        jobs = [request.job for stage in self.stages for request in stage.requests] or [self.job]
+        models = dict.fromkeys(job.model for job in jobs)
+        if "auto" not in models:
+            parts["model"] = ", ".join(models)
         path = self.options.job
         if path is not None and unpacked_suffix(path) in SUFFIXES and not self.is_named:
             parts["input"] = str((self.options.cwd / path).resolve())

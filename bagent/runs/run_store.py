@@ -253,9 +253,8 @@ class RunStore:
         """
         fingerprints = self.info.fingerprints
         if model is not None:
-            if fingerprints.get("model", model) != model:
-                now = {**fingerprints, "model": model}
-                self.directory.check_fingerprint(now, self.on_change, self.part)
+            now = {**fingerprints, "model": model}
+            self.directory.check_fingerprint(now, self.on_change, self.part)
             fingerprints["model"] = model
         self.info.endpoints = self.journal.redact.values(endpoints)
         self.info.prices = list(prices)
@@ -530,7 +529,7 @@ def _new_info(
         changes.append(JobChange(unix(), prepared.part, changed, before.job, finished))
     fingerprints = dict(fingerprints)
     if before is not None and "model" in before.fingerprints:
-        fingerprints["model"] = before.fingerprints["model"]
+        fingerprints.setdefault("model", before.fingerprints["model"])
     start = Start(
         at=unix(),
         part=prepared.part,

@@ -386,9 +386,8 @@ class RunDir:
         """Return what changed since the last start; empty if nothing did.
 
         Args:
-            now: the current fingerprints. The model is compared only where it is among them: a
-                start does not know it before a server has told it. The input is compared only
-                where both starts have it.
+            now: the current fingerprints. Model, input and id are compared only where both
+                starts have them: ``auto`` is not known before a server has told the model.
             on_change: ``refuse`` raises if something changed; the caller handles the others.
             part: the part that starts. It compares with its own last start, if it has any.
 
@@ -399,9 +398,9 @@ class RunDir:
         before = info.fingerprints if info else {}
         if not before:
             return []
-        compared = {*before, *now} if "model" in now else {*before, *now} - {"model"}
         # A named run has no input among them, and a run of an older version no id.
-        compared -= {key for key in ("id", "input") if key not in before or key not in now}
+        optional = {key for key in ("id", "input", "model") if key not in before or key not in now}
+        compared = {*before, *now} - optional
         changed = sorted(key for key in compared if before.get(key) != now.get(key))
         if changed and on_change == "refuse":
             effect = ", so each row counts as a new one" if "id" in changed else ""

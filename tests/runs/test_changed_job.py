@@ -83,3 +83,16 @@ def test_another_field_as_the_id_is_refused_like_another_prompt(fs, job_dir, bag
         assert choice in refused.err
     assert len(fs.requests) == 6
     assert again("--on-change", "continue", id="name").code == 0
+
+
+def test_another_model_is_refused_though_all_rows_are_finished(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 2, model="first", results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    refused = bagent([*RUN, "--model", "second"])
+    assert (refused.code, "model changed since " in refused.err) == (2, True)
+    kept = bagent([*CONTINUE, "--model", "second"])
+    assert (kept.code, "model changed; 2 finished rows are kept" in kept.err) == (0, True)
+    assert bagent([*RUN, "--model", "second"]).code == 0
+    assert bagent([*RUN, "--model", "first"]).code == 2
+    assert len([request for request in fs.requests if request.prompts]) == 2
