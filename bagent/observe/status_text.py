@@ -108,12 +108,9 @@ def speed(s: Snapshot) -> list[Phrase]:
 
 
 def one_line(s: Snapshot) -> str:
-    """The whole state on one line without control codes."""
-    groups = (
-        [Phrase(position(s)), *results(s)],
-        stages(s),
-        work(s),
-        [*speed(s), Phrase(arrival(s))],
-    )
+    """The whole state on one line without control codes; no speed where nothing was to do."""
+    groups = [[Phrase(position(s)), *results(s)]]
+    if s.to_do != 0 or s.this_start.done:
+        groups += [stages(s), work(s), [*speed(s), Phrase(arrival(s))]]
     text = "; ".join(", ".join(phrase.text for phrase in group) for group in groups if group)
     return f"[{duration(s.elapsed_s)}] {text}"

@@ -45,6 +45,13 @@ def test_a_line_tells_the_stages_where_there_are_several(tally: Any, make: Any) 
     assert "work6 0 ok, 1 failed, +2 stages; " in line
 
 
+def test_a_start_with_nothing_to_do_has_no_speed(tally: Any, make: Any, clock: Any) -> None:
+    clock.now += 1
+    feed = make.feed(read=3, skipped=3, ended=True, size=3, position=3)
+    line = one_line(make.snapshot(tally, feed=feed, earlier={"ok": 3}))
+    assert line == "[1.0s] 3 of 3 rows (100 %), 3 ok, this start: 0 sent"
+
+
 def test_plain_lines_hold_no_control_codes(busy: Busy, clock: Any) -> None:
     progress, stream = plain(clock)
     progress.start("run \x1b[1m")
