@@ -249,6 +249,17 @@ _INSTEAD: dict[tuple[str | None, str | None], str] = {
 """What to type instead of options that other programs have."""
 
 
+_WORDINGS = (
+    ("Value error, ", ""),
+    ("Input should be a valid integer.*", "it must be a whole number"),
+    ("Input should be a valid number.*", "it must be a number"),
+    ("Input should be greater than or equal to ", "it must be at least "),
+    ("Input should be ", "it must be "),
+    (r"Got unexpected extra arguments?\S* \((.*)\)$", r"unexpected: \1"),
+)
+"""Messages of the libraries that read options, and what they mean."""
+
+
 def _usage_message(error: Any) -> str:
     """Return what is wrong with an option, and the nearest option or the command that lists all."""
     option, near = getattr(error, "option_name", None), getattr(error, "possibilities", None)
@@ -257,7 +268,9 @@ def _usage_message(error: Any) -> str:
         hint = f"did you mean {near[0]}?"
     if hint:
         return f"no such option: {option} ({hint})"
-    message = error.format_message().rstrip(".").replace("Value error, ", "", 1)
+    message = error.format_message().rstrip(".")
+    for pattern, text in _WORDINGS:
+        message = re.sub(pattern, text, message)
     message = message[:1].lower() + message[1:]
     wrong = re.search(r": '(.*)' is not one of (.*)$", message)
     if wrong and (nearest := did_you_mean(wrong[1], wrong[2].replace("'", "").split(", "))):

@@ -96,7 +96,7 @@ Hostfile = Annotated[
     typer.Option(
         "--hostfile",
         metavar="HOSTS",
-        help="Use the endpoints in this file, one a line.",
+        help="Use the endpoints in this file, one a line; the default is $BAGENT_HOSTFILE.",
         rich_help_panel=SERVERS,
     ),
 ]
@@ -158,7 +158,7 @@ DeadlineText = Annotated[
         "--deadline",
         metavar="WHEN",
         help="Stop in time and exit with 75: 55m, an ISO time, @UNIX_SECONDS, none, or auto for"
-        " the end of the SLURM or PBS job.",
+        " $BAGENT_DEADLINE or the end of the SLURM or PBS job.",
         rich_help_panel=LIMITS,
     ),
 ]

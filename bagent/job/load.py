@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from bagent.job.spec.job import Job, JobSource
 from bagent.job.validation import LoadContext, note_faults
 from bagent.job.yaml.parser import YamlFile, YamlMap, YamlSpot, at_option, decode, read_yaml
 from bagent.job.yaml.scalars import SourceText
-from bagent.text.suggest import describe_value
+from bagent.text.suggest import describe_value, nearest_name
 from bagent.types import Json
 
 MAX_BYTES = 16 * 1024 * 1024
+MOST_NEAR = 1000
+"""Files among which a job is looked for whose path is wrong."""
 """A larger job file is taken for something else, most likely the input."""
 
 
@@ -105,7 +109,7 @@ def _text(request: JobRequest) -> str:
         with (request.cwd / request.path).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _cannot_read(request.path, error) from None
+        raise _cannot_read(request.path, request.cwd, error) from None
     if len(content) > MAX_BYTES:
         raise JobError(
             "the job file is larger than 16 MB",
@@ -115,7 +119,20 @@ def _text(request: JobRequest) -> str:
     return decode(content, request.path)
 
 
-def _cannot_read(path: Path, error: OSError) -> JobError:
+def _near_job(path: Path, cwd: Path) -> Path | None:
+    """Return a job file that the path was probably meant to name, here or one folder below."""
+    folder = (cwd / path).parent
+    with suppress(OSError):
+        files = islice(chain(folder.glob("*.y*ml"), folder.glob("*/*.y*ml")), MOST_NEAR)
+        names = [file.relative_to(folder) for file in files]
+        same = [name for name in names if name.name == path.name]
+        beside = [name.name for name in names if len(name.parts) == 1]
+        near = same[0] if same else nearest_name(path.name, beside)
+        return path.parent / near if near else None
+    return None
+
+
+def _cannot_read(path: Path, cwd: Path, error: OSError) -> JobError:
     at = Position(path)
     if error.errno == errno.ENOENT:
         if str(path) == "-":
@@ -123,7 +140,9 @@ def _cannot_read(path: Path, error: OSError) -> JobError:
             return JobError("a job cannot be piped in", hint=hint)
         if unpacked_suffix(path) in SUFFIXES:
             return JobError("no such batch file", hint="check the path", at=at)
-        return JobError("no such job file", hint="bagent init writes a starter job", at=at)
+        near = _near_job(path, cwd)
+        hint = f"did you mean {near}?" if near else "bagent init writes a starter job"
+        return JobError("no such job file", hint=hint, at=at)
     if error.errno == errno.EISDIR:
         return JobError("this is a folder", hint="name the job file in it", at=at)
     reason = os.strerror(error.errno) if error.errno else str(error)

@@ -519,7 +519,7 @@ def find_run(name: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
         hint = f"did you mean {' or '.join(near)}?"
     elif names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        hint = f"under {runs_dir} there are {', '.join(names[:MOST_NAMES])}{more}"
+        hint = f"in {runs_dir}: {', '.join(names[:MOST_NAMES])}{more}"
     else:
         hint = f"there is no run under {runs_dir}"
     what = "is no run directory" if Path(name).is_dir() else "no such run"

@@ -82,6 +82,23 @@ def test_an_unknown_option_names_the_nearest_one(bagent):
     assert "(try: bagent run --help)" in bagent(["run", "--xyzzy"]).err
 
 
+def test_wrong_values_are_named_without_words_of_libraries(bagent):
+    for options, message in (
+        (["--limit", "x"], "invalid value for '--limit': it must be a whole number (try: bagent"),
+        (["--limit", "-1"], "invalid value for '--limit': it must be at least 0 (try: bagent"),
+        (["a", "b"], "unexpected: b (try: bagent run"),
+    ):
+        assert message in bagent(["run", *options]).err
+
+
+def test_a_job_that_is_not_there_names_the_one_that_was_meant(job_dir, bagent):
+    (job_dir / "genes").mkdir()
+    (job_dir / "genes" / "job.yaml").touch()
+    for path, near in (("job.yaml", "genes/job.yaml"), ("genes/job.yml", "genes/job.yaml")):
+        assert f"no such job file (did you mean {near}?)" in bagent(["run", path]).err
+    assert "(bagent init writes a starter job)" in bagent(["run", "other.yaml"]).err
+
+
 def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
     assert "name a job file, or make one: bagent init" in bagent(["run"]).err
     bagent(["init"])

@@ -122,6 +122,10 @@ def results(
     other. --redact also hides texts that may repeat the field.
 
     Example: bagent results review --status ok --columns id,output | head
+
+    Example: bagent results --where "label = 'bug' and confidence < 3" --with-input
+
+    Example: bagent results --excel --with-input -o labels.csv
     """
     from bagent.store.run_dir import find_run
 

@@ -55,7 +55,11 @@ def run(
     nothing was sent; 74 results cannot be written; 75 stopped early, the same command resumes;
     76 stopped early, act first (quota, key, budget); 130 second Ctrl-C.
 
-    Example: bagent run job.yaml --hostfile hosts.txt --limit 100
+    Example: bagent run job.yaml --limit 20
+
+    Example: bagent run job.yaml --hostfile hosts.txt --deadline 55m
+
+    Example: bagent run job.yaml -i rows.csv --backend openai --budget 5
 
     More: bagent guide jobs, bagent guide resume
     """
@@ -63,17 +67,21 @@ def run(
     options = dict(locals())
     del options["workers"], options["executor"]
     _choice("--executor", executor, "executor", EXECUTORS)
+    return _start(make_options(options, _command()), workers, executor)
+
+
+def _start(options: RunOptions, workers: int, executor: str) -> int:
     if executor == "parsl":
         from bagent.runs.parallel.parsl import run_parsl
 
-        return run_parsl(make_options(options, _command()), workers)
+        return run_parsl(options, workers)
     if workers > 1:
         from bagent.runs.parallel.workers import run_workers
 
-        return run_workers(make_options(options, _command()), workers)
+        return run_workers(options, workers)
     from bagent.runs.execute import run_job
 
-    return run_job(make_options(options, _command()))
+    return run_job(options)
 
 
 def _command() -> list[str]:
