@@ -24,6 +24,9 @@ LONGEST_VALUE = 60
 STEPS = 18
 """Bins of numbers and lengths."""
 
+FAR = 3.0
+"""Numbers lie far apart if all span so many times the width of the middle 98 hundredths."""
+
 _WHOLE = ("BIGINT", "INTEGER")
 _NICE = (1, 2, 2.5, 5, 10)
 
@@ -106,7 +109,8 @@ def profile_texts(db: ReportDb, stage: str | None) -> FieldProfile | None:
     source = f"(select text from results where {condition})"
     sums = db.row(
         "select count(*) as count, min(length(text)) as low, max(length(text)) as high,"
-        f" approx_quantile(length(text), 0.5) as middle from {source}"
+        " approx_quantile(length(text), 0.5) as middle,"
+        f" approx_quantile(length(text)::double, [0.01, 0.99]) as ends from {source}"
     )
     if not sums["count"]:
         return None
@@ -126,6 +130,7 @@ def _sums(columns: dict[str, str]) -> Iterable[str]:
             yield f"min({measure}) as f{number}_low"
             yield f"max({measure}) as f{number}_high"
             yield f"approx_quantile({measure}, 0.5) as f{number}_middle"
+            yield f"approx_quantile({measure}::double, [0.01, 0.99]) as f{number}_ends"
 
 
 def _measure(column: str, kind: str) -> str | None:
@@ -170,11 +175,9 @@ def _profile(
     if kind == "VARCHAR":
         return FieldProfile(name, "lengths", count, missing, bars, _length_summary(stats))
     if kind.endswith("[]"):
-        summary = f"{plain_number(stats['low'])} to {plain_number(stats['high'])} items"
+        summary = _range(stats, " items")
         return FieldProfile(name, "items", count, missing, bars, summary)
-    low, high, middle = (plain_number(stats[name]) for name in ("low", "high", "middle"))
-    summary = f"{low} to {high}, median {middle}"
-    return FieldProfile(name, "numbers", count, missing, bars, summary)
+    return FieldProfile(name, "numbers", count, missing, bars, _range(stats))
 
 
 def _is_enum(kind: str, stats: dict[str, Any]) -> bool:
@@ -203,33 +206,46 @@ def _values(db: ReportDb, source: str, name: str, *, rising: bool) -> list[Field
 def _bins(
     db: ReportDb, source: str, measure: str, stats: dict[str, Any], *, whole: bool
 ) -> list[FieldBar]:
-    """Count in bins of one width; whole numbers have bins that begin at whole numbers."""
+    """Count in bins of one width; whole numbers have bins that begin at whole numbers.
+
+    The outermost bins hold what lies far out.
+    """
     if stats["low"] is None:
         return []
-    step = bin_width(float(stats["low"]), float(stats["high"]), whole=whole)
-    high = float(stats["high"])
-    last = math.floor(high / step)
-    if not whole and high > stats["low"]:
-        last = math.ceil(high / step) - 1  # a highest number at an edge is in the bin below
+    low, high = float(stats["low"]), float(stats["high"])
+    inner_low, inner_high = _without_far_ends(low, high, stats["ends"])
+    step = bin_width(inner_low, inner_high, whole=whole)
+    first, last = math.floor(inner_low / step), math.floor(inner_high / step)
+    if not whole and high > low:
+        last = max(first, math.ceil(inner_high / step) - 1)  # a highest number at an edge is below
     rows = db.rows(
-        f"select least(floor({measure} / {step!r})::bigint, {last}) as bin, count(*) as n"
-        f" from {source}"
-        f" where {measure} is not null group by 1 order by 1"
+        f"select greatest({first}, least(floor({measure} / {step!r})::bigint, {last})) as bin,"
+        f" count(*) as n from {source} where {measure} is not null group by 1 order by 1"
     )
     counts = {row["bin"]: row["n"] for row in rows}
     if not counts:
         return []
-    return [
-        FieldBar(
-            _bin_label(number, step, whole=whole),
-            counts.get(number, 0),
-            None,
-            low,
-            max(low + step, math.nextafter(high, math.inf)) if number == last else low + step,
-        )
-        for number in range(min(counts), max(counts) + 1)
-        for low in (number * step,)
-    ]
+    bars = []
+    for number in range(min(counts), max(counts) + 1):
+        start, end = number * step, (number + 1) * step
+        label = _bin_label(number, step, whole=whole)
+        if number == first and low < start:
+            start, label = low, f"{plain_number(low)} to {plain_number(end - 1 if whole else end)}"
+        if number == last:
+            label = f"{plain_number(start)} to {plain_number(high)}" if high >= end else label
+            end = max(end, math.nextafter(high, math.inf))
+        bars.append(FieldBar(label, counts.get(number, 0), None, start, end))
+    return bars
+
+
+def _without_far_ends(low: float, high: float, ends: list[float] | None) -> tuple[float, float]:
+    """Return the range that the bins divide; numbers beyond it are in the outermost bins.
+
+    It ends at the outermost hundredths where they are far from the others.
+    """
+    if ends is None or not high - low > FAR * (ends[1] - ends[0]) > 0:
+        return low, high
+    return max(low, ends[0]), min(high, ends[1])
 
 
 def bin_width(low: float, high: float, *, whole: bool) -> float:
@@ -253,9 +269,14 @@ def _bin_label(number: int, step: float, *, whole: bool) -> str:
     return f"{plain_number(low)} to {plain_number(high)}"
 
 
+def _range(stats: dict[str, Any], unit: str = "") -> str:
+    """Return the least, greatest and middle value, or the only one."""
+    low, high, middle = (plain_number(stats[name]) for name in ("low", "high", "middle"))
+    return f"always {low}{unit}" if low == high else f"{low} to {high}{unit}, median {middle}"
+
+
 def _length_summary(stats: dict[str, Any]) -> str:
-    low, high = plain_number(stats["low"]), plain_number(stats["high"])
-    return f"{low} to {high} characters, median {plain_number(stats['middle'])}"
+    return _range(stats, " characters")
 
 
 def plain_number(value: float) -> str:

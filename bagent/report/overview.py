@@ -81,8 +81,16 @@ class EndpointEnd(msgspec.Struct, frozen=True):
     at: float | None
     """In Unix seconds; None if it never answered."""
 
-    message: str
-    """The same for people, without the endpoint."""
+    event: str
+    """The same for people: ``died after 09:31:12 UTC``."""
+
+    more: str = ""
+    """What else is known, such as the reason."""
+
+    @property
+    def message(self) -> str:
+        """Both."""
+        return self.event + self.more
 
 
 def causes(db: ReportDb) -> list[Cause]:
@@ -191,8 +199,8 @@ def _end(row: dict[str, Any]) -> EndpointEnd:
         return EndpointEnd(endpoint, removed, f"left the hostfile at {_clock(removed)}")
     reason = f" ({row['reason']})" if row["reason"] else ""
     if up is None:
-        return EndpointEnd(endpoint, None, f"never answered{reason}")
-    return EndpointEnd(endpoint, up, f"died after {_clock(up)}, did not come back{reason}")
+        return EndpointEnd(endpoint, None, "never answered", reason)
+    return EndpointEnd(endpoint, up, f"died after {_clock(up)}", f", did not come back{reason}")
 
 
 def _clock(at: float) -> str:

@@ -87,6 +87,22 @@ def test_the_highest_number_is_in_the_bin_that_ends_at_it(run):
     assert profile.bars[-1].high > 1  # the view's filter is below it
 
 
+@pytest.mark.parametrize("kind", ["bigint", "double"])
+def test_far_numbers_leave_most_bins_to_the_others(run, kind):
+    run.connection.execute("drop table answers")
+    run.connection.execute(
+        "create table answers as select n::varchar as id, (case when n = 7 then 90000 when n = 8"
+        f" then -500 else n % 100 end)::{kind} as score from range(1000) t(n)"
+    )
+    (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
+    first, *middle, last = profile.bars
+    assert (first.low, last.label.split(" to ")[1]) == (-500, "90,000")
+    assert len(middle) >= 8
+    assert sum(bar.rows for bar in profile.bars) == 1000
+    assert all(bar.rows >= 40 for bar in middle)
+    assert last.high > 90_000  # the view's filter is below it
+
+
 NAMES = {name: name for name in ("label", "score", "reason")}
 
 
