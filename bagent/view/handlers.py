@@ -46,6 +46,9 @@ WAIT_SECONDS = 0.7
 """A page waits so long for its tables; then it says that they are being made."""
 
 EVENT_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+"""The pause between two looks at a run that is running, and at one that is not."""
+
 EVENT_SHARE = 10.0
 """The least ratio of the pause between two looks at a run to the time of one."""
 
@@ -369,7 +372,7 @@ def _missing_filter(stage: str | None, profile: answer_fields.FieldProfile) -> s
 
 
 async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
-    """Yield the state whenever it changed, until no process works on the run."""
+    """Yield the state whenever it changed."""
     last: Any = None
     while True:
         started = time.monotonic()
@@ -382,10 +385,8 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
             last = values
         else:
             yield b": alive\n\n"
-        if state["state"] != "running":
-            yield b"event: ended\ndata: {}\n\n"
-            return
-        await asyncio.sleep(max(EVENT_SECONDS, EVENT_SHARE * (time.monotonic() - started)))
+        pause = EVENT_SECONDS if state["state"] == "running" else IDLE_SECONDS
+        await asyncio.sleep(max(pause, EVENT_SHARE * (time.monotonic() - started)))
 
 
 def live_values(state: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,10 @@ def visit(page: Any, url: str) -> None:
     """Open a page and wait for its tables and its parts."""
     page.goto(url)
     page.wait_for_selector("meta[http-equiv=refresh]", state="detached")
-    page.wait_for_load_state("networkidle")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.lazy')].every((box) => box.dataset.current)"
+        " && (document.querySelector('#count')?.textContent.trim() ?? '-')"
+    )
 
 
 def test_a_bar_leads_to_its_rows_and_a_row_to_its_parent(page, base):
@@ -157,39 +160,34 @@ def test_keys_walk_through_rows_and_pages(page, base):
     page.wait_for_selector("#count >> text=1 row")
 
 
-def test_numbers_of_a_run_that_goes_on_change_without_moving_the_page(
-    page, base, folder, monkeypatch
-):
+def test_an_open_page_follows_a_new_start_without_moving(page, base, folder, monkeypatch):
     from bagent.view.catalog import ViewedRun
 
+    states = ["ended"]
     describe = ViewedRun.state
-    monkeypatch.setattr(ViewedRun, "state", lambda self: describe(self) | {"state": "running"})
+    monkeypatch.setattr(ViewedRun, "state", lambda self: describe(self) | {"state": states[-1]})
     monkeypatch.setattr("bagent.view.handlers.EVENT_SHARE", 0.0)
+    monkeypatch.setattr("bagent.view.handlers.IDLE_SECONDS", 0.5)
     monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 0.0)
-    make_run(folder / "live", (stored(row) for row in range(3)))
-    visit_live(page, base + "run/live/")
+    failed = {"status": "failed", "error_kind": "rejected", "error": "no"}
+    make_run(folder / "live", [*(stored(row) for row in range(3)), stored(3, **failed)])
+    visit(page, base + "run/live/")
     assert page.inner_text("[data-live=ok]") == "3"
+    assert "1 row" in page.inner_text(".causes")
     page.evaluate(
         "window.shift = 0; new PerformanceObserver((list) => {"
         " for (const entry of list.getEntries()) window.shift += entry.value;"
         "}).observe({type: 'layout-shift'})"
     )
     journal = Journal.open(folder / "live", "all", clock=lambda: 0.0, report=print)
-    for row in range(3, 1003):
-        journal.write(stored(row))
+    for row in range(4, 1004):
+        journal.write(stored(row, **(failed if row % 500 == 0 else {})))
     journal.close()
-    page.wait_for_selector("[data-live=ok] >> text=1,003")
-    page.wait_for_selector("#refresh button")
+    states.append("running")
+    page.wait_for_selector(".state >> text=running")
+    page.wait_for_selector("[data-live=ok] >> text=1,001")
+    page.wait_for_selector(".causes >> text=3 rows")
     assert page.evaluate("window.shift") < 0.05
-    page.click("#refresh button")
-    page.wait_for_selector("[data-live=ok] >> text=1,003")
-
-
-def visit_live(page: Any, url: str) -> None:
-    """Open a page whose stream of events never lets the network be idle."""
-    page.goto(url)
-    page.wait_for_selector("meta[http-equiv=refresh]", state="detached")
-    page.wait_for_selector("article.field")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -301,11 +301,12 @@ async def test_two_runs_are_compared_word_by_word(two_runs):
     assert "a <del>red</del><ins>blue</ins> house" in row
 
 
-async def test_a_run_that_goes_on_streams_its_state_and_renews_its_tables(tmp_path, monkeypatch):
+async def test_a_new_start_streams_its_state_and_renews_the_tables(tmp_path, monkeypatch):
     monkeypatch.setattr("bagent.view.handlers.EVENT_SECONDS", 0.01)
+    monkeypatch.setattr("bagent.view.handlers.IDLE_SECONDS", 0.01)
     monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
     monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 0.0)
-    states = iter([*(["running"] * 400), *(["ended"] * 1000)])
+    states = iter([*(["ended"] * 3), *(["running"] * 1400)])
     from bagent.view.catalog import ViewedRun
 
     describe = ViewedRun.state
@@ -323,7 +324,8 @@ async def test_a_run_that_goes_on_streams_its_state_and_renews_its_tables(tmp_pa
             # The first renewal may have met the journal between two rows.
             while "r4" not in words(await viewer.page("rows")).split():
                 event = await _event(response)
-        assert (first["ok"], event["ok"]) == (3, 5)
+        assert (first["ok"], first["state"]) == (3, "ended")
+        assert (event["ok"], event["state"]) == (5, "running")
 
 
 def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():

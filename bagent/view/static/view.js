@@ -14,7 +14,8 @@ async function load(box, url) {
     }
     box.style.minHeight = `${box.offsetHeight}px`;
     box.replaceChildren(...parsed.body.childNodes);
-    box.style.minHeight = "";
+    box.style.minHeight = "0";
+    box.dataset.current = url;
     for (const link of $$("a[data-part]", box)) {
       link.addEventListener("click", (event) => {
         event.preventDefault();
@@ -38,42 +39,92 @@ if (count) {
 }
 
 // Commands can be copied.
-for (const code of $$("code.command")) {
-  if (!navigator.clipboard) break;
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy";
-  button.textContent = "Copy";
-  button.setAttribute("aria-label", `Copy ${code.textContent}`);
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(code.textContent);
-    button.textContent = "Copied";
-  });
-  code.after(button);
+function addCopyButtons() {
+  if (!navigator.clipboard) return;
+  for (const code of $$("code.command")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", `Copy ${code.textContent}`);
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    });
+    code.after(button);
+  }
+}
+addCopyButtons();
+
+// The page of a run follows it. Each event has the main numbers; when the tables or the state
+// changed, the page is fetched again, with a pause of ten times what that took.
+const events = $("[data-events]")?.dataset.events;
+const FETCH_SHARE = 10;
+let source = null;
+let timer = 0;
+let pause = 0;
+
+function follow() {
+  source?.close();
+  if (document.hidden) return; // a browser opens only a few connections to one server
+  source = new EventSource(events);
+  source.onmessage = (event) => showNumbers(JSON.parse(event.data));
 }
 
-// A run that goes on.
-const live = $("[data-events]");
-if (live) {
-  const source = new EventSource(live.dataset.events);
-  const first = Number(live.dataset.version);
-  source.onmessage = (event) => {
-    const state = JSON.parse(event.data);
-    for (const node of $$("[data-live]")) {
-      const value = state[node.dataset.live];
-      if (value === null || value === undefined || value === "") continue;
-      node.textContent = typeof value === "number" ? value.toLocaleString("en") : value;
-    }
-    for (const part of $$("#bar [data-part]")) part.style.flexGrow = state[part.dataset.part] || 0;
-    const label = `${state.ok} ok, ${state.failed} failed, ${state.remaining ?? "unknown"} remaining`;
-    $("#bar")?.setAttribute("aria-label", label);
-    if (state.version > first) $("#refresh").hidden = false;
-  };
-  source.addEventListener("ended", () => {
-    source.close();
-    $("#refresh").hidden = false;
-  });
-  $("#refresh button").addEventListener("click", () => location.reload());
+function showNumbers(state) {
+  for (const node of $$("[data-live]")) {
+    const value = state[node.dataset.live];
+    if (value === null || value === undefined || value === "") continue;
+    node.textContent = typeof value === "number" ? value.toLocaleString("en") : value;
+  }
+  for (const part of $$("#bar [data-part]")) part.style.flexGrow = state[part.dataset.part] || 0;
+  const label = `${state.ok} ok, ${state.failed} failed, ${state.remaining ?? "unknown"} remaining`;
+  $("#bar")?.setAttribute("aria-label", label);
+  const { version, state: name } = $("[data-events]").dataset;
+  if (state.version !== Number(version) || state.state !== name) timer ||= setTimeout(refresh, pause);
+}
+
+async function refresh() {
+  const started = performance.now();
+  const parsed = await fetchPage();
+  if (!parsed || String(getSelection())) {
+    timer = setTimeout(refresh, 2000);
+    return;
+  }
+  const focused = document.activeElement?.getAttribute("href");
+  const boxes = $$(".lazy[data-src]", parsed);
+  const urls = boxes.map((box) => keepContent(box));
+  $("main").replaceChildren(...$("main", parsed).childNodes);
+  if (focused) $$("main a").find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  addCopyButtons();
+  await Promise.all(boxes.map((box, index) => load(box, urls[index])));
+  pause = FETCH_SHARE * (performance.now() - started);
+  timer = 0;
+}
+
+// The page with all its parts; null while its tables are being made.
+async function fetchPage() {
+  try {
+    const response = await fetch(location.href);
+    const parsed = new DOMParser().parseFromString(await response.text(), "text/html");
+    return response.ok && !$("meta[http-equiv=refresh]", parsed) ? parsed : null;
+  } catch {
+    return null;
+  }
+}
+
+// A part that is fetched again shows what it had meanwhile; returns its address.
+function keepContent(box) {
+  const old = $$(".lazy[data-src]").find((other) => other.dataset.src === box.dataset.src);
+  if (!old) return box.dataset.src;
+  box.style.minHeight = `${old.offsetHeight}px`;
+  box.replaceChildren(...old.childNodes);
+  return old.dataset.current || box.dataset.src;
+}
+
+if (events) {
+  follow();
+  document.addEventListener("visibilitychange", follow);
 }
 
 // Two runs to compare.
