@@ -475,8 +475,8 @@ def shared(traits: Traits, group: int) -> Shared:
     )
 
 
-def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> list[str]:
-    """Describe what the rows of each failure share, and the fields whose rows get long answers.
+def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> dict[str, list[str]]:
+    """Describe what failed rows share, and the fields whose rows get long answers, by title.
 
     Args:
         db: the tables of a run.
@@ -489,7 +489,9 @@ def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> list[str]:
         if parts := shared(traits, fault["fault"] - 1).text:
             rows = counted(fault["rows"], "row")
             messages.append(f"{rows} that failed ({fault['error_kind']}) share {parts}")
-    return messages + [message.removeprefix(WEAK) for message in long_answers(traits)]
+    long = [message.removeprefix(WEAK) for message in long_answers(traits)]
+    topics = {"Failures": messages, "Long answers": long}
+    return {title: topic for title, topic in topics.items() if topic}
 
 
 def _together(lines: list[FieldStat]) -> str:

@@ -146,7 +146,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
             *failures.findings(faults, sums, [group.text for group in shared]),
             *fields.failing(traits, reported),
         ],
-        "Answers": _suspects(db, about.run, traits, suspects),
+        "Answers that may be wrong": _suspects(db, about.run, traits, suspects),
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),
     }

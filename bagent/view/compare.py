@@ -11,6 +11,7 @@ import msgspec
 
 from bagent.duck import Access, connect, file_source
 from bagent.errors import UsageError
+from bagent.observe.formatting import visible
 from bagent.view.rows import PAGE_ROWS, RowKey
 from bagent.view.tables import QUERY_SECONDS, SETTINGS, stopped_after
 
@@ -18,6 +19,9 @@ Change = Literal["same", "removed", "added"]
 
 MOST_WORDS = 4000
 """Words of each text that are compared; the work grows with their product."""
+
+CELL_CHARACTERS = 300
+"""Characters of an answer that are listed."""
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -141,14 +145,14 @@ def _list(connection: Any, condition: str, after: RowKey | None) -> list[dict[st
 
 
 def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) -> None:
-    """Add the answers of both runs, cut, and the key of each row."""
+    """Add the answers of both runs, cut, their differences, and the key of each row."""
     ids = [row["id"] for row in rows]
     for column, file in zip(("text_a", "text_b"), files, strict=True):
         texts = {}
         if ids:
             marks = ", ".join("?" * len(ids))
             for *key, text in connection.execute(
-                f"select stage, answer, id, {_NUMBER}, left({_ANSWER}, 400)"
+                f"select stage, answer, id, {_NUMBER}, left({_ANSWER}, {4 * CELL_CHARACTERS})"
                 f" from read_parquet({file}) where id in ({marks})"
                 f" or (id is null and row in ({marks}))",
                 [*ids, *(row["row"] for row in rows)],
@@ -156,5 +160,10 @@ def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) ->
                 texts[tuple(key)] = text
         for row in rows:
             number = row["row"] if row["id"] is None else None
-            row[column] = texts.get((row["stage"], row["answer"], row["id"], number))
+            text = texts.get((row["stage"], row["answer"], row["id"], number))
+            row[column] = visible(text or "", CELL_CHARACTERS)
             row["key"] = RowKey.of(row)
+    for row in rows:
+        first, second = row["text_a"], row["text_b"]
+        both = row["status_a"] and row["status_b"]
+        row["pieces"] = word_diff(first, second) if both else [("same", first or second)]

@@ -145,16 +145,16 @@ class Handlers:
         """Answer with what rows that failed, or have long answers, share: a part of the page."""
         viewed = self._viewed(request)
 
-        def in_common(db: ReportDb) -> list[str]:
+        def in_common(db: ReportDb) -> dict[str, list[str]]:
             info = viewed.info()
             names = names_in_prompts(info.job, files=viewed.run.is_own(info))
             return fields.in_common(db, names)
 
-        messages = await viewed.tables.ask(in_common, key="in common")
-        return _page("findings.html", request, messages=messages)
+        topics = await viewed.tables.ask(in_common, key="in common")
+        return _page("findings.html", request, topics=topics)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Stream the state of a run while it goes on."""
+        """Stream the state of a run whenever it changed, also by a new start."""
         viewed = self._viewed(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -27,6 +27,9 @@ MOST_ANSWER_FIELDS = 8
 SAMPLE_ROWS = 200
 """Rows whose input and answer name the columns of the list."""
 
+SHORT_TEXT = 16
+"""Most characters of a text that is shown whole."""
+
 EXPORT_BATCH = 500
 
 KEY = ("row", "stage", "answer", "id")
@@ -90,10 +93,16 @@ class ListedRow(msgspec.Struct, frozen=True):
 
 
 class RowPage(msgspec.Struct, frozen=True):
-    """One page of the list; ``after`` is the key from which the next one starts."""
+    """One page of the list."""
 
     rows: list[ListedRow]
     after: RowKey | None
+    """The key from which the next page starts."""
+
+    long_inputs: list[bool]
+    """Whether each column has a long text, and shares the width of the window with such columns."""
+
+    long_answers: list[bool]
 
 
 def row_columns(db: ReportDb) -> RowColumns:
@@ -152,7 +161,14 @@ def list_rows(
     page = keys[:PAGE_ROWS]
     by_key = _read(db, page, columns)
     rows = [by_key[key.row, key.stage, key.answer, key.id](key) for key in page]
-    return RowPage(rows, page[-1] if len(keys) > PAGE_ROWS else None)
+    long_inputs, long_answers = (
+        [any(len(texts[n] or "") > SHORT_TEXT for texts in values if texts) for n in range(count)]
+        for values, count in (
+            ([row.inputs for row in rows], len(columns.inputs)),
+            ([row.answers for row in rows], len(columns.answers)),
+        )
+    )
+    return RowPage(rows, page[-1] if len(keys) > PAGE_ROWS else None, long_inputs, long_answers)
 
 
 def _keys(
