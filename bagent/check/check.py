@@ -369,6 +369,7 @@ class _Check:
                 self._prepared, probed, self._target.model if servers.simulated else None
             ),
             unsendable=facts.unsendable_reason(sample),
+            without_ids=any(row.id == f"{row.key:016x}" for row in self._rows[:1]),
         )
 
     def _model(self, probed: Sequence[Probed]) -> str | None:

@@ -140,6 +140,8 @@ def _rows(report: CheckReport) -> str:
     text = f"{how}{counted(report.rows, 'row')}{why}"
     if report.looked_at < report.rows:
         text += f", the first {report.looked_at:,} looked at"
+    if report.without_ids:
+        text += ", without ids: an edited row counts as a new one (id: COLUMN)"
     return text
 
 

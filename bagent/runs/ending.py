@@ -120,7 +120,7 @@ def finish_run(
     else:
         ending = RunEnding(stop.code, snapshot, stop.reason, stop.hint)
     if store is not None:
-        ending = _close(store, ending)
+        ending = _close(store, ending, _absent(context, snapshot) if stop is None else 0)
     if tables is None or ending.code not in (EXIT_OK, EXIT_ROWS_FAILED):
         return ending
     failure, action = make_tables(tables, notice), MAKE_AGAIN
@@ -149,13 +149,23 @@ def publish_results(context: RunContext, notice: Callable[[str], None]) -> tuple
     return "", ""
 
 
-def _close(store: RunStore, ending: RunEnding) -> RunEnding:
+def _absent(context: RunContext, snapshot: Snapshot) -> int:
+    """Return how many results have no row in the input; 0 where only some rows were read."""
+    config, feed = context.rows_config, snapshot.feed
+    selections = (config.where, config.limit, config.sample, config.shard)
+    if context.stages or context.piped or any(choice is not None for choice in selections):
+        return 0
+    return max(0, snapshot.totals.rows - feed.read * context.job.answers) if feed.ended else 0
+
+
+def _close(store: RunStore, ending: RunEnding, absent: int) -> RunEnding:
     redact = store.journal.redact
     reason, action = redact(ending.reason), redact(ending.action)
     ending = msgspec.structs.replace(ending, reason=reason, action=action)
     try:
         snapshot = ending.snapshot
-        store.close(ending.code, reason, action, snapshot.dropped, snapshot.this_start.copied)
+        copied = snapshot.this_start.copied
+        store.close(ending.code, reason, action, snapshot.dropped, copied, absent)
     except WriteError as error:
         return msgspec.structs.replace(ending, code=error.exit_code, reason=redact(str(error)))
     return ending
@@ -197,6 +207,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
     from bagent.observe.summary import Advice, headline
     from bagent.runs.prompt_fields import long_field
     from bagent.runs.resume import resent_kinds
+    from bagent.runs.run_state import absent_text
 
     options, job, snapshot = context.options, context.job, ending.snapshot
     run = display_path(context.run_dir, options.cwd)
@@ -217,7 +228,8 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         long_field=long_field(RunDir(context.run_dir), info) if info and too_long else "",
     )
     worked_s = _working_seconds(context, info)
-    end = EndInfo(advice, ending.reason, color=color, worked_s=worked_s)
+    absent = absent_text(info, run) if info else ""
+    end = EndInfo(advice, ending.reason, color=color, worked_s=worked_s, absent=absent)
     return Summary(headline(snapshot, end), summary_lines(snapshot, end))
 
 

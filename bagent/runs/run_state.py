@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from bagent.batches.record import status_lines
-from bagent.errors import EXIT_STOPPED
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, EXIT_STOPPED
+from bagent.observe.formatting import counted
 from bagent.observe.summary import Advice, mending, next_step
 from bagent.runs.prompt_fields import long_field
 from bagent.store.journal.segments import Report
@@ -32,12 +34,11 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         run: the run directory.
         report: called where ``run.json`` is damaged.
     """
-    now = time.time()
     notes: list[str] = []
     info = run.load_or_report(report)
     counts = summary(run.path, notes.append, info)
     totals = counts.totals
-    live = [record for record in owners(run.path).values() if is_live(record, now)]
+    live = [owner for owner in owners(run.path).values() if is_live(owner, time.time())]
     code = info.exit_code if info else None
     if live:
         state = "running"
@@ -68,6 +69,7 @@ def describe(run: RunDir, report: Report) -> dict[str, Any]:
         "by_kind": totals.by_kind,
         "dropped": _dropped(info),
         "copied": sum(start.copied for start in starts),
+        "absent": _absent(info) if info else 0,
         "changes": _changes(info),
         "unit": info.unit if info else "row",
         "rows_per_s": None if speed is None else round(speed, 3),
@@ -153,6 +155,30 @@ def _dropped(info: RunInfo | None) -> dict[str, int]:
     return dict(counts)
 
 
+def _absent(info: RunInfo) -> int:
+    """Return how many results had no row in the input that was last read completely."""
+    ended = (s for s in reversed(info.starts) if s.exit_code in (EXIT_OK, EXIT_ROWS_FAILED))
+    last = next(ended, None)
+    return last.absent if last is not None else 0
+
+
+def absent_text(info: RunInfo, run: str) -> str:
+    """Return what to know about results whose rows left the input; empty where there are none.
+
+    Args:
+        info: the run.
+        run: how it is named in a command.
+    """
+    count = _absent(info)
+    if not count:
+        return ""
+    text = f"{counted(count, info.unit)} of earlier starts left the input, and count too"
+    if not info.keep_input:
+        return text
+    results = f"bagent results {shlex.quote(run)} --where"
+    return f'{text}; {results} "input is null" shows them, "input is not null" the others'
+
+
 def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what to do next with a run, as its summary says it; the last is a command.
 
@@ -168,7 +194,9 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     reason = [("reason", last)] if last else []
     staged = info is not None and len(info.stages) > 1
     causes = stage_causes(run.path, None) if staged else state["by_kind"]
-    return [*reason, *next_step(advice, causes)]
+    absent = absent_text(info, str(run.path)) if info else ""
+    notes = [*reason, *([("absent", absent)] if absent else [])]
+    return [*notes, *next_step(advice, causes)]
 
 
 def mending_commands(

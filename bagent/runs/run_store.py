@@ -332,6 +332,7 @@ class RunStore:
         action: str = "",
         dropped: Mapping[str, int] | None = None,
         copied: int = 0,
+        absent: int = 0,
     ) -> None:
         """Sync and close the journal, write the end into run.json, release the lock.
 
@@ -339,8 +340,7 @@ class RunStore:
             code: the exit code.
             reason: why the run stopped early.
             action: what a person must do first.
-            dropped: failed rows that stages left out.
-            copied: rows that took the answer of an equal request.
+            dropped, copied, absent: as in :class:`~bagent.store.run_dir.Start`.
 
         Raises:
             WriteError: something could not be written.
@@ -356,6 +356,7 @@ class RunStore:
             self.renewer.stop()
             self.info.starts[-1].dropped = dict(dropped or {})
             self.info.starts[-1].copied = copied
+            self.info.starts[-1].absent = absent
             if self.owner.is_held():  # else it would overwrite what the new owner has written
                 self.record_end(code, reason, action)
         finally:

@@ -89,7 +89,8 @@ class Start(msgspec.Struct, omit_defaults=True):
     ``command`` resumes the run; ``reason`` and ``action`` say why it stopped early and what a
     person must do first. ``resent`` are the kinds of failure that the same command sends again
     once the run has ended, ``dropped`` the failed rows that stages left out, ``copied`` the rows
-    that took the answer of an equal request.
+    that took the answer of an equal request. ``absent`` are results of earlier starts whose rows
+    are no longer in the input, which was completely read.
     """
 
     at: float
@@ -105,6 +106,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     resent: list[str] = msgspec.field(default_factory=list)
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     copied: int = 0
+    absent: int = 0
 
 
 def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:

@@ -463,6 +463,14 @@ def test_rows_with_an_empty_value_in_a_column_of_the_prompt_are_counted(check, f
     assert "empty note" not in done.out + done.err
 
 
+def test_rows_without_ids_are_told(check, job_dir):
+    rows = [{"text": "a"}, {"text": "b"}]
+    write_job(job_dir, "sim", rows, model=None, prompt="{{ text }}")
+    said = "2 rows, without ids: an edited row counts as a new one (id: COLUMN)"
+    assert said in " ".join(check(["job.yaml"]).out.split())
+    assert "without ids" not in check(["job.yaml", "--set", "id=text"]).out
+
+
 def test_a_model_that_simulated_engines_do_not_serve_is_2(check, job_dir):
     line = {"custom_id": "a", "url": "/v1/chat/completions"}
     body = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}

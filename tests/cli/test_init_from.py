@@ -41,6 +41,7 @@ def test_init_from_takes_no_column_with_repeats_or_gaps_as_id(job_dir, bagent, v
     (job_dir / "genes.csv").write_text(f"gene,summary\n{rows}{value},the last of them\n")
     made = bagent(["init", "--from", "genes.csv"])
     assert f"gene does not name every row: {reason}" in made.err
+    assert "no column names each row, so an edited row will count as a new one" in made.err
     assert "rows are named by the content of a row" in made.err
     assert "\nid:" not in (job_dir / "job.yaml").read_text()
 

@@ -202,3 +202,23 @@ def test_rows_mended_edited_or_removed_leave_nothing_of_what_they_were(fs, job_d
         for name in ("r2", "r3", "r7")
     }
     assert texts == {"r2": ["id=r2 mended"], "r3": [], "r7": ["id=r7 cut off"]}
+
+
+def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    values = [{"text": f"t{n}"} for n in range(4)]
+    write_job(job_dir, fs.url, values, prompt="{{ text }}", results=NO_TABLES)
+    first = bagent(RUN)
+    assert (first.code, "absent" in first.err) == (0, False)
+    write_rows(job_dir / "rows.jsonl", [{"text": text} for text in ("t0", "new", "t2", "t3", "t4")])
+    text = (
+        "absent      1 row of earlier starts left the input, and count too; bagent results"
+        ' runs/job --where "input is null" shows them, "input is not null" the others'
+    )
+    assert text in bagent(RUN).err
+    assert text in bagent(["status", "job"]).out
+    for condition, count in (("input is null", 1), ("input is not null", 5)):
+        assert len(bagent(["results", "--where", condition]).lines()) == count
+    assert "absent" not in bagent([*RUN, "--limit", "2"]).err
+    write_rows(job_dir / "rows.jsonl", [{"text": "t1"}])
+    assert "5 rows of earlier starts left" in bagent(RUN).err

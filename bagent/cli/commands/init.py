@@ -194,6 +194,8 @@ def init(
         id_text = max(default)
     if columns.not_id:
         log(visible(columns.not_id))
+    if columns.id is None and id_text not in columns.names:
+        log("no column names each row, so an edited row will count as a new one (id: COLUMN)")
     sys.stderr.write(
         f"wrote {job}: rows are named by {id_text}, the prompt shows {columns.text}\n"
         f"next: bagent run {job}, then put your server, prompt and labels into it\n"

@@ -108,7 +108,7 @@ def _lines_of(name: str, value: Any, state: Mapping[str, Any]) -> list[tuple[str
     return [(name, value)]
 
 
-_NOT_ALONE = ("batches", "tools", "unit", "cache_hit_rate_by", "cost_unknown")
+_NOT_ALONE = ("absent", "batches", "tools", "unit", "cache_hit_rate_by", "cost_unknown")
 """Values that have no line of their own."""
 
 
