@@ -20,6 +20,9 @@ from bagent.observe.formatting import percent as whole_percent
 CELL = 300
 """Characters of a cell that are shown."""
 
+MOST_NARROW = 3
+"""Columns that a window of a telephone has room for."""
+
 WIDE = 40
 """Characters from which on a text gets a wide column."""
 
@@ -92,6 +95,8 @@ def join(parts: Iterable[str]) -> Html:
 def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = None) -> Html:
     """A table of dicts; columns without any value are left out.
 
+    In a narrow window, one of many columns has a block for each row.
+
     Numbers whose column ends in ``_ms``, ``_usd``, ``percent`` or ``_share`` get that unit.
 
     Args:
@@ -108,12 +113,15 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
         else "<td></td>"
         for name in columns
     )
+    css = "narrow" if numeric == set(columns) else "stack" if len(columns) > MOST_NARROW else ""
+    labels = {name: names[name] for name in columns[1:]} if css == "stack" else {}
     body = "".join(
-        f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows
+        f"<tr>{''.join(_cell(n, row.get(n), labels.get(n, '')) for n in columns)}</tr>"
+        for row in rows
     )
-    narrow = " class=narrow" * (numeric == set(columns))
+    table_class = f" class={css}" * bool(css)
     return Html(
-        f'<div class="wide" tabindex="0"><table{narrow}><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" tabindex="0"><table{table_class}><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -129,18 +137,20 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any, label: str) -> str:
+    """A cell; ``label`` stands before its value in a narrow window."""
     if value is None:
         return "<td></td>"
+    data = f' data-label="{escape(label)}"' * bool(label)
     if _is_number(value):
-        return f'<td class="n">{_measure(name, value)}</td>'
+        return f'<td class="n"{data}>{_measure(name, value)}</td>'
     content = text(value)
     if name == "endpoint":
-        return f'<td class="host">{content}</td>'
+        return f'<td class="host"{data}>{content}</td>'
     if isinstance(value, Html):
-        return f"<td>{content}</td>"
+        return f"<td{data}>{content}</td>"
     css = " class=w" if len(content) > WIDE else "" if " " in content else " class=word"
-    return f"<td{css}>{content}</td>"
+    return f"<td{css}{data}>{content}</td>"
 
 
 def _measure(name: str, value: float) -> str:
