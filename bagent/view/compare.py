@@ -20,8 +20,14 @@ Change = Literal["same", "removed", "added"]
 MOST_WORDS = 4000
 """Words of each text that are compared; the work grows with their product."""
 
+MOST_CHARACTERS = 20_000
+"""Characters of listed answers in which the first difference is looked for."""
+
 CELL_CHARACTERS = 300
 """Characters of an answer that are listed."""
+
+BEFORE = 100
+"""Characters before the first difference that are listed."""
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -145,14 +151,14 @@ def _list(connection: Any, condition: str, after: RowKey | None) -> list[dict[st
 
 
 def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) -> None:
-    """Add the answers of both runs, cut, their differences, and the key of each row."""
+    """Add the answers of both runs, in pieces that say what differs, and the key of each row."""
     ids = [row["id"] for row in rows]
     for column, file in zip(("text_a", "text_b"), files, strict=True):
         texts = {}
         if ids:
             marks = ", ".join("?" * len(ids))
             for *key, text in connection.execute(
-                f"select stage, answer, id, {_NUMBER}, left({_ANSWER}, {4 * CELL_CHARACTERS})"
+                f"select stage, answer, id, {_NUMBER}, left({_ANSWER}, {MOST_CHARACTERS})"
                 f" from read_parquet({file}) where id in ({marks})"
                 f" or (id is null and row in ({marks}))",
                 [*ids, *(row["row"] for row in rows)],
@@ -160,10 +166,19 @@ def _add_texts(connection: Any, rows: list[dict[str, Any]], files: list[str]) ->
                 texts[tuple(key)] = text
         for row in rows:
             number = row["row"] if row["id"] is None else None
-            text = texts.get((row["stage"], row["answer"], row["id"], number))
-            row[column] = visible(text or "", CELL_CHARACTERS)
+            row[column] = texts.get((row["stage"], row["answer"], row["id"], number)) or ""
             row["key"] = RowKey.of(row)
     for row in rows:
-        first, second = row["text_a"], row["text_b"]
+        first, second = _excerpts(row["text_a"], row["text_b"])
         both = row["status_a"] and row["status_b"]
         row["pieces"] = word_diff(first, second) if both else [("same", first or second)]
+
+
+def _excerpts(first: str, second: str) -> tuple[str, str]:
+    """Return the part of each text that is listed: its beginning, or where both first differ."""
+    pairs = enumerate(zip(first, second, strict=False))
+    begin = next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
+    begin = 0 if first == second or begin < CELL_CHARACTERS - BEFORE else begin - BEFORE
+    head = "..." if begin else ""
+    texts = [head + visible(text[begin:], CELL_CHARACTERS) for text in (first, second)]
+    return texts[0], texts[1]

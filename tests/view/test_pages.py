@@ -284,8 +284,8 @@ def _links(page):
 def two_runs(bagent, fs, job_dir):
     """Two runs of three rows, of which one has another answer."""
     write_job(job_dir, fs.url, 3)
-    for name, answer in (("one", "a red house"), ("two", "a blue house")):
-        fs.set_script({"r2": [ok(answer)], "*": [ok("same")]})
+    for name, color in (("one", "red"), ("two", "blue")):
+        fs.set_script({"r2": [ok(f"{'at first ' * 90}a {color} house")], "*": [ok("same")]})
         assert bagent(["run", "job.yaml", "--name", name, "--progress", "none"]).code == 0
     return job_dir / "runs"
 
@@ -298,6 +298,7 @@ async def test_two_runs_are_compared_word_by_word(two_runs):
     assert "3 rows in both runs" in page
     assert "different 1" in page
     assert "a blue house" in page
+    assert 2 < page.count("at first") < 40  # the beginning of both is left out
     assert "a <del>red</del><ins>blue</ins> house" in row
 
 
