@@ -168,9 +168,6 @@ class OpenAIClient:
             import httpx2
             from openai import AsyncOpenAI, Omit
 
-            trusted: ssl.SSLContext | bool = True
-            if endpoint.ca_file is not None:
-                trusted = ssl.create_default_context(cafile=endpoint.ca_file)
             headers = {k: v for k, v in endpoint.headers.items() if k.lower() != "content-type"}
             names = {name.lower() for name in headers}
             # The SDK would take these from the environment.
@@ -185,7 +182,7 @@ class OpenAIClient:
                 max_retries=0,
                 http_client=httpx2.AsyncClient(
                     proxy=endpoint.proxy,
-                    verify=trusted,
+                    verify=ssl.create_default_context(cafile=endpoint.ca_file),
                     trust_env=False,
                     follow_redirects=False,
                     event_hooks={"request": hooks},
