@@ -22,8 +22,8 @@ class RecentAnswers:
 
     def __init__(self, slots: int = RECENT_ANSWERS) -> None:
         self._mask = slots - 1
-        self._hashes = array("Q", bytes(8 * slots))
-        self._locations = array("Q", bytes(8 * slots))
+        self._hashes = array("Q", [0]) * slots
+        self._locations = array("Q", [0]) * slots
 
     def put(self, request_hash: int, location: int) -> None:
         """Remember the location of the answer to a request."""

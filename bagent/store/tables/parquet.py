@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
@@ -121,7 +122,7 @@ class TableJob:
 
 
 class PartMaker:
-    """A pool of threads that make parts.
+    """A pool of threads that make parts, each over a connection that opens when it is needed.
 
     Args:
         work: a directory for temporary files.
@@ -132,20 +133,10 @@ class PartMaker:
     def __init__(self, work: Path, limits: MemoryLimits, sources: Sequence[Path] = ()) -> None:
         self.work = work
         self.limits = limits
+        self._sources = sources
         self._idle: queue.SimpleQueue[duckdb.DuckDBPyConnection] = queue.SimpleQueue()
+        self._numbers = count()
         self._pool = ThreadPoolExecutor(limits.threads, "parts")
-        for number in range(limits.threads):
-            self._idle.put(
-                connect(
-                    Access(files=sources, folders=[work, private_folder()]),
-                    spill=work / f"spill-{number}",
-                    # With statistics, a column without nulls would differ from other parts.
-                    settings={
-                        **limits.settings,
-                        "disabled_optimizers": "statistics_propagation",
-                    },
-                )
-            )
         self._spare: list[Path] = []
         self._chunks = 0
 
@@ -165,8 +156,19 @@ class PartMaker:
             self._spare.append(job.source)
         return job
 
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        return connect(
+            Access(files=self._sources, folders=[self.work, private_folder()]),
+            spill=self.work / f"spill-{next(self._numbers)}",
+            # With statistics, a column without nulls would differ from other parts.
+            settings={**self.limits.settings, "disabled_optimizers": "statistics_propagation"},
+        )
+
     def _make(self, job: TableJob) -> None:
-        con = self._idle.get()
+        try:
+            con = self._idle.get_nowait()
+        except queue.Empty:
+            con = self._connect()
         try:
             for copy in job.copies:
                 write_parquet(con, copy.select, copy.part)
