@@ -7,6 +7,7 @@ import datetime
 import gc
 import inspect
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
-from support.in_process import TablesHere
+from support.in_process import TablesHere, make_tables_here
 
 # Workers of xdist inherit it, so that all have the same seed, also around midnight.
 SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat())
@@ -23,6 +24,12 @@ SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat
 # Nothing here survives a power cut, so that waiting for the disk proves nothing. What takes their
 # place still fails for a closed file.
 os.fsync = os.fdatasync = lambda file: os.fstat(file if isinstance(file, int) else file.fileno())
+
+# Trusting one authority takes a millisecond, all of them sixty in each process and client.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "support" / "nobody.pem"))
+
+# A shell lets what it starts in the background ignore Ctrl-C, which processes of tests inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
@@ -34,6 +41,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector away from test modules and items, which stay to the end."""
     gc.collect()
     gc.freeze()
+    make_tables_here()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from support.sources import PACKAGE, trees
+from support.sources import PACKAGE, texts, tree
 
 MAX_LINES = 25
 SECTIONS = re.compile(r"^(How [^\n]+)\n-+\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -16,9 +16,9 @@ FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 def sections() -> list[tuple[Path, str, str]]:
     """Folder, title and text of each section in the docstring of a package."""
     found = []
-    for path, tree in trees().items():
+    for path in texts():
         if path.endswith("__init__.py"):
-            docstring = ast.get_docstring(tree) or ""
+            docstring = ast.get_docstring(tree(path)) or ""
             folder = (PACKAGE / path).parent
             found += [(folder, title, text) for title, text in SECTIONS.findall(docstring)]
     return found
@@ -35,7 +35,7 @@ def names_in(path: Path) -> set[str]:
                 if isinstance(inner, ast.ClassDef):
                     add(inner, f"{prefix}{inner.name}.")
 
-    add(trees()[path.relative_to(PACKAGE).as_posix()], "")
+    add(tree(path.relative_to(PACKAGE).as_posix()), "")
     return names
 
 

@@ -23,6 +23,8 @@ from support.jobs import write_job
 FED = InputState(over=True, open=False)
 SLOW = Course(("in_progress",))
 HOUR = 3600.0
+LATE = 60.0
+"""When batches are late, in seconds after the start: the fewer, the fewer polls."""
 
 
 def record(number: int, state: State, **more: Any) -> BatchRecord:
@@ -68,7 +70,7 @@ def test_late_batches_are_cancelled_before_rows_are_sent_singly() -> None:
 
 def test_what_ends_in_time_goes_through_batches_alone(tmp_path: Path) -> None:
     server = OpenAIServer()
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + HOUR))
+    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE))
     assert run.error is None
     assert texts(run) == {"fine": 20}
     assert server.cancels == 0
@@ -76,7 +78,7 @@ def test_what_ends_in_time_goes_through_batches_alone(tmp_path: Path) -> None:
 
 def test_a_late_batch_keeps_its_answers_and_the_others_are_sent_singly(tmp_path: Path) -> None:
     server = OpenAIServer(SLOW)
-    options = Options(late_at=BEGIN + HOUR, retries=0, tier_until=BEGIN + 2 * HOUR)
+    options = Options(late_at=BEGIN + LATE, retries=0, tier_until=BEGIN + 2 * LATE)
     Singles.tiers.clear()
     run = run_through(tmp_path, server, 20, options)
     assert run.error is None
@@ -84,7 +86,7 @@ def test_a_late_batch_keeps_its_answers_and_the_others_are_sent_singly(tmp_path:
     assert texts(run) == {"fine": 10, "single": 10}
     assert len(run.lines) == 20
     assert (server.cancels, len(server.made)) == (1, 1)
-    assert HOUR <= run.waited < HOUR + 60
+    assert LATE <= run.waited < LATE + 60
     assert Singles.tiers == ["flex"] * 10
     assert any("is late: it is cancelled" in line for line in run.notices)
 
@@ -132,9 +134,9 @@ def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
     tmp_path: Path, number: int, when: str
 ) -> None:
     server = OpenAIServer(SLOW)
-    options = Options(late_at=BEGIN + HOUR, kill_save=(number, when), size=10)
+    options = Options(late_at=BEGIN + LATE, kill_save=(number, when), size=10)
     run_through(tmp_path, server, 20, options)
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + HOUR, size=10))
+    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE, size=10))
     assert run.error is None, run.error
     assert len(run.outcomes) == len(run.lines) == 20
     assert set(statuses(run).values()) == {"ok"}
@@ -144,8 +146,8 @@ def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
 @pytest.mark.parametrize("row", [1, 7, 15])
 def test_killed_between_rows_no_answer_is_written_twice(tmp_path: Path, row: int) -> None:
     server = OpenAIServer(SLOW)
-    run_through(tmp_path, server, 20, Options(late_at=BEGIN + HOUR, kill_row=row))
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + HOUR))
+    run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE, kill_row=row))
+    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE))
     assert run.error is None, run.error
     assert len(run.outcomes) == len(run.lines) == 20
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import duckdb
@@ -145,6 +146,7 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
     rows = [{"id": f"r{n}", "Gene": f"G{n}"} for n in range(3)]
     write_job(job_dir, fs.url, rows, prompt="{{ Gene }}", **job)
     assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    options = cycle(([], ["--columns", "id,score"], ["--redact", "score"], ["-o", "rows.parquet"]))
     for where, ids in (
         ("score >= 1", ["r1", "r2"]),
         ("SCORE = 1 and gene = 'G1' and status = 'ok'", ["r1"]),
@@ -156,13 +158,14 @@ def test_where_takes_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
         ("spans[2].by = 'b0'", ["r0"]),
         ("id_2 = 'a1' and score_2 = 1", ["r1"]),  # the property ID: results have an id
     ):
-        for options in ([], ["--columns", "id,score"], ["--redact", "score"]):
-            done = bagent(["results", "--where", where, *options])
-            assert [row["id"] for row in done.lines()] == ids, done.err
-        assert bagent(["results", "--where", where, "-o", "rows.parquet"]).code == 0
-        table = pq.read_table(job_dir / "rows.parquet")
-        assert table.column_names == list(RESULTS)
-        assert table["id"].to_pylist() == ids
+        for form in (next(options), next(options)):
+            done = bagent(["results", "--where", where, *form])
+            if form[:1] == ["-o"]:
+                table = pq.read_table(job_dir / "rows.parquet")
+                assert table.column_names == list(RESULTS)
+                assert table["id"].to_pylist() == ids
+            else:
+                assert [row["id"] for row in done.lines()] == ids, done.err
     done = bagent(["results", "--where", "label = 'x'"])
     assert (done.code, done.out) == (2, "")
     assert '"label" not found' in done.err

@@ -62,15 +62,16 @@ def test_progress_that_is_no_function_is_refused_at_once() -> None:
         ({"stages": [{"kind": "map", "prompt": "x"}, {"kind": "mop"}]}, r"job: stages\.1\.kind: "),
     ],
 )
-@pytest.mark.parametrize(
-    "process",
-    [False, pytest.param(True, marks=pytest.mark.process("a run in a process of its own"))],
-    ids=["thread", "process"],
-)
-def test_an_error_in_a_dict_names_its_key(process: bool, keys: Any, place: str) -> None:
+def test_an_error_in_a_dict_names_its_key(keys: Any, place: str) -> None:
     job = {"backend": "sim", "prompt": "{{ text }}", "limits": {"retries": 1}} | keys
     with pytest.raises(UsageError, match=f"^{place}"):
-        list(bagent.run(job, rows=rows(1), process=process))
+        list(bagent.run(job, rows=rows(1)))
+
+
+@pytest.mark.process("a run in a process of its own")
+def test_an_error_in_the_dict_of_a_run_in_a_process_names_its_key() -> None:
+    with pytest.raises(UsageError, match=r"^job: promt: unknown key promt "):
+        list(bagent.run({"backend": "sim", "promt": "x"}, rows=rows(1), process=True))
 
 
 def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:

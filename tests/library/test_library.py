@@ -27,17 +27,14 @@ from bagent.library.arguments import in_python
 from bagent.library.engines import read_lines
 from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
-from support.in_process import tables_in_process
 from support.jobs import rows, write_job
 from support.replies import gated, ok, slow
 from support.stored_runs import make_run, stored
 
 
 @pytest.fixture(autouse=True)
-def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(job_dir)
-    with tables_in_process():
-        yield
 
 
 def test_the_public_names_are_these_and_each_is_there() -> None:

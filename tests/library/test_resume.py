@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 import bagent
 from bagent.cli.app import main
 from bagent.errors import ChangedError, JobError, StoppedEarly
-from support.in_process import tables_in_process
 from support.jobs import rows, write_job
 from support.replies import ok, slow
 
 
 @pytest.fixture(autouse=True)
-def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(job_dir)
-    with tables_in_process():
-        yield
 
 
 @pytest.fixture

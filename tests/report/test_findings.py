@@ -115,9 +115,9 @@ def put_answers(run: TableRun, rows: list[tuple[str, int, str]]) -> None:
     for number, (label, score, reason) in enumerate(rows):
         output = {"label": label, "score": score, "reason": reason}
         run.result(number, output=output, endpoint=f"node{number % 3}")
-        run.connection.execute(
-            "insert into answers values (?, ?, ?, ?)", [f"r{number}", label, score, reason]
-        )
+    lines = [value for number, row in enumerate(rows) for value in (f"r{number}", *row)]
+    values = ", ".join(["(?, ?, ?, ?)"] * len(rows))
+    run.connection.execute(f"insert into answers values {values}", lines)
 
 
 def suspects(run: TableRun) -> list[str]:

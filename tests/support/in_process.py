@@ -22,6 +22,7 @@ from unittest import mock
 
 from bagent.cli.app import main
 from bagent.cli.process import report_fault
+from bagent.runs import execute
 from bagent.store import query
 from bagent.store.tables import build
 
@@ -55,7 +56,6 @@ def run_in_process(
         stack.enter_context(mock.patch.dict(os.environ, dict(env), clear=True))
         stack.enter_context(mock.patch.object(sys, "argv", ["bagent", *args]))
         stack.enter_context(_signal_handlers())
-        stack.enter_context(tables_in_process())
         if _reads_tables(args):
             make_due_tables()
         code = _exit_code(list(args))
@@ -140,25 +140,25 @@ def _folder(path: Path) -> Iterator[None]:
 def _signal_handlers() -> Iterator[None]:
     """Give signal handlers and the collector's settings back as they were."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    thresholds = gc.get_threshold()
+    thresholds, freezing = gc.get_threshold(), (gc.freeze, gc.unfreeze)
     try:
         # A run freezes what its process holds and melts it at its end; here that is the tests.
-        with mock.patch.multiple(gc, freeze=mock.DEFAULT, unfreeze=mock.DEFAULT):
-            yield
+        gc.freeze = gc.unfreeze = lambda: None
+        yield
     finally:
+        gc.freeze, gc.unfreeze = freezing
         for number, handler in before.items():
             signal.signal(number, handler)
         gc.set_threshold(*thresholds)
 
 
-@contextlib.contextmanager
-def tables_in_process() -> Iterator[None]:
-    """Make tables here too: a child spends more time on its imports than on a short run."""
-    with (
-        mock.patch.object(query, "run_tables_child", _make_tables),
-        mock.patch("bagent.runs.execute.TablesChild", TablesHere),
-    ):
-        yield
+def make_tables_here() -> None:
+    """Make tables in this process from now on.
+
+    A child spends more time on its imports than on the tables of a short run.
+    """
+    query.run_tables_child = _make_tables
+    execute.TablesChild = TablesHere
 
 
 def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:

@@ -21,9 +21,15 @@ def texts() -> dict[str, str]:
 
 
 @cache
+def tree(path: str) -> ast.Module:
+    """Return the syntax tree of a module, given its path below the package."""
+    return ast.parse(texts()[path])
+
+
+@cache
 def trees() -> dict[str, ast.Module]:
     """Return the syntax tree of each module by its path below the package."""
-    parsed = {path: ast.parse(text) for path, text in texts().items()}
+    parsed = {path: tree(path) for path in texts()}
     gc.freeze()  # else each later collection of garbage would look at half a million nodes
     return parsed
 
