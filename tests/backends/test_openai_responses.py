@@ -7,7 +7,6 @@ import json
 import typing
 
 import pytest
-from openai.types.shared.responses_model import ResponsesModel
 
 from bagent.backends.messages import assistant_message
 from bagent.backends.openai.responses import (
@@ -36,6 +35,8 @@ REFUSED = "This model is only supported in v1/responses and not in v1/chat/compl
 
 
 def test_the_models_that_need_responses_are_those_of_the_sdk():
+    from openai.types.shared.responses_model import ResponsesModel
+
     *_, literal = typing.get_args(ResponsesModel)
     assert [name for name in typing.get_args(literal) if not needs_responses(name)] == []
     assert not needs_responses("gpt-5")

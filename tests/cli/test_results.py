@@ -11,7 +11,6 @@ from pathlib import Path
 
 import duckdb
 import msgspec
-import pandas
 import pyarrow.parquet as pq
 import pytest
 
@@ -284,6 +283,8 @@ def test_csv_is_read_back_exactly_by_every_reader(bagent, odd):
     assert bagent([*args, "-o", "odd.csv"]).code == 0
     assert odd.read_bytes().decode() == printed
     assert [row["text"] for row in csv.DictReader(io.StringIO(printed, newline=""))] == TEXTS
+    import pandas
+
     frame = pandas.read_csv(io.StringIO(printed, newline=""), keep_default_na=False, dtype=str)
     assert list(frame["text"]) == TEXTS
     query = f"select text from read_csv('{odd}', all_varchar=true, header=true, nullstr='none')"

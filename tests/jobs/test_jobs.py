@@ -24,8 +24,9 @@ pytestmark = pytest.mark.tables
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(path.parent.name for path in ROOT.glob("jobs/*/job.yaml"))
-PROGRAM_JOBS = {"mend"}
-"""Agent programs answer them: they are run with the real parts, where the programs are."""
+ELSEWHERE = {"mend", "clock-mcp"}
+"""Jobs that run elsewhere: with the real parts, where the agent programs are, and with their MCP
+server, by a model that calls its tool."""
 
 
 # Servers that jobs start, such as mcp-server-time, are installed beside Python.
@@ -43,9 +44,8 @@ def test_there_are_jobs_with_data():
     assert {"sentiment", "ships", "code-review"} <= set(JOBS)
 
 
-@pytest.mark.parametrize("name", sorted(set(JOBS) - PROGRAM_JOBS))
+@pytest.mark.parametrize("name", sorted(set(JOBS) - ELSEWHERE))
 def test_each_job_runs_on_a_simulated_engine(tmp_path, name):
-    skip_without_server(name)
     done = run_bagent(
         ["run", ROOT / "jobs" / name / "job.yaml", "--backend", "sim://?speedup=50&tool_rate=0.3"],
         tmp_path,

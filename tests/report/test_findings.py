@@ -24,7 +24,7 @@ def run() -> Iterator[TableRun]:
 
 
 def stands_out(run: TableRun, about: ReportInfo | None = None) -> str:
-    return run.page(about).sections.get("what", "")
+    return run.section("what", about)
 
 
 def test_a_slow_endpoint_is_told_apart_also_from_a_single_other(run):

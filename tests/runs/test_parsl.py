@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from parsl.executors.high_throughput.errors import ManagerLost
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
 from bagent.hpc.parsl import PoolPlan
@@ -41,6 +40,8 @@ SLURM = PoolPlan("slurm", "python", 1, jobs=2)
 
 
 def lost():
+    from parsl.executors.high_throughput.errors import ManagerLost
+
     return ManagerLost(b"m1", "n1")
 
 

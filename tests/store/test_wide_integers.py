@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import msgspec
@@ -20,45 +21,61 @@ BIG = 2**63
 BEYOND = 10**45 + 7
 
 
-def build(store, outcome, values, kind):
+def build(store, outcome, **columns):
+    """Make the tables of answers with these columns: their type, and a value for each row."""
+    count = max(len(values) for _, values in columns.values())
+    outputs: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, (_, values) in columns.items():
+        for output, value in zip(outputs, values, strict=False):
+            output[name] = value
     store.write(*(
-        outcome(n, output=msgspec.Raw(json.dumps({"v": value}).encode()))
-        for n, value in enumerate(values)
+        outcome(n, output=msgspec.Raw(json.dumps(output).encode()))
+        for n, output in enumerate(outputs)
     ))  # fmt: skip
     run = RunDir(store.path)
-    run.save(RunInfo("r", answer_columns=[("v", kind), ("w", "BIGINT")]))
+    kinds = [(name, kind) for name, (kind, _) in columns.items()]
+    run.save(RunInfo("r", answer_columns=[*kinds, ("w", "BIGINT")]))
     make_tables(store.path, TableOptions(), store.reports.append)
     return run
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "column"),
-    [
-        ("BIGINT", [1, -5, BIG - 1, None], "BIGINT"),
-        ("BIGINT", [1, BIG, -BIG - 1, None], "DECIMAL(38,0)"),
-        ("BIGINT", [1, BEYOND, None], "VARCHAR"),
-        ("BIGINT[]", [[1, 2], [BIG, None], []], "DECIMAL(38,0)[]"),
-        ("BIGINT", [1, "12345678901234567890123", 2], "DECIMAL(38,0)"),
-    ],
-)
-def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, values, column):
-    run = build(store, outcome, values, kind)
-    cast = {"VARCHAR": str, "DECIMAL(38,0)": Decimal, "BIGINT": int}[column.removesuffix("[]")]
+COLUMNS = {
+    "fits": ("BIGINT", [1, -5, BIG - 1, None]),
+    "wide": ("BIGINT", [1, BIG, -BIG - 1, None]),
+    "beyond": ("BIGINT", [1, BEYOND, None, None]),
+    "list": ("BIGINT[]", [[1, 2], [BIG, None], [], None]),
+    "digits": ("BIGINT", [1, "12345678901234567890123", 2, None]),
+}
 
-    def typed(value):
+
+def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome):
+    run = build(store, outcome, **COLUMNS)
+    kinds = {
+        "fits": ("BIGINT", int),
+        "wide": ("DECIMAL(38,0)", Decimal),
+        "beyond": ("VARCHAR", str),
+        "list": ("DECIMAL(38,0)[]", Decimal),
+        "digits": ("DECIMAL(38,0)", Decimal),
+    }
+
+    def typed(value, cast):
         if isinstance(value, list):
-            return [typed(item) for item in value]
+            return [typed(item, cast) for item in value]
         return None if value is None else cast(value)
 
-    expected = [typed(value) for value in values]
-    described = "select column_type from (describe answers) where column_name = 'v'"
+    written = pq.read_table(store.path / "answers.parquet")
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
-        assert connection.execute(described).fetchall() == [(column,)]
-        assert [v for (v,) in connection.execute("select v from answers").fetchall()] == expected
-    assert pq.read_table(store.path / "answers.parquet")["v"].to_pylist() == expected
+        described = connection.execute("describe answers").fetchall()
+        types = {name: kind for name, kind, *_ in described}
+        for name, (kind, cast) in kinds.items():
+            expected = [typed(value, cast) for value in COLUMNS[name][1]]
+            assert types[name] == kind
+            values = connection.execute(f'select "{name}" from answers').fetchall()
+            assert [value for (value,) in values] == expected
+            assert written[name].to_pylist() == expected
     before = (store.path / "answers.parquet").stat().st_mtime_ns
     with open_tables(run, store.reports.append) as connection:
-        assert connection.execute("select count(*) from answers").fetchall() == [(len(values),)]
+        assert connection.execute("select count(*) from answers").fetchall() == [(4,)]
     assert (store.path / "answers.parquet").stat().st_mtime_ns == before
     assert store.reports == []
 
@@ -67,7 +84,7 @@ def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, val
     ("form", "text"), [("jsonl", f'{{"v":[{BIG},1]}}\n'), ("csv", f'v\n"[{BIG},1]"\n')]
 )
 def test_wide_integers_are_printed_as_numbers(bagent, store, outcome, form, text):
-    build(store, outcome, [[BIG, 1]], "BIGINT[]")
+    build(store, outcome, v=("BIGINT[]", [[BIG, 1]]))
     assert open_run(store.path).rows("select v from answers") == [{"v": [BIG, 1]}]
     done = bagent(["query", str(store.path), "select v from answers", "--format", form])
     assert done.out.replace("\r\n", "\n") == text
@@ -83,7 +100,7 @@ def test_objects_of_answers_are_structs_and_what_they_lack_is_null(bagent, store
         None,
         "no list",
     ]
-    run = build(store, outcome, values, FINDINGS)
+    run = build(store, outcome, v=(FINDINGS, values))
     listed = [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "note": None, "tags": None}]
     assert pq.read_table(store.path / "answers.parquet")["v"].to_pylist() == [
         listed,
@@ -108,7 +125,9 @@ def test_objects_of_answers_are_structs_and_what_they_lack_is_null(bagent, store
 def test_integers_of_objects_that_do_not_fit_leave_the_column_json(
     store, outcome, number, is_struct
 ):
-    run = build(store, outcome, [[{"line": number, "note": "1234567890123456789012"}]], FINDINGS)
+    run = build(
+        store, outcome, v=(FINDINGS, [[{"line": number, "note": "1234567890123456789012"}]])
+    )
     with open_tables(run, store.reports.append) as connection:
         ((kind, text),) = connection.execute("select typeof(v), v::varchar from answers").fetchall()
     assert kind.startswith("STRUCT") is is_struct

@@ -130,6 +130,15 @@ class TableRun:
         }
         self.add("attempts", **(values | changes))
 
+    def section(self, name: str, about: ReportInfo | None = None) -> str:
+        """Return the text of a section of the page, empty where the page has none."""
+        self.fill()
+        page = make_page(self.connection, about or ReportInfo("run"))
+        start = page.find(f'<section id="{name}"')
+        if start < 0:
+            return ""
+        return read(page[start : page.index("</section>", start) + 10]).sections[name]
+
     def page(self, about: ReportInfo | None = None) -> Reader:
         """Return the page, read."""
         self.fill()

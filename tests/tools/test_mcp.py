@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from bagent.tools.mcp import McpConfig, McpServer
 from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, opened
 
-pytestmark = pytest.mark.slow  # each test starts a real server
-
-pytest.importorskip("mcp")
+pytestmark = [
+    pytest.mark.slow,  # each test starts a real server
+    pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp"),
+]
 SERVER = str(Path(__file__).parents[1] / "support/mcp_server.py")
 
 
