@@ -452,6 +452,11 @@ class RunCounters:
         if new_request and (a.status_code == 429 or kind == "rate_limited"):
             self._throttled += 1
 
+    def to_do(self, fleet: FleetStats, feed: FeedStats) -> int | None:
+        """Return how many results are still to be made, see :func:`estimate_to_do`."""
+        self._fold()
+        return estimate_to_do(self._done, fleet, feed)
+
     def snapshot(
         self, fleet: FleetStats, feed: FeedStats, run: RunTotals | None = None
     ) -> Snapshot:

@@ -83,8 +83,8 @@ class MetricsServer:
 
     @property
     def interval_s(self) -> float:
-        """That of the inner display."""
-        return self._inner.interval_s
+        """That of the inner display, or a second if that is less."""
+        return min(self._inner.interval_s, 1.0)
 
     def start(self, header: str) -> None:
         """Begin, and show the address of the metrics."""

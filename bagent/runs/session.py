@@ -43,7 +43,7 @@ from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder, Work
-from bagent.store.run_progress import RunProgress
+from bagent.store.run_progress import PROGRESS_INTERVAL_S, RunProgress
 from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
@@ -385,20 +385,26 @@ class RunSession:
             await fleet.drain(0.0)
 
     async def _tick_forever(self) -> None:
+        interval = min(self._progress.interval_s, PROGRESS_INTERVAL_S) - TICK_SECONDS / 2
+        due = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._store.tick()
-            snapshot = self._snapshot()
             if self._fleet is not None:
                 # Rows of stages come from other rows, so how many remain is unknown.
-                self._fleet.tick(None if self._context.stages else snapshot.to_do)
+                staged = bool(self._context.stages)
+                to_do = self._counters.to_do(self._fleet.stats(), self._feed_stats())
+                self._fleet.tick(None if staged else to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
                 self._store.forget_missing()
             if self._store.stop_requested():
                 self._switch.request(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
-            self._progress.update(snapshot)
-            self._write_progress(snapshot)
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                snapshot = self._snapshot()
+                self._progress.update(snapshot)
+                self._write_progress(snapshot)
 
     def _write_progress(self, s: Snapshot, *, last: bool = False) -> None:
         """Write how far this start is, for readers of the run directory."""
@@ -453,6 +459,12 @@ class RunSession:
             codes: the totals by outcome code, once they were counted from the journal.
             complete: all rows have ended.
         """
+        stats = NO_FLEET if self._fleet is None else self._fleet.stats()
+        totals = self._run_totals(codes, complete)
+        return self._counters.snapshot(stats, self._feed_stats(), totals)
+
+    def _feed_stats(self) -> FeedStats:
+        """Return how far the input is read."""
         rows, feeder = self._rows, self._feeder
         position, size = rows.progress() if feeder is not None else (0, None)
         if feeder is not None and size is None and self._context.rows_config.where is None:
@@ -471,10 +483,9 @@ class RunSession:
             empty_pipe=rows.empty_pipe,
             unselected=rows.unselected,
         )
-        stats = NO_FLEET if self._fleet is None else self._fleet.stats()
         if feeder is None and self._answers_of_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)
-        return self._counters.snapshot(stats, feed, self._run_totals(codes, complete))
+        return feed
 
     @cached_property
     def _finished_rows(self) -> int | None:

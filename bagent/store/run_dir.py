@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -286,7 +287,7 @@ class RunDir:
         """The log of the run."""
         return self.path / "run.log"
 
-    @property
+    @cached_property
     def stop_file(self) -> Path:
         """A file of this name stops the run."""
         return self.path / "stop"
