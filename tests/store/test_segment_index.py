@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from bagent.store.journal import segment_index
 from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
-from bagent.store.journal.done_index import (
-    open_indexes,
-)
+from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
@@ -41,9 +40,11 @@ def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
     return codes
 
 
+@pytest.mark.parametrize("small", [-1, segment_index.SMALL])
 @pytest.mark.parametrize("bits", [0, 1, 4])
 @pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", TOMBSTONE]])
-def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, kinds):
+def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kinds, small):
+    monkeypatch.setattr(segment_index, "SMALL", small)
     created = mixed(outcome, bits, 300, kinds)
     store.write(*created, segment_bytes=3000)
     result: dict[int, int] = {}
@@ -72,6 +73,13 @@ def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):
     journal.close()
 
 
+@pytest.fixture
+def unread(monkeypatch):
+    """Leave columns in the index file until they are used, as those of many lines are."""
+    monkeypatch.setattr(segment_index, "SMALL", -1)
+
+
+@pytest.mark.usefixtures("unread")
 def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store, outcome, failure):
     journal = store.open()
     first = [outcome(n) for n in range(9)]
@@ -88,6 +96,7 @@ def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store,
     assert list(index.ok_units()) == sorted(map(unit, first))
 
 
+@pytest.mark.usefixtures("unread")
 def test_a_file_that_covers_less_than_before_is_refused(store, outcome):
     store.write(outcome(0), outcome(1))
     sidecar = store.segment().with_suffix(".idx")

@@ -30,6 +30,7 @@ from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
+from bagent.store.journal import segment_index
 from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, iter_results
@@ -175,6 +176,7 @@ class Player:
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
             mock.patch.object(session, "TICK_SECONDS", TICK_SECONDS),
+            mock.patch.object(segment_index, "SMALL", self._small_segment()),
             mock.patch.dict(_OPEN_DEFAULTS, self._segment_bytes()),
             warnings.catch_warnings(),
         ):
@@ -211,6 +213,11 @@ class Player:
             self._rerun = True
             return False
         return start.number >= last
+
+    def _small_segment(self) -> int:
+        """Return how many lines a segment may have that is read as a whole: in each fourth world
+        none, as for the large segments of long runs."""
+        return segment_index.SMALL if self._world.seed % 4 else -1
 
     def _segment_bytes(self) -> dict[str, Json]:
         size = self._world.job.segment_bytes

@@ -41,6 +41,10 @@ COLUMNS: dict[str, str] = {
 WIDTH = sum(array(code).itemsize for code in COLUMNS.values())
 """Bytes of one line in all columns."""
 
+SMALL = 1000
+"""Up to so many lines, columns are read when the index file is opened: opening it again for each of
+them takes longer, the more so on a shared file system."""
+
 
 class SegmentTotals(msgspec.Struct):
     """Sums over all lines of a segment; ``unknown`` counts lines without token counts."""
@@ -391,7 +395,20 @@ class SegmentIndex:
         self._stage_numbers = {name: number for number, name in enumerate(header.stages)}
         self._count, self._arrays = header.count, None
         self._layout = _Layout(base, header.count, header.ok, identity(handle))
+        if header.count <= SMALL:
+            self._hold(_split_columns(handle.read(WIDTH * header.count), header.count))
         return True
+
+
+def _split_columns(data: bytes, count: int) -> dict[str, array[int]]:
+    """Return the columns of ``count`` lines, which follow one another in ``data``."""
+    columns, start = {}, 0
+    for name, code in COLUMNS.items():
+        column = columns[name] = array(code)
+        end = start + column.itemsize * count
+        column.frombytes(data[start:end])
+        start = end
+    return columns
 
 
 def open_index(segment: Segment, report: Report, *, save: bool = False) -> SegmentIndex:
