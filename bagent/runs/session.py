@@ -222,6 +222,8 @@ class RunSession:
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
+        if self._store.journal.failure is not None:  # perhaps since the stop
+            stop = stop_for_error(self._store.journal.failure)
         return self._ended(stop)
 
     def _with_dead_fleet(self, stop: Stop) -> Stop:

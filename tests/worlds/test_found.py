@@ -170,3 +170,19 @@ def test_a_row_that_waits_for_the_budget_is_not_copied():
             pause=90.0,
         )
     )
+
+
+def test_a_full_disk_after_a_stop_is_told():
+    """Attempts could not be written while requests ended, and the run said only that it stopped."""
+    rows = tuple(RowSpec(f"r{number}") for number in range(7))
+    history = play(
+        World(
+            seed=2000606,
+            job=JobSpec(kind="lists", concurrency="auto", segment_bytes=3000),
+            rows=(*rows, RowSpec("r7", seconds=3.0)),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "tight", 1.37, 1001.37), Event(0, "stop-file", 0.34)),
+        )
+    )
+    assert problems(history) == []
+    assert [start.code for start in history.starts] == [74, 0]

@@ -372,6 +372,11 @@ class Journal:
                 self._closed = True
                 self._close_files()
 
+    @property
+    def failure(self) -> WriteError | None:
+        """What the disk refused; nothing more is written after it."""
+        return self._failed
+
     def _fail(self, error: WriteError) -> WriteError:
         self._failed = error
         self._raised = True
