@@ -98,11 +98,19 @@ def is_due(history: History, start: Start, row: int, result: dict[str, Any]) -> 
         return ("all" in names and failed) or bool({kind, result["status"]} & names)
     if not failed or start.options.get("skip_failed"):
         return False
-    codes = {earlier.code for earlier in history.starts[: start.number]}
+    codes = set(map(recorded_code, history.starts[: start.number]))
     if codes & {0, 1}:
         varies = kind == "schema" and history.world.job.temperature > 0
         return varies or kind in PASSING_KINDS | EXTERNAL_KINDS
     return kind in PASSING_KINDS or (76 in codes and kind == "auth")
+
+
+def recorded_code(start: Start) -> int | None:
+    """Return the exit code of a start; of one that was killed at its very end, that in run.json."""
+    if start.code is not None:
+        return start.code
+    code: int | None = start.info.get("starts", [{}])[-1].get("exit_code")
+    return code
 
 
 def version_of(history: History, row: int, result: dict[str, Any]) -> int:

@@ -274,7 +274,7 @@ class Player:
         text = "".join(f"server{number}:8000\n" for number in numbers)
         (self._folder / "hosts").write_bytes(text.encode())
 
-    @property
+    @cached_property
     def _run(self) -> Path:
         return self._folder / "runs" / "job"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 
@@ -116,7 +117,7 @@ class World:
     """How batches go, in the order of their creation: ``slow:600``, ``expired``, ``lost-line``,
     ``lost-reply`` of the creation, ``failed`` poll, ``cut`` download, or a status that refuses."""
 
-    @property
+    @cached_property
     def units(self) -> tuple[RowSpec, ...]:
         """What is asked for: each row, as often as it has answers."""
         return tuple(row for row in self.rows for _ in range(self.job.answers))
