@@ -359,13 +359,15 @@ def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
 
 @invariant
 def a_server_is_asked_again(history: History) -> Problems:
-    """A server that was ill is asked again within a minute of its recovery, while rows wait."""
+    """A server that was ill is asked again within a minute of its recovery, while rows wait; not
+    before the end of a Retry-After of its own."""
     network = history.network
     for start in history.starts:
         if start.suspended or start.woken:
             continue
         for index, endpoint in enumerate(history.world.endpoints):
-            ends = [window.end for window in endpoint.windows]
+            own = [s for s in sent_in(history, start.number) if s.endpoint == index]
+            ends = [_end_of_pauses(own, window.end) for window in endpoint.windows]
             others = [s for s in sent_in(history, start.number) if s.endpoint != index]
             asked = [at for at, server in network.asked_at if server == index]
             for end in ends:
@@ -378,6 +380,16 @@ def a_server_is_asked_again(history: History) -> Problems:
                     continue
                 if not any(end <= at <= due for at in asked):
                     yield f"server {index} was well at {end}, and was not asked until {due}"
+
+
+def _end_of_pauses(requests: Sequence[Sent], at: float) -> float:
+    """Return when the pauses are over for which a server has asked before a time, or that time."""
+    pauses = (
+        sent.done + 1.1 * min(sent.retry_after, LONGEST_RETRY_AFTER)
+        for sent in requests
+        if sent.done is not None and sent.done < at and sent.retry_after is not None
+    )
+    return max((at, *pauses))
 
 
 @invariant
