@@ -186,10 +186,10 @@ def _is_suspected(all_requests: Sequence[Sent], requests: Sequence[Sent]) -> boo
 def no_row_fails_for_an_endpoint(history: History) -> Problems:
     """A row fails for a passing reason only if healthy servers failed it.
 
-    Without retries a row may also fail at a server that was silent for as long as a request may
-    last: by then nobody knows whether the row or the server was at fault.
+    With one retry or none a row may also fail at a server that was silent for as long as a request
+    may last: by then nobody knows whether the row or the server was at fault.
     """
-    single = history.world.job.retries == 0
+    single = history.world.job.retries <= 1
     for start in history.starts:
         if start.woken:
             continue  # its first requests are of the start that was suspended
