@@ -64,3 +64,20 @@ def test_calls_that_may_have_run_have_ids_of_their_own():
             events=(Event(0, "kill", 0.9),),
         )
     )
+
+
+def test_turns_of_a_second_segment_survive_a_loss_of_power():
+    """Its name was not synced, so the file was gone, and finished turns were asked for again."""
+    rows = (
+        RowSpec(1, seconds=0.2, calls=(("act:ok",), ("act:ok",))),
+        RowSpec("r2", " ", calls=(("act:exit", "none:ok", "act:object"), ("look:slow",))),
+    )
+    holds(
+        World(
+            seed=2001523,
+            job=JobSpec("agents", concurrency="auto", per_endpoint=1, segment_bytes=300),
+            rows=rows,
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "power", 2.87),),
+        )
+    )

@@ -80,7 +80,6 @@ class Journal:
         self._raised = False
         self._closed = False
         self._sync_lock = threading.Lock()
-        self._new_files = True
         self._rows, self._turns, self._loose = files.rows, files.turns, files.loose
         self._index = files.index
         self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in files.loose}
@@ -239,7 +238,6 @@ class Journal:
         try:
             if self._turns.size >= self._limit:
                 self._turns.begin_next()
-            self._new_files |= self._turns.descriptor < 0
             self._turns.append(line)
         except WriteError as error:
             raise self._fail(error) from error.__cause__
@@ -304,7 +302,6 @@ class Journal:
         """Save the index of the full segment of rows, and begin the next segment."""
         self._index.save()
         self._rows.begin_next()
-        self._new_files = True
         self._index = SegmentIndex(self._rows.segment)
 
     def sync(self) -> None:
@@ -322,8 +319,8 @@ class Journal:
                 except OSError as error:
                     self._failed = write_error(writer.segment.path, error)
                     raise self._failed from error
-            if self._new_files:
-                self._new_files = False
+            if self._rows.is_new or self._turns.is_new:
+                self._rows.is_new = self._turns.is_new = False
                 self._files.sync_folder()
 
     def save_index(self) -> None:

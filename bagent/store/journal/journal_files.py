@@ -40,6 +40,7 @@ class SegmentWriter:
         self.size = 0
         self.descriptor = -1
         self.dirty = False
+        self.is_new = True  # the folder was perhaps not synced since its last file was made
         self.retired: deque[int] = deque()
 
     @property
@@ -85,6 +86,7 @@ class SegmentWriter:
                 break
             except FileExistsError:
                 number += 1
+        self.is_new = True
         before, self.descriptor = self.descriptor, descriptor
         self.number, self.size = number, 0
         if before >= 0:
