@@ -205,6 +205,10 @@ def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPla
     )
 
 
+_OPTIONS = {"scheduler": "--scheduler NAME", "account": "-A ACCOUNT"}
+"""Options that stand for keys of ``cluster``."""
+
+
 def _refuse_missing(
     cluster: ClusterSpec, site: ClusterSite, scheduler: SchedulerName | None, at: Position
 ) -> None:
@@ -213,11 +217,12 @@ def _refuse_missing(
     if scheduler is None:
         missing.insert(0, "scheduler")
     if missing:
+        named = [option for key, option in _OPTIONS.items() if key in missing]
+        options = f"; or {' and '.join(named)}" if named else ""
         raise JobError(
             f"the job lacks {', '.join(f'cluster.{key}' for key in missing)}",
             hint=f"write {'it' if len(missing) == 1 else 'them'} under cluster: in the job file,"
-            " see bagent guide clusters;"
-            " --scheduler and -A are options too",
+            f" see bagent guide clusters{options}",
             at=at,
         )
 

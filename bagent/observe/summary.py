@@ -47,6 +47,9 @@ _MENDED_BY_JOB = frozenset({"context_overflow", "refused", "rejected", "schema",
 _WITH_VALUE = ("--retry", "--on-change", "--budget")
 _CONTINUE = ("--on-change", "continue")
 
+_WAIT = ("--wait-hosts", "10m")
+"""Options for servers that start later."""
+
 MORE_BUDGET = "write a larger budget in place of MORE"
 """What to do where the budget of a start does not allow a single call."""
 
@@ -152,6 +155,8 @@ def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, s
         same = "the same"
         if advice.action == MORE_BUDGET:
             command, same = [*_without(command, ("--budget",)), "--budget", "MORE"], "this"
+        elif _WAIT[0] in advice.action and _WAIT[0] not in command:
+            command, same = [*command, *_WAIT], "this"
         yield "advice", f"{same} {advice.noun}{advice.piped} resumes where the run stopped"
         yield "next", command_text(command)
         return
@@ -227,19 +232,32 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
 
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
     """The command that sends rows again that failed for lasting reasons, with a mended job."""
-    arguments = _without(command, ("--skip-failed",))
-    changes: list[str] = []
+    command = arguments = _without(command, ("--skip-failed",))
     if "truncated" in lasting:
         if advice.own_bodies:
-            arguments += ["--set", "output.truncated=accept"]
+            command = arguments = _with_setting(arguments, "output.truncated=accept")
             lasting = {kind: n for kind, n in lasting.items() if kind != "truncated"}
         elif (limits := _cut_at(advice)) is not None:
-            changes += ["--set", f"sampling.max_tokens={2 * limits[1]}"]
+            arguments = _with_setting(arguments, f"sampling.max_tokens={2 * limits[1]}")
     if "max_turns" in lasting and advice.max_turns is not None:
-        changes += ["--set", f"agent.max_turns={2 * advice.max_turns}"]
-    if changes or _needs_change(lasting, advice):
-        arguments += [*changes, *_CONTINUE]
+        arguments = _with_setting(arguments, f"agent.max_turns={2 * advice.max_turns}")
+    if arguments is not command or _needs_change(lasting, advice):
+        arguments = [*arguments, *_CONTINUE]
     return [*arguments, "--retry", ",".join(sorted(lasting))] if lasting else arguments
+
+
+def _with_setting(command: Sequence[str], setting: str) -> list[str]:
+    """Return a command with a ``--set``, in place of those of the same key."""
+    key = setting.partition("=")[0]
+    result: list[str] = []
+    for argument in command:
+        apart = result[-1:] == ["--set"]
+        is_setting = apart or argument.startswith("--set=")
+        if not is_setting or argument.removeprefix("--set=").partition("=")[0] != key:
+            result.append(argument)
+        elif apart:
+            result.pop()
+    return [*result, "--set", setting]
 
 
 def _needs_change(lasting: Mapping[str, int], advice: Advice) -> bool:

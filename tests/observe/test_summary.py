@@ -146,6 +146,14 @@ def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
             ],
         ),
         (
+            info(75, action="start the server, or wait for it with --wait-hosts 10m"),
+            [
+                "first       start the server, or wait for it with --wait-hosts 10m",
+                "advice      this command resumes where the run stopped",
+                "next        bagent run job.yaml --wait-hosts 10m",
+            ],
+        ),
+        (
             info(74, reason="no space left on device"),
             ["first       free space for runs/genes", *RESUME],
         ),
@@ -221,9 +229,10 @@ def test_the_command_that_goes_on_does_not_begin_anew(
 )
 def test_the_next_command_changes_what_the_cause_names(tally, make, kind, options) -> None:
     tally.outcome(make.outcome(1, "failed", error_kind=kind, error="why"))
-    command = ["bagent", "run", "job.yaml"]
-    lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
-    assert lines[-1] == f"next        bagent run job.yaml{options}"
+    for before in ([], ["--set", "agent.max_turns=6"] if kind == "max_turns" else []):
+        command = ["bagent", "run", "job.yaml", *before]
+        lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
+        assert lines[-1] == f"next        bagent run job.yaml{options}"
 
 
 def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> None:
