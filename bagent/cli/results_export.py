@@ -165,9 +165,11 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
         except duckdb.BinderException as error:
             hint = ", ".join(["columns of results", *fields])
             raise UsageError(f"--where: {str(error).splitlines()[0]}", hint=hint) from None
-    for column, chosen in (("status", request.statuses), ("stage", request.stages)):
-        if chosen:
-            parts.append(f"{column} in ({', '.join(map(literal, sorted(chosen)))})")
+    if request.statuses:
+        failed = " or error_kind is not null" if "failed" in request.statuses else ""
+        parts.append(f"(status in ({', '.join(map(literal, sorted(request.statuses)))}){failed})")
+    if request.stages:
+        parts.append(f"stage in ({', '.join(map(literal, sorted(request.stages)))})")
     return f" where {' and '.join(parts)}" if parts else ""
 
 

@@ -77,7 +77,7 @@ class OpenedRun:
         """Yield the current results in input order, straight from the journal.
 
         Args:
-            statuses: yield only results of these statuses.
+            statuses: yield only results of these statuses; ``failed`` stands for all failures.
             with_input: read the input again, for :attr:`Result.input`.
         """
         from bagent.store.results import ResultQuery, encode_result, iter_results

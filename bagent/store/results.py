@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from bagent.store.journal.codec import (
+    FINISHED_CODES,
     STATUSES,
     OutcomeLine,
     clean,
@@ -48,7 +49,7 @@ class ResultQuery:
     """A filter and an order of results.
 
     Args:
-        statuses: only these; None means all.
+        statuses: only these; None means all. ``failed`` stands for all failures, as in totals.
         stages: only these; None means all.
         ordered: by stage, row and answer; else in the order of finishing.
         done: only units in this index.
@@ -65,6 +66,8 @@ class ResultQuery:
         if self.statuses is not None:
             all_codes = range(len(STATUSES) << 5)
             codes = frozenset(c for c in all_codes if status_of(c) in self.statuses)
+            if "failed" in self.statuses:
+                codes |= set(all_codes) - FINISHED_CODES
         return Selection(self.stages, codes, None if self.done is None else self.done.has)
 
 

@@ -96,6 +96,20 @@ def test_order_status_and_columns(bagent, run):
     assert bagent(["results", "--status", "failed,refused"]).lines()[0]["id"] == "r3"
 
 
+def test_status_failed_stands_for_all_failures(bagent, job_dir):
+    cut = {"status": "truncated", "text": None}
+    outcomes = [
+        stored(0),
+        stored(1, **cut, error_kind="truncated"),
+        stored(2, **cut),  # a truncated answer that the job accepts
+        stored(3, status="bad_input", error_kind="bad_input", text=None),
+    ]
+    make_run(job_dir / "runs" / "cut", outcomes)
+    for options in ([], ["--where", "true"]):
+        rows = bagent(["results", "--status", "failed", *options]).lines()
+        assert [row["id"] for row in rows] == ["r1", "r3"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

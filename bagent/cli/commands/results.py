@@ -44,7 +44,9 @@ Form = Annotated[
 Statuses = Annotated[
     list[str] | None,
     typer.Option(
-        "--status", metavar="STATUS", help="Print only rows with this status. Repeatable."
+        "--status",
+        metavar="STATUS",
+        help="Print only rows with this status; failed stands for all failures. Repeatable.",
     ),
 ]
 Stages = Annotated[
