@@ -204,7 +204,8 @@ class Summary(msgspec.Struct, frozen=True):
 def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) -> Summary:
     """Return the closing lines of a run."""
     from bagent.observe import EndInfo, summary_lines
-    from bagent.observe.summary import Advice, headline
+    from bagent.observe.next_step import Advice
+    from bagent.observe.summary import headline
     from bagent.runs.prompt_fields import long_field
     from bagent.runs.resume import resent_kinds
     from bagent.runs.run_state import absent_text

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from bagent.batches.record import status_lines
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, EXIT_STOPPED
 from bagent.observe.formatting import counted
-from bagent.observe.summary import Advice, mending, next_step
+from bagent.observe.next_step import Advice, mending, next_step
 from bagent.runs.prompt_fields import long_field
 from bagent.store.journal.segments import Report
 from bagent.store.lock import is_live, owners

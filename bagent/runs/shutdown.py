@@ -22,7 +22,7 @@ from bagent.errors import (
     BagentError,
     StoppedEarly,
 )
-from bagent.observe.summary import MORE_BUDGET
+from bagent.observe.next_step import MORE_BUDGET
 from bagent.runs.deadline import Deadline
 
 HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagent.observe.next_step import Advice
 from bagent.observe.snapshot import CacheRate, Caches
-from bagent.observe.summary import Advice, EndInfo, summary_lines
+from bagent.observe.summary import EndInfo, summary_lines
 from bagent.types import EndpointSample
 
 

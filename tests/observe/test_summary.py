@@ -7,7 +7,8 @@ import pytest
 
 from bagent.observe.counters import RunCounters
 from bagent.observe.live_state import EndpointLine, endpoints_in_trouble
-from bagent.observe.summary import MORE_BUDGET, Advice, EndInfo, summary_lines
+from bagent.observe.next_step import MORE_BUDGET, Advice
+from bagent.observe.summary import EndInfo, summary_lines
 from bagent.types import PASSING_KINDS
 
 COMMAND = "bagent run job.yaml"
