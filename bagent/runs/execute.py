@@ -217,7 +217,7 @@ def _result_lines(
         yield None
         return
     with nullcontext(host.stdout) if host.stdout is not None else redirect_stdout() as descriptor:
-        of_input = context.options.from_program and not context.stages
+        of_input = not context.stages
         with closing(
             ResultLines(store, context.options.ordered, descriptor, of_input=of_input)
         ) as lines:

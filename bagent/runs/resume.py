@@ -89,6 +89,13 @@ def notes_of_earlier_starts(
         )
 
 
+def reads_all_rows(prepared: RunContext, *, of_shard: bool = False) -> bool:
+    """Return whether a start reads all rows of the input, or of its shard, and these are sent."""
+    config = prepared.rows_config
+    selections = (config.where, config.limit, config.sample, None if of_shard else config.shard)
+    return not prepared.stages and all(selection is None for selection in selections)
+
+
 def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | None:
     """Return the failed units of earlier starts, to drop those that the input no longer holds.
 
@@ -99,10 +106,7 @@ def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | 
     where rows have several answers.
     """
     config = prepared.rows_config
-    selections = (config.where, config.limit, config.sample)
-    if prepared.stages or any(selection is not None for selection in selections):
-        return None
-    if config.shard and prepared.job.answers > 1:
+    if not reads_all_rows(prepared, of_shard=prepared.job.answers == 1):
         return None
     accepted = {ACCEPTED_CODE}
     if prepared.job.output.truncated == "accept":

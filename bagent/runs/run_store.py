@@ -30,6 +30,7 @@ from bagent.runs.resume import (
     last_stage,
     make_retry_policy,
     notes_of_earlier_starts,
+    reads_all_rows,
     resent_kinds,
     stage_names,
 )
@@ -39,6 +40,7 @@ from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index,
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.journal_files import JournalFiles
+from bagent.store.journal.removed_rows import JournalEnd, replaced_units
 from bagent.store.journal.segments import part_order
 from bagent.store.lock import LockRenewer, Process, RunLock, is_live, owners, wait_for_orphans
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
@@ -130,6 +132,11 @@ class LiveTotals:
             self._ok_replaced.add(unit)
             self.changes[OK_CODE] -= 1
 
+    def is_replaced(self, unit: int) -> bool:
+        """Return whether the outcome of an earlier start no longer counts."""
+        index = self._find(unit)
+        return unit in self._ok_replaced if index is None else bool(self._replaced[index])
+
     def _replace(self, unit: int) -> bool:
         """Remove a failure of an earlier start from the counts; return whether there was one."""
         index = self._find(unit)
@@ -171,6 +178,11 @@ class RunStore:
     progress: ProgressFile = field(init=False)
     tool_names: set[str] = field(default_factory=set)
     missing: UnseenRows | None = None
+    """Failures of earlier starts; None where rows that left the input cannot be told."""
+    began: JournalEnd | None = None
+    """Where this start's lines begin; None where edited rows may have newer lines before."""
+    seen: array[int] | None = None
+    """Finished units that the input holds; None where those that it does not cannot be told."""
     threaded: bool = True
     """Threads sync the journal and renew the lock; else :meth:`tick` does."""
     _closed: bool = False
@@ -216,6 +228,8 @@ class RunStore:
         pending = [answer for answer, unit in enumerate(units) if not has(unit)]
         for answer in pending:
             self.live_totals.read(units[answer])
+        if self.seen is not None and len(pending) < answers:
+            self.seen.extend(unit for n, unit in enumerate(units) if n not in pending)
         self._mark_seen(units)
         return pending
 
@@ -235,9 +249,28 @@ class RunStore:
         for answer in range(answers):
             if not self.done.has_all(units_of(keys, STAGE, answer)):
                 return False
-        for answer in range(answers if self.watched else 0):
-            self._mark_seen(units_of(keys, STAGE, answer))
+        if self.seen is not None or self.watched:
+            for answer in range(answers):
+                units = units_of(keys, STAGE, answer)
+                if self.seen is not None:
+                    self.seen.extend(units)
+                self._mark_seen(units)
         return True
+
+    def forget_edited(self) -> None:
+        """Take back finished rows that were edited and have moved.
+
+        Call it once all of the input was read, and all its rows have ended.
+        """
+        seen, self.seen = self.seen, None
+        if seen is None:
+            return
+        self.info.starts[-1].compared = True
+        replaced = self.live_totals.is_replaced
+        removed = [unit for unit in self.done.not_among(seen) if not replaced(unit)]
+        folder, indexes = self.directory.journal, self.done.indexes
+        for unit in replaced_units(folder, indexes, removed, self.began) if removed else ():
+            self.journal.write_tombstone(unit, STAGE)
 
     def begin(
         self,
@@ -396,6 +429,7 @@ def open_run(
         notes += notes_of_earlier_starts(prepared, changed, done)
         earlier = _earlier(prepared)
         last_at = max((i.totals.last or 0.0 for i in done.indexes), default=0.0)
+        began = _compared_up_to(info, journal, done)
         info = _new_info(prepared, info, fingerprints, changed, len(done), last_at)
         directory.save(info, prepared.part)
         syncer, renewer = _start_threads(journal, owner, threaded)
@@ -418,8 +452,18 @@ def open_run(
         notes=notes,
         last=last_stage(prepared.stages),
         missing=find_unseen_failures(prepared, done),
+        began=began,
+        seen=array("Q") if done.codes and reads_all_rows(prepared) else None,
         threaded=threaded,
     )
+
+
+def _compared_up_to(info: RunInfo | None, journal: Journal, done: DoneIndex) -> JournalEnd | None:
+    """Return the end of the lines in which edited rows were looked for; None if not in all."""
+    if info is None or not info.starts or not info.starts[-1].compared:
+        return None
+    own = all(index.segment.part == journal.part for index in done.indexes)
+    return journal.end if own else None
 
 
 def _start_threads(journal: Journal, owner: RunLock, threaded: bool) -> tuple[Syncer, LockRenewer]:

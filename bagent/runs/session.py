@@ -172,11 +172,12 @@ class RunSession:
         context, lines = self._context, self._lines
         if context.stages or context.job.batching.in_batches:
             return True
-        print_finished = None
-        if lines is not None and lines.of_input and context.options.program_rows is not None:
-            print_finished = partial(self._print_finished, lines)
-        elif context.piped or not has_ended(self._store.info):
+        if lines is not None and not lines.of_input:
+            lines = None
+        given_by_program = lines is not None and context.options.program_rows is not None
+        if not given_by_program and (context.piped or not has_ended(self._store.info)):
             return True
+        print_finished = None if lines is None else partial(self._print_finished, lines)
         reading = asyncio.create_task(self._open_feeder().has_work(print_finished))
         reasons: set[asyncio.Future[Any]] = {reading, self._switch.requested}
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
@@ -196,6 +197,7 @@ class RunSession:
         await self._print_earlier()
         self._store.input_ended()
         self._store.forget_missing()
+        self._store.forget_edited()
         return self._ended(await self._finish_stdout(None))
 
     # --- the run ------------------------------------------------------------------------------
@@ -214,6 +216,7 @@ class RunSession:
         else:
             await self._read_final_counters(plan)
             self._store.forget_missing()
+            self._store.forget_edited()
             plan.fleets.abandon_waiting()  # a probe that the end cuts off must not count as failed
         feeder.close()
         for task in (ticker, *background):

@@ -91,7 +91,8 @@ class Start(msgspec.Struct, omit_defaults=True):
     person must do first. ``resent`` are the kinds of failure that the same command sends again
     once the run has ended, ``dropped`` the failed rows that stages left out, ``copied`` the rows
     that took the answer of an equal request. ``absent`` are results of earlier starts whose rows
-    are no longer in the input, which was completely read.
+    are no longer in the input, which was completely read. ``compared`` says whether edited rows
+    were looked for, which takes an input whose rows were all read and have ended.
     """
 
     at: float
@@ -108,6 +109,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     copied: int = 0
     absent: int = 0
+    compared: bool = False
 
 
 def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:

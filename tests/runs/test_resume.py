@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -191,17 +192,18 @@ def test_rows_mended_edited_or_removed_leave_nothing_of_what_they_were(fs, job_d
     write_rows(path, [*values, {"id": "r7", "text": "cut off"}])
     ended = bagent(RUN)
     assert ended.code == 0, ended.err
-    # r6 has moved up by the row that is gone, so its old answer cannot be told from another row's.
     assert len(fs.requests) == 7
+    assert [row["text"] for row in results(job_dir) if row["id"] == "r6"] == ["id=r6 edited"]
     values[-1]["text"] = "edited again"
     write_rows(path, [*values, {"id": "r7", "text": "cut off"}])
     assert bagent(RUN).code == 0
     assert len(fs.requests) == 8
     texts = {
         name: [row["text"] for row in results(job_dir) if row["id"] == name]
-        for name in ("r2", "r3", "r7")
+        for name in ("r2", "r3", "r6", "r7")
     }
-    assert texts == {"r2": ["id=r2 mended"], "r3": [], "r7": ["id=r7 cut off"]}
+    edited = {"r6": ["id=r6 edited again"], "r7": ["id=r7 cut off"]}
+    assert texts == {"r2": ["id=r2 mended"], "r3": [], **edited}
 
 
 def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job_dir, bagent):
@@ -222,3 +224,37 @@ def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job
     assert "absent" not in bagent([*RUN, "--limit", "2"]).err
     write_rows(job_dir / "rows.jsonl", [{"text": "t1"}])
     assert "5 rows of earlier starts left" in bagent(RUN).err
+
+
+def test_an_edited_row_has_one_answer_wherever_it_stands(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    values = rows(6)
+    write_job(job_dir, fs.url, values, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    values = [rows(7)[6], *reversed(values)]
+    values[3]["text"] = values[5]["text"] = "edited"
+    write_rows(job_dir / "rows.jsonl", values)
+    # The first of these starts ends before the last edited row, and compares nothing.
+    assert bagent([*RUN, "--limit", "5"]).code == 0
+    assert bagent(RUN).code == 0
+    assert len(fs.requests) == 6 + 1 + 2
+    texts = {row["id"]: row["text"] for row in results(job_dir)}
+    assert (len(results(job_dir)), sum("edited" in text for text in texts.values())) == (7, 2)
+    assert json.loads(bagent(["status", "job", "--json"]).out)["by_status"] == {"ok": 7}
+
+
+def test_stdout_has_the_current_answers_of_the_rows_of_the_input(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    values = rows(4)
+    write_job(job_dir, fs.url, values, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    values[2]["text"] = "edited"
+    write_job(job_dir, fs.url, values[1:], results=NO_TABLES)
+    for _ in range(2):
+        printed = bagent([*RUN, "-o", "-"])
+        assert printed.code == 0, printed.err
+        lines = printed.lines()
+        assert {line["id"]: line["text"] for line in lines}["r3"] == "id=r3 edited"
+        assert sorted((line["id"], line["input"]["id"]) for line in lines) == [
+            (name, name) for name in ("r2", "r3", "r4")
+        ]

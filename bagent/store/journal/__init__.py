@@ -9,5 +9,6 @@
 - ``done_index``: which units are finished
 - ``reader``: the current outcomes in order
 - ``edited_rows``: outcomes of rows whose input was edited
+- ``removed_rows``: finished rows that the input no longer holds
 - ``turns``: turns of unfinished conversations
 """

@@ -247,6 +247,16 @@ class UnitSet:
         self._parts[at] = numbers
         self._sorted[at] = 0
 
+    def difference(self, numbers: array[int]) -> list[int]:
+        """Return the members that are not among ``numbers``; fast where these are all of them."""
+        if len(numbers) == self._count and sum(numbers) == sum(map(sum, self._parts)):
+            return []
+        others: list[array[int]] = [array("Q") for _ in self._parts]
+        for number in numbers:
+            others[number >> self._shift].append(number)
+        pairs = zip(self._parts, others, strict=True)
+        return [number for part, other in pairs for number in set(part).difference(other)]
+
     def settle(self) -> None:
         """Remove duplicates and update the count."""
         self._count = 0
@@ -321,6 +331,7 @@ class DoneIndex:
         self._done = done
         self._near = near
         self.has = done.has
+        self.not_among = done.difference
 
     def has_all(self, units: Iterable[int]) -> bool:
         """Return whether all units are finished; fast for lookups in the order of writing."""

@@ -27,6 +27,7 @@ from bagent.store.journal.codec import (
 )
 from bagent.store.journal.edited_rows import EditedRows
 from bagent.store.journal.journal_files import JournalFiles
+from bagent.store.journal.removed_rows import JournalEnd
 from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.segments import (
     SEGMENT_BYTES,
@@ -105,6 +106,11 @@ class Journal:
             run_dir, part, report=report, new_segment=new_segment, segment_bytes=segment_bytes
         )
         return cls(files, clock)
+
+    @property
+    def end(self) -> JournalEnd:
+        """Where the next line of a row will be."""
+        return JournalEnd(self.part, self._rows.number, self._rows.size)
 
     def write(self, outcome: Outcome) -> int:
         """Write the line of a finished row; return its location, for :meth:`read_at`.
