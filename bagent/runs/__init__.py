@@ -16,6 +16,7 @@ load_polling        polling of the engines' load
 run_state           the state of a run as its directory tells it, and what to do next
 prompt_fields       input fields that prompts use, and the longest one of failed rows
 run_store           the locked run directory, its journal and totals
+live_totals         current outcomes of all starts, counted while a run goes on
 resume              which rows a start sends again
 result_lines        results as lines on stdout
 shutdown            early ends
