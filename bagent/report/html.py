@@ -95,7 +95,7 @@ def join(parts: Iterable[str]) -> Html:
 def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = None) -> Html:
     """A table of dicts; columns without any value are left out.
 
-    In a narrow window, one of many columns has a block for each row.
+    In a narrow window, one of many columns or long texts has a block for each row.
 
     Numbers whose column ends in ``_ms``, ``_usd``, ``percent`` or ``_share`` get that unit.
 
@@ -113,7 +113,9 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
         else "<td></td>"
         for name in columns
     )
-    css = "narrow" if numeric == set(columns) else "stack" if len(columns) > MOST_NARROW else ""
+    has_long = any(len(row[n]) > WIDE for row in rows for n in columns if _is_text(row.get(n)))
+    css = "stack" if has_long or len(columns) > MOST_NARROW else ""
+    css = "narrow" if numeric == set(columns) else css
     labels = {name: names[name] for name in columns[1:]} if css == "stack" else {}
     body = "".join(
         f"<tr>{''.join(_cell(n, row.get(n), labels.get(n, '')) for n in columns)}</tr>"
@@ -133,6 +135,10 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, Html)
+
+
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
@@ -147,7 +153,7 @@ def _cell(name: str, value: Any, label: str) -> str:
     content = text(value)
     if name == "endpoint":
         return f'<td class="host"{data}>{content}</td>'
-    if isinstance(value, Html):
+    if not _is_text(value):
         return f"<td{data}>{content}</td>"
     css = " class=w" if len(content) > WIDE else "" if " " in content else " class=word"
     return f"<td{css}{data}>{content}</td>"

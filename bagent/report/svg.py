@@ -40,7 +40,6 @@ class Area(msgspec.Struct, frozen=True):
         )
 
 
-WIDE = Area(720)
 NARROW = Area(440)
 LARGE = Area(520, 300, margin_right=16, margin_top=16, margin_bottom=46, marks=5)
 
