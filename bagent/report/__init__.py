@@ -5,6 +5,7 @@
 - ``overview``, ``answer_fields``, ``suspects``: totals, causes, endpoints, answers, doubtful ones
 - ``run``: the page of a run, made by SQL from its tables
 - ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
+- ``field_stats``: the statistics of input fields that ``fields`` describes
 - ``queries``: SQL that several sections share
 - ``load_test``: the page of a load test
 

@@ -21,7 +21,7 @@ from bagent.report import (
     rows,
     stages,
 )
-from bagent.report.fields import Traits
+from bagent.report.field_stats import Traits
 from bagent.report.html import (
     Finding,
     Html,
@@ -147,7 +147,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
             *fields.failing(traits, reported),
         ],
         "Answers that may be wrong": _suspects(db, about.run, traits, suspects),
-        "Long answers": fields.long_answers(traits),
+        "Long answers": [each.message for each in fields.long_answers(traits)],
         "Tools": agents.findings(calls),
     }
     earlier = _rows_of_earlier_jobs(db, about.earlier)

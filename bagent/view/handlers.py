@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,6 +20,7 @@ from bagent.errors import BagentError, UsageError
 from bagent.observe.counters import cost_range
 from bagent.observe.formatting import duration, money, rate
 from bagent.report import answer_fields, fields, html, overview
+from bagent.report.field_stats import LONGEST_VALUE, FieldStat
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
 from bagent.report.suspects import Suspect, find_suspects
@@ -145,13 +147,15 @@ class Handlers:
         """Answer with what rows that failed, or have long answers, share: a part of the page."""
         viewed = self._viewed(request)
 
-        def in_common(db: ReportDb) -> dict[str, list[str]]:
+        def in_common(db: ReportDb) -> dict[str, list[fields.FieldFinding]]:
             info = viewed.info()
             names = names_in_prompts(info.job, files=viewed.run.is_own(info))
             return fields.in_common(db, names)
 
         topics = await viewed.tables.ask(in_common, key="in common")
-        return _page("findings.html", request, topics=topics)
+        several = len(viewed.info().stages) > 1
+        stat_filter = partial(_stat_filter, several_stages=several)
+        return _page("findings.html", request, run=viewed, topics=topics, stat_filter=stat_filter)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the state of a run whenever it changed, also by a new start."""
@@ -365,6 +369,21 @@ def _suspect_filter(suspect: Suspect) -> str:
         test = FieldTest("answer", suspect.profile.name, "blank")
     endpoints = () if suspect.endpoint is None else (suspect.endpoint,)
     return _test_filter(suspect.stage, test, *endpoints)
+
+
+def _stat_filter(stat: FieldStat | None, *, several_stages: bool) -> str:
+    """Return the query string that lists the rows of a finding; empty where none can."""
+    if stat is None or not stat.of_input or len(stat.value or "") >= LONGEST_VALUE:
+        return ""
+    test = FieldTest("input", stat.field, "missing")
+    if stat.low is not None and stat.high is not None:
+        units = {"characters": "length", "items": "items"}
+        end = math.nextafter(stat.high, math.inf) if stat.unit == "" else stat.high + 1
+        operation = units.get(stat.unit, "between")
+        test = msgspec.convert(["input", stat.field, operation, None, stat.low, end], FieldTest)
+    elif stat.value is not None:
+        test = FieldTest("input", stat.field, "is", stat.value)
+    return _test_filter(stat.stage if several_stages else None, test)
 
 
 def _missing_filter(stage: str | None, profile: answer_fields.FieldProfile) -> str:

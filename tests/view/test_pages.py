@@ -117,9 +117,14 @@ async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
 
     make_run(tmp_path / "job", map(outcome, range(300)), rows=config.to_json())
     async with viewing(tmp_path) as viewer:
-        shared = words(await viewer.page("findings"))
+        page = await viewer.page("findings")
+        shared = words(page)
+        counts = []
+        for link in (str(a["href"]) for tag, a in page.tags if tag == "a"):
+            counts.append(json.loads(await _body(viewer, link.replace("/rows", "/count"))))
     assert "15 rows that failed (rejected) share old = yes (100 % of them" in shared
     assert "rows with kind = table get answers of 20" in shared
+    assert counts == [{"count": 15}, {"count": 100}]
 
 
 async def test_an_answer_worth_a_look_leads_to_its_rows_in_its_stage(tmp_path):
@@ -345,6 +350,11 @@ def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():
     # 20 rows a second at the end; 0.02 dollars a row, with a deviation of 0.01.
     assert live["eta"] == "48s to 51s"
     assert (live["cost"], live["cost_at_end"]) == ("$12.00", "$30.97 to $33.03")
+
+
+async def _body(viewer, path: str) -> str:
+    async with viewer.client.get(path) as response:
+        return str(await response.text())
 
 
 def _write(run, outcomes: list[Outcome]) -> None:
