@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.backend_kinds import LISTS, RAW, TRAITS, BackendKind, Protocol, traits_of
+from bagent.backend_kinds import LIMITS, LISTS, RAW, TRAITS, BackendKind, Protocol, traits_of
 from bagent.backends import anthropic
 from bagent.backends.base import Backend
 from bagent.backends.bedrock import wire as bedrock
@@ -147,10 +147,11 @@ class UnsupportedSettings(msgspec.Struct, frozen=True):
     """What the server does not report."""
 
     def text(self) -> str:
-        """Return text such as ``no raw prompts; not told: Retry-After``; empty if all works."""
+        """Return text such as ``no raw prompts; not reported: Retry-After``; empty if all works."""
         parts = [f"no {', '.join(self.unsupported)}"] if self.unsupported else []
-        if self.not_reported:
-            parts.append(f"not told: {', '.join(self.not_reported)}")
+        missing = [name for name in self.not_reported if name != LIMITS]  # few servers report them
+        if missing:
+            parts.append(f"not reported: {', '.join(missing)}")
         return "; ".join(parts)
 
 

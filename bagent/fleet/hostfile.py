@@ -14,6 +14,7 @@ import math
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,6 +31,8 @@ FIRST_FREE_PORT = 1024
 MOST_EXPANDED = 100_000
 _IGNORED_TAGS = frozenset({"slots", "cpus", "max_slots", "max-slots"})
 _NUMBER_TAGS: Mapping[str, type] = {"weight": float, "gpus": int, "max_concurrency": int}
+_TAGS = ("model", "role", "node", "weight", "gpus", "max_concurrency", "api_key_env")
+"""The tags that bagent knows."""
 _NUMBERS = (1e-6, 1e6)
 """Bounds of weights and GPUs."""
 _NAMING_TAGS = frozenset({"model", "api_key_env"})
@@ -94,8 +97,13 @@ def hosts_in(content: bytes, path: Path | str) -> list[HostEntry]:
     return hosts
 
 
-def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
-    """Return the endpoints in the text of a hostfile; errors name ``path``."""
+def parse_hostfile(
+    text: str, path: Path | str = "hostfile", repeated: list[tuple[int, int]] | None = None
+) -> list[HostEntry]:
+    """Return the endpoints in the text of a hostfile; errors name ``path``.
+
+    ``repeated`` receives the line of each repetition, and the line that it repeats.
+    """
     hosts: dict[str, HostEntry] = {}
     names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -114,6 +122,8 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
                     hint="keep one of the two lines",
                     at=at,
                 )
+            if other is not None and repeated is not None:
+                repeated.append((number, other.line))
             hosts.setdefault(address, host)
             if len(hosts) > MOST_EXPANDED:
                 raise HostfileError(
@@ -122,6 +132,23 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
                     hint="write fewer or shorter ranges",
                 )
     return list(hosts.values())
+
+
+def hostfile_notes(text: str) -> list[str]:
+    """Return what may be a mistake in the text of a hostfile: repeated lines, misspelled tags."""
+    repeated: list[tuple[int, int]] = []
+    hosts = parse_hostfile(text, repeated=repeated)
+    notes = []
+    if repeated:
+        line, other = repeated[0]
+        more = f", and {len(repeated) - 1:,} more are repeated" if len(repeated) > 1 else ""
+        notes.append(f"line {line} repeats line {other}{more}; each endpoint counts once")
+    lines = {tag: host.line for host in reversed(hosts) for tag in host.tags if tag not in _TAGS}
+    for tag, line in lines.items():
+        near = get_close_matches(tag, _TAGS, n=1, cutoff=0.8)
+        if near:
+            notes.append(f"line {line}: {tag} is a tag of your own (did you mean {near[0]}?)")
+    return notes
 
 
 def _line(fields: list[str], number: int, at: Position) -> Iterator[HostEntry]:

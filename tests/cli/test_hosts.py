@@ -106,6 +106,14 @@ def test_a_node_file_of_a_batch_system_is_a_hostfile(bagent: Bagent, job_dir: Pa
     done = bagent(["hosts", write(job_dir, *["localhost"] * 8), "--format", "json"])
     (one,) = done.lines()
     assert one["url"] == "http://localhost:8000/v1"
+    assert "line 2 repeats line 1, and 6 more are repeated; each endpoint counts once" in done.err
+
+
+def test_a_tag_that_is_nearly_one_of_bagents_is_noted(bagent: Bagent, job_dir: Path) -> None:
+    hosts = write(job_dir, "127.0.0.1:1999 wieght=2 rack=7")
+    done = bagent(["hosts", "--hostfile", hosts])
+    assert "line 1: wieght is a tag of your own (did you mean weight?)" in done.err
+    assert "rack is" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,8 @@ def test_a_node_file_of_a_batch_system_is_a_hostfile(bagent: Bagent, job_dir: Pa
             "'jsno' is not one of 'table', 'json' (did you mean",
         ),
         (["hosts", "ok.txt", "--timeout", "0"], "--timeout 0: not a duration"),
+        (["hosts", "ok.txt", "--hostfile", "o.txt"], "ok.txt and --hostfile o.txt: two hostfiles"),
+        (["bench", "none.txt"], "none.txt: the hostfile cannot be read: no such file"),
         (
             ["hosts", "ok.txt", "--min-hosts", "2"],
             "--min-hosts 2: 1 endpoint is in the hostfile (leave it out)",

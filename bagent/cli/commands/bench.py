@@ -18,6 +18,7 @@ from bagent.backend_kinds import TRAITS
 from bagent.backends.endpoint import Endpoint
 from bagent.cli import options as opt
 from bagent.cli.commands import bench_options as bench_opt
+from bagent.cli.commands.hosts import HostsFile, one_hostfile
 from bagent.errors import EXIT_CLIENT_LIMITED, EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
 from bagent.servers.hosted import MOST_THREADS
 from bagent.servers.resolve import Servers, resolve_backend
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    hosts: HostsFile = None,
     hostfile: opt.Hostfile = None,
     backend: opt.Backend = None,
     model: opt.Model = None,
@@ -81,6 +83,7 @@ def bench(
 
     Example: bagent bench --hostfile nodes.txt --replay runs/review --speed 1,2
     """
+    hostfile = one_hostfile(hosts, hostfile)
     # All local names are options.
     return _bench(dict(locals()))
 

@@ -71,6 +71,7 @@ Form = Annotated[
 
 def hosts(
     hosts: HostsFile = None,
+    hostfile: opt.Hostfile = None,
     backend: opt.Backend = None,
     wait: Wait = False,
     timeout: Timeout = "30s",
@@ -94,8 +95,10 @@ def hosts(
     Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
     """
     from bagent.cli.render.hosts import log_end, print_results
+    from bagent.fleet.hostfile import hostfile_notes
 
     form = "json" if as_json else form
+    hosts = one_hostfile(hosts, hostfile)
     if backend is not None:
         if hosts is not None or write is not None:
             raise UsageError(
@@ -104,6 +107,8 @@ def hosts(
             )
         return _check_backend(backend, model, timeout, form)
     fleet = read_fleet(hosts)
+    for note in hostfile_notes(fleet.text):
+        _notice(note)
     count = len(fleet.hosts)
     plan = _plan(count, timeout, _required(count, min_fraction, min_hosts), model, wait)
     results = _call(fleet.endpoints, plan)
@@ -123,6 +128,17 @@ def hosts(
         f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.required} required",
         hint="the same command resumes; --timeout sets how long",
     )
+
+
+def one_hostfile(argument: str | None, option: str | None) -> str | None:
+    """Return the hostfile of the argument or of ``--hostfile``.
+
+    Raises:
+        UsageError: both name one.
+    """
+    if argument is not None and option is not None:
+        raise UsageError(f"{argument} and --hostfile {option}: two hostfiles", hint="name one")
+    return argument or option
 
 
 def _check_backend(
