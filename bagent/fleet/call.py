@@ -59,7 +59,6 @@ class Call(msgspec.Struct, eq=False):
     turn: int = 1
     attempts: int = 0  # HTTP requests of this turn
     counted_attempts: int = 0  # those that count against ``retries``
-    counted_at: str | None = None  # the endpoint of the last one, until that turns out broken
     stale_connections: int = 0  # attempts that met a closed keep-alive connection
     new_keys: int = 0  # attempts whose key was replaced
     throttles: int = 0  # attempts refused by a busy server

@@ -10,7 +10,7 @@ connection failed, server is up           counted      any, another first    pro
 server hangs, or dies with the call       free [b]     any that is up        at once
 two servers died with the call            free, once   any that is up        last, alone
 refused with 401, 403, 404 ...            free         another [c]           success or check
-last counted attempt, then a check fails  free         another               after the check
+attempts used up, then a check fails      free         another               after the check
 account out of quota                      free         any                   circuit closes
 keep-alive connection was closed          free, once   any                   at once
 key refused, and a newer one is there     free, once   any                   at once
@@ -354,8 +354,6 @@ class RetryRules:
         max_refusals = max(MIN_REFUSALS, min(MAX_REFUSALS, len(fleet.endpoints.states)))
         sent = math.inf if broken else state.works_since
         actions: list[Action] = []
-        if broken:
-            self._free_attempts(state)
         for suspended in fleet.waiting.on_check(state.name, sent):
             call, passing = suspended.call, suspended.failure.passing
             retry = broken
@@ -365,19 +363,12 @@ class RetryRules:
                 again = call.refusals < (MIN_REFUSALS if few else max_refusals)
                 retry = again and not (passing and result is CheckResult.WORKS)
             if retry:
-                if not broken:
-                    call.counted_attempts = max(0, call.counted_attempts - 1)
+                call.counted_attempts = max(0, call.counted_attempts - 1)
                 call.failed_at = None
                 actions.append(Retry(call, now))
             elif not fleet.closed:
                 actions.append(Fail(call, suspended.failure, suspended.delivery))
         return actions
-
-    def _free_attempts(self, state: EndpointState) -> None:
-        """Give calls back the attempt that a broken endpoint was the last to cost them."""
-        for call in self._fleet.calls:
-            if call.counted_at == state.name:
-                call.counted_attempts, call.counted_at = call.counted_attempts - 1, None
 
     def after_success(self, state: EndpointState) -> list[Action]:
         """Return what to do about suspended calls if ``state`` has served later ones.
@@ -499,10 +490,7 @@ class RetryRules:
         served_at = now if fleet.in_flight else fleet.last_served
         recently = now - fleet.last_served < RECENTLY_SERVED
         policy = self._served_policy if recently else fleet.config.retry
-        counted = call.counted_attempts
         decision = count_and_decide(policy, call, failure, now, self._random, served_at)
-        if delivery is not None and call.counted_attempts > counted:
-            call.counted_at = delivery.endpoint
         if decision.delay is None:
             return decision
         return Retry(call, now + decision.delay)

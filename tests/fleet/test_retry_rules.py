@@ -57,7 +57,6 @@ class Case:
         self.rules = RetryRules(self.fleet, Router(), Random(1))
         request = Request(CallSettings("m", {}, {}), b"x")
         self.call = Call(None, request, "key", 0, "map", 0, **call)
-        self.fleet.calls[self.call] = None
 
     def after(self, failure: Failure, cancelled: str = "", **exchange: object) -> list[object]:
         request = InFlightRequest(self.state, [self.call], NOW - 1, cancel_reason=cancelled)
@@ -130,16 +129,6 @@ def test_a_final_failure_waits_for_a_check_and_is_free_if_that_fails(failure) ->
     (action,) = case.rules.after_check(case.state, CheckResult.BROKEN)
     assert (action.call, action.at) == (case.call, NOW)
     assert case.call.counted_attempts == 0
-
-
-def test_an_attempt_at_a_server_that_turns_out_broken_is_given_back_once() -> None:
-    case = Case()
-    case.after(FAILED)
-    case.after(FAILED)
-    assert case.call.counted_attempts == 2
-    for _ in range(2):
-        case.rules.after_check(case.state, CheckResult.BROKEN)
-        assert case.call.counted_attempts == 1
 
 
 def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
