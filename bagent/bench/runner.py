@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -331,6 +332,12 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line, for the summary."""
 
 
+def free_folder(folder: Path) -> Path:
+    """Return a folder beside this one that is not there yet."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in names if not path.exists())
+
+
 def make_folder(folder: Path) -> None:
     """Make the folder for the results.
 
@@ -341,7 +348,9 @@ def make_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output {folder}: this is a file", hint="name a folder")
     if folder.is_dir() and any(folder.glob("*.jsonl")):
-        raise UsageError(f"{folder} holds another load test", hint="name another with -o DIR")
+        raise UsageError(
+            f"{folder} holds another load test", hint=f"name another: -o {free_folder(folder)}"
+        )
     try:
         make_private_folder(folder)
     except OSError as error:

@@ -153,14 +153,21 @@ def _write_good(
     good = {endpoint["url"] for endpoint in summary["endpoints"] if endpoint["verdict"] == "ok"}
     if path is None or fleet is None:
         return None
-    if summary["client_limited"] or not good:
-        reason = "the client was the limit" if summary["client_limited"] else "no endpoint is ok"
-        log(f"{reason}: {path} is not written")
+    if not good:
+        log(f"no endpoint is ok: {path} is not written")
         return None
     from bagent.fleet.hostfile import hostfile_text, write_hostfile
 
-    write_hostfile(path, hostfile_text(fleet.hosts, good, fleet.text))
+    text = hostfile_text(fleet.hosts, good, fleet.text)
+    write_hostfile(path, f"{_CLIENT_LIMITED}{text}" if summary["client_limited"] else text)
     return path
+
+
+_CLIENT_LIMITED = (
+    "# The client was the limit of the load test. Endpoints that were dead, failing or far slower\n"
+    "# than the others are left out; some of these may be slow too.\n"
+)
+"""What a hostfile says of its endpoints where the client was the limit."""
 
 
 def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bagent.bench.runner import free_folder
 from bagent.bench.thresholds import (
     Rule,
     broken_rules,
@@ -202,9 +203,11 @@ def print_end(
 
 def _next_step(summary: Numbers, folder: Path, hostfile: Path | None) -> str:
     if summary["client_limited"]:
+        use = f"; {hostfile} holds the endpoints that are left" if hostfile is not None else ""
         return (
             "next: the same command on a client with more cores, with more --workers or alone,"
-            " or with a lower --concurrency or --rate"
+            " or with a lower --concurrency or --rate;"
+            f" its folder may be -o {free_folder(folder)}{use}"
         )
     if hostfile is not None:
         return f"next: bagent run JOB.yaml --hostfile {shlex.quote(str(hostfile))}"
