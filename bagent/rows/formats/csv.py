@@ -200,7 +200,7 @@ _QUOTED_NAMES = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*[\r\n]*')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 """A first line with which Excel names the separator."""
 
-_AS_UTF8 = "save the file as UTF-8, e.g. iconv -f {} -t UTF-8"
+_AS_UTF8 = "save the file as UTF-8: in Excel as CSV UTF-8, else by iconv -f {} -t UTF-8"
 
 
 _CUT_CHARACTER = re.compile(
