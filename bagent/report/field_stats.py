@@ -178,12 +178,13 @@ class Traits:
         )
         for shape in self._ask.rows(
             "select stage, count(value) as n, count(number) as numbers,"
-            " count(distinct whole) filter (value is not null) as many,"
+            " count(distinct whole) filter (value is not null) as many, max(size) as longest,"
             " bool_and(listed or value is null) as listed"
             " from cells group by stage order by stage"
         ):
             numeric = shape["numbers"] == shape["n"]
-            few = MOST_NUMBERS if numeric else MOST_VALUES
+            long = not numeric and shape["longest"] >= LONGEST_VALUE
+            few = MOST_NUMBERS if numeric or long else MOST_VALUES
             if not shape["n"]:
                 continue
             if shape["many"] <= few:
@@ -203,6 +204,8 @@ class Traits:
                 self.grows[stage, name] = row["grows"]
             if matching.rows < FEWEST or matching.rows == totals.rows:
                 continue
+            if pointer is None and row["value"] is None and row["low"] is None:
+                continue  # failed rows have no model, and no counted tokens
             line = FieldStat(
                 stage=stage,
                 field=name.replace("_", " ") if pointer is None else name,

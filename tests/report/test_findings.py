@@ -259,6 +259,18 @@ def test_a_failure_beyond_a_size_is_told_with_the_size(run):
     assert "9,001 to 9,361 characters of text (100 % of them, 0 % of the other rows)" in words
 
 
+def test_a_few_long_texts_among_empty_ones_are_told_by_their_size(run):
+    for row in range(400):
+        bad = {"status": "failed", "error_kind": "context_overflow", "error": "too long"}
+        if row % 20 == 1:
+            run.result(row, input={"text": "x" * (9000 + row)}, prompt_tokens=None, **bad)
+        else:
+            run.result(row, input={"text": ""}, model="m")
+    words = stands_out(run)
+    assert "9,001 to 9,381 characters of text (100 % of them, 0 % of the other rows)" in words
+    assert "no model" not in words  # a failed row has none
+
+
 def test_failures_that_stand_close_in_time_are_told_with_the_time(run):
     for row in range(400):
         bad = {"status": "failed", "error_kind": "timeout", "error": "no answer"}
