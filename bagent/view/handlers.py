@@ -425,11 +425,15 @@ def live_values(state: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str
     if running and remaining and costs:
         spent, squares, answers = costs
         at_end = cost_range(spent, squares, answers, remaining)
+        if at_end is not None and cost is not None:
+            newer = max(0.0, cost - spent)  # the tables are older than the state
+            at_end = (at_end[0] + newer, at_end[1] + newer)
+    counts = {name: state[name] for name in ("ok", "accepted", "failed")}
+    total = sum(counts.values()) + (remaining or 0)
     return {
         "state": state["state"],
-        "ok": state["ok"],
-        "accepted": state["accepted"],
-        "failed": state["failed"],
+        **counts,
+        **{f"{name}_share": html.share(count, total) for name, count in counts.items()},
         "remaining": remaining,
         "eta": _range(times, duration) or ("" if eta is None else duration(eta)),
         "cost": "" if cost is None else money(cost),

@@ -350,6 +350,8 @@ def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():
     # 20 rows a second at the end; 0.02 dollars a row, with a deviation of 0.01.
     assert live["eta"] == "48s to 51s"
     assert (live["cost"], live["cost_at_end"]) == ("$12.00", "$30.97 to $33.03")
+    state["cost_usd"] = 12.5  # after the tables were made
+    assert live_values(state, tables)["cost_at_end"] == "$31.47 to $33.53"
 
 
 async def _body(viewer, path: str) -> str:

@@ -56,19 +56,26 @@ function addCopyButtons() {
 }
 addCopyButtons();
 
-// The page of a run follows it. Each event has the main numbers; when the tables or the state
-// changed, the page is fetched again, with a pause of ten times what that took.
+// The page of a run follows it. Each event has the main numbers; when the tables changed, the
+// page is fetched again, with a pause of five times what that took; when the state changed, soon.
 const events = $("[data-events]")?.dataset.events;
-const FETCH_SHARE = 10;
+const FETCH_SHARE = 5;
+const SHORTEST_PAUSE = 1000;
 let source = null;
+let last = null; // the state of the last event
+let pause = SHORTEST_PAUSE;
+let refreshing = false;
 let timer = 0;
-let pause = 0;
+let due = 0;
 
 function follow() {
   source?.close();
   if (document.hidden) return; // a browser opens only a few connections to one server
   source = new EventSource(events);
-  source.onmessage = (event) => showNumbers(JSON.parse(event.data));
+  source.onmessage = (event) => {
+    last = JSON.parse(event.data);
+    showNumbers(last);
+  };
 }
 
 function showNumbers(state) {
@@ -80,26 +87,42 @@ function showNumbers(state) {
   for (const part of $$("#bar [data-part]")) part.style.flexGrow = state[part.dataset.part] || 0;
   const label = `${state.ok} ok, ${state.failed} failed, ${state.remaining ?? "unknown"} remaining`;
   $("#bar")?.setAttribute("aria-label", label);
-  const { version, state: name } = $("[data-events]").dataset;
-  if (state.version !== Number(version) || state.state !== name) timer ||= setTimeout(refresh, pause);
+  const shown = $("[data-events]").dataset;
+  const other = state.state !== shown.state;
+  if (other || state.version > Number(shown.version)) {
+    refreshAfter(other || state.state !== "running" ? SHORTEST_PAUSE : pause);
+  }
+}
+
+function refreshAfter(milliseconds) {
+  const at = performance.now() + milliseconds;
+  if (refreshing || (timer && due <= at)) return;
+  clearTimeout(timer);
+  timer = setTimeout(refresh, milliseconds);
+  due = at;
 }
 
 async function refresh() {
+  refreshing = true;
+  if (!String(getSelection())) await fetchAndShow();
+  refreshing = false;
+  timer = 0;
+  showNumbers(last);
+}
+
+async function fetchAndShow() {
   const started = performance.now();
   const parsed = await fetchPage();
-  if (!parsed || String(getSelection())) {
-    timer = setTimeout(refresh, 2000);
-    return;
-  }
+  if (!parsed) return;
   const focused = document.activeElement?.getAttribute("href");
   const boxes = $$(".lazy[data-src]", parsed);
   const urls = boxes.map((box) => keepContent(box));
   $("main").replaceChildren(...$("main", parsed).childNodes);
-  if (focused) $$("main a").find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  const link = focused && $$("main a").find((each) => each.getAttribute("href") === focused);
+  if (link) link.focus({ preventScroll: true });
   addCopyButtons();
   await Promise.all(boxes.map((box, index) => load(box, urls[index])));
-  pause = FETCH_SHARE * (performance.now() - started);
-  timer = 0;
+  pause = Math.max(SHORTEST_PAUSE, FETCH_SHARE * (performance.now() - started));
 }
 
 // The page with all its parts; null while its tables are being made.
