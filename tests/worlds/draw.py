@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
-from worlds.stages import TOPOLOGIES
+from worlds.stages import TOPOLOGIES, long_text
 
 HEALED = 120.0
 """Seconds of a world after which all its servers are well."""
@@ -300,6 +300,11 @@ def _stages(seed: int, random: Random) -> World:
         else replace(row, replies=("ok",))
         for row in _rows(random, random.randint(1, 10), random.choice([0.0, 0.2, 0.5]))
     )
+    if topology == "split":
+        rows = tuple(
+            replace(row, text=long_text(number, random.choice([1, 5, 20, 60])))
+            for number, row in enumerate(rows)
+        )
     endpoints = tuple(
         EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
         for _ in range(random.choice([1, 2, 2]))

@@ -175,7 +175,7 @@ def the_summary_counts_requests(history: History) -> Problems:
         dead = may_lose_requests(history)
         if counted < seen or (counted > seen and not dead):
             yield f"start {start.number}: {seen} requests seen, {counted} in the summary"
-        tries = sum(len(sent.rows) for sent in sent_in(history, start.number))
+        tries = sum(sent.calls or len(sent.rows) for sent in sent_in(history, start.number))
         if not dead and tries != snapshot.tries:
             yield f"start {start.number}: {tries} rows in requests, {snapshot.tries} tries"
         rows = sent_by_row(history, start.number)

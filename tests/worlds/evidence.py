@@ -169,6 +169,14 @@ def answers_row(sent: Sent, row: int) -> bool:
     return whole and base_kind(replies[row]) in ("ok", "usage", "slow")
 
 
+def recovered_soon(history: History, sent: Sent) -> bool:
+    """Return whether the server that failed a request was well within a second."""
+    if not sent.by_endpoint or sent.done is None:
+        return False
+    windows = history.world.endpoints[sent.endpoint].windows
+    return any(window.begin <= sent.at < window.end < sent.done + 1.0 for window in windows)
+
+
 def may_lose_requests(history: History) -> bool:
     """Return whether requests may end before a server has seen them: connections fail, or the copy
     of a row is cancelled."""

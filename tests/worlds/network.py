@@ -72,6 +72,8 @@ class Sent:
     """What tells a request of a stage from all others."""
     wrong: str = ""
     """What is wrong with its conversation."""
+    calls: int = 0
+    """The model calls that it carries; 0: as many as rows."""
 
     @property
     def over(self) -> float | None:
@@ -273,20 +275,22 @@ class ServerConnection(asyncio.Transport):
         state = network.state(self.index)
         state = "hang" if state == "silent" else state
         network.asked_at.append((network.clock.now, self.index))
-        if method == b"GET" or b"completions" not in path:
+        if method == b"GET" or not (b"completions" in path or b"embeddings" in path):
             self._serve_other(path.decode(), state)
             return
         request = msgspec.json.decode(body)
-        grouped = isinstance(request.get("prompt"), list)
-        marks = MARK.findall(body)[: None if grouped else 1]
+        texts = _texts(request)
+        marks = [match for text in texts if (match := MARK.search(text.encode()))]
         answer = int(request.get("seed") or 1) - 1 if network.world.job.answers > 1 else 0
-        rows = tuple(network.world.unit(int(number), answer) for number, _ in marks)
+        rows = tuple(network.world.unit(int(mark[1]), answer) for mark in marks)
         if not rows or request.get("max_tokens") == 1:
             self._reply(None, state or "ok", 0.05, request)
             return
-        versions = tuple(int(version) for _, version in marks)
+        versions = tuple(int(mark[2]) for mark in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
-        if network.world.job.kind == "stages":
+        if "input" in request:
+            sent.stage, sent.keys, sent.calls = "vector", tuple(texts), 1
+        elif network.world.job.kind == "stages":
             sent.stage, sent.prompt, digest = stages.read_prompt(request, self.index)
             sent.keys = (digest,)
         network.sent.append(sent)
@@ -314,19 +318,24 @@ class ServerConnection(asyncio.Transport):
         if state is not None:
             return state, 0.05
         asked, rows = self._network.asked, self._network.world.units
-        if sent.stage != rows[sent.rows[0]].stage:
-            sent.replies = ("ok",)
-            return "ok", rows[sent.rows[0]].seconds * spec.speed
         replies = [
-            rows[row].replies[min(asked[row], len(rows[row].replies) - 1)] for row in sent.rows
+            rows[row].replies[min(asked[row], len(rows[row].replies) - 1)]
+            if rows[row].stage == sent.stage
+            else "ok"
+            for row in sent.rows
         ]
+        if sent.stage == "vector":  # such an answer has no end
+            replies = [
+                "ok" if reply in ("length", "filter", "usage") else reply for reply in replies
+            ]
         seconds = max(rows[row].seconds for row in sent.rows) * spec.speed
         bad = [n for n, reply in enumerate(replies) if base_kind(reply) not in GOOD]
         if sent.stage == "reduce" and replies == ["overflow"] and sent.prompt.count("\n") <= 2:
             replies = ["ok"]  # a prompt of two answers fits
         sent.replies = tuple(replies)
         for number in bad[:1] or range(len(replies)):
-            asked[sent.rows[number]] += 1
+            if rows[sent.rows[number]].stage == sent.stage:
+                asked[sent.rows[number]] += 1
         return replies[bad[0] if bad else 0], seconds
 
     def _serve_other(self, path: str, state: str | None) -> None:
@@ -373,7 +382,9 @@ class ServerConnection(asyncio.Transport):
                 if sent.stage:
                     text = stages.answer_text(sent.stage, sent.prompt, sent.keys[0])
             status, body = _body(kind, request, text)
-        if sent is not None and status == 200:
+            if "input" in request and kind in ("ok", "blank", "nochoice"):
+                body = msgspec.json.encode(stages.vectors_body(kind, _texts(request)))
+        if sent is not None and status == 200 and sent.stage != "vector":
             body = self._with_calls(sent, body)
         first = 0
         if request.get("stream") and status == 200 and kind not in ("junk", "error200"):
@@ -443,6 +454,14 @@ class ServerConnection(asyncio.Transport):
             self._sent.status, self._sent.done = 200, self._network.clock.now
         self._finish()
         self._client.data_received(body)
+
+
+def _texts(request: dict[str, Any]) -> list[str]:
+    """Return the texts of a request, one for each row that it may carry."""
+    texts = request.get("input", request.get("prompt"))
+    if texts is None:
+        return [msgspec.json.encode(request["messages"]).decode()]
+    return list(texts) if isinstance(texts, list) else [texts]
 
 
 def _head(status: int, size: int, headers: dict[str, str]) -> bytes:

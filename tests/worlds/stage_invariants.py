@@ -17,11 +17,22 @@ from worlds.evidence import (
     invariant_for,
     is_answer,
     is_failed,
+    recovered_soon,
     sent_in,
 )
 from worlds.network import LASTING, Sent, base_kind
 from worlds.play import History, Start
-from worlds.stages import ANSWERS, LAST, ROUNDS, TOPOLOGIES, digest_of, items_of, label_of, leaves
+from worlds.stages import (
+    ANSWERS,
+    LAST,
+    ROUNDS,
+    TOPOLOGIES,
+    digest_of,
+    items_of,
+    label_of,
+    leaves,
+    vector_of,
+)
 
 Result = dict[str, Any]
 Key = tuple[str, Any, Any, int]
@@ -45,12 +56,14 @@ def an_answered_request_is_not_sent_again(history: History) -> Problems:
     answered: dict[str, Sent] = {}
     for start in history.starts:
         for sent in sent_in(history, start.number):
-            first = answered.get(sent.keys[0])
-            if first is not None and sent.at > (first.done or 0.0):
-                yield f"{sent.stage} of row {sent.rows} answered at {first.done}, sent at {sent.at}"
+            for key in sent.keys:
+                first = answered.get(key)
+                if first is not None and sent.at > (first.done or 0.0):
+                    done = f"answered at {first.done}, sent at {sent.at}"
+                    yield f"{sent.stage} of row {sent.rows} {done}"
             good = is_answer(sent) and sent.status == 200
             if good and sent.done is not None and sent.done < start.ended:
-                answered[sent.keys[0]] = sent
+                answered |= dict.fromkeys(sent.keys, sent)
 
 
 @invariant_for("stages")
@@ -114,7 +127,10 @@ _READERS = ("step2", "judge", "reduce")
 def a_reduction_has_each_row_once(history: History) -> Problems:
     """What remains of a reduction is made of each good row before it, once."""
     start, topology = history.starts[-1], history.world.job.topology
-    source = {"map_reduce": "map", "tree_reduce": "map", "plan": "work", "broadcast": "broadcast"}
+    source = {
+        "map_reduce": "map", "tree_reduce": "map", "plan": "work", "broadcast": "broadcast",
+        "split": "read",
+    }  # fmt: skip
     if start.code not in (0, 1) or topology not in source or _ambiguous_ids(history):
         return
     results = [result for result in start.results if result["stage"] == "reduce"]
@@ -122,8 +138,10 @@ def a_reduction_has_each_row_once(history: History) -> Problems:
     for ref, count in used.items():
         if count > 1:
             yield f"{ref} is in {count} groups"
-    good = [r for r in start.results if r["stage"] == source[topology] and r["status"] == "ok"]
-    one = topology in ("map_reduce", "tree_reduce")
+    good = [
+        r for r in start.results if r["stage"] == source[topology] and not is_failed(history, r)
+    ]
+    one = topology in ("map_reduce", "tree_reduce", "split")
     for row in (None,) if one else range(len(history.world.rows)):
         top = [r for r in _remaining(start) if row in (None, r["row"])]
         expected = leaves(" ".join(r["text"] for r in good if row in (None, r["row"])))
@@ -153,16 +171,18 @@ def each_stage_has_its_results(history: History) -> Problems:
     rows = len(world.rows)
     counts = Counter(result["stage"] for result in start.results)
     good = Counter(result["stage"] for result in start.results if result["status"] == "ok")
-    expected: dict[str, int] = {}
+    by_topology = {
+        "pipeline": dict.fromkeys(("step1", "step2", "step3"), rows),
+        "judge": {"answer": rows * ANSWERS["judge"], "judge": good["answer"]},
+        "vote": {"sample": rows * ANSWERS["vote"]},
+        "map_reduce": {"map": rows},
+        "tree_reduce": {"map": rows},
+        "broadcast": {"broadcast": rows * len(world.endpoints)},
+        "split": {"read": counts["piece"]},
+        "embed": {"note": rows, "vector": rows},
+    }
+    expected = by_topology.get(world.job.topology, {})
     match world.job.topology:
-        case "pipeline":
-            expected = dict.fromkeys(("step1", "step2", "step3"), rows)
-        case "judge":
-            expected = {"answer": rows * ANSWERS["judge"], "judge": good["answer"]}
-        case "vote":
-            expected = {"sample": rows * ANSWERS["vote"]}
-        case "map_reduce" | "tree_reduce":
-            expected = {"map": rows}
         case "plan":
             parts = sum(
                 items_of(f"<<{result['row']}v0>>") if result["status"] == "ok" else 1
@@ -174,11 +194,43 @@ def each_stage_has_its_results(history: History) -> Problems:
             expected = {"blackboard": rows}
             if good["blackboard"] == rows:
                 expected |= dict.fromkeys(("blackboard.alpha", "blackboard.beta"), rows * ROUNDS)
-        case "broadcast":
-            expected = {"broadcast": rows * len(world.endpoints)}
     for stage, number in expected.items():
         if counts[stage] != number:
             yield f"stage {stage} has {counts[stage]} results, expected {number}: {dict(counts)}"
+
+
+@invariant_for("stages")
+def each_word_is_in_a_piece(history: History) -> Problems:
+    """The pieces of a text have all its words, in order, and none is larger than it may be."""
+    start = history.starts[-1]
+    if start.code not in (0, 1) or history.world.job.topology != "split":
+        return
+    pieces = defaultdict[int, list[Result]](list)
+    for result in start.results:
+        if result["stage"] == "read":
+            pieces[result["row"]].append(result)
+    for number, row in enumerate(history.world.rows):
+        parts = pieces[number]
+        if not parts:
+            yield f"row {number} has no pieces"
+        elif all(part["status"] == "ok" for part in parts):
+            read = set(leaves(" ".join(part["text"] for part in parts)))
+            if missing := set(leaves(row.text)) - read:
+                yield f"row {number}: {missing} are in no piece"
+
+
+@invariant_for("stages")
+def vectors_are_of_their_rows(history: History) -> Problems:
+    """Each row has the vector of its own text, in whatever batches it was requested."""
+    start = history.starts[-1]
+    if start.code not in (0, 1) or history.world.job.topology != "embed":
+        return
+    notes = {r["row"]: r for r in start.results if r["stage"] == "note"}
+    for result in start.results:
+        if result["stage"] == "vector" and result["status"] == "ok":
+            vector = msgspec.json.decode(result["output"])
+            if vector != vector_of(notes[result["row"]]["text"]):
+                yield f"row {result['row']}: {vector} for {notes[result['row']]['text']}"
 
 
 @invariant_for("stages")
@@ -222,6 +274,8 @@ def stages_fail_for_a_reason(history: History) -> Problems:
             where = f"start {start.number} {_key(result)}: {kind} {result['error']!r} {replies}"
             if kind in PASSING_KINDS:
                 if single and kind == "timeout" and "hang" in replies:
+                    continue
+                if single and any(recovered_soon(history, sent) for sent in requests):
                     continue
                 if all(sent.by_endpoint for sent in requests):
                     yield where
@@ -301,6 +355,8 @@ def _stages(history: History) -> list[str]:
             return ["plan", "item", "work", "reduce"]
         case "vote":
             return ["sample", "vote"]
+        case "split":
+            return ["piece", "read", "reduce"]
         case topology:
             return list(TOPOLOGIES[topology])
 

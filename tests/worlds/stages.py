@@ -20,6 +20,7 @@ DIGEST = re.compile(r"#([0-9a-f]{12})")
 
 ROUNDS = 2
 FANIN = 3
+PIECE_TOKENS = 30
 
 _REDUCE = {"prompt": "[reduce] {{ n }}\n{{ responses }}"}
 _LABEL = {
@@ -37,6 +38,8 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "plan": ("plan", "work", "reduce"),
     "blackboard": ("alpha", "beta"),
     "broadcast": ("broadcast", "reduce"),
+    "split": ("read", "reduce"),
+    "embed": ("note", "vector"),
 }
 """The prompts of each topology, by name."""
 
@@ -45,6 +48,7 @@ ANSWERS = {"judge": 2, "vote": 3}
 
 LAST = {
     "pipeline": "step3", "judge": "judge", "vote": "vote", "blackboard": "blackboard",
+    "embed": "vector",
 }  # fmt: skip
 """The last stage of each topology; else it is the reduction."""
 
@@ -56,6 +60,8 @@ def job_keys(topology: str) -> dict[str, Json]:
     keys: dict[str, Json] = {"prompt": {"user": first}, "topology": {"name": name}}
     parts = keys["topology"]
     match topology:
+        case "split" | "embed":
+            return {"prompt": None, "stages": _own_stages(topology, first)}
         case "pipeline":
             keys["prompt"] = None
             parts["steps"] = [
@@ -86,6 +92,41 @@ def job_keys(topology: str) -> dict[str, Json]:
         keys["answers"] = ANSWERS[topology]
         keys["sampling"] = {"temperature": 0.7, "max_tokens": 64, "seed": 1}
     return keys
+
+
+def _own_stages(topology: str, first: str) -> list[dict[str, Json]]:
+    """Return the stages of a job that writes them out."""
+    if topology == "embed":
+        return [
+            {"kind": "map", "name": "note", "prompt": first},
+            {"kind": "embed", "name": "vector"},
+        ]
+    split = {"field": "text", "tokens": PIECE_TOKENS, "overlap": 6}
+    return [
+        {"kind": "expand", "name": "piece", "split": split},
+        {"kind": "map", "name": "read", "prompt": first},
+        {"kind": "reduce", "name": "reduce", **_REDUCE},
+    ]
+
+
+def long_text(row: int, words: int) -> str:
+    """Return a text whose words say where they stand, to be split."""
+    return " ".join(f"<<{row}v0>>/{word}" for word in range(words))
+
+
+def vector_of(text: str) -> list[float]:
+    """Return the vector of a text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return [int(digest[:4], 16) / 1000, int(digest[4:], 16) / 1000, 0.5]
+
+
+def vectors_body(kind: str, texts: list[str]) -> Json:
+    """Return the answer to a request for vectors; some servers send none, or too few."""
+    vectors = [{"index": n, "embedding": vector_of(text)} for n, text in enumerate(texts)]
+    if kind in ("blank", "nochoice"):
+        vectors = vectors[1:]
+    usage = {"prompt_tokens": 10 * len(texts), "total_tokens": 10 * len(texts)}
+    return {"object": "list", "model": "world-model", "data": vectors, "usage": usage}
 
 
 def read_prompt(request: dict[str, Json], endpoint: int) -> tuple[str, str, str]:
