@@ -72,20 +72,27 @@ class OpenedRun:
         return summary(self.path, _warn, self._directory.load_or_report(_warn))
 
     def results(
-        self, *, statuses: Iterable[str] | None = None, with_input: bool = False
+        self, *, statuses: str | Iterable[str] | None = None, with_input: bool = False
     ) -> Iterator[Result]:
         """Yield the current results in input order, straight from the journal.
 
         Args:
-            statuses: yield only results of these statuses; ``failed`` stands for all failures.
+            statuses: yield only results of these statuses, or of one; ``failed`` stands for all
+                failures.
             with_input: read the input again, for :attr:`Result.input`.
+
+        Raises:
+            UsageError: there is no such status.
         """
+        return self._iter_results(_check_statuses(statuses), with_input=with_input)
+
+    def _iter_results(
+        self, statuses: frozenset[str] | None, *, with_input: bool
+    ) -> Iterator[Result]:
         from bagent.store.results import ResultQuery, encode_result, iter_results
         from bagent.store.run_input import find_input
 
-        result_query = ResultQuery(
-            statuses=None if statuses is None else frozenset(statuses), ordered=True
-        )
+        result_query = ResultQuery(statuses=statuses, ordered=True)
         info = self._directory.load_or_report(_warn)
         find = None
         if with_input and info is not None:
@@ -157,6 +164,23 @@ class OpenedRun:
                 f"CREATE VIEW {name} AS SELECT * REPLACE (try_cast(id AS {kind}) AS id)"
                 f" FROM {name}_as_text"
             )
+
+
+def _check_statuses(statuses: str | Iterable[str] | None) -> frozenset[str] | None:
+    """Return statuses as a set; one text is one status.
+
+    Raises:
+        UsageError: there is no such status.
+    """
+    from bagent.store.journal.codec import STATUSES
+
+    if statuses is None:
+        return None
+    names = frozenset([statuses] if isinstance(statuses, str) else statuses)
+    for name in sorted(names - set(STATUSES), key=str):
+        hint = did_you_mean(str(name), STATUSES) or f"there are {', '.join(STATUSES)}"
+        raise UsageError(f"statuses: there is no status {name!r}", hint=hint)
+    return names
 
 
 def _statement(query: str) -> str:

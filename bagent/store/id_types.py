@@ -34,7 +34,8 @@ def number_type(
         return None
     text = f"id is not null and try_cast(id as {kind})::varchar is distinct from id"
     for table in tables:
-        if connection.execute(f"select 1 from {table} where {text} limit 1").fetchone():
+        # An unfinished result would refuse relations over this connection.
+        if connection.execute(f"select 1 from {table} where {text} limit 1").fetchall():
             return None
     return kind
 

@@ -29,7 +29,6 @@ from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
 from support.jobs import rows, write_job
 from support.replies import gated, ok, slow
-from support.stored_runs import make_run, stored
 
 
 @pytest.fixture(autouse=True)
@@ -389,33 +388,6 @@ def test_a_line_that_the_end_of_a_run_cut_off_is_no_result() -> None:
         return [line async for line in read_lines(reader)]
 
     assert asyncio.run(lines()) == [b'{"id": 1}']
-
-
-@pytest.fixture
-def read(job_dir: Path) -> Any:
-    failed = {"status": "failed", "error_kind": "timeout", "text": None}
-    outcomes = [stored(1), stored(0), stored(2, **failed)]
-    make_run(job_dir / "runs" / "r", outcomes, answer_columns=[("score", "BIGINT")])
-    return bagent.open_run("r")
-
-
-def test_a_run_is_read_as_values_and_as_frames(read: Any) -> None:
-    assert [r.output for r in read.results(statuses=["ok"])] == [{"score": 0}, {"score": 1}]
-    assert read.summary().statuses == {"ok": 2, "failed": 1}
-    assert list(read.df()["id"]) == ["r0", "r1", "r2"]
-    assert list(read.df("answers")["score"]) == [0, 1]
-    assert read.arrow("select count(*) as n from errors").to_pylist() == [{"n": 1}]
-    assert read.rows("select max(score) as m from answers") == [{"m": 1}]
-    with pytest.raises(UsageError, match="did you mean"):
-        bagent.open_run("rr")
-
-
-def test_a_run_is_read_as_a_polars_frame(read: Any) -> None:
-    polars = pytest.importorskip("polars")
-    frame = read.pl("answers")
-    assert isinstance(frame, polars.DataFrame)
-    assert frame["score"].to_list() == [0, 1]
-    assert read.pl()["status"].to_list() == ["ok", "ok", "failed"]
 
 
 def test_a_run_works_in_a_process_of_its_own_too(
