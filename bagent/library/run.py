@@ -369,7 +369,8 @@ class Run:
         """Pass the state on and log messages; an error of the function is raised at the end."""
         kind = event.pop("event", None)
         if kind == "note":
-            logger.info(in_python(event["text"]))
+            level = logging.WARNING if event["level"] == "warning" else logging.INFO
+            logger.log(level, in_python(event["text"]))
         if kind not in ("progress", "end") or self._on_progress is None:
             return
         if kind == "end" and event == self._last_state:

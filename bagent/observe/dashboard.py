@@ -238,7 +238,7 @@ class Dashboard:
             self._drawn = now
             self._screen.update(_View(self, snapshot), refresh=True)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Show the message at the next drawing."""
         text = visible(text)
         if self._once.is_new(text):

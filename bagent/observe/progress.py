@@ -55,8 +55,12 @@ class Progress(Protocol):
     def attach(self, live: Live) -> None:
         """Take the state beyond snapshots, before the first of them."""
 
-    def note(self, text: str) -> None:
-        """Show a one-line message at once; an equal text is shown once."""
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Show a one-line message at once; an equal text is shown once.
+
+        Args:
+            warning: the job, the input or an earlier start is not what the user may expect.
+        """
 
     def stop(self) -> None:
         """End the display and leave the terminal as it was; a second call does nothing."""
@@ -92,7 +96,7 @@ class NoProgress:
     def attach(self, live: Live) -> None:
         """Do nothing."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Do nothing."""
 
     def stop(self) -> None:
@@ -182,7 +186,7 @@ class PlainProgress:
     def attach(self, live: Live) -> None:
         """Do nothing."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Write the message as a line."""
         text = visible(text)
         if self._once.is_new(text):
@@ -224,11 +228,12 @@ class EventProgress:
     def attach(self, live: Live) -> None:
         """Do nothing."""
 
-    def note(self, text: str) -> None:
-        """Emit ``note`` with ``text``."""
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Emit ``note`` with ``text`` and its ``level``."""
         text = visible(text)
         if self._once.is_new(text):
-            self._emit({"event": "note", "text": text})
+            level = "warning" if warning else "info"
+            self._emit({"event": "note", "level": level, "text": text})
 
     def stop(self) -> None:
         """Emit ``end`` with the last state."""

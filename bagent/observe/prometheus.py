@@ -101,9 +101,9 @@ class MetricsServer:
         self._snapshot = snapshot
         self._inner.update(snapshot)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Pass a message on."""
-        self._inner.note(text)
+        self._inner.note(text, warning=warning)
 
     def stop(self) -> None:
         """Stop serving; a second call does nothing more."""

@@ -125,7 +125,7 @@ class RichProgress:
     def attach(self, live: LiveRun) -> None:
         """Do nothing."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Print the message above the display."""
         text = visible(text)
         if self._once.is_new(text):

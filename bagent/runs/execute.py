@@ -165,7 +165,7 @@ def _run_open(
     if rows is None:
         rows = stack.enter_context(closing(open_input(context, stdin=host.stdin)))
     for warning in (*context.warnings, *store.notes):
-        messages.notify(warning)
+        messages.warn(warning)
     progress.start(_header(context, store))
     try:
         with _result_lines(context, host, store) as lines:
@@ -174,11 +174,11 @@ def _run_open(
     finally:
         progress.stop()
     for warning in rows.warnings:
-        messages.notify(warning)
+        messages.warn(warning)
     if context.options.debug and stop is not None and stop.error is not None:
         raise stop.error
     ending = finish_run(
-        context, snapshot, stop, tables=store.tables, notice=messages.notify, store=store
+        context, snapshot, stop, tables=store.tables, notice=messages.warn, store=store
     )
     if lines is not None and lines.late and stop is None:
         lines.print_all(host.stdout)

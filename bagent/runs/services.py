@@ -53,6 +53,12 @@ class RunMessages:
         self._log.info(text)
         self._progress.note(text)
 
+    def warn(self, text: str) -> None:
+        """Show a warning about the job, the input or an earlier start, and log it."""
+        text = self._redact(text)
+        self._log.warning(text)
+        self._progress.note(text, warning=True)
+
     def show(self, text: str) -> None:
         """Show the state of the moment, which is not worth a line of the log."""
         self._progress.note(text)

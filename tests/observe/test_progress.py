@@ -131,7 +131,7 @@ def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["start", "progress", "note", "end"]
     assert events[0]["header"] == "gene-review"
-    assert events[2]["text"] == "low on quota"
+    assert (events[2]["level"], events[2]["text"]) == ("info", "low on quota")
     assert (events[1]["ok"], events[1]["failed"], events[1]["total"]) == (1500, 9, 6723)
     assert events[1]["this_start"]["ok"] == 1200
     assert events[1]["fleet"]["retrying"] == 7

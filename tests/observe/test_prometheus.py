@@ -20,7 +20,7 @@ class Noted(NoProgress):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         self.notes.append(text)
 
 

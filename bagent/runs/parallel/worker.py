@@ -55,7 +55,7 @@ class WorkerProgress:
     def attach(self, live: Live) -> None:
         """Do nothing: only states are reported."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, warning: bool = False) -> None:
         """Report a message for people."""
         self._write({"event": "note", "text": text})
 

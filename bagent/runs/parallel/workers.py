@@ -179,7 +179,7 @@ def run_parts(
     merger = StateMerger(count_earlier_codes(prepared))
     progress = make_display(prepared.options)
     for text in (*prepared.warnings, *notes):
-        progress.note(text)
+        progress.note(text, warning=True)
     run = display_path(prepared.run_dir, prepared.options.cwd)
     progress.start(f"{prepared.job.name}: {summary}, results in {run}")
     try:
