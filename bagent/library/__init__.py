@@ -7,4 +7,5 @@ open_run     `open_run`: read a run during its work or afterwards
 job_files    the file of a job that is a dict
 row_values   rows of other programs, pandas, polars and Arrow as JSON lines
 progress     progress in notebooks and on standard error
+tracebacks   short tracebacks of errors that the caller caused
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import UsageError
+from bagent.library.tracebacks import ShortTraceback
 from bagent.store.run_dir import RunDir, find_run
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json, ResultColumns
@@ -42,6 +43,7 @@ class Result(ResultColumns, frozen=True, kw_only=True, omit_defaults=False):  # 
 _TABLES_WITH_ID = ("results", "answers", "attempts", "tool_calls")
 
 
+@ShortTraceback()
 def open_run(run: str | os.PathLike[str] | None = None) -> OpenedRun:
     """Open a run by its directory or its name under ``./runs``; None opens the latest.
 
@@ -65,12 +67,14 @@ class OpenedRun:
         """The run directory."""
         return self._directory.path
 
+    @ShortTraceback()
     def summary(self) -> RunSummary:
         """Return totals, counts by status and kind, tokens, cost and speed."""
         from bagent.store.results import summary
 
         return summary(self.path, _warn, self._directory.load_or_report(_warn))
 
+    @ShortTraceback()
     def results(
         self, *, statuses: str | Iterable[str] | None = None, with_input: bool = False
     ) -> Iterator[Result]:
@@ -104,6 +108,7 @@ class OpenedRun:
     def __iter__(self) -> Iterator[Result]:
         return self.results()
 
+    @ShortTraceback()
     def df(self, query: str = "results") -> Any:
         """Return a table, a view or the result of SQL as a pandas DataFrame (needs pandas).
 
@@ -117,14 +122,17 @@ class OpenedRun:
         """
         return self._query(query, "df")
 
+    @ShortTraceback()
     def pl(self, query: str = "results") -> Any:
         """Return the same as :meth:`df` as a polars DataFrame (needs polars and pyarrow)."""
         return self._query(query, "pl")
 
+    @ShortTraceback()
     def arrow(self, query: str = "results") -> Any:
         """Return the same as :meth:`df` as a pyarrow Table (needs pyarrow)."""
         return self._query(query, "to_arrow_table")
 
+    @ShortTraceback()
     def rows(self, query: str = "results") -> list[dict[str, Any]]:
         """Return the same as :meth:`df` as dicts; needs no other package."""
         from bagent.store.query import plain_rows

@@ -47,6 +47,7 @@ from bagent.library.arguments import check_options, check_progress, in_python, u
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
 from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
+from bagent.library.tracebacks import ShortTraceback
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
@@ -67,6 +68,7 @@ class LoadedJob:
         return f"<job {self.spec.name} of {self.path}>"
 
 
+@ShortTraceback()
 def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJob:
     """Read and check a job file, as ``bagent run`` does before it sends anything.
 
@@ -102,6 +104,7 @@ _ERRORS: dict[int, type[BagentError]] = {
 }
 
 
+@ShortTraceback()
 def run(
     job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any],
     *,
@@ -186,6 +189,7 @@ class Run:
         self._rows = rows
         self._on_progress = on_progress
         self._engine_type = ProcessEngine if process else ThreadEngine
+        self._short_traceback = ShortTraceback(debug="--debug" in args)
         self._engine: Engine | None = None
         self._stopping = False
         self._fault: BaseException | None = None
@@ -239,7 +243,11 @@ class Run:
             await self.__aexit__(None, None, None)
 
         try:
-            while (result := _wait_for(next_result(), loop)) is not None:
+            while True:
+                with self._short_traceback:
+                    result = _wait_for(next_result(), loop)
+                if result is None:
+                    break
                 yield result
         finally:
             ending = asyncio.run_coroutine_threadsafe(stop(), loop)
@@ -286,7 +294,7 @@ class Run:
         """Yield the results; raise why there are no more, where rows remain."""
         # One generator: the end of an event loop closes all that are open at the same time.
         self._suggest_id()
-        with _job_path(self._job) as (path, job_text):
+        with self._short_traceback, _job_path(self._job) as (path, job_text):
             self._engine = engine = await self._engine_type.start(
                 [str(path), *self._args], self._on_event, piped=self._rows is not None
             )

@@ -294,6 +294,24 @@ def test_a_run_that_cannot_begin_raises_what_the_command_says(job_dir: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda: list(bagent.run("job.yaml")),
+        lambda: bagent.run("job.yaml", rows="text"),
+        lambda: bagent.load_job("job.yaml"),
+        lambda: bagent.open_run("none"),
+    ],
+    ids=["loop", "arguments", "load_job", "open_run"],
+)
+def test_an_error_of_the_caller_has_a_short_traceback(job_dir: Path, call: Any) -> None:
+    (job_dir / "job.yaml").write_text("modle: x\n")
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert len([entry for entry in caught.traceback if "/bagent/" in str(entry.path)]) <= 1
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
     ("fault", "raised"),
     [(ZeroDivisionError(), ZeroDivisionError), (OSError(5, "disk"), NeedsPerson)],
     ids=["fault", "disk"],
