@@ -117,10 +117,9 @@ def visit(page: Any, url: str) -> None:
     """Open a page and wait for its tables and its parts."""
     page.goto(url)
     page.wait_for_selector("meta[http-equiv=refresh]", state="detached")
-    page.wait_for_function(
-        "[...document.querySelectorAll('.lazy')].every((box) => box.dataset.current)"
-        " && (document.querySelector('#count')?.textContent.trim() ?? '-')"
-    )
+    page.wait_for_selector(".lazy:not([data-current])", state="detached")
+    if page.locator("#count").count():
+        page.wait_for_selector("#count >> text=row")
 
 
 def test_a_bar_leads_to_its_rows_and_a_row_to_its_parent(page, base):
