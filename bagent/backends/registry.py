@@ -127,7 +127,7 @@ def check_supported(
     if batching in ("completions", "chat") and LISTS in traits.unsupported:
         raise UsageError(
             f"backend {kind} takes one row a request, not batching: {{mode: {batching}}}",
-            hint="write batching: {mode: auto}",
+            hint="leave batching.mode out",
         )
     names = SAMPLING.get(traits.protocol)
     unknown = sorted(sampling - names.sent - names.ignored) if names is not None else []

@@ -191,13 +191,13 @@ def check_batches(job: Job, *, staged: bool) -> None:
         message = (
             "only openai, anthropic and bedrock, and servers like theirs, have a batch service"
         )
-        hint = "write batching: {mode: auto}"
+        hint = "leave batching.mode out"
     elif job.agent is not None:
         message, key = "turns with tools cannot wait for a batch each", ("agent",)
-        hint = "leave agent out, or write batching: {mode: auto}"
+        hint = "leave agent out, or leave batching.mode out"
     elif staged:
         message = "the rows of several stages cannot wait for one another's batches"
-        hint = "make each stage a job of its own, or write batching: {mode: auto}"
+        hint = "make each stage a job of its own, or leave batching.mode out"
     elif job.batching.service_tier is not None and job.batching.mode == "provider":
         message = "a batch has a tier of its own, so service_tier says nothing"
         hint = "leave out one of the two"

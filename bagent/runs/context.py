@@ -281,7 +281,7 @@ def prepare(options: RunOptions) -> RunContext:
     if job.batching.in_batches and prompt is not None and prompt.reads_buckets:
         raise JobError(
             f"batching mode {job.batching.mode}: images in buckets are sent with live calls only",
-            hint="write batching: {mode: auto}, or name images by https URLs",
+            hint="leave batching.mode out, or name images by https URLs",
             at=job.source.position(("prompt",)),
         )
     run_dir = run_directory(job, options)
@@ -451,12 +451,22 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     return job, False
 
 
+_DATA_FILES = frozenset({".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".xlsx"})
+"""Endings of files that ``-o`` does not write."""
+
+
 def run_directory(job: Job, options: RunOptions) -> Path:
     """Return the run directory: ``-o DIR``, else the job's name under the results folder."""
     if options.output == "":
         raise UsageError("--output: the name is empty", hint="name the folder of the run")
     if options.output not in (None, "-"):
         path = options.cwd / str(options.output)
+        if path.suffix.lower() in _DATA_FILES and not path.is_dir():
+            raise UsageError(
+                f"--output {options.output}: this is the name of a file, and -o names the folder"
+                " of the run",
+                hint=f"-o - > {options.output}, or afterwards bagent results -o {options.output}",
+            )
         if path.exists() and not path.is_dir():
             raise UsageError(
                 f"--output {options.output}: this is a file",

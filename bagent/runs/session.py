@@ -181,8 +181,8 @@ class RunSession:
         reading = asyncio.create_task(self._open_feeder().has_work(print_finished))
         reasons: set[asyncio.Future[Any]] = {reading, self._switch.requested}
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            return reading.result()
+        if reading.done() or self._reader_is_gone():
+            return await reading
         reading.cancel()  # a stop is requested, which the next step handles
         return True
 
@@ -198,7 +198,14 @@ class RunSession:
         self._store.input_ended()
         self._store.forget_missing()
         self._store.forget_edited()
-        return self._ended(await self._finish_stdout(None))
+        stop = await self._finish_stdout(None)
+        # A reader that has seen enough stops nothing where nothing was to do.
+        return self._ended(None if self._reader_is_gone() else stop)
+
+    def _reader_is_gone(self) -> bool:
+        """Return whether stdout was closed, rather than full."""
+        failure = self._stdout.failure if self._stdout is not None else None
+        return failure is not None and stop_for_stdout(failure).code == EXIT_STOPPED
 
     # --- the run ------------------------------------------------------------------------------
 

@@ -46,6 +46,14 @@ def test_a_row_that_alone_is_not_utf8_is_to_be_mended(job_dir, bagent):
     assert "iconv" not in done.err
 
 
+def test_a_folder_of_a_run_is_not_named_as_a_file_of_data(job_dir, bagent):
+    write_job(job_dir, "sim", 1, model=None)
+    done = bagent(["run", "job.yaml", "-o", "answers.jsonl"])
+    assert done.code == 2
+    assert "(-o - > answers.jsonl, or afterwards bagent results -o answers.jsonl)" in done.err
+    assert not (job_dir / "answers.jsonl").exists()
+
+
 def test_a_bug_names_the_option_that_shows_where(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bagent", "run"])
     process.report_fault(ValueError("odd"))
