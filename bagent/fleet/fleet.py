@@ -304,6 +304,11 @@ class Fleet:
                 late.calls[0].hedged = True
                 self._start(state, list(late.calls), now)
 
+    @property
+    def open_rows(self) -> int:
+        """How many rows wait or are in flight."""
+        return self._state.in_flight + self._waiting.ready + self._waiting.asleep
+
     def stats(self) -> FleetStats:
         """Return the fleet's counters."""
         return self._state.stats()
@@ -535,10 +540,10 @@ class Fleet:
             has_room = (ready < limit or not ready) and below
         if has_room != self.has_room:
             self.has_room = has_room
-            _set_event(self._room, has_room)
+            (self._room.set if has_room else self._room.clear)()
         idle = not (ready or asleep or in_flight)
         if idle != self._idle.is_set():
-            _set_event(self._idle, idle)
+            (self._idle.set if idle else self._idle.clear)()
 
     # --- one request ----------------------------------------------------------------------------
 
@@ -588,10 +593,3 @@ class Fleet:
             self._scheduler.warmer.end(state)
         if self._config.budget is not None:
             self._config.budget.ledger.settle(request.reserved_usd, request.cost_usd)
-
-
-def _set_event(event: asyncio.Event, value: bool) -> None:
-    if value:
-        event.set()
-    else:
-        event.clear()

@@ -28,15 +28,15 @@ from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Usage
 
 
-def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
+def estimate_to_do(done: int, open_rows: int, feed: FeedStats) -> int | None:
     """Return how many results are still to be made, None where the input's size is not known.
 
-    Rows that wait or are in flight are counted, and so are those that were read and not started:
-    all of a small file. The number of rows not yet read is estimated from the input's size and
-    the rows per unit so far, less those that an earlier start finished; each of them counts as
-    much work as a row that was read and not skipped.
+    The rows that wait or are in flight, ``open_rows``, are counted, and so are those that were read
+    and not started: all of a small file. The number of rows not yet read is estimated from the
+    input's size and the rows per unit so far, less those that an earlier start finished; each of
+    them counts as much work as a row that was read and not skipped.
     """
-    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.expected - done)
+    waiting = max(open_rows, feed.expected - done)
     if feed.ended:
         return waiting
     unread = _unread_rows(feed)
@@ -452,10 +452,10 @@ class RunCounters:
         if new_request and (a.status_code == 429 or kind == "rate_limited"):
             self._throttled += 1
 
-    def to_do(self, fleet: FleetStats, feed: FeedStats) -> int | None:
+    def to_do(self, open_rows: int, feed: FeedStats) -> int | None:
         """Return how many results are still to be made, see :func:`estimate_to_do`."""
         self._fold()
-        return estimate_to_do(self._done, fleet, feed)
+        return estimate_to_do(self._done, open_rows, feed)
 
     def snapshot(
         self, fleet: FleetStats, feed: FeedStats, run: RunTotals | None = None
@@ -468,7 +468,7 @@ class RunCounters:
         now = self._clock()
         elapsed = max(0.0, now - self._start)
         recent, overall = self._speeds(now, elapsed)
-        to_do = estimate_to_do(self._done, fleet, feed)
+        to_do = self.to_do(fleet.in_flight + fleet.ready + fleet.retrying, feed)
         run = run or RunTotals(Totals.of(self._codes))
         remaining = None if to_do is None or run.staged else max(0, to_do - run.repeats_in(feed))
         total = None if remaining is None else run.totals.rows + remaining

@@ -405,7 +405,7 @@ class RunSession:
             if self._fleet is not None:
                 # Rows of stages come from other rows, so how many remain is unknown.
                 staged = bool(self._context.stages)
-                to_do = self._counters.to_do(self._fleet.stats(), self._feed_stats())
+                to_do = self._counters.to_do(self._fleet.open_rows, self._feed_stats())
                 self._fleet.tick(None if staged else to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()

@@ -166,6 +166,11 @@ class FleetSet:
         """Drain all fleets at once; return how many rows were abandoned."""
         return sum(await asyncio.gather(*(fleet.drain(seconds) for fleet in self._fleets)))
 
+    @property
+    def open_rows(self) -> int:
+        """How many rows wait or are in flight."""
+        return sum(fleet.open_rows for fleet in self._fleets)
+
     def stats(self) -> FleetStats:
         """Return the sums over all fleets."""
         stats = [fleet.stats() for fleet in self._fleets]
