@@ -109,7 +109,8 @@ def test_stopped_by_the_deadline(fs, job_dir, bagent):
     command = check(bagent, done, "deadline")
     fs.set_script({"*": [echo()]})
     command[command.index("--deadline") + 1] = "none"  # the same would stop as early again
-    assert (bagent(command).code, fs.count("r1")) == (0, 1)
+    again = bagent(command)
+    assert (again.code, fs.count("r1")) == (0, 1), again.err
 
 
 def test_stopped_by_the_budget(fs, job_dir, bagent):
@@ -119,7 +120,8 @@ def test_stopped_by_the_budget(fs, job_dir, bagent):
     done = bagent([*RUN, "--budget", "0.085"])
     command = check(bagent, done, "budget")
     command[command.index("--budget") + 1] = "100"
-    assert (bagent(command).code, fs.count("r1")) == (0, 1)
+    again = bagent(command)
+    assert (again.code, fs.count("r1")) == (0, 1), again.err
 
 
 def test_a_deadline_after_the_last_server_died_says_so(job_dir, bagent):
@@ -175,7 +177,8 @@ def test_stopped_by_a_signal(fs, job_dir, bagent):
         done = running.finish()
     command = check(bagent, done, "signal")
     fs.set_script({"*": [echo()]})
-    assert (bagent(command).code, fs.count("r1")) == (0, 1)
+    again = bagent(command)
+    assert (again.code, fs.count("r1")) == (0, 1), again.err
 
 
 def test_stopped_by_an_outage(fs, job_dir, bagent, unused_tcp_port_here):

@@ -20,11 +20,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import msgspec
+
 from bagent.cli.app import main
 from bagent.cli.process import report_fault
 from bagent.runs import execute
 from bagent.store import query
+from bagent.store.run_dir import RunInfo
 from bagent.store.tables import build
+from bagent.store.tables.duckdb import TableOutputs
+from bagent.store.tables.parquet import MemoryLimits
 
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,
@@ -161,8 +166,21 @@ def make_tables_here() -> None:
     execute.TablesChild = TablesHere
 
 
+class ParquetAlone(TableOutputs):
+    """Tables without the DuckDB file, which takes half of the time and which no command reads."""
+
+    def __init__(
+        self, work: Path, limits: MemoryLimits, info: RunInfo, sources: Sequence[Path] = ()
+    ) -> None:
+        super().__init__(work, limits, msgspec.structs.replace(info, duckdb=False), sources)
+
+
 def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:
-    with contextlib.redirect_stderr(io.StringIO()) as err:
+    outputs = TableOutputs if TablesHere.at_once else ParquetAlone
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as err,
+        mock.patch.object(build, "TableOutputs", outputs),
+    ):
         code = build.main(arguments, rows.encode())
     return code, err.getvalue()
 
@@ -171,7 +189,8 @@ class TablesHere:
     """Has the interface of ``TablesChild``, without a child.
 
     Making tables takes half of a short run. They wait for a command that reads them, and most tests
-    run none. Tests with the marker ``tables`` get them at the end of a run, as users do.
+    run none. Tests with the marker ``tables`` get them at the end of a run, as users do, and the
+    DuckDB file too.
     """
 
     at_once = False
