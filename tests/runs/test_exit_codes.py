@@ -174,6 +174,12 @@ def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir, options, reade
     finished = len(results_by_id(job_dir))
     assert max(printed, 1) <= finished <= rows
     assert len(fs.requests) == finished
+    if options:  # all rows are finished: a reader that leaves stops nothing
+        shell(f"{' '.join(command)} | true; echo ${{PIPESTATUS[0]}} > code", job_dir)
+        assert (job_dir / "code").read_text().strip() == "75"
+        assert shell(" ".join(command), job_dir).returncode == 0
+        shell(f"{' '.join(command)} | head -1; echo ${{PIPESTATUS[0]}} > code", job_dir)
+        assert (job_dir / "code").read_text().strip() == "0"
 
 
 @pytest.mark.parametrize("allowed", ["25%"])
