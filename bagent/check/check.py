@@ -369,6 +369,7 @@ class _Check:
                 self._prepared, probed, self._target.model if servers.simulated else None
             ),
             unsendable=facts.unsendable_reason(sample),
+            hosted=TRAITS[servers.kind].hosted,
             without_ids=any(row.id == f"{row.key:016x}" for row in self._rows[:1]),
         )
 
@@ -499,12 +500,17 @@ class _Check:
     def _warnings(self, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
         return [
             *self._prepared.warnings,
+            *self._missing_key(),
             *facts.brace_warnings(self._prepared, self._rows),
             *facts.empty_cells(self._prepared, self._rows),
             *facts.warnings(self._prepared, plan, probed),
             *self._not_opened(),
             *self._of_a_board(),
         ]
+
+    def _missing_key(self) -> list[str]:
+        name = self._target.missing_key
+        return [f"{name} is not set, and a run needs it: export {name}=..."] if name else []
 
     def _not_opened(self) -> list[str]:
         """Return the warning about tools whose definitions are not counted."""

@@ -16,6 +16,7 @@ from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport
+from bagent.backends.keys import key_from_env
 from bagent.job.redaction import carried
 from bagent.job.spec.backend import BackendRef
 from bagent.job.spec.job import Job
@@ -45,6 +46,8 @@ class CheckTarget(msgspec.Struct, frozen=True):
     """Endpoints whose key or other headers are not sent."""
     not_asked: Mapping[str, str] = MappingProxyType({})
     """Why an endpoint is not asked, by name."""
+    missing_key: str | None = None
+    """The variable of a key that a run needs and that is not set."""
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -85,6 +88,9 @@ async def find_target(
             return _local(ref)
         if ref.kind == "sim":
             return _simulated(ref)
+    missing_key = None if keys or ref is None else _missing_key(ref, env)
+    if missing_key is not None:
+        env = {**env, missing_key: "not set"}  # it is sent nowhere
     no_log = Path(os.devnull)
     servers = await open_servers(
         job, env, stack, log_file=no_log, notice=lambda _: None, run_commands=keys
@@ -102,7 +108,24 @@ async def find_target(
         if servers.keys
         or (endpoint.headers, endpoint.query) != (bare_endpoint.headers, bare_endpoint.query)
     }
-    return CheckTarget(bare, withheld=frozenset(withheld), not_asked=not_asked)
+    return CheckTarget(
+        bare, withheld=frozenset(withheld), not_asked=not_asked, missing_key=missing_key
+    )
+
+
+def _missing_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
+    """Return the variable of the key of a hosted API, where it is needed and not set."""
+    traits = TRAITS[ref.kind]
+    names = {name.lower() for name in ref.all_headers}
+    if ref.base is not None or ref.api_key_command or traits.signs_requests:
+        return None
+    if ref.api_key_env is not None:
+        return ref.api_key_env if key_from_env(env, ref.api_key_env) is None else None
+    variables = [variable for group in traits.keys for variable in group]
+    needed = traits.hosted and not names & {"authorization", traits.key_header}
+    if not needed or any(key_from_env(env, variable) is not None for variable in variables):
+        return None
+    return variables[0] if variables else None
 
 
 def without_keys(servers: Servers, job: Job) -> Servers:

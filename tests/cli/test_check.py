@@ -471,6 +471,16 @@ def test_rows_without_ids_are_told(check, job_dir):
     assert "without ids" not in check(["job.yaml", "--set", "id=text"]).out
 
 
+def test_the_cost_of_a_hosted_model_needs_no_key(check, job_dir):
+    write_job(job_dir, "openai", 2, model="gpt-5.4-mini")
+    # Nothing listens there, as offline.
+    done = check(["job.yaml"], env={"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})
+    assert "cost        prompts about $" in done.out
+    assert "warning: OPENAI_API_KEY is not set, and a run needs it: export OPENAI_API_" in done.err
+    assert done.code == 75
+    assert "(look at the network, and at the proxy of the environment)" in done.err
+
+
 def test_a_model_that_simulated_engines_do_not_serve_is_2(check, job_dir):
     line = {"custom_id": "a", "url": "/v1/chat/completions"}
     body = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}

@@ -88,7 +88,10 @@ def _refuse(report: CheckReport, command: str) -> None:
     if report.unsendable:
         raise InputError(report.unsendable, hint="correct the input or the prompt")
     if report.dead:
-        raise StoppedEarly(report.dead, hint=f"start it, or: {command} --wait-hosts 10m")
+        hint = f"start it, or: {command} --wait-hosts 10m"
+        if report.hosted:
+            hint = "look at the network, and at the proxy of the environment"
+        raise StoppedEarly(report.dead, hint=hint)
     if report.refused:
         raise NeedsPerson(report.refused, hint="give the right key: backend: {api_key_env: NAME}")
 
