@@ -421,7 +421,8 @@ class Fleet:
         self._lingering = None
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
         while first is not None and waiting.is_pinned(first.name) and not self._full:
-            if first.room <= 0 or not self._start_batch(scheduler.next(first, now), now):
+            may_send = first.room > 0 and first.account.wait(now, 0) <= 0
+            if not (may_send and self._start_batch(scheduler.next(first, now), now)):
                 break
         skipped: list[EndpointState] = []
         while waiting.ready and not self._full:

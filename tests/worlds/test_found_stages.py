@@ -33,3 +33,17 @@ def test_parents_on_a_board_name_the_results_of_its_sections():
             endpoints=(EndpointSpec(),),
         )
     )
+
+
+def test_rows_of_a_broadcast_respect_a_429():
+    """A row that only one server may answer was sent to it during its pause."""
+    rows = [RowSpec("r0", replies=("429+3", "ok"), stage="broadcast")]
+    rows += [RowSpec(f"r{number}", seconds=0.2, stage="broadcast") for number in range(1, 4)]
+    holds(
+        World(
+            seed=20126,
+            job=JobSpec("stages", "broadcast", concurrency=2),
+            rows=tuple(rows),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+        )
+    )
