@@ -77,6 +77,17 @@ async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(run
     assert "is not one of" in page
 
 
+async def test_a_run_names_its_slow_endpoint(tmp_path):
+    rows = (
+        stored(n, endpoint=f"node{n % 3}", latency_ms=900.0 if n % 3 == 1 else 100.0)
+        for n in range(90)
+    )
+    make_run(tmp_path / "job", rows)
+    async with viewing(tmp_path) as viewer:
+        page = words(await viewer.page(""))
+    assert "What stands out Endpoints node1: slow, 900ms a row, 9.0 times the median" in page
+
+
 async def test_the_answers_show_values_and_a_click_on_a_bar_lists_its_rows(runs):
     async with viewing(runs) as viewer:
         page = await viewer.page("answers")
