@@ -170,7 +170,7 @@ def test_a_stdin_that_gives_no_rows_does_not_wait(fs, job_dir, stdin, code, word
         line = f"{BAGENT} <&-" if stdin == "closed" else BAGENT
         done = subprocess.run(
             ["bash", "-c", line], cwd=job_dir, env=clean_env(job_dir), stdin=slave,
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=110, check=False,
         )  # fmt: skip
     finally:
         os.close(master)

@@ -141,7 +141,7 @@ class Clock:
                 return
         self.waits.append(seconds)
         if seconds is None:
-            await asyncio.wait_for(event.wait(), 20)
+            await event.wait()
         else:
             self.now += seconds
 

@@ -52,7 +52,7 @@ def run_script(
     return run_rows(folder)
 
 
-def shell(command: str, folder: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def shell(command: str, folder: Path, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     """Run a command line in ``folder`` as a batch script would; stdin is empty."""
     return subprocess.run(
         ["bash", "-c", command],
