@@ -126,7 +126,7 @@ class RunTables:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.version = 0
-        """Grows with each renewal."""
+        """Grows with each renewal; 0 while there are no tables, and after they were closed."""
 
         self.problem = ""
         """Why the tables could not be made; empty if they could."""
@@ -246,6 +246,7 @@ class RunTables:
         self._closed = True
         if self._task is not None:
             await asyncio.wait([self._task])
+        self.version = 0
         if self._open is not None:
             self._open.retire()
             self._open = None

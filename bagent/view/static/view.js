@@ -62,7 +62,6 @@ const events = $("[data-events]")?.dataset.events;
 const FETCH_SHARE = 5;
 const SHORTEST_PAUSE = 1000;
 let source = null;
-let last = null; // the state of the last event
 let pause = SHORTEST_PAUSE;
 let refreshing = false;
 let timer = 0;
@@ -72,10 +71,7 @@ function follow() {
   source?.close();
   if (document.hidden) return; // a browser opens only a few connections to one server
   source = new EventSource(events);
-  source.onmessage = (event) => {
-    last = JSON.parse(event.data);
-    showNumbers(last);
-  };
+  source.onmessage = (event) => showNumbers(JSON.parse(event.data));
 }
 
 function showNumbers(state) {
@@ -107,7 +103,7 @@ async function refresh() {
   if (!String(getSelection())) await fetchAndShow();
   refreshing = false;
   timer = 0;
-  showNumbers(last);
+  follow(); // the server may have opened the tables anew, with another count of versions
 }
 
 async function fetchAndShow() {
