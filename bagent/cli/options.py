@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISFIFO
 from typing import Annotated
 
 import typer
@@ -360,6 +364,8 @@ def find_job(job: Path | None) -> Path:
     default = Path("job.yaml")
     if default.is_file():
         return default
-    raise UsageError(
-        "this folder has no job.yaml", hint="name a job file, or make one: bagent init"
-    )
+    hint = "name a job file, or make one: bagent init"
+    with suppress(OSError, ValueError):  # standard input may be closed
+        if S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            hint = "- is a batch file on standard input: bagent run -"
+    raise UsageError("this folder has no job.yaml", hint=hint)

@@ -10,6 +10,7 @@ from bagent.errors import InputError, Position
 from bagent.rows.formats.compression import ByteStream, packing_of
 from bagent.rows.formats.json import split_lines
 from bagent.text.json import decode_json
+from bagent.text.suggest import nearest_name
 
 KEYS = frozenset({"custom_id", "method", "url", "body"})
 SUFFIXES = (".jsonl", ".ndjson")
@@ -37,6 +38,21 @@ def is_batch_file(path: str | Path) -> bool:
     if not count:
         return unpacked_suffix(path) in SUFFIXES
     return complete > 0 and 2 * similar > count
+
+
+def misspelled_key(path: Path) -> tuple[str, str] | None:
+    """Return a key of the first line that is nearly one of a batch line, and that one."""
+    try:
+        keys = next(_keys_of_lines(path), frozenset())
+    except InputError:
+        return None
+    if len(keys & KEYS) < 2:
+        return None
+    for key in sorted(keys - KEYS):
+        near = nearest_name(key, KEYS - keys)
+        if near:
+            return key, near
+    return None
 
 
 def unpacked_suffix(path: Path) -> str:

@@ -120,10 +120,11 @@ def _text(request: JobRequest) -> str:
 
 
 def _near_job(path: Path, cwd: Path) -> Path | None:
-    """Return a job file that the path was probably meant to name, here or one folder below."""
+    """Return a file that the path was probably meant to name, here or one folder below."""
     folder = (cwd / path).parent
+    patterns = ("*.y*ml", "*.json*", "*/*.y*ml", "*/*.json*")
     with suppress(OSError):
-        files = islice(chain(folder.glob("*.y*ml"), folder.glob("*/*.y*ml")), MOST_NEAR)
+        files = islice(chain.from_iterable(map(folder.glob, patterns)), MOST_NEAR)
         names = [file.relative_to(folder) for file in files]
         same = [name for name in names if name.name == path.name]
         beside = [name.name for name in names if len(name.parts) == 1]
@@ -138,11 +139,11 @@ def _cannot_read(path: Path, cwd: Path, error: OSError) -> JobError:
         if str(path) == "-":
             hint = "rows are piped in with -i -; the job is a file"
             return JobError("a job cannot be piped in", hint=hint)
-        if unpacked_suffix(path) in SUFFIXES:
-            return JobError("no such batch file", hint="check the path", at=at)
+        is_batch = unpacked_suffix(path) in SUFFIXES
         near = _near_job(path, cwd)
-        hint = f"did you mean {near}?" if near else "bagent init writes a starter job"
-        return JobError("no such job file", hint=hint, at=at)
+        hint = "check the path" if is_batch else "bagent init writes a starter job"
+        hint = f"did you mean {near}?" if near else hint
+        return JobError(f"no such {'batch' if is_batch else 'job'} file", hint=hint, at=at)
     if error.errno == errno.EISDIR:
         return JobError("this is a folder", hint="name the job file in it", at=at)
     reason = os.strerror(error.errno) if error.errno else str(error)

@@ -23,6 +23,7 @@ from bagent.job.batch_file import (
     SUFFIXES,
     is_batch_file,
     lines_of,
+    misspelled_key,
     unpacked_suffix,
 )
 from bagent.job.load import JobRequest, job_for_batch_file, load_job
@@ -67,6 +68,8 @@ def is_batch_file_path(path: Path, typed: Path) -> bool:
     hint = f"bagent run job.yaml -i {typed}"
     if suffix in SUFFIXES:
         hint += "; lines of a batch file have custom_id, method, url and body"
+        if (wrong := misspelled_key(path)) is not None:
+            hint = f"its first line has {wrong[0]}: did you mean {wrong[1]}?"
     raise JobError(f"{typed} holds rows, not a job", hint=hint)
 
 

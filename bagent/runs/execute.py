@@ -282,6 +282,7 @@ def with_metrics(progress: Progress, options: RunOptions) -> Progress:
 
 
 def _header(context: RunContext, store: RunStore) -> str:
+    from bagent.observe.formatting import counted
     from bagent.runs.ending import display_path
 
     job = context.job
@@ -291,7 +292,7 @@ def _header(context: RunContext, store: RunStore) -> str:
         else str(job.hostfile or "no server")
     )
     backend = mask_text(backend, job.source.secrets)
-    unit = "answers of stages" if context.stages else "rows"
-    earlier = f", {store.finished:,} {unit} finished earlier" if store.finished else ""
+    units = ("answer of stages", "answers of stages") if context.stages else ("row", "rows")
+    earlier = f", {counted(store.finished, *units)} finished earlier" if store.finished else ""
     run = display_path(store.path, context.options.cwd)
     return f"{job.name}: {backend}, results in {run}{earlier}"

@@ -96,6 +96,15 @@ def test_order_status_and_columns(bagent, run):
     assert bagent(["results", "--status", "failed,refused"]).lines()[0]["id"] == "r3"
 
 
+def test_rows_without_a_result_are_told_beside_those_of_a_stopped_run(bagent, fs, job_dir):
+    fs.set_script({"*": [ok_json({"score": 1})]})
+    write_job(job_dir, fs.url, 9, limits={"concurrency": 1}, prices={"input": 1000, "output": 1})
+    assert bagent(["run", "job.yaml", "--progress", "none", "--budget", "0.1"]).code == 76
+    done = bagent(["results", "--columns", "id"])
+    said = f"{9 - len(done.lines())} rows of runs/job without a result; bagent status runs/job says"
+    assert said in done.err
+
+
 def test_status_failed_stands_for_all_failures(bagent, job_dir):
     cut = {"status": "truncated", "text": None}
     outcomes = [

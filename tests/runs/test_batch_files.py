@@ -195,6 +195,14 @@ def test_a_file_of_rows_in_place_of_a_job_is_called_what_it_is(job_dir, bagent, 
     assert (done.code, f"{name} holds rows, not a job" in done.err) == (2, True)
 
 
+def test_a_batch_file_with_a_misspelled_key_names_it(job_dir, bagent):
+    line = {"customid": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}
+    write_rows(job_dir / "b.jsonl", [line])
+    done = bagent(["run", "b.jsonl"])
+    assert "(its first line has customid: did you mean custom_id?)" in done.err
+    assert "b.json: no such job file (did you mean b.jsonl?)" in bagent(["run", "b.json"]).err
+
+
 def test_another_batch_file_of_the_same_name_is_refused(server, job_dir, bagent):
     for folder, name in (("a", "r1"), ("b", "r2")):
         (job_dir / folder).mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -14,7 +15,7 @@ import typer
 from bagent.cli import completion
 from bagent.cli.process import log
 from bagent.cli.results_export import ResultsRequest, stages_of_shards, write_by_tables
-from bagent.errors import UsageError, WriteError
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError, WriteError
 from bagent.text.terminal import data_stdout
 
 RUNS = Path("runs")
@@ -155,6 +156,25 @@ def results(
     )
     _check_stages(request)
     _write_to(_lines(request), output if form in ("jsonl", "openai-batch") else None)
+    _log_unfinished(request)
+
+
+def _log_unfinished(request: ResultsRequest) -> None:
+    """Say on standard error how many rows of a run have no result yet."""
+    from bagent.observe.formatting import counted
+    from bagent.store.run_progress import read_progress
+
+    for run in request.runs:
+        info = run.load_or_report(lambda _: None)
+        if info is None or info.exit_code in (EXIT_OK, EXIT_ROWS_FAILED):
+            continue
+        progress = read_progress(run.path, info.parts)
+        if progress is not None and progress.remaining:
+            about = "" if progress.total_is_exact else "about "
+            log(
+                f"{about}{counted(progress.remaining, info.unit)} of {run.path} without a result;"
+                f" bagent status {shlex.quote(str(run.path))} says what to type"
+            )
 
 
 def _form(form: str | None, output: Path | None) -> str:
