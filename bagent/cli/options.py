@@ -367,5 +367,5 @@ def find_job(job: Path | None) -> Path:
     hint = "name a job file, or make one: bagent init"
     with suppress(OSError, ValueError):  # standard input may be closed
         if S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-            hint = "- is a batch file on standard input: bagent run -"
+            hint += "; a batch file on standard input: bagent run -"
     raise UsageError("this folder has no job.yaml", hint=hint)
