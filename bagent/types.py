@@ -51,7 +51,8 @@ EXTERNAL_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"
 class Row(msgspec.Struct, frozen=True):
     """One row of the input, or one made by a stage.
 
-    A row that cannot be read has ``error``, ``raw`` and empty ``data``.
+    A row that cannot be read has ``error``, ``raw`` and empty ``data``; one of which some columns
+    can, has ``error`` and those.
     """
 
     index: int

@@ -1,7 +1,8 @@
 """Rows of other programs, and of pandas, polars and Arrow tables, as JSON lines.
 
 Dates and times become ISO 8601, numpy scalars plain numbers, decimals the text of their digits,
-bytes text. A row that JSON cannot hold becomes a ``bad_input`` row that names the column.
+bytes text. A value that JSON cannot hold is left out, and the row is ``bad_input`` where the job
+uses its column.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ async def row_lines(rows: Rows) -> AsyncIterator[bytes]:
 
 
 def encode_row(row: Any, *, drop_null: bool = False) -> bytes:
-    """Encode one row as a line of JSON, or of bad input where JSON cannot hold it.
+    """Encode one row as a line of JSON; with a value that JSON cannot hold, as an unreadable line.
 
     Args:
         drop_null: leave out fields that are None, which in a table means that there is no value.
@@ -121,18 +122,20 @@ def encode_row(row: Any, *, drop_null: bool = False) -> bytes:
     if not isinstance(row, Mapping):
         return unreadable_line(f"a row is a dict, not {_kind(row)}")
     data: dict[str, Json] = {}
-    name: Any = ""
-    try:
-        for name, value in row.items():
+    faults: dict[str, str] = {}
+    for key, value in row.items():
+        name = key if type(key) is str else str(key)
+        try:
             plain = value if type(value) in _PLAIN else _plain(value)
-            if plain is not _MISSING and not (drop_null and plain is None):
-                data[name if type(name) is str else str(name)] = plain
+        except (_BadValue, RecursionError) as error:
+            faults[name] = str(error) if isinstance(error, _BadValue) else TOO_DEEP
+            continue
+        if plain is not _MISSING and not (drop_null and plain is None):
+            data[name] = plain
+    if not faults:
         return _encode(data)
-    except _BadValue as error:
-        message = f"column {str(name)!r}: {error}"
-    except RecursionError:
-        message = f"column {str(name)!r}: {TOO_DEEP}"
-    return unreadable_line(message, _id_of(row))
+    message = "; ".join(f"column {name!r}: {fault}" for name, fault in faults.items())
+    return unreadable_line(message, data, list(faults))
 
 
 def _encode(data: dict[str, Json]) -> bytes:
@@ -140,18 +143,6 @@ def _encode(data: dict[str, Json]) -> bytes:
         return msgspec.json.encode(data)
     except (UnicodeEncodeError, OverflowError):  # a lone surrogate, an integer above 64 bits
         return json.dumps(data).encode()
-
-
-def _id_of(row: Mapping[Any, Any]) -> Json:
-    """Return the id of a row that JSON cannot hold, if JSON can hold the id."""
-    for name in ("id", "custom_id"):
-        try:
-            value = _plain(row.get(name))
-        except (_BadValue, RecursionError):
-            continue
-        if isinstance(value, str | int):
-            return value
-    return None
 
 
 def _lines_of(row: Any) -> Iterator[bytes]:

@@ -130,8 +130,8 @@ def run(
             finished ones from the run. Dicts, or a pandas, polars or Arrow table, whose missing
             values (NaN, NaT, null) are fields that the row lacks; None reads the job's own input.
             ``id`` of the job is the field or column that names the rows. Dates
-            and times become ISO text, numpy scalars plain numbers, decimals their digits; a row
-            with a value that JSON cannot hold becomes ``bad_input`` and names the column.
+            and times become ISO text, numpy scalars plain numbers, decimals their digits; a value
+            that JSON cannot hold is left out, and the row is ``bad_input`` where the job uses it.
         name: the run's name under ``./runs``; None takes the job's.
         ordered: yield results in input order, else as they are finished.
         options: further options of ``bagent run``, such as ``["--limit", "100"]``.

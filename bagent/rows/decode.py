@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -21,11 +21,15 @@ from bagent.types import Json
 
 
 class Unreadable(NamedTuple):
-    """What could not be read as a row: why, its bytes, and its id where that is known."""
+    """What could not be read as a row, at least not as a whole."""
 
     error: str
+    """Why."""
     raw: bytes
-    id: Json = None
+    row: dict[str, Any] | None = None
+    """The columns that could be read; None where that is unknown."""
+    columns: tuple[str, ...] = ()
+    """The columns that could not be read."""
 
 
 Item = dict[str, Any] | Unreadable
@@ -86,9 +90,15 @@ def decode_line(raw: bytes) -> Item | None:
     return data
 
 
-def unreadable_line(error: str, id_: Json = None) -> bytes:
-    """Return a line that :func:`decode_line` reads as a row that could not be written."""
-    return _UNREADABLE + json.dumps({"error": error, "id": id_}).encode()
+def unreadable_line(
+    error: str, row: Mapping[str, Json] | None = None, columns: Sequence[str] = ()
+) -> bytes:
+    """Return a line that :func:`decode_line` reads as a row that could not be written.
+
+    Arguments as in :class:`Unreadable`.
+    """
+    reason = {"error": error, "row": row, "columns": columns}
+    return _UNREADABLE + json.dumps(reason).encode()
 
 
 def decimal_value(value: Decimal) -> Json:
@@ -112,8 +122,10 @@ def bytes_text(value: bytes) -> str:
 def _decode_leniently(raw: bytes) -> Item | None:
     if raw.startswith(_UNREADABLE):
         try:
-            reason: dict[str, Any] = json.loads(raw.removeprefix(_UNREADABLE))
-            return Unreadable(clean_text(str(reason["error"])), raw, reason.get("id"))
+            reason: dict[str, Any] = _clean(json.loads(raw.removeprefix(_UNREADABLE)))
+            row, columns = reason["row"], tuple(map(str, reason["columns"]))
+            row = row if isinstance(row, dict) else None
+            return Unreadable(clean_text(str(reason["error"])), raw, row, columns)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # written by somebody else
     try:

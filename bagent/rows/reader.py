@@ -195,16 +195,18 @@ class RowReader:
             if rows:
                 yield rows
 
-    def peek(self, n: int) -> list[Row]:
+    def peek(self, n: int, *, wait: bool = False) -> list[Row]:
         """Return up to ``n`` first rows, which :meth:`batches` yields again. Call it first.
 
-        Does not wait for a pipe to bring more than its first row.
+        Args:
+            n: how many.
+            wait: wait for a pipe to bring more than its first row.
 
         Raises:
             InputError: as :meth:`batches`.
         """
         count = sum(map(len, self._ahead))
-        while count < n and not (count and self._waits):
+        while count < n and (wait or not (count and self._waits)):
             rows = next(self._stream, None)
             if rows is None:
                 break

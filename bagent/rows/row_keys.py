@@ -46,7 +46,8 @@ class BodyEncoder:
         """Return the id (None: it has none) and the body of each item.
 
         An id that is a list or an object becomes its compact JSON text. An item whose nesting is
-        too deep to write again becomes :class:`Unreadable` in the chunk.
+        too deep to write again becomes :class:`Unreadable` in the chunk; one that could be read but
+        for columns that the job does not use becomes a row.
         """
         if not chunk.items:
             return [], []
@@ -78,6 +79,8 @@ class BodyEncoder:
         ids: list[Json] = []
         bodies: list[bytes] = []
         for position, item in enumerate(chunk.items):
+            if isinstance(item, Unreadable) and item.row is not None and self._is_usable(item):
+                chunk.items[position] = item = item.row
             try:
                 id_, body = self._encode_item(item)
             except RecursionError:
@@ -89,15 +92,22 @@ class BodyEncoder:
 
     def _encode_item(self, item: Item) -> tuple[Json, bytes]:
         if isinstance(item, Unreadable):
-            return item.id if isinstance(item.id, str | int) else None, item.raw
-        id_ = next((item[name] for name in self._id_fields if item.get(name) is not None), None)
+            return self._id_of(item.row or {}), item.raw
+        id_ = self._id_of(item)
         if id_ is None:
             return None, b"[" + _values(item, self._fields or None) + b"]"
-        if isinstance(id_, list | dict):
-            id_ = _encode_safely(id_).decode()
-        elif isinstance(id_, str):
-            id_ = clean_text(id_)
         return id_, b"[" + _encode(id_) + b"," + _values(item, self._fields) + b"]"
+
+    def _id_of(self, row: dict[str, Any]) -> Json:
+        id_ = next((row[name] for name in self._id_fields if row.get(name) is not None), None)
+        if isinstance(id_, list | dict):
+            return _encode_safely(id_).decode()
+        return clean_text(id_) if isinstance(id_, str) else id_
+
+    def _is_usable(self, item: Unreadable) -> bool:
+        """Return whether the job uses none of the columns that could not be read."""
+        used = self._fields
+        return used is not None and {*used, *self._id_fields}.isdisjoint(item.columns)
 
 
 class Occurrences:
@@ -401,8 +411,15 @@ def _make_rows(chunk: Chunk, numbers: Sequence[int], keys: list[int], ids: list[
     if set(map(type, items)) == {dict}:
         return list(map(Row, numbers, keys, ids, items, repeat(source), lines))
     return [
-        Row(number, key, id_, {}, source, line, item.error, item.raw)
+        _unreadable_row(item, number, key, id_, source, line)
         if isinstance(item, Unreadable)
         else Row(number, key, id_, item, source, line)
         for number, key, id_, item, line in zip(numbers, keys, ids, items, lines, strict=True)
     ]
+
+
+def _unreadable_row(
+    item: Unreadable, number: int, key: int, id_: Json, source: str, line: int
+) -> Row:
+    raw = item.raw if item.row is None else None
+    return Row(number, key, id_, item.row or {}, source, line, item.error, raw)

@@ -379,7 +379,8 @@ def open_input(
         raise
     if prepared.options.input_index is not None:
         rows.share(Path(prepared.options.input_index))
-    first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
+    in_memory = prepared.options.program_rows is not None
+    first = rows.peek(1 if prepared.piped and not in_memory else SAMPLE_ROWS, wait=in_memory)
     readable = [row for row in first if row.error is None]
     if prepared.own_bodies:
         check_lines(prepared.job, [row.data for row in readable] if prepared.piped else [])

@@ -172,20 +172,29 @@ def test_values_of_rows_are_written_as_a_file_would_hold_them(value: Any, expect
 def test_a_value_that_json_cannot_hold_is_bad_input_of_its_column(value: Any) -> None:
     line = decode_line(encode_row({"id": numpy.int64(7), "x": value}))
     assert isinstance(line, Unreadable)
-    assert line.id == 7
+    assert (line.row, line.columns) == ({"id": 7}, ("x",))
     assert line.error.startswith("column 'x': a value of type ")
 
 
 def test_bad_rows_of_a_program_keep_their_ids_and_end_as_bad_input(fs: Any, job_dir: Path) -> None:
     fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, input=None)
-    mixed = [{"id": 1, "text": "a"}, {"id": 2, "text": object()}, "no row"]
+    write_job(job_dir, fs.url, input=None, id="k", prompt="id={{ k }} {{ text }}")
+    unused = {"k": 1, "text": "a", "image": object()}
+    mixed = [unused, {"k": 2, "text": object(), "day": 3}, "no row"]
     run = bagent.run("job.yaml", rows=mixed, ordered=True)
     results = list(run)
     assert [r.id for r in results[:2]] == [1, 2]
+    assert [r.input for r in results] == [{"k": 1, "text": "a"}, {"k": 2, "day": 3}, {}]
     assert [r.error_kind for r in results] == [None, "bad_input", "bad_input"]
     assert "column 'text'" in str(results[1].error)
     assert "a row is a dict" in str(results[2].error)
+
+
+def test_a_table_may_lack_a_value_in_its_first_rows(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    results = list(bagent.run("job.yaml", rows=FRAME.iloc[::-1], ordered=True))
+    assert [(r.id, r.error_kind) for r in results] == [(2, "template"), (1, None)]
 
 
 @pytest.mark.parametrize("some", ["rows.jsonl", {"id": 1}, 3])

@@ -122,7 +122,7 @@ def test_a_refused_call_leaves_the_run_as_it_was(job: Path, fs: Any) -> None:
 def test_a_job_that_was_refused_by_its_rows_can_be_corrected(job_dir: Path, fs: Any) -> None:
     fs.set_script({"*": [ok("fine")]})
     job = {"name": "n", "backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ txt }}"}
-    with pytest.raises(JobError, match="txt is not in the first row"):
+    with pytest.raises(JobError, match="txt is in none of the first 2 rows"):
         list(bagent.run(job, rows=rows(2)))
     assert len(list(bagent.run(job | {"prompt": "{{ text }}"}, rows=rows(2)))) == 2
 
