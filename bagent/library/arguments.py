@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from bagent.errors import BagentError, UsageError
+
+Rows = Iterable[Any] | AsyncIterable[Any]
+"""Input rows as mappings of a name to a value, or a pandas, polars or Arrow table."""
 
 
 def check_options(options: Any) -> list[str]:

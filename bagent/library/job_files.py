@@ -55,7 +55,7 @@ def job_text(job: Mapping[str, Any]) -> Iterator[JobText]:
         UsageError: a job file cannot hold the dict, or the folder cannot be written.
     """
     try:
-        text = json.dumps({"name": "job", **job}, indent=1, default=os.fspath, ensure_ascii=False)
+        text = json.dumps({"name": "job", **job}, indent=1, default=_as_json, ensure_ascii=False)
         text.encode()  # raises where UTF-8 cannot hold it
     except (TypeError, ValueError) as error:
         raise UsageError(f"the job cannot be written as a job file: {error}") from None
@@ -73,6 +73,19 @@ def job_text(job: Mapping[str, Any]) -> Iterator[JobText]:
         yield JobText(path, text)
     finally:
         path.unlink(missing_ok=True)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a path as its text, and a pydantic model as its JSON Schema.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, type) and hasattr(value, "model_json_schema"):
+        return value.model_json_schema()
+    raise TypeError(f"a value of type {type(value).__name__} has no form in JSON")
 
 
 _KEY = re.compile(r'"((?:[^"\\]|\\.)*)": ')

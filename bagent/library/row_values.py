@@ -22,11 +22,9 @@ from typing import Any
 import msgspec
 
 from bagent.errors import UsageError
+from bagent.library.arguments import Rows
 from bagent.rows.decode import TOO_DEEP, bytes_text, decimal_value, unreadable_line
 from bagent.types import Json
-
-Rows = Iterable[Any] | AsyncIterable[Any]
-"""Input rows as mappings of a name to a value, or a pandas, polars or Arrow table."""
 
 _MISSING = object()
 _FIRST = 100  # rows that are looked at before the run starts
@@ -80,13 +78,15 @@ _LIKE_AN_ID = re.compile(r"(?i:(?:^|[_\W])(?:id|key|uuid|guid))$|[a-z](?:Id|ID)$
 def id_column(rows: Any) -> str | None:
     """Return the first column of a table that is called like an id, and names each row.
 
-    None for other rows, and where a column has the name that jobs take by default.
+    The named index of a pandas table may have any name. None for other rows, and where a column has
+    the name that jobs take by default.
     """
     names = _columns(rows)
     if not names or {"id", "custom_id"} & set(names):
         return None
+    is_index = hasattr(rows, "itertuples") and len(names) == rows.shape[1] + 1
     for at, name in enumerate(names):
-        if _LIKE_AN_ID.search(name) and _is_unique(rows, at):
+        if (_LIKE_AN_ID.search(name) or (is_index and not at)) and _is_unique(rows, at):
             return name
     return None
 
@@ -94,7 +94,7 @@ def id_column(rows: Any) -> str | None:
 def _is_unique(table: Any, at: int) -> bool:
     """Return whether all values of a column are there and differ."""
     if hasattr(table, "itertuples"):
-        column = table.iloc[:, at]
+        column = _pandas_columns(table)[at][1]
         return bool(column.is_unique and column.notna().all())
     column = table.to_series(at) if hasattr(table, "iter_rows") else table.column(at)
     nulls = column.null_count
@@ -168,20 +168,33 @@ def _columns(table: Any) -> list[str]:
         return []
     if hasattr(table, "collect"):  # a lazy frame of polars has no duplicate names
         return []
+    if hasattr(table, "itertuples"):
+        return [name for name, _ in _pandas_columns(table)]
     names = table.schema.names if type(table).__module__.startswith("pyarrow") else table.columns
     return [str(name) for name in names]
+
+
+def _pandas_columns(table: Any) -> list[tuple[str, Any]]:
+    """Return the columns of a pandas table, after the levels of its index that have a name."""
+    index, names = table.index, [str(name) for name in table.columns]
+    levels = [
+        (str(name), index.get_level_values(level))
+        for level, name in enumerate(index.names)
+        if name is not None and str(name) not in names
+    ]
+    return levels + [(name, table.iloc[:, at]) for at, name in enumerate(names)]
 
 
 def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
     if hasattr(table, "collect"):  # a lazy frame of polars
         table = table.collect()
     if hasattr(table, "itertuples"):
-        names = [str(name) for name in table.columns]
         for start in range(0, len(table), _TABLE_ROWS):
             part = table.iloc[start : start + _TABLE_ROWS]
-            columns = [part.iloc[:, index].tolist() for index in range(len(names))]
-            values = zip(*columns, strict=True) if columns else repeat((), len(part))
-            yield from (dict(zip(names, row, strict=True)) for row in values)
+            columns = dict(_pandas_columns(part))
+            lists = [column.tolist() for column in columns.values()]
+            values = zip(*lists, strict=True) if lists else repeat((), len(part))
+            yield from (dict(zip(columns, row, strict=True)) for row in values)
     elif hasattr(table, "iter_rows"):
         yield from table.iter_rows(named=True)
     elif hasattr(table, "to_batches"):

@@ -43,7 +43,13 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.library.arguments import check_options, check_progress, in_python, use_python_words
+from bagent.library.arguments import (
+    Rows,
+    check_options,
+    check_progress,
+    in_python,
+    use_python_words,
+)
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
 from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
@@ -51,7 +57,6 @@ from bagent.library.tracebacks import ShortTraceback
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
-    from bagent.library.row_values import Rows
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
 
     Raises:
         bagent.errors.JobError: the first error, with file, line and column.
+        bagent.errors.UsageError: it is no path.
     """
+    _check_path(path, "load_job takes a path", "run({...}) takes a job that is a dict")
     from bagent.job.load import JobRequest
     from bagent.job.load import load_job as load
 
@@ -87,6 +94,11 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
         path=file, sets=tuple(sets), env=dict(os.environ), cwd=Path.cwd(), needs_input=False
     )
     return LoadedJob(file, tuple(sets), load(request))
+
+
+def _check_path(path: Any, rule: str, hint: str) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{rule}, not a value of type {type(path).__name__}", hint=hint)
 
 
 _T = TypeVar("_T")
@@ -117,10 +129,16 @@ def run(
 ) -> Run:
     """Run a job, or resume it; iterate the result by ``async for`` or a plain ``for``.
 
-    The run starts with the iteration. When a plain ``for`` ends early, the run finishes the
-    requests in flight and stops. Use ``async with`` where an ``async for`` may end early. Ctrl-C
-    and the cancellation of the task that iterates stop the run too; a second Ctrl-C does not wait
-    for the requests.
+    The run starts with the iteration::
+
+        with run(job, rows=rows) as results:
+            for result in results:
+                print(result.id, result.output)
+
+    When the block, or a plain ``for``, ends early, the run finishes the requests in flight and
+    stops; use ``async with`` where an ``async for`` may end early. Ctrl-C and the cancellation of
+    the task that iterates stop the run too; a second Ctrl-C does not wait for the requests. The
+    iteration raises the errors of :class:`Run`; failed rows are results.
 
     Args:
         job: a job file, its keys and values as a dict (paths in it start from the current folder,
@@ -140,21 +158,17 @@ def run(
             an updated line (no widgets needed), elsewhere as lines on standard error.
         process: run in a process of its own, which shares neither memory nor the interpreter's
             lock with this one, keeps its keys from programs that tools start, and starts later.
+
+    Raises:
+        bagent.errors.UsageError: an argument is none of these.
     """
+    if not isinstance(job, LoadedJob | Mapping):
+        _check_path(job, "a job is a path or a dict", 'run("job.yaml"), or run({"backend": ...})')
     further = check_options(options)
     check_progress(on_progress)
-    args = ["-o", "-"]
+    args = ["-o", "-", *_input_options(rows)]
     for text in job.sets if isinstance(job, LoadedJob) else ():
         args += ["--set", text]
-    if rows is not None:
-        from bagent.library.row_values import check_rows
-
-        check_rows(rows)
-    if rows is None:
-        args += ["--python", "job"]
-    else:
-        count = f":{len(rows)}" if isinstance(rows, Sized) else ""
-        args += ["-i", "-", "--python", f"rows{count}"]
     args += ["--name", name] if name is not None else []
     args += ["--ordered"] * ordered
     if on_progress == "show":
@@ -162,6 +176,17 @@ def run(
 
         on_progress = make_progress()
     return Run(job, [*args, *further], rows, on_progress, process=process)
+
+
+def _input_options(rows: Rows | None) -> list[str]:
+    """Return the options of ``bagent run`` for checked rows."""
+    if rows is None:
+        return ["--python", "job"]
+    from bagent.library.row_values import check_rows
+
+    check_rows(rows)
+    count = f":{len(rows)}" if isinstance(rows, Sized) else ""
+    return ["-i", "-", "--python", f"rows{count}"]
 
 
 class Run:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import pandas
 import pyarrow
+import pydantic
 import pytest
 
 import bagent
@@ -68,6 +69,35 @@ def test_an_error_in_a_dict_names_its_key(keys: Any, place: str) -> None:
         list(bagent.run(job, rows=rows(1)))
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bagent.load_job({"backend": "sim"}), r"load_job takes a path.*run\(\{\.\.\.\}\)"),  # type: ignore[arg-type]
+        (lambda: bagent.run(3), "a job is a path or a dict, not a value of type int"),  # type: ignore[arg-type]
+    ],
+    ids=["load_job", "run"],
+)
+def test_a_job_of_another_type_is_refused_at_once(call: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_a_pydantic_model_is_an_output_schema(fs: Any, job_dir: Path) -> None:
+    class Review(pydantic.BaseModel):
+        label: Literal["wet", "dry"]
+
+    fs.set_script({"*": [ok('{"label": "wet"}')]})
+    job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "x", "output": {"schema": Review}}
+    assert [result.output for result in bagent.run(job, rows=rows(1))] == [{"label": "wet"}]
+    with pytest.raises(UsageError, match="a value of type type has no form in JSON"):
+        list(bagent.run(job | {"output": {"schema": int}}, rows=rows(1)))
+
+
+def test_the_types_of_arguments_can_be_resolved() -> None:
+    for function in (bagent.run, bagent.load_job, bagent.open_run, bagent.OpenedRun.results):
+        assert "return" in get_type_hints(function)
+
+
 @pytest.mark.process("a run in a process of its own")
 def test_an_error_in_the_dict_of_a_run_in_a_process_names_its_key() -> None:
     with pytest.raises(UsageError, match=r"^job: promt: unknown key promt "):
@@ -121,6 +151,7 @@ def test_a_server_that_is_down_names_the_option_to_wait(job_dir: Path) -> None:
         (FRAME, "review_id"),
         (pyarrow.Table.from_pandas(FRAME), "review_id"),
         (FRAME.rename(columns={"review_id": "paid"}), None),
+        (FRAME.rename(columns={"review_id": "ticket"}).set_index("ticket"), "ticket"),
         (FRAME.assign(id=[1, 2]), None),
         (FRAME.assign(review_id=["a", "a"]), None),
         (FRAME.assign(review_id=["a", None]), None),

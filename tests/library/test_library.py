@@ -126,10 +126,15 @@ FRAME_ROWS = [{"id": 1, "text": "a", "day": "2024-01-01T00:00:00", "score": 1.5}
 
 
 def tables() -> list[Any]:
-    return [FRAME, pyarrow.Table.from_pandas(FRAME), pyarrow.RecordBatch.from_pandas(FRAME)]
+    return [
+        FRAME,
+        FRAME.set_index("id"),
+        pyarrow.Table.from_pandas(FRAME),
+        pyarrow.RecordBatch.from_pandas(FRAME),
+    ]
 
 
-@pytest.mark.parametrize("table", [*tables(), iter(tables()[1].to_batches())], ids=type)
+@pytest.mark.parametrize("table", [*tables(), iter(tables()[2].to_batches())], ids=type)
 def test_tables_are_rows_and_missing_values_are_missing(table: Any) -> None:
     assert asyncio.run(lines_of(table)) == FRAME_ROWS
 
@@ -222,6 +227,8 @@ def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(fs: Any, job_dir: 
     assert run.path.name == "from-dict"
     assert not list(job_dir.glob(".bagent-*"))
     frame = bagent.open_run("from-dict").df()
+    assert "1 row: 1 ok" in str(run)
+    assert repr(run) == "<run runs/from-dict: finished>"
     merged = FRAME.merge(frame[["id", "status"]], on="id")
     assert list(merged["status"]) == ["ok"]
     list(bagent.run(job | {"name": "mixed"}, rows=[{"id": n, "text": "t"} for n in (1, "01")]))
