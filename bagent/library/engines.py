@@ -43,6 +43,8 @@ class EngineEnd(NamedTuple):
     """The run directory, where the run got so far."""
     error: BaseException | None = None
     """What ended it; None where rows were processed."""
+    lines: Sequence[str] = ()
+    """The closing lines of ``bagent run``."""
 
 
 class Engine(Protocol):
@@ -148,8 +150,9 @@ class ThreadEngine:
         context = prepare(options)
         progress = with_metrics(EventProgress(self._send_event, time.monotonic), options)
         ending = execute_run(context, RunHost(progress, stdin, stdout, self._requests))
-        headline = summarize(context, ending).headline
-        return EngineEnd(ending.code, headline, Path(display_path(context.run_dir, options.cwd)))
+        summary = summarize(context, ending)
+        path = Path(display_path(context.run_dir, options.cwd))
+        return EngineEnd(ending.code, summary.headline, path, lines=summary.lines)
 
     def _send_event(self, event: Event) -> None:
         self._call_soon(self._on_event, msgspec.to_builtins(event, str_keys=True))
@@ -220,6 +223,7 @@ class ProcessEngine:
         self._on_event = on_event
         self._messages: list[str] = []
         self._path: Path | None = None
+        self._lines: list[str] = []
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -254,7 +258,7 @@ class ProcessEngine:
             await _close(self.rows)
         message = self._messages[-1] if self._messages else f"exit code {code}"
         message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
-        return EngineEnd(code, message, self._path)
+        return EngineEnd(code, message, self._path, lines=self._lines)
 
     async def _listen(self) -> None:
         """Read the run's stderr: events as JSON lines, and error messages."""
@@ -270,6 +274,7 @@ class ProcessEngine:
             if event.get("event") == "summary":
                 self._path = Path(event["run"])
                 self._messages.append(event["ending"])
+                self._lines = event["lines"]
             else:
                 self._on_event(event)
 

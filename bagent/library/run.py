@@ -207,8 +207,7 @@ class Run:
         *,
         process: bool = False,
     ) -> None:
-        self._exit_code: int | None = None
-        self._path: Path | None = None
+        self._end: EngineEnd | None = None
         self._job = job
         self._args = args
         self._rows = rows
@@ -225,12 +224,24 @@ class Run:
     @property
     def exit_code(self) -> int | None:
         """The exit code of the run; None until it has ended."""
-        return self._exit_code
+        return None if self._end is None else self._end.code
 
     @property
     def path(self) -> Path | None:
         """The run directory; None until the run has ended."""
-        return self._path
+        return None if self._end is None else self._end.path
+
+    def __repr__(self) -> str:
+        if self._end is not None:
+            where = "" if self._end.path is None else f" {self._end.path}"
+            reason = in_python(self._end.headline) or str(self._end.error)
+            return f"<run{where}: {reason}>"
+        return "<run, which the iteration starts>" if self._engine is None else "<run at work>"
+
+    def __str__(self) -> str:
+        """Return the closing lines of ``bagent run``, once the run has ended."""
+        lines = self._end.lines if self._end is not None else ()
+        return "\n".join(map(in_python, lines)) or repr(self)
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Start the run and return its results; works once."""
@@ -372,7 +383,7 @@ class Run:
             while await engine.results.read(1 << 16):
                 pass  # a full pipe would block its end
         end = await engine.wait()
-        self._exit_code, self._path = end.code, end.path
+        self._end = end
         if feeding is not None:
             feeding.cancel()  # the run needed no more rows
             await asyncio.wait([feeding])
