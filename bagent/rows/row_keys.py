@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable
+from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable, is_batch_row
 from bagent.rows.hash_set import CompactHashSet
 from bagent.rows.resume_cache import AscendingIds, InputPiece, StoredIds
 from bagent.rows.warnings import RowWarnings
@@ -150,6 +150,10 @@ class Occurrences:
         return before + 1
 
 
+def _is_batch_line(item: Item) -> bool:
+    return isinstance(item, dict) and is_batch_row(item)
+
+
 def digests(bodies: list[bytes]) -> list[bytes]:
     """Return the base key of each body, as 8 bytes."""
     return [blake2b(body, digest_size=8).digest() for body in bodies]
@@ -187,8 +191,8 @@ def _encode_safely(value: Json) -> bytes:
 
 REPEATED_ID = (
     "rows with an id that came before: {count}, each stays a row of its own; first: {example}"
-    " (if another column names the rows: --set id=COLUMN)"
 )
+_OTHER_ID = " (if another column names the rows: --set id=COLUMN)"
 NO_ID = "rows without a value for the id, known by their content instead: {count}; {example}"
 
 _MASK = 2**64 - 1
@@ -239,7 +243,9 @@ class RowKeyer:
         hashes = _hashes(ids, bases)
         notes = _notes(packed, self._positions.of(chunk), chunk.lines)
         repeats = {
-            at: self._count_repeats(ids[at], hashes[at], bases[at], notes[at])
+            at: self._count_repeats(
+                ids[at], hashes[at], bases[at], notes[at], is_batch=_is_batch_line(chunk.items[at])
+            )
             for at in self._again(ids, hashes, notes)
         }
         keys = list(bases)
@@ -318,7 +324,9 @@ class RowKeyer:
             self._seen.add_all(*stored)
         return self._seen.add_all(hashes, notes)
 
-    def _count_repeats(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
+    def _count_repeats(
+        self, id_: Json, hash_: int, base: int, note: bytes, *, is_batch: bool
+    ) -> int:
         """Return how many rows of the same base key came before one whose id, or content, did."""
         first = self._seen.note(hash_) or note
         if id_ is not None:
@@ -326,6 +334,7 @@ class RowKeyer:
             if self._warnings.is_new(REPEATED_ID):
                 here, there = self._positions.describe(note), self._positions.describe(first)
                 example = f"{json.dumps(id_, ensure_ascii=False)} at {here}, before at {there}"
+                example += "" if is_batch else _OTHER_ID
             self._warnings.add(REPEATED_ID, example)
         if first[:_TAG] == note[:_TAG] or base in self._more.keys:
             return self._more.again(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
@@ -12,7 +13,7 @@ from bagent.stages.loop import section_stage
 from bagent.store.journal.codec import ACCEPTED_CODE, salt_of
 from bagent.store.journal.done_index import DoneIndex, ResumePolicy
 from bagent.store.journal.edited_rows import UnseenRows
-from bagent.store.run_dir import RunInfo
+from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.totals import TRUNCATED_CODE, LastStage
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 
@@ -82,6 +83,8 @@ def notes_of_earlier_starts(
     if changed:
         yield f"{', '.join(changed)} changed; {len(done):,} finished rows are kept as they are"
     earlier = sum(done.codes.values())
+    if not earlier and (other := _run_beside_job(prepared)) is not None:
+        yield f"this is a new run; the one of this name in the job's folder: -o {other}"
     if earlier and str(prepared.options.job) == "-" and not prepared.is_named:
         yield (
             f"the run {prepared.run_dir.name} has {counted(earlier, 'row')} of earlier pipes, which"
@@ -94,6 +97,16 @@ def reads_all_rows(prepared: RunContext, *, of_shard: bool = False) -> bool:
     config = prepared.rows_config
     selections = (config.where, config.limit, config.sample, None if of_shard else config.shard)
     return not prepared.stages and all(selection is None for selection in selections)
+
+
+def _run_beside_job(prepared: RunContext) -> Path | None:
+    """Return a run of the same name in the job's folder, where that is not the current folder."""
+    options, job = prepared.options, prepared.job
+    if options.output not in (None, "-") or options.job is None:
+        return None
+    folder = options.job.parent / (job.results.dir.text if job.results.dir else "runs") / job.name
+    is_other = (options.cwd / folder).resolve() != prepared.run_dir.resolve()
+    return folder if is_other and RunDir(options.cwd / folder).is_run() else None
 
 
 def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | None:

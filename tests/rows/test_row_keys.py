@@ -52,6 +52,14 @@ def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
     ]
 
 
+def test_a_batch_line_of_a_known_id_is_named_without_another_column(source_of):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}
+    lines = [json.dumps(line | {"body": {"input": text}}) for text in "xy"]
+    source = source_of("\n".join(lines))
+    assert len([row for batch in source.batches() for row in batch]) == 2
+    assert source.warnings[0].endswith('first: "a" at in.jsonl:2, before at in.jsonl:1')
+
+
 def test_repeats_over_several_sources_name_the_source():
     notices = RowWarnings()
     namer = RowKeyer(None, None, notices)
