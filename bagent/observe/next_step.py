@@ -34,6 +34,12 @@ _CONTINUE = ("--on-change", "continue")
 _WAIT = ("--wait-hosts", "10m")
 """Options for servers that start later."""
 
+_DEFAULT_MAX_TOKENS = 4096
+"""Most tokens of an answer where a job sets no limit."""
+
+_NEAR_LIMIT = 0.9
+"""Share of the limit of a request from which a cut answer counts as ended by that limit."""
+
 MORE_BUDGET = "write a larger budget in place of MORE"
 """What to do where the budget of a start does not allow a single call."""
 
@@ -221,8 +227,8 @@ def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -
         if advice.own_bodies:
             command = arguments = _with_setting(arguments, "output.truncated=accept")
             lasting = {kind: n for kind, n in lasting.items() if kind != "truncated"}
-        elif (limits := _cut_at(advice)) is not None:
-            arguments = _with_setting(arguments, f"sampling.max_tokens={2 * limits[1]}")
+        elif not _cut_by_server(advice) and _cut_at(advice) is not None:
+            arguments = _with_setting(arguments, f"sampling.max_tokens={2 * _requested(advice)}")
     if "max_turns" in lasting and advice.max_turns is not None:
         arguments = _with_setting(arguments, f"agent.max_turns={2 * advice.max_turns}")
     if arguments is not command or _needs_change(lasting, advice):
@@ -246,11 +252,30 @@ def _with_setting(command: Sequence[str], setting: str) -> list[str]:
 
 def _needs_change(lasting: Mapping[str, int], advice: Advice) -> bool:
     """Whether the user may have to change the job before rows are sent again."""
-    return not advice.own_bodies and not _MENDED_BY_JOB.isdisjoint(lasting)
+    mended = _MENDED_BY_JOB | ({"truncated"} if _cut_by_server(advice) else set())
+    return not advice.own_bodies and not mended.isdisjoint(lasting)
+
+
+def _requested(advice: Advice) -> int:
+    """Return the most tokens that a request of the job allowed."""
+    return advice.max_tokens or _DEFAULT_MAX_TOKENS
+
+
+def _cut_by_server(advice: Advice) -> bool:
+    """Whether every cut answer ended well before its request's limit.
+
+    The context was full then, or the server has a lower limit; a larger limit changes nothing.
+    """
+    cut_at = advice.cut_at
+    return (
+        cut_at is not None
+        and not advice.own_bodies
+        and cut_at[1] < _NEAR_LIMIT * _requested(advice)
+    )
 
 
 def _cut_at(advice: Advice) -> tuple[int, int] | None:
-    if advice.max_tokens is not None:
+    if advice.max_tokens is not None and not _cut_by_server(advice):
         return advice.max_tokens, advice.max_tokens
     return advice.cut_at
 
@@ -273,6 +298,8 @@ def _problem(kind: str, number: int, advice: Advice) -> str:
 def _remedy(kind: str, advice: Advice) -> str:
     if kind == "truncated" and advice.own_bodies:
         return "raise max_tokens in the lines, or accept cut answers"
+    if kind == "truncated" and _cut_by_server(advice):
+        return "shorten the prompt, which may fill the context, or raise the server's own limit"
     if kind == "context_overflow" and not advice.own_bodies:
         field = advice.long_field
         which = f"the field {field}" if field else "the long field"
@@ -286,9 +313,11 @@ def _cut_answers(number: int, advice: Advice) -> str:
     limits = _cut_at(advice)
     if limits is None:
         return f"{answers} were cut off" if number > 1 else f"{answers} was cut off"
-    if limits[0] == limits[1]:
-        return f"{answers} ended at {counted(limits[1], 'token')}"
-    return f"{answers} ended at {limits[0]:,} to {limits[1]:,} tokens"
+    tokens = counted(limits[1], "token")
+    if limits[0] != limits[1]:
+        tokens = f"{limits[0]:,} to {limits[1]:,} tokens"
+    allowed = f", though up to {_requested(advice):,} were allowed" * _cut_by_server(advice)
+    return f"{answers} ended at {tokens}{allowed}"
 
 
 _OTHER_CAUSE = ("failed", "look at the errors")

@@ -328,6 +328,33 @@ def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tall
 
 
 @pytest.mark.parametrize(
+    ("max_tokens", "completion_tokens", "setting"),
+    [
+        (None, 4096, " --set sampling.max_tokens=8192"),
+        (None, 10, ""),  # the context was full
+        (512, 512, " --set sampling.max_tokens=1024"),
+        (512, 100, ""),
+        (None, None, ""),
+        (512, None, " --set sampling.max_tokens=1024"),
+    ],
+)
+def test_a_limit_below_the_one_that_was_sent_is_never_proposed(
+    tally, make, max_tokens, completion_tokens, setting
+) -> None:
+    tally.outcome(
+        make.outcome(0, "truncated", error_kind="truncated", completion_tokens=completion_tokens)
+    )
+    s = make.snapshot(tally)
+    lines = summary_lines(s, info(1, max_tokens=max_tokens, cut_at=s.cut_at))
+    (cause,) = (line for line in lines if line.startswith("cause"))
+    by_server = completion_tokens in (10, 100)
+    assert ("shorten the prompt, which may fill the context" in cause) == by_server
+    assert ("though up to" in cause) == by_server
+    change = " --on-change continue" if setting or by_server else ""
+    assert lines[-1] == f"next        {COMMAND}{setting}{change} --retry truncated"
+
+
+@pytest.mark.parametrize(
     ("feed", "earlier", "warning"),
     [
         ({}, 0, "warning     the input has no rows"),
