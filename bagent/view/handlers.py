@@ -396,7 +396,8 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
     while True:
         started = time.monotonic()
         state = await asyncio.to_thread(viewed.state)
-        viewed.tables.renew_if_due()
+        running = state["state"] == "running"
+        viewed.tables.renew_if_due(running=running)
         tables = await Handlers.overview_of(viewed)
         values = {**live_values(state, tables), "version": viewed.tables.version}
         if values != last:
@@ -404,7 +405,7 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
             last = values
         else:
             yield b": alive\n\n"
-        pause = EVENT_SECONDS if state["state"] == "running" else IDLE_SECONDS
+        pause = EVENT_SECONDS if running else IDLE_SECONDS
         await asyncio.sleep(max(pause, EVENT_SHARE * (time.monotonic() - started)))
 
 

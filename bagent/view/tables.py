@@ -151,9 +151,13 @@ class RunTables:
             await asyncio.wait([self._task], timeout=seconds)
         return self._open is not None
 
-    def renew_if_due(self) -> None:
-        """Begin to make new tables if the run went on and the last renewal is long enough ago."""
-        pause = max(SHORTEST_PAUSE, PAUSE_SHARE * self._took)
+    def renew_if_due(self, *, running: bool = True) -> None:
+        """Begin to make new tables if the run went on and the last renewal is long enough ago.
+
+        Args:
+            running: a process works on the run, and needs the processor too.
+        """
+        pause = max(SHORTEST_PAUSE, PAUSE_SHARE * self._took if running else 0.0)
         due = time.monotonic() - self._renewed >= pause
         if self._open is not None and due and self._task is None:
             self._task = asyncio.create_task(self._renew())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import ClientPayloadError
 
 from bagent.backends.request import encode_payload
 from bagent.errors import UsageError
+from bagent.store.journal.journal import Journal
 from bagent.store.run_dir import RunDir
 from bagent.view import tables as view_tables
 from bagent.view.catalog import RunCatalog
@@ -116,6 +118,21 @@ async def test_rows_without_an_id_are_compared_by_their_number(tmp_path):
     ]
     for each in tables:
         await each.close()
+
+
+async def test_the_tables_of_an_ended_run_are_renewed_without_a_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
+    monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 1e9)
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    assert await tables.ready(60)
+    journal = Journal.open(tmp_path / "job", "all", clock=lambda: 0.0, report=print)
+    journal.write(stored(1))
+    journal.close()
+    tables.renew_if_due(running=False)
+    while tables.version == 1:
+        await asyncio.sleep(0.02)
+    assert await tables.ask(lambda db: db.row("select count(*) as n from results")) == {"n": 2}
+    await tables.close()
 
 
 async def test_opening_many_runs_at_once_finds_each_of_them(tmp_path):
