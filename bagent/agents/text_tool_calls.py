@@ -3,6 +3,7 @@
 Each dialect of :data:`DIALECTS` has the mark that its calls begin with, the parser of vLLM
 (``--tool-call-parser``) that reads it on the server, and a function that reads it here. The forms
 come from the chat templates of the models and from vLLM's documentation of its tool parsers.
+:data:`WHOLE_FORMS` are forms without such a mark: they count where they are the whole answer.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class UnreadCallError(ValueError):
 def parse_text_tool_calls(reply: Reply, definitions: Sequence[Json] = ()) -> Reply:
     """Return ``reply`` with the calls that its text holds, or ``reply`` itself.
 
-    Text before and after marked calls is kept as the text of the reply. Calls without a mark count
-    only where the whole text, reasoning apart, is calls of tools in ``definitions``.
+    Text before marked calls is kept as the text of the reply. Calls without a mark, or inside a
+    code block, count only where the whole text, reasoning apart, is calls of tools in
+    ``definitions``.
 
     Raises:
         UnreadCallError: the text has the mark of a call and cannot be read.
@@ -76,39 +78,93 @@ def parse_text_tool_calls(reply: Reply, definitions: Sequence[Json] = ()) -> Rep
     text = split.text.strip() if split.closed else split.reasoning or ""
     calls, before = _harmony_calls(reply.text), ""
     if not calls:
-        calls, before = _marked_calls(text, schemas) or (_bare_calls(text, schemas), "")
+        calls, before = _calls_in(text, schemas)
     if not calls:
         return reply
     numbered = [ToolCall(f"call_{i}", name, arguments) for i, (name, arguments) in enumerate(calls)]
     return msgspec.structs.replace(reply, text=before or None, tool_calls=tuple(numbered))
 
 
-def _marked_calls(text: str, schemas: Schemas) -> tuple[Calls, str] | None:
-    """Return the calls from the first mark on, and the text before it; None without a mark."""
-    match = ANY_MARK.search(text)
-    if match is None or _is_quoted(text, match.start()):
+_BLOCK_START = re.compile(r"```\w*")
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
+_QUOTES = ("`", '"', "'", "“")
+_PROSE = re.compile(
+    r"""(?:\s*</[^<>\s]{1,80}>|"?[\w.-]{0,200}"?>)?\s*"""  # the rest of the tag, or its end
+    r"(?:[,.;:!?)…]+(?=\s|<|\Z)"
+    r"|(?P<word>[\w'’-]{1,200})(?:\s+[\w'’(]|[ \t]+<|[,.;:!?)](?=\s|\Z)|\Z))"
+)
+
+
+def _calls_in(text: str, schemas: Schemas) -> tuple[Calls, str]:
+    """Return the calls of an answer without its reasoning, and the text before them."""
+    block = _code_block(text)
+    content = text if block is None else block
+    for read in WHOLE_FORMS:
+        calls: Calls = []
+        with suppress(ValueError, RecursionError):
+            calls = read(content, schemas)
+        if calls and _are_offered(calls, schemas):
+            return calls, ""
+    if block is None:
+        return _marked_calls(text, schemas)
+    calls, _ = _marked_calls(content, schemas) if ANY_MARK.match(content) else ([], "")
+    return (calls, "") if _are_offered(calls, schemas) else ([], "")
+
+
+def _code_block(text: str) -> str | None:
+    """Return the content of a text that is one code block, None for any other text."""
+    start = _BLOCK_START.match(text)
+    if start is None or not text.endswith("```"):
         return None
-    start = match.start()
+    content = text[start.end() : -3].strip()
+    return None if _FENCE.search(content) else content
+
+
+def _are_offered(calls: Calls, schemas: Schemas) -> bool:
+    return all(name in schemas for name, _ in calls)
+
+
+def _marked_calls(text: str, schemas: Schemas) -> tuple[Calls, str]:
+    """Return the calls from the first mark on, and the text before it.
+
+    A mark in code, in quotes or amid prose is a mention: the text is about calls.
+    """
+    fences = offset = 0
+    for match in ANY_MARK.finditer(text):
+        start = match.start()
+        fences += len(_FENCE.findall(text, offset, start))
+        offset = start
+        if fences % 2 == 0 and not _is_mention(text, match, schemas):
+            return _calls_at(text, start, schemas), text[:start].strip()
+    return [], ""
+
+
+def _is_mention(text: str, mark: re.Match[str], schemas: Schemas) -> bool:
+    """Return whether a mark is quoted or has prose behind it; never at the start of the text."""
+    start = mark.start()
+    if start == 0 or text[start - 1] in _QUOTES:
+        return start > 0
+    prose = _PROSE.match(text, mark.end())
+    return prose is not None and prose["word"] not in schemas
+
+
+def _calls_at(text: str, start: int, schemas: Schemas) -> Calls:
+    """Return the calls from the mark at ``start`` on, by the first dialect that can read them."""
     dialects = [dialect for dialect in DIALECTS if dialect.mark.match(text, start)]
     for dialect in dialects:
         calls: Calls = []
         with suppress(ValueError, RecursionError, AttributeError):
             calls = dialect.read(text[start:], schemas)
         if calls:
-            return calls, text[:start].strip()
+            return calls
     raise UnreadCallError(dialects[0].parser)
-
-
-def _is_quoted(text: str, offset: int) -> bool:
-    """Return whether the mark at ``offset`` is in code or quotes: then the text is about calls."""
-    fences = len(re.findall(r"^\s*(?:```|~~~)", text[:offset], re.M))
-    return fences % 2 == 1 or text[:offset].endswith(("`", '"', "'", "“"))
 
 
 # --- calls whose arguments are JSON -----------------------------------------------------------
 
 _DECODER = json.JSONDecoder(strict=False)  # raw line breaks in strings are read
 _BETWEEN = re.compile(r"[\s;,]*")
+_ARGUMENT_KEYS = ("arguments", "parameters", "tool_arguments")
 
 
 def _json_value(text: str, offset: int) -> tuple[Json, int]:
@@ -149,6 +205,9 @@ def _json_after(opening: str, *, by_name: bool = False) -> Callable[[str, Schema
 
 
 def _items(value: Json) -> list[Json]:
+    """Return the calls of a list, of a message in OpenAI's form, or the one call."""
+    if isinstance(value, dict):
+        value = value.get("tool_calls") or value.get("function_call") or value
     return value if isinstance(value, list) else [value]
 
 
@@ -161,13 +220,10 @@ def _named_call(value: Json) -> tuple[str, str]:
     name = call.get("name") or call.get("tool_name")
     if not isinstance(name, str) or not name:
         raise ValueError("no name")
-    return name, _arguments_text(call.get("arguments", call.get("parameters")))
-
-
-def _arguments_text(arguments: Json) -> str:
+    arguments = next((call[key] for key in _ARGUMENT_KEYS if key in call), None)
     if arguments is None:
-        return "{}"
-    return arguments if isinstance(arguments, str) else encode_json(arguments)
+        return name, "{}"
+    return name, arguments if isinstance(arguments, str) else encode_json(arguments)
 
 
 def _name_before(opening: str) -> Callable[[str, Schemas], Calls]:
@@ -342,29 +398,60 @@ def _harmony_calls(text: str) -> Calls:
     raise UnreadCallError("openai")
 
 
-def _bare_calls(text: str, schemas: Schemas) -> Calls:
-    """Read calls without a mark (Llama 3, pythonic, xLAM): only of tools that are offered."""
-    fenced = re.fullmatch(r"```(?:json|python|tool_code)?\s*(.*?)\s*```", text, re.S)
-    text = fenced[1] if fenced else text
-    if not schemas or text[:1] not in ("{", "["):
+# --- forms that are the whole answer ----------------------------------------------------------
+
+
+def _whole_json(text: str, schemas: Schemas) -> Calls:
+    """Read calls that are JSON objects or lists of them (Llama 3, xLAM, OpenAI's messages)."""
+    if text[:1] not in ("{", "["):
         return []
     calls: Calls = []
-    with suppress(ValueError, RecursionError):
+    offset = 0
+    while offset < len(text):
+        value, end = _json_value(text, offset)
+        for item in _items(value):
+            function = item.get("function", item) if isinstance(item, dict) else None
+            if not isinstance(function, dict) or not function.keys() & set(_ARGUMENT_KEYS):
+                raise ValueError("no call")
+            calls.append(_named_call(item))
+        between = _BETWEEN.match(text, end)
+        offset = between.end() if between else end
+    return calls
+
+
+_PYTHON_CALLS = re.compile(
+    r"(?:<(?P<tag>code|tool)>\s*)?(?P<calls>(?:\[\s*)?[A-Za-z_][\w.]*\(.*\)(?:\s*\])?)"
+    r"(?(tag)\s*</(?P=tag)>)",
+    re.S,
+)
+
+
+def _whole_python(text: str, schemas: Schemas) -> Calls:
+    """Read calls in Python's syntax (pythonic, Gemma 3, smolagents)."""
+    match = _PYTHON_CALLS.fullmatch(text)
+    return [*_python_calls(match["calls"])] if match is not None else []
+
+
+def _whole_named(opening: str, end: str) -> Callable[[str, Schemas], Calls]:
+    """Return a reader of calls that say their ``name`` before their JSON arguments."""
+    opening_pattern, end_pattern = re.compile(opening, re.M | re.S), re.compile(end)
+
+    def read(text: str, schemas: Schemas) -> Calls:
+        calls: Calls = []
         offset = 0
         while offset < len(text):
-            value, end = _json_value(text, offset)
-            for item in _items(value):
-                if not isinstance(item, dict) or not {"arguments", "parameters"} & set(item):
-                    raise ValueError("no call")
-                calls.append(_named_call(item))
-            between = _BETWEEN.match(text, end)
-            offset = between.end() if between else end
-    if not calls or offset < len(text):
-        calls = []
-        if text.startswith("[") and text.endswith(")]"):
-            with suppress(ValueError, RecursionError):
-                calls = list(_python_calls(text))
-    return calls if all(name in schemas for name, _ in calls) else []
+            match = opening_pattern.match(text, offset)
+            if match is None:
+                return []
+            value, offset = _json_value(text, match.end())
+            calls.append((match["name"], encode_json(value)))
+            after = end_pattern.match(text, offset)
+            if after is None:
+                return []
+            offset = after.end()
+        return calls
+
+    return read
 
 
 _NAME = r"(?P<name>[\w.-]{1,200})"
@@ -385,6 +472,18 @@ _GLM = rf"<tool_call>\s*{_NAME}\s*(?P<body>(?:<arg_key>.*?)?)\s*</tool_call>"
 _GLM_ARGUMENT = (
     r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>\s*(?P<value>.*?)\s*</arg_value>"
 )
+
+
+_REACT = rf"(?:Thought:.*?^)?Action:[ \t]*{_NAME}[ \t]*\n\s*Action Input:\s*(?=\{{)"
+_TOOL_USE = rf"<tool_use>\s*<name>\s*{_NAME}\s*</name>\s*<arguments>\s*(?=\{{)"
+
+WHOLE_FORMS: tuple[Callable[[str, Schemas], Calls], ...] = (
+    _whole_json,
+    _whole_python,
+    _whole_named(_REACT, r"\s*(?:Observation:?\s*)?"),
+    _whole_named(_TOOL_USE, r"\s*</arguments>\s*</tool_use>\s*"),
+)
+"""Readers of calls without a mark, which return none where the text is anything else as well."""
 
 
 def _dialect(mark: str, parser: str, read: Callable[[str, Schemas], Calls]) -> ToolCallDialect:
@@ -419,6 +518,7 @@ DIALECTS = (
     _dialect(
         r"<function_calls>", "olmo3", _python_after(r"<function_calls>", r"</function_calls>")
     ),
+    _dialect(r"<function_calls>", "minimax_m2", _elements(_INVOKE, _INVOKE_PARAMETER)),
     _dialect(
         r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>",
         "kimi_k2",

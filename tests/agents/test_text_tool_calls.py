@@ -101,12 +101,32 @@ ONE_CALL = {
     "gpt-oss with the recipient first": "<|start|>assistant to=functions.add<|channel|>commentary"
     f" json<|message|>{J}<|call|>",
     "gpt-oss without special tokens": f"analysishmassistantcommentary to=functions.add json{J}",
+    "hermes in a code block": f"```xml\n<tool_call>{N}</tool_call>\n```",
+    "hermes after a mention": f"I use a <tool_call> now.\n<tool_call>{N}</tool_call>",
+    "hermes after a quoted mark": f"I use `<tool_call>`:\n<tool_call>{N}</tool_call>",
+    "json in a code block": f"```json\n{N}\n```",
+    "json in a tool_call block": f"<think>hm</think>```tool_call\n{N}\n```",
+    "json with a mark in an argument": '{"name": "add", "arguments": {"table": "birds", "count": 3,'
+    ' "note": "a <tool_call> {"}}',
+    "gemma 3": '```tool_code\nadd(table="birds", count=3)\n```',
+    "smolagents": '<code>\nadd(table="birds",\n    count=3)\n</code>',
+    "python in a tool element": '<tool>add(table="birds", count=3)</tool>',
+    "react": f"Thought: I look.\nHm.\nAction: add\nAction Input: {J}",
+    "react with the next word": f"Action: add\nAction Input: {J}\nObservation:",
+    "message of openai": f'{{"tool_calls": [{{"id": "x", "type": "function", "function": {N}}}]}}',
+    "older message of openai": '{"function_call": {"name": "add", "arguments": '
+    + msgspec.json.encode(J).decode()
+    + "}}",
+    "tool_name": f'{{"tool_name": "add", "tool_arguments": {J}}}',
+    "tool_use": f"<tool_use>\n<name>add</name>\n<arguments>{J}</arguments>\n</tool_use>",
+    "invoke in function_calls": f"<function_calls>\n{INVOKE.format('')}\n</function_calls>",
 }
 
 
 @pytest.mark.parametrize("dialect", ONE_CALL)
 def test_a_call_in_the_text_is_read(dialect: str) -> None:
-    assert calls_of(ONE_CALL[dialect]) == [ADD]
+    [(name, arguments)] = calls_of(ONE_CALL[dialect])
+    assert (name, {"table": arguments["table"], "count": arguments["count"]}) == ADD
 
 
 @pytest.mark.parametrize(
@@ -165,6 +185,20 @@ def test_braces_marks_and_line_breaks_inside_arguments_end_nothing() -> None:
         f"Write it so:\n```\n<tool_call>{N}</tool_call>\n```",
         f"The mark is `<tool_call>{N}`.",
         f"<think><tool_call>{N}</tool_call></think>Paris",
+        "You would write <tool_call> tags like this to call add.",
+        "Put the call between <tool_call> and </tool_call>.",
+        "The tags are <tool_call></tool_call>, <function=add>, and [TOOL_CALLS].",
+        'A call begins with <function=NAME> or <invoke name="NAME"> here.',
+        "Write <tool_call>...</tool_call> around it",
+        '```xml\n<tool_call>{"name": "other", "arguments": {}}</tool_call>\n```',
+        f"```\n{N}\n```\nor\n```\n{N}\n```",
+        "```python\nother(a=1)\n```",
+        "<code>add(count=3)</code> is the call.",
+        "add(3)",
+        f"Thought: hm\nAction: add\nAction Input: {J}\nObservation: 3\nFinal Answer: 3",
+        f"Action: other\nAction Input: {J}",
+        '{"tool_calls": []}',
+        '{"function_call": "add"}',
     ],
 )
 def test_other_text_is_an_answer(text: str) -> None:
@@ -186,6 +220,8 @@ def test_text_before_a_call_stays_and_calls_that_the_server_read_go_before() -> 
         ("<tool_call>{'name': 'add'}</tool_call>", "hermes"),
         ('<tool_call>{"name": "add", "arguments": {"a": 1</tool_call>', "hermes"),
         ('<tool_call>{"arguments": {}}</tool_call>', "hermes"),
+        ("I look. <tool_call>add of birds</tool_call>", "hermes"),
+        ("```xml\n<tool_call>{'name': 'add'}</tool_call>\n```", "hermes"),
         ('<tool_call>{"name":' + "[" * 100_000, "hermes"),
         ("<function=add>\n<parameter=table>\nbirds\n</parameter>", "qwen3_coder"),
         ("[TOOL_CALLS]", "mistral"),

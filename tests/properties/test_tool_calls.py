@@ -27,6 +27,9 @@ TEXTS = texts_of(
     "<arg_value>", "</arg_value>", "to=functions.add", "<|channel|>commentary", "<|message|>",
     "<|call|>", "<|end|>", "add(a=", "[add(a=", ")", ")]", "{{", "}}", "{", "}", "[", "]", "'a'",
     '"a"', ":", ",", "1", "9" * 5000, "1e999", "None", "\\d", "\n", "```", "<think>", "</think>",
+    "Thought: ", "Action: add\nAction Input: ", "Observation:", "<code>", "</code>",
+    "<tool_use><name>add</name><arguments>", "</arguments></tool_use>",
+    '{"tool_calls": ', '{"function_call": ',
     '{"name": "add", "arguments": ', '{"a": 1}', "null", "\0", odd=ODD_TEXT,
 )  # fmt: skip
 
