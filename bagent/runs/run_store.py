@@ -104,6 +104,7 @@ class RunStore:
 
     def __post_init__(self) -> None:
         self.progress = ProgressFile(self.path, self.part)
+        self._opened = self.journal.end
         self.watched: list[UnseenRows] = [self.missing] if self.missing else []
         """Units that are marked while the input is read."""
 
@@ -305,6 +306,7 @@ class RunStore:
             self.info.starts[-1].dropped = dict(dropped or {})
             self.info.starts[-1].copied = copied
             self.info.starts[-1].absent = absent
+            self.info.starts[-1].idle = self.journal.end == self._opened
             if self.owner.is_held():  # else it would overwrite what the new owner has written
                 self.record_end(code, reason, action)
         finally:

@@ -92,7 +92,8 @@ class Start(msgspec.Struct, omit_defaults=True):
     once the run has ended, ``dropped`` the failed rows that stages left out, ``copied`` the rows
     that took the answer of an equal request. ``absent`` are results of earlier starts whose rows
     are no longer in the input, which was completely read. ``compared`` says whether edited rows
-    were looked for, which takes an input whose rows were all read and have ended.
+    were looked for, which takes an input whose rows were all read and have ended. An ``idle`` start
+    has ended without a line in the journal.
     """
 
     at: float
@@ -110,13 +111,15 @@ class Start(msgspec.Struct, omit_defaults=True):
     copied: int = 0
     absent: int = 0
     compared: bool = False
+    idle: bool = False
 
 
 def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:
-    """Return how long a run worked, without the pauses between its starts.
+    """Return how long a run worked, without the pauses between its starts and idle starts.
 
     None if a start has no end, unless it runs until ``now``.
     """
+    starts = [start for start in starts if not start.idle]
     ends = [now if start.ended_at is None else start.ended_at for start in starts]
     if None in ends:
         return None

@@ -111,6 +111,13 @@ def test_a_changed_id_is_refused_before_anything_is_sent(job_dir: Path, fs: Any)
     assert len(fs.requests) == 3
 
 
+def test_a_call_that_sends_nothing_leaves_the_speed_of_the_run(job: Path) -> None:
+    list(bagent.run(job, rows=rows(3)))
+    before = bagent.open_run("job").summary().rows_per_second
+    list(bagent.run(job, rows=rows(3)))
+    assert bagent.open_run("job").summary().rows_per_second == before is not None
+
+
 def test_a_refused_call_leaves_the_run_as_it_was(job: Path, fs: Any) -> None:
     list(bagent.run(job, rows=rows(3)))
     before = [r.input for r in bagent.open_run("job").results(with_input=True)]
