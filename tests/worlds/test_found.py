@@ -186,3 +186,16 @@ def test_a_full_disk_after_a_stop_is_told():
     )
     assert problems(history) == []
     assert [start.code for start in history.starts] == [74, 0]
+
+
+def test_rows_that_no_server_can_answer_end():
+    """Their attempts were given back by each server whose circuit they opened, for ever."""
+    rows = RowSpec("r0", replies=("error200",)), RowSpec("r1", replies=("cut",), seconds=0.2)
+    holds(
+        World(
+            seed=2010522,
+            job=JobSpec(concurrency="auto", per_endpoint=3),
+            rows=rows,
+            endpoints=(EndpointSpec(),) * 3,
+        )
+    )
