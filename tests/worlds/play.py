@@ -24,7 +24,7 @@ import msgspec
 
 from bagent.errors import BagentError, OwnedError
 from bagent.observe.progress import NoProgress
-from bagent.runs import provider_batches, session
+from bagent.runs import hostfile_reload, provider_batches, session
 from bagent.runs.context import RunContext, RunOptions, prepare
 from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
@@ -176,6 +176,7 @@ class Player:
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
             mock.patch.object(session, "TICK_SECONDS", TICK_SECONDS),
+            mock.patch.object(hostfile_reload, "HOSTFILE_SECONDS", self._hostfile_seconds()),
             mock.patch.object(segment_index, "SMALL", self._small_segment()),
             mock.patch.dict(_OPEN_DEFAULTS, self._segment_bytes()),
             warnings.catch_warnings(),
@@ -214,6 +215,11 @@ class Player:
             return False
         return start.number >= last
 
+    def _hostfile_seconds(self) -> float:
+        """Return how often the hostfile is read; where nobody writes it, rarely."""
+        written = any(event.kind == "hosts" for event in self._world.events)
+        return hostfile_reload.HOSTFILE_SECONDS if written else 30.0
+
     def _small_segment(self) -> int:
         """Return how many lines a segment may have that is read as a whole: in each fourth world
         none, as for the large segments of long runs."""
@@ -228,7 +234,6 @@ class Player:
     def _write_files(self) -> None:
         world = self._world
         job = {
-            "name": "job",
             "hostfile": "hosts",
             "backend": {"api_key_env": "WORLD_KEY"},
             "model": MODEL,
@@ -254,7 +259,10 @@ class Player:
         if world.job.budget is not None:  # a dollar for each token of an answer
             job["prices"] = {"input": 0, "output": 1_000_000}
             job["limits"]["budget_usd"] = world.job.budget
-        job = {key: value for key, value in job.items() if value is not None}
+        # Defaults are left out: to read a job takes a seventh of the CPU of a small world.
+        limits = job["limits"].items()
+        job["limits"] = {key: value for key, value in limits if value not in ("auto", "off")}
+        job = {key: value for key, value in job.items() if value not in (None, _USUAL.get(key))}
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
         (self._folder / "tools.py").write_bytes(agents.TOOLS_FILE)
         self._write_rows({})
@@ -507,6 +515,10 @@ class Player:
 
 _OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
 """The default arguments of what opens a journal."""
+
+
+_USUAL: dict[str, Json] = {"output": {"truncated": "fail"}, "results": {"allow_failures": 0}}
+"""Sections of a job that say what holds without them."""
 
 
 def _kind_keys(world: World) -> dict[str, Json]:
