@@ -1,11 +1,12 @@
 """The accuracy of runs against a gold file of expected answers.
 
 Values are compared as text, numbers as numbers. A row without a usable answer counts as wrong:
-otherwise the accuracy would rise with each failure.
+otherwise the accuracy would rise with each failure. A row without an expected value is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,17 +111,22 @@ def score_run(
     parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
         source = gold.columns[number] if gold.columns else field
-        expected = _gold_sql(connection, source, columns, gold)
+        expected, labelled = _gold_sql(connection, source, columns, gold)
         answered = field_sql(connection, field, "a")
         check_field(connection, field, "a")
         parts.append(f"{expected} as known{number}, {answered} as given{number}")
         right = equal_sql(expected, answered)
-        parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
+        usable = "coalesce(a.status = 'ok', false)"
+        parts.append(f"case when {labelled} then {usable} and {right} end as right{number}")
     connection.execute(
         f"create or replace temp table scored as select {', '.join(parts)}"
         " from b left join a on a.name = b.name" + " and a.answer::varchar = b.g_answer" * numbered
     )
-    every = " and ".join(f"right{n}" for n in range(len(chosen)))
+    names = [f"right{number}" for number in range(len(chosen))]
+    no_label = f"coalesce({', '.join(names)}) is null"
+    ((unlabelled,),) = _rows(connection, f"select count(*) from scored where {no_label}")
+    connection.execute(f"delete from scored where {no_label}")
+    every = " and ".join(f"coalesce({name}, true)" for name in names)
     (numbers,) = dicts(
         connection,
         f"""select count(*) as "rows", count(*) filter (usable) as answered,
@@ -129,7 +135,7 @@ def score_run(
                count(*) filter ({every}) as all_right,
                round(avg(({every})::int), 6) as accuracy from scored""",
     )
-    numbers |= side_numbers(connection, "a")
+    numbers |= {"unlabelled": unlabelled, **side_numbers(connection, "a")}
     interval = wilson(int(str(numbers["all_right"])), int(str(numbers["rows"])))
     numbers |= dict(zip(("accuracy_low", "accuracy_high"), interval or (None, None), strict=True))
     scores = [_field_score(connection, field, n) for n, field in enumerate(chosen)]
@@ -138,9 +144,13 @@ def score_run(
 
 
 def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
-    """Load the file as table ``b`` of texts, with the id as ``name``; returns its columns."""
+    """Load the file as table ``b`` of texts, with the id as ``name``; returns its columns.
+
+    Columns whose name begins with ``null_`` say whether a value is a JSON null.
+    """
     import duckdb
 
+    nulls: dict[str, str] = {}
     file, suffix = file_source(gold.path), _suffix(gold.path)
     try:
         if suffix == ".parquet":
@@ -160,12 +170,9 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
                 connection, "select distinct unnest(json_keys(json)) from lines order by 1"
             )
             names = [row[0] for row in keys]
-            values = {
-                name: "json_extract_string(json, "
-                + literal("/" + name.replace("~", "~0").replace("/", "~1"))
-                + ")"
-                for name in names
-            }
+            pointers = {name: literal(_pointer([name])) for name in names}
+            values = {name: f"json_extract_string(json, {pointers[name]})" for name in names}
+            nulls = {name: f"json_type(json, {pointers[name]}) = 'NULL'" for name in names}
             source = "lines"
     except duckdb.Error as error:
         raise InputError(f"{gold.path}: {str(error).splitlines()[0]}") from None
@@ -174,12 +181,20 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
             f"{gold.path} has no column {gold.id}",
             hint=f"--id NAME; it has {', '.join(names[:12])}",
         )
-    columns = ", ".join(f"{sql} as {quoted('g_' + name)}" for name, sql in values.items())
+    columns = ", ".join(
+        f"{sql} as {quoted('g_' + name)},"
+        f" coalesce({nulls.get(name, 'false')}, false) as {quoted('null_' + name)}"
+        for name, sql in values.items()
+    )
     connection.execute(
         f"create or replace temp table b as select {values[gold.id]} as name, {columns}"
         f" from {source}"
     )
     return names
+
+
+def _pointer(steps: Sequence[str]) -> str:
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
@@ -206,20 +221,26 @@ def _common(
 
 def _gold_sql(
     connection: DuckDBPyConnection, field: str, columns: list[str], gold: GoldFile
-) -> str:
-    """Return SQL of the expected value: a column, else a property of ``output``."""
+) -> tuple[str, str]:
+    """Return SQL of the expected value, and of whether there is one.
+
+    It is a column, else a property of ``output``. A blank is no value, and a JSON null is one.
+    """
     bare = field.removeprefix("output.")
     for name in (field, bare):
         if name in columns:
-            return f"b.{quoted('g_' + name)}"
+            value, null = f"b.{quoted('g_' + name)}", f"b.{quoted('null_' + name)}"
+            return value, f"(coalesce(trim({value}) <> '', false) or {null})"
     for name in ("output", bare.split(".")[0]):
         if name in columns:
             steps = bare.split(".") if name == "output" else bare.split(".")[1:]
-            pointer = "".join("/" + s.replace("~", "~0").replace("/", "~1") for s in steps)
+            pointer = literal(_pointer(steps))
             parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
-            value = f"json_extract_string({parsed}, {literal(pointer)})"
+            value, kind = (
+                f"{f}({parsed}, {pointer})" for f in ("json_extract_string", "json_type")
+            )
             if _rows(connection, f"select 1 from b where {value} is not null limit 1"):
-                return value
+                return value, f"coalesce(trim({value}) <> '', {kind} is not null)"
     raise UsageError(
         f"{gold.path} has no field {field}",
         hint=f"--gold-field NAME names its column; there are {', '.join(columns[:12])}",
@@ -264,14 +285,16 @@ def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> Fie
         connection,
         f"""select count(*) filter (right{number}) as "right",
                count(*) filter (usable and not right{number}) as wrong,
-               count(*) filter (not coalesce(usable, false)) as unanswered,
+               count(*) filter (not coalesce(usable, false) and right{number} is not null)
+                   as unanswered,
                round(avg(right{number}::int), 6) as accuracy from scored""",
     )
     confusion = dicts(
         connection,
         f"""select left(known{number}, 60) as known,
                case when usable then coalesce(left(given{number}, 60), 'null') end as given,
-               count(*) as "rows" from scored group by 1, 2 order by 3 desc, 1, 2
+               count(*) as "rows" from scored where right{number} is not null
+               group by 1, 2 order by 3 desc, 1, 2
                limit {MOST_PAIRS}""",
     )
     right, wrong, unanswered = (int(counts[name]) for name in ("right", "wrong", "unanswered"))
@@ -280,7 +303,7 @@ def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> Fie
 
 
 def _worst_sql(fields: list[str], examples: int) -> str:
-    wrong = " + ".join(f"(not right{n})::int" for n in range(len(fields)))
+    wrong = " + ".join(f"coalesce((not right{n})::int, 0)" for n in range(len(fields)))
     values = ", ".join(
         f"left(known{n}, 80) as {quoted(field + ' known')},"
         f" left(given{n}, 80) as {quoted(field + ' given')}"
@@ -347,6 +370,7 @@ def score_pair(
     total = pairs[-1]
     numbers: dict[str, Json] = {
         "rows": a.numbers["rows"],
+        "unlabelled": a.numbers["unlabelled"],
         "accuracy_a": total.accuracy_a,
         "accuracy_b": total.accuracy_b,
         "difference": total.difference,
@@ -373,9 +397,10 @@ def _every(connection: DuckDBPyConnection, fields: int) -> FieldPair:
 def _pair(connection: DuckDBPyConnection, field: str, *columns: str) -> FieldPair:
     """Compare a field, or several together, over the rows of both runs."""
     a, b = (
-        " and ".join(f"coalesce({side}.{column}, false)" for column in columns)
+        " and ".join(f"coalesce({side}.{column}, {side}.name is not null)" for column in columns)
         for side in ("scored_a", "scored")
     )
+    labelled = ", ".join(f"scored_a.{column}, scored.{column}" for column in columns)
     # A row that one run lacks is wrong there, whichever of its answers the other has.
     (counts,) = dicts(
         connection,
@@ -383,7 +408,8 @@ def _pair(connection: DuckDBPyConnection, field: str, *columns: str) -> FieldPai
                count(*) filter (({a}) and not ({b})) as only_a,
                count(*) filter (({b}) and not ({a})) as only_b
         from scored_a full join scored on scored_a.name = scored.name
-             and coalesce(scored_a.answer::varchar, '0') = coalesce(scored.answer::varchar, '0')""",
+             and coalesce(scored_a.answer::varchar, '0') = coalesce(scored.answer::varchar, '0')
+        where coalesce({labelled}) is not null""",
     )
     n, right_a, right_b, only_a, only_b = (int(str(counts[k])) for k in _COUNTS)
     return FieldPair(

@@ -200,6 +200,49 @@ def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir, suff
     assert "(no answer)" in shown.out
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_rows_without_an_expected_value_are_left_out_with_a_count(bagent, job_dir, suffix):
+    columns = [("label", "VARCHAR"), ("score", "DOUBLE")]
+    for name, first in (("r", "pos"), ("other", "neg")):
+        answers = [answer(n, {"label": first if n == 0 else "neg", "score": n}) for n in range(4)]
+        make_run(job_dir / "runs" / name, answers, answer_columns=columns)
+    path = job_dir / f"gold.{suffix}"
+    labels, scores = ["pos", None, " ", "pos"], [0, 1, None, 9]
+    gold: list[dict[str, Any]] = [
+        {"id": f"r{n}", "label": label, "score": score}
+        for n, (label, score) in enumerate(zip(labels, scores, strict=True))
+    ]
+    if suffix == "csv":
+        lines = [",".join("" if v is None else str(v) for v in row.values()) for row in gold]
+        path.write_text("\n".join(["id,label,score", *lines]) + "\n")
+    elif suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(gold), path)
+    else:
+        rows = [{k: v for k, v in row.items() if v is not None} for row in gold]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = compared(bagent, "r", path.name)
+    n = result["numbers"]
+    assert (n["rows"], n["unlabelled"], n["all_right"]) == (3, 1, 2)  # r2 has no value at all
+    assert (n["accuracy_label"], n["accuracy_score"]) == (0.5, 0.666667)
+    label = next(field for field in result["fields"] if field["field"] == "label")
+    assert (label["right"], label["wrong"], label["unanswered"]) == (1, 1, 0)
+    assert {pair["known"] for pair in label["confusion"]} == {"pos"}
+    text = bagent(["compare", "r", path.name, "--on", "label"]).out
+    assert "left out: 2 rows of the file without an expected value" in text
+    both = compared(bagent, "r", "other", path.name)
+    assert (both["numbers"]["rows"], both["numbers"]["unlabelled"]) == (3, 1)
+    pairs = {pair["field"]: (pair["accuracy_a"], pair["only_a"]) for pair in both["fields"]}
+    assert pairs == {"label": (0.5, 1), "score": (0.666667, 0), "all of them": (0.666667, 1)}
+
+
+def test_a_json_null_is_an_expected_value(bagent, job_dir):
+    answers = [answer(0, {"label": None}), answer(1, {"label": "x"})]
+    make_run(job_dir / "runs" / "r", answers, answer_columns=[("label", "VARCHAR")])
+    (job_dir / "gold.jsonl").write_text('{"id":"r0","label":null}\n{"id":"r1","label":null}\n')
+    numbers = compared(bagent, "r", "gold.jsonl")["numbers"]
+    assert (numbers["rows"], numbers["unlabelled"], numbers["accuracy"]) == (2, 0, 0.5)
+
+
 def test_two_runs_against_one_gold_file_are_tested_as_a_pair(bagent, job_dir):
     columns = [("label", "VARCHAR")]
     right_b = [True] * 17 + [False] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -358,6 +359,14 @@ def _show_score(score: Score) -> None:
         _section(f"{field.field}: known and given", _confusion(field.confusion))
     _section("rows with most wrong fields", score.worst)
     typer.echo(f"\n{n['rows']:,} rows, {n['not_ok']:,} not ok, {n['missing']:,} not in the run")
+    _show_unlabelled(n)
+
+
+def _show_unlabelled(numbers: Mapping[str, Any]) -> None:
+    count = numbers["unlabelled"]
+    if count:
+        rows = "1 row" if count == 1 else f"{count:,} rows"
+        typer.echo(f"left out: {rows} of the file without an expected value")
 
 
 MOST_VALUES = 8
@@ -411,6 +420,7 @@ def show_pair(score: PairScore, first: str, second: str) -> None:
     for name, side in (("A", score.a.numbers), ("B", score.b.numbers)):
         rows, not_ok, missing = (f"{side[key]:,}" for key in ("rows", "not_ok", "missing"))
         typer.echo(f"{name}: {rows} rows, {not_ok} not ok, {missing} not in the run")
+    _show_unlabelled(n)
     if n["p"] is not None and n["rows"]:
         sure = "is" if float(str(n["p"])) < 0.05 else "may be chance, it is not"
         typer.echo(f"the difference {sure} significant at 5 %")
