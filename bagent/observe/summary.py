@@ -60,14 +60,14 @@ class EndInfo(msgspec.Struct, frozen=True):
         reason: why the run stopped early; empty where it did not.
         color: whether the lines may have colour codes.
         worked_s: how long all starts worked, without the pauses between them; None where unknown.
-        absent: what to know about results whose rows left the input; empty where there are none.
+        notes: labelled lines about the results of earlier starts.
     """
 
     advice: Advice
     reason: str = ""
     color: bool = False
     worked_s: float | None = None
-    absent: str = ""
+    notes: tuple[tuple[str, str], ...] = ()
 
     @property
     def exit_code(self) -> int | None:
@@ -80,7 +80,7 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     after = next_step(info.advice, s.causes or s.by_kind)
     pairs = [
         *_rows(s, info),
-        *([("absent", info.absent)] if info.absent else []),
+        *info.notes,
         ("ended", headline(s, info)),
         ("time", _time(s, info.worked_s)),
         *_of_this_start([*_measures(s, info.worked_s), *_schema(s), *_requests(s)], s),

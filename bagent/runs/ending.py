@@ -208,7 +208,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
     from bagent.observe.summary import headline
     from bagent.runs.prompt_fields import long_field
     from bagent.runs.resume import resent_kinds
-    from bagent.runs.run_state import absent_text
+    from bagent.runs.run_state import notes_of_results
 
     options, job, snapshot = context.options, context.job, ending.snapshot
     run = display_path(context.run_dir, options.cwd)
@@ -229,8 +229,8 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         long_field=long_field(RunDir(context.run_dir), info) if info and too_long else "",
     )
     worked_s = _working_seconds(context, info)
-    absent = absent_text(info, run) if info else ""
-    end = EndInfo(advice, ending.reason, color=color, worked_s=worked_s, absent=absent)
+    notes = notes_of_results(info, run) if info else ()
+    end = EndInfo(advice, ending.reason, color=color, worked_s=worked_s, notes=(*notes,))
     return Summary(headline(snapshot, end), summary_lines(snapshot, end))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict
@@ -160,6 +160,16 @@ def _absent(info: RunInfo) -> int:
     ended = (s for s in reversed(info.starts) if s.exit_code in (EXIT_OK, EXIT_ROWS_FAILED))
     last = next(ended, None)
     return last.absent if last is not None else 0
+
+
+def notes_of_results(info: RunInfo, run: str) -> Iterator[tuple[str, str]]:
+    """Yield labelled lines about results of another job or of rows that left the input."""
+    for change in merge_changes(info.changes):
+        if change.finished:
+            rows = counted(change.finished, info.unit)
+            yield "changed", f"{', '.join(change.changed)}; {rows} finished before that and kept"
+    if absent := absent_text(info, run):
+        yield "absent", absent
 
 
 def absent_text(info: RunInfo, run: str) -> str:

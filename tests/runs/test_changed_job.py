@@ -21,7 +21,9 @@ def test_status_and_report_tell_which_rows_an_earlier_prompt_made(fs, job_dir, b
     assert start(bagent, job_dir, fs, "first id={{ id }}", "--limit", "4").code == 0
     done = start(bagent, job_dir, fs, "second id={{ id }}", "--on-change", "continue")
     assert "prompt changed; 4 finished rows are kept as they are" in done.err
-    assert bagent(RUN).code == 0
+    for ended in (done, bagent(RUN)):
+        assert ended.code == 0
+        assert "\nchanged     prompt; 4 rows finished before that and kept\n" in ended.err
     state = bagent(["status", "job"]).out
     [line] = [line for line in state.splitlines() if line.startswith("prompt changed")]
     assert line.endswith("4 rows finished before it and kept")
