@@ -74,7 +74,12 @@ def in_python(text: str) -> str:
     return _option_pattern().sub(_argument, text)
 
 
-_PHRASES = {"give -i PATH": "give rows=...", "the same command": "the same call"}
+_PHRASES = {
+    "give -i PATH": "give rows=...",
+    "the same command": "the same call",
+    "--name: ": "name: ",
+    "--set id=COLUMN": "set `id: COLUMN` in the job",
+}
 
 
 def _argument(match: re.Match[str]) -> str:

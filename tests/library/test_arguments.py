@@ -125,6 +125,8 @@ def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
          ' options=["--retry", "all"] too'),
         ("the same command resumes, or give -i PATH", "the same call resumes, or give rows=..."),
         ("or give another --name; it", "or give another name=; it"),
+        ("--name: it cannot name a run", "name: it cannot name a run"),
+        ("names the rows: --set id=COLUMN)", "names the rows: set `id: COLUMN` in the job)"),
         ("invalid value for '--limit': x", 'invalid value for options=["--limit"]: x'),
         ("--limitless and --limit-x stay", "--limitless and --limit-x stay"),
     ],
