@@ -236,15 +236,15 @@ def _result_block(part: ToolResultPart) -> dict[str, Any]:
 def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
     """Parse the body of an HTTP 200 response."""
     try:
-        body = decode_json(raw)
+        body = decode_json(raw, strict=True)
         failure = failure_from_body(body, headers) if _is_error(body) else None
         if failure is not None:
             return failure
         if isinstance(body, dict) and isinstance(body.get("content"), list):
             return reply_from_message(body)
         return unexpected_body("no message", raw)
-    except ValueError:
-        return not_json(raw, content_type)
+    except ValueError as error:
+        return not_json(raw, content_type, error)
 
 
 def _is_error(body: Json) -> bool:

@@ -80,8 +80,10 @@ def unexpected_body(problem: str, raw: bytes) -> Failure:
     return Failure("bad_response", message, passing=True, status=200)
 
 
-def not_json(raw: bytes, content_type: str) -> Failure:
-    """Return the failure of a body behind status 200 that is not JSON."""
+def not_json(raw: bytes, content_type: str, error: ValueError) -> Failure:
+    """Return the failure of a body behind status 200 that is not JSON, by the decoder's error."""
+    if isinstance(error, UnicodeDecodeError):
+        return unexpected_body(f"JSON that is not UTF-8 ({error.reason})", raw)
     return unexpected_body(f"not JSON ({content_type.split(';')[0] or 'no content type'})", raw)
 
 

@@ -16,10 +16,13 @@ _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
 
-def decode_json(raw: bytes | str) -> Json:
+def decode_json(raw: bytes | str, *, strict: bool = False) -> Json:
     """Return the value of JSON text; takes lone surrogates, NaN and a byte-order mark too.
 
+    Bytes that are not UTF-8 become U+FFFD; with ``strict`` they are an error.
+
     Raises:
+        UnicodeDecodeError: ``strict`` is set, and it is JSON with bytes that are not UTF-8.
         ValueError: it is not JSON, or it is nested too deeply.
     """
     try:
@@ -27,9 +30,12 @@ def decode_json(raw: bytes | str) -> Json:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
         try:
-            return json.loads(text.removeprefix("\ufeff"))
+            value = json.loads(text.removeprefix("\ufeff"))
         except RecursionError:
             raise ValueError("nested too deeply") from None
+        if strict and isinstance(raw, bytes):
+            raw.decode()
+        return value
 
 
 def json_or_none(raw: bytes | str) -> Json:

@@ -94,6 +94,25 @@ def test_a_compressed_answer_is_read_and_a_broken_one_a_passing_failure(fs, enco
         assert reply(exchange).text == "yes"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("iso-8859-1", "café"),
+        ('"Windows-1252"', "50 €"),
+        ("utf-16", "ü"),
+        ("utf-8", "é"),
+        ("x", "é"),
+    ],
+)
+def test_an_answer_is_decoded_by_the_charset_that_it_names(fs, charset, text, stream):
+    body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+    encoding = "utf-8" if charset == "x" else charset.strip('"')
+    content = json.dumps(body, ensure_ascii=False).encode(encoding)
+    fs.set_script({"r1": [raw(content, f"application/json; charset={charset}")]})
+    assert reply(ask(fs.url, request(stream=stream))).text == text
+
+
 def test_a_redirect_is_not_followed(fs):
     fs.set_script({"r1": [status(308, headers={"Location": f"{fs.url}/elsewhere"})]})
     found = failure(ask(fs.url))

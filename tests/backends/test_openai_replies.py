@@ -81,6 +81,7 @@ def test_counts_that_the_server_does_not_tell_stay_unknown(usage, read_as):
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
         ([{"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}], "b"),
         (["a", None, 1, {"text": None}, "b"], "ab"),
+        ({"type": "text", "text": "a"}, "a"),
         ({"a": 1}, '{"a":1}'),
         ({"a": "\ud800"}, '{"a":"\\ud800"}'),
         (5, "5"),
@@ -197,6 +198,13 @@ def test_what_is_no_json_is_a_passing_failure_that_shows_its_beginning(raw):
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
     assert "not JSON (text/html) behind HTTP 200: " in failure.message
+
+
+def test_an_answer_that_is_not_utf8_is_a_passing_failure_not_a_mended_text():
+    failure = read(json.dumps(answer({"content": "caf\xe9"}), ensure_ascii=False).encode("latin-1"))
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+    assert "not UTF-8" in failure.message
 
 
 def test_deep_but_readable_arguments_never_raise():

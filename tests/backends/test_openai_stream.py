@@ -230,7 +230,8 @@ def test_a_stream_in_an_odd_form_reads_as_the_usual_one(form):
         (choice(delta={"content": "a"}, index=None), "a"),
         (choice(message={"content": "a"}, index=0), "a"),
         (choice(text="a", finish_reason=None) + choice(text="b"), "ab"),
-        (choice(delta={"content": "X"}).replace(b"X", b"\\ud800 \xff"), "\ud800 \ufffd"),
+        (choice(delta={"content": "X"}).replace(b"X", b"\\ud800"), "\ud800"),
+        (b"data: [" + delta("a")[6:-2] + b"," + delta("b")[6:-2] + b"]\n\n" + FINISH, "ab"),
     ],
 )  # fmt: skip
 def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
@@ -243,6 +244,8 @@ def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
     [
         (DONE, "finish reason"),
         (b'data: {"cho\n' + FINISH + DONE, "not JSON"),
+        (delta("X").replace(b"X", b"caf\xe9") + FINISH + DONE, "not UTF-8 in the stream: {"),
+        (b'data: [{"error": {"message": "boom"}}]\n\n' + FINISH + DONE, "boom"),
         (event(error={"message": "boom", "code": 500}) + delta("b") + FINISH + DONE, "boom"),
         (choice(index=0, delta={}, finish_reason="error", error={"code": 502, "message": "gone"}),
          "gone"),

@@ -25,6 +25,12 @@ def test_what_servers_send_as_json_is_read(raw, value):
     assert decode_json(raw) == value
 
 
+def test_bytes_that_are_not_utf8_are_an_error_where_asked():
+    assert decode_json('"é\\ud800"'.encode(), strict=True) == "é\ud800"
+    with pytest.raises(UnicodeDecodeError):
+        decode_json(b'"a\xff"', strict=True)
+
+
 def test_nan_is_read_as_a_number_that_equals_nothing():
     assert decode_json(b"[NaN]")[0] != decode_json(b"[NaN]")[0]
 

@@ -114,7 +114,7 @@ def read_group(
 def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
     """Parse a body that the fast decoder refuses: an error, or unusual JSON."""
     try:
-        body = decode_json(raw)
+        body = decode_json(raw, strict=True)
         failure = failure_from_body(body, headers)
         if failure is not None:
             return failure
@@ -127,8 +127,8 @@ def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
                 usage=body.get("usage"),
             )
         return unexpected_body("no choices", raw)
-    except ValueError:
-        return not_json(raw, headers.get("Content-Type", ""))
+    except ValueError as error:
+        return not_json(raw, headers.get("Content-Type", ""), error)
 
 
 def _choice(choice: dict[str, Any]) -> _Choice:

@@ -138,7 +138,7 @@ class HttpExchange:
                 request.endpoint, request.path, request.body, request.timeouts
             ) as response:
                 self._note(exchange, response, request.endpoint)
-                raw = await read_body(response)
+                raw = await _read_utf8(response)
         except NETWORK_ERRORS as error:
             return self._broken(error, request, exchange)
         exchange.first_byte = self._clock()
@@ -165,7 +165,7 @@ class HttpExchange:
                         response, reader, stream_timeout, request, exchange
                     )
                 stream_timeout.disable()
-                raw = await read_body(response)
+                raw = await _read_utf8(response)
         except NETWORK_ERRORS as error:
             if reader.whole:  # cut after the stop reason: the answer is complete
                 return reader.result()
@@ -268,6 +268,28 @@ async def read_body(response: HasContent) -> bytes:
     if isinstance(response, PlainResponse):
         return await response.read()
     return b"".join([piece async for piece in body_chunks(response)])
+
+
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_ENCODINGS = re.compile(
+    r"(iso[-_]?8859-|latin-?|windows-|cp|gb|big|koi8-|euc-)[\da-z]+|utf-?(16|32)([bl]e)?|shift_jis",
+    re.IGNORECASE,
+)
+"""Character sets of text that are decoded; Python has others, whose decoding is slow."""
+
+
+async def _read_utf8(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+    """Return the body of a response, converted to UTF-8 from the charset that it names."""
+    raw = await read_body(response)
+    if raw.isascii():
+        return raw
+    charset = _CHARSET.search(response.headers.get("Content-Type", ""))
+    if charset is None or not _ENCODINGS.fullmatch(charset[1]):
+        return raw
+    try:
+        return raw.decode(charset[1]).encode()
+    except (LookupError, UnicodeError):
+        return raw
 
 
 def body_chunks(response: HasContent) -> AsyncIterator[bytes]:

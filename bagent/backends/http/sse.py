@@ -17,7 +17,7 @@ from bagent.types import Failure, Reply, ToolCall
 
 
 class InvalidEvent(ValueError):
-    """The data of an event is not JSON; the message is its beginning."""
+    """The data of an event is not JSON in UTF-8; the message is its beginning."""
 
 
 def normalize_newlines(data: bytes) -> bytes:
@@ -61,9 +61,7 @@ class SSEDecoder:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
             elif not line.strip():
-                event = self._end()
-                if event is not None:
-                    events.append(event)
+                events += self._end()
             elif not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 self._keep(line)
         return events
@@ -81,16 +79,17 @@ class SSEDecoder:
             self._stray.append(line)
             self._stray_size += len(line)
 
-    def _end(self) -> dict[str, Any] | None:
+    def _end(self) -> list[dict[str, Any]]:
         raw = b"\n".join(self._data)
         self._data.clear()
         if not raw or raw == b"[DONE]":
-            return None
+            return []
         try:
-            event = decode_json(raw)
+            value = decode_json(raw, strict=True)
         except ValueError:
             raise InvalidEvent(raw[:800].decode("utf-8", "replace")) from None
-        return event if isinstance(event, dict) else None
+        events = value if isinstance(value, list) else [value]
+        return [event for event in events if isinstance(event, dict)]
 
 
 class TypedEventStream(ABC):

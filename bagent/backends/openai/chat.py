@@ -340,7 +340,7 @@ def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Rep
 
 def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
     try:
-        body = decode_json(raw)
+        body = decode_json(raw, strict=True)
         failure = failure_from_body(body, headers)
         if failure is not None:
             return failure
@@ -350,8 +350,8 @@ def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -
             return choice_error(choice) or reply_from_choice(choice, body)
         problem = "choices without a clear first one" if choices else "no choices"
         return unexpected_body(problem, raw)
-    except ValueError:
-        return not_json(raw, content_type)
+    except ValueError as error:
+        return not_json(raw, content_type, error)
 
 
 def first_choice(choices: Json) -> dict[str, Any] | None:
@@ -452,9 +452,11 @@ def optional_text(value: Json) -> str | None:
 
 
 def content_text(content: Json) -> str | None:
-    """Return the text of a content field: a string, None, or a list of parts."""
+    """Return the text of a content field: a string, None, a list of parts or one part."""
     if content is None or isinstance(content, str):
         return content
+    if isinstance(content, dict) and content.get("type") in ("text", "output_text"):
+        content = [content]
     if isinstance(content, list):
         return "".join(
             _str(part.get("text")) if isinstance(part, dict) else _str(part)

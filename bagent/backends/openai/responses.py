@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bagent.backends.failures import failure_from_body, shorten, unexpected_body
+from bagent.backends.failures import failure_from_body, not_json, shorten, unexpected_body
 from bagent.backends.http.sse import TypedEventStream
 from bagent.backends.openai.chat import (
     PROVIDER_BLOCKS,
@@ -222,9 +222,9 @@ def read_response(raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
     still in progress (``background``) is a failure.
     """
     try:
-        body = decode_json(raw)
-    except ValueError:
-        body = None
+        body = decode_json(raw, strict=True)
+    except ValueError as error:
+        return not_json(raw, headers.get("Content-Type", ""), error)
     if not isinstance(body, dict) or not isinstance(body.get("output"), list):
         return failure_from_body(body, headers) or unexpected_body("no response object", raw)
     return _result(body, headers, None)

@@ -234,13 +234,18 @@ class StreamReader:
                 self.done = True
                 return
         try:
-            body = decode_json(data)
+            body = decode_json(data, strict=True)
+        except UnicodeDecodeError:
+            self._open = b""
+            self.error = _broken_event("not UTF-8", data)
+            return
         except ValueError:
             self._open = data
             return
         self._open = b""
-        if isinstance(body, dict):
-            self._event(body)
+        for event in body if isinstance(body, list) else [body]:
+            if isinstance(event, dict) and self.error is None:
+                self._event(event)
 
     def _piece(self, event: PlainEvent, text: str) -> None:
         """Apply an event that holds only a piece of text."""
@@ -269,13 +274,7 @@ class StreamReader:
     def _end_event(self) -> None:
         """Handle an empty line: an event that is not JSON by now is an error."""
         if self._open and self.error is None:
-            self.error = Failure(
-                "bad_response",
-                "not JSON in the stream: "
-                + shorten(self._open[:800].decode("utf-8", "replace"), 200),
-                passing=True,
-                status=200,
-            )
+            self.error = _broken_event("not JSON", self._open)
         self._open = b""
 
     def _other(self, line: bytes) -> None:
@@ -413,3 +412,10 @@ class StreamReader:
             status=200,
             text=self.text or None,
         )
+
+
+def _broken_event(problem: str, data: bytes) -> Failure:
+    """Return the failure of an event that cannot be read, with its beginning."""
+    excerpt = shorten(data[:800].decode("utf-8", "replace"), 200)
+    message = f"{problem} in the stream: {excerpt}"
+    return Failure("bad_response", message, passing=True, status=200)
