@@ -67,6 +67,7 @@ REFUSED = [
     ("sampling.temperature", '"0.1"', 'expected a number, got the text "0.1" (remove the quotes)'),
     ("sampling.temperature", "2.1", "must be at most 2, got 2.1"),
     ("sampling.temperature", "1e999", "expected a finite number, got 1e999"),
+    ("sampling.extra.g", ".inf", "expected a finite number, got .inf"),
     ("sampling.top_p", "0", "must be more than 0, got 0"),
     ("sampling.max_tokens", "0", "must be at least 1, got 0"),
     (
@@ -131,6 +132,11 @@ def test_a_wrong_value_is_refused_with_key_line_and_value(fault, path, value, me
     line = 3 + depth
     column = 2 * depth + len(path.rpartition(".")[2]) + 3
     assert fault(key(path, value)) == f"job.yaml:{line}:{column}: {path}: {message}"
+
+
+def test_a_number_that_json_lacks_is_found_in_free_values_at_any_depth(fault):
+    message = "sampling.extra.g[1].a: expected a finite number, got .nan"
+    assert fault(key("sampling.extra.g", "[1, {a: .nan}]")) == f"job.yaml:5:16: {message}"
 
 
 @pytest.mark.parametrize(

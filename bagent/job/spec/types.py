@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
@@ -294,11 +294,26 @@ class FreeForm(Kind):
         """Return the value as plain JSON values."""
         if self.mapping and not isinstance(value, dict):
             raise invalid(f"expected a mapping, got {describe_value(value)}")
+        for key, number in _not_finite(value):
+            raise invalid(f"expected a finite number, got {describe_value(number)}", key=key)
         return plain(value)
 
     def describe(self) -> Json:
         """Anything, or any object."""
         return {"type": "object"} if self.mapping else {}
+
+
+def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the infinities and NaN in ``value``, which JSON does not have, each after its path."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    items: Iterable[tuple[object, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield from _not_finite(item, f"{path}.{key}" if path else str(key))
 
 
 def either(options: tuple[str, ...]) -> str:
