@@ -25,6 +25,7 @@ from worlds.play import History, Start
 from worlds.stages import (
     ANSWERS,
     LAST,
+    LEAF,
     ROUNDS,
     TOPOLOGIES,
     digest_of,
@@ -50,11 +51,13 @@ def each_result_is_there_once(history: History) -> Problems:
 
 @invariant_for("stages")
 def an_answered_request_is_not_sent_again(history: History) -> Problems:
-    """What was answered well is on disk, whatever kills the process, and is not asked again."""
+    """What was answered well is on disk, whatever kills the process, and is not asked again, unless
+    its row had another text meanwhile."""
     if any(start.killed_by_power for start in history.starts) or _kinds(history) & DISK:
         return
     answered: dict[str, Sent] = {}
     for start in history.starts:
+        answered = {key: sent for key, sent in answered.items() if not _is_edited(start, sent)}
         for sent in sent_in(history, start.number):
             for key in sent.keys:
                 first = answered.get(key)
@@ -64,6 +67,12 @@ def an_answered_request_is_not_sent_again(history: History) -> Problems:
             good = is_answer(sent) and sent.status == 200
             if good and sent.done is not None and sent.done < start.ended:
                 answered |= dict.fromkeys(sent.keys, sent)
+
+
+def _is_edited(start: Start, sent: Sent) -> bool:
+    """Return whether a row of a request has another version in a start."""
+    marks = LEAF.findall(sent.prompt) or zip(sent.rows, sent.versions, strict=True)
+    return any(start.versions.get(int(mark[0]), 0) != int(mark[1]) for mark in marks)
 
 
 @invariant_for("stages")
