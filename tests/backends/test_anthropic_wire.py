@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,10 +170,19 @@ def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: by
     assert found.blocks[0] == {"type": "thinking", "thinking": "hm", "signature": "s1g=="}
 
 
-def test_garbage_among_the_events_is_a_failure_that_shows_it() -> None:
-    found = reader([*AnthropicWire().events(ModelAnswer())[:3], b"data: {broken\n\n"]).result()
+def test_events_in_arrays_are_read() -> None:
+    raw = re.sub(rb"data: (.*)", rb"data: [\1]", b"".join(AnthropicWire().events(SAY)))
+    found = reader([raw]).result()
+    assert isinstance(found, Reply)
+    assert (found.text, found.reasoning) == ("hällo", "hm")
+
+
+@pytest.mark.parametrize("data", [b"{broken", b'{"broken": "\xff"}'])
+def test_garbage_among_the_events_is_a_failure_that_shows_it(data: bytes) -> None:
+    events = [*AnthropicWire().events(ModelAnswer())[:3], b"data: " + data + b"\n\n"]
+    found = reader(events).result()
     assert isinstance(found, Failure)
-    assert "{broken" in found.message
+    assert "broken" in found.message
 
 
 def test_a_page_in_place_of_a_stream_is_shown() -> None:
