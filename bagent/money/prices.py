@@ -22,8 +22,9 @@ class Price(msgspec.Struct, frozen=True):
     """The price of a model in dollars per million tokens; an unknown price is None.
 
     ``input`` is for uncached prompt tokens, ``cached`` for those read from a cache, ``cache_write``
-    for those written to one for five minutes. ``batch`` is the factor for the provider's batch
-    service. ``source`` is the page of the price on ``date``.
+    for those written to one for five minutes. ``batch`` is the factor of the provider's batch
+    service; that of OpenAI is from https://developers.openai.com/api/docs/guides/batch. ``source``
+    is the page of the price on ``date``.
     """
 
     provider: str
