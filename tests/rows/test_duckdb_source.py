@@ -1,11 +1,15 @@
 import base64
 import json
+import struct
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bagent.errors import InputError
 from bagent.rows import RowsConfig, open_rows
+from bagent.rows.formats.arrow_durations import duration_units
 
 COLUMNS = {
     "id": ("1::INTEGER", 1),
@@ -15,6 +19,10 @@ COLUMNS = {
     "null": ("NULL::VARCHAR", None),
     "yes": ("true", True),
     "f": ("1.5::FLOAT", 1.5),
+    "single": ("1.1::FLOAT", 1.1),
+    "single_nan": ("'nan'::FLOAT", "NaN"),
+    "singles": ("[1.1, NULL]::FLOAT[]", [1.1, None]),
+    "vector": ("[1.1, 3]::FLOAT[2]", [1.1, 3.0]),
     "nan": ("'nan'::DOUBLE", "NaN"),
     "inf": ("'-inf'::DOUBLE", "-Infinity"),
     "cents": ("1.50::DECIMAL(5,2)", "1.50"),
@@ -90,6 +98,63 @@ def test_folders_named_like_partitions_are_columns(tmp_path):
     (row,) = rows_at(tmp_path, "**/*.parquet")
     assert row.data == {"year": 5, "city": "New York", "kind": None, "id": 1}
     assert rows_at(tmp_path, "**/*.parquet", where="city = 'Rome'") == []
+
+
+def test_a_partition_with_leading_zeros_is_text(tmp_path):
+    folder = tmp_path / "y=007" / "n=-7"
+    folder.mkdir(parents=True)
+    write(folder / "in.parquet", "SELECT 1 AS id")
+    (row,) = rows_at(tmp_path, "**/*.parquet")
+    assert row.data == {"y": "007", "n": -7, "id": 1}
+
+
+def test_durations_and_nanoseconds_of_arrow_keep_their_meaning(tmp_path):
+    columns = {
+        "id": pa.array([1, 2, 3]),
+        "s": pa.array([1, None, 0], pa.duration("s")),
+        "ms": pa.array([1500, -90_061_000, 3_600_000], pa.duration("ms")),
+        "ns": pa.array([1, 60 * 10**9, 0], pa.duration("ns")),
+        "at": pa.array([1_700_000_000_123_456_789] * 3, pa.timestamp("ns", "Europe/Berlin")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    rows = [row.data for row in rows_at(tmp_path, "in.parquet")]
+    assert [row["s"] for row in rows] == ["PT1S", None, "PT0S"]
+    assert [row["ms"] for row in rows] == ["PT1.5S", "-PT25H1M1S", "PT1H"]
+    assert [row["ns"] for row in rows] == ["PT0.000000001S", "PT1M", "PT0S"]
+    assert rows[0]["at"] == "2023-11-14T22:13:20.123456789+00"
+
+
+@pytest.mark.parametrize("size", [4, 100])
+def test_a_broken_schema_of_arrow_names_no_durations(size):
+    schema = pa.schema([("s", pa.duration("us"))]).serialize().to_pybytes()
+    assert duration_units(base64.b64encode(schema)) == {"s": "us"}
+    assert duration_units(base64.b64encode(schema[:size])) == {}
+    assert duration_units(b"!") == {}
+
+
+def texts(*values: bytes) -> pa.Array:
+    """Texts of any bytes, as a careless program writes them."""
+    ends = [sum(map(len, values[:n])) for n in range(len(values) + 1)]
+    offsets = struct.pack(f"<{len(ends)}i", *ends)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def test_a_cell_that_is_not_utf8_spoils_its_row_only(tmp_path):
+    count = 3000
+    values = [b"text %d" % n for n in range(count)]
+    values[2500] = b"a\xffb"
+    other = texts(*[b"\xff" if n == 2000 else b"x" for n in range(count)])
+    nested = pa.StructArray.from_arrays([other], ["x"])
+    table = pa.table({"id": list(range(count)), "text": texts(*values), "nested": nested})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=1000)
+    rows = rows_at(tmp_path, "in.parquet")
+    assert [row.id for row in rows] == list(range(count))
+    assert [row.line for row in rows] == list(range(1, count + 1))
+    errors = {row.id: row.error for row in rows if row.error}
+    assert errors == {2000: "not UTF-8: nested", 2500: "not UTF-8: text"}
+    assert rows[2500].data == {"id": 2500, "nested": {"x": "x"}}
+    assert len({row.key for row in rows}) == count
 
 
 def test_what_is_no_parquet_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -22,8 +23,9 @@ from bagent.errors import InputError, MissingPackage, Position
 from bagent.remote import RemoteFile
 from bagent.remote.tables import serve_file
 from bagent.rows.config import TableColumns
-from bagent.rows.decode import Chunk, bytes_text, decimal_value
+from bagent.rows.decode import Chunk, Item, Unreadable, bytes_text, decimal_value
 from bagent.rows.discovery import FileSource, SqlSource
+from bagent.rows.formats.arrow_durations import SCHEMA_KEY, duration_units, iso_duration
 from bagent.rows.formats.json import ROWS
 from bagent.text.unicode import float_or_text
 from bagent.types import Json
@@ -39,7 +41,9 @@ ONE_QUERY = "one SELECT; a DuckDB file: FROM read_duckdb('FILE', table_name = 'T
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _REMOTE_ERROR = re.compile(r"RemoteError: (?:\[Errno \d+\] )?")
-_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
+_NOT_UTF8 = "is not valid UTF8"
+_FLOATS = re.compile(r"FLOAT(?:\[\d*\])*")
 
 _AS_THEY_ARE = frozenset(
     {"VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"}
@@ -51,6 +55,7 @@ _IN_SQL = {
     # nanoseconds, months of an interval.
     "DATE": "CAST({0} AS VARCHAR)",
     "TIME": "CAST({0} AS VARCHAR)",
+    "TIME_NS": "CAST({0} AS VARCHAR)",
     "TIME WITH TIME ZONE": "CAST({0} AS VARCHAR)",
     "INTERVAL": "CAST({0} AS VARCHAR)",
     "UUID": "CAST({0} AS VARCHAR)",
@@ -59,6 +64,7 @@ _IN_SQL = {
     "TIMESTAMP_MS": _ISO,
     "TIMESTAMP_NS": _ISO,
     "TIMESTAMP WITH TIME ZONE": _ISO,
+    "TIMESTAMPTZ_NS": _ISO,
 }
 
 
@@ -83,6 +89,10 @@ def connect(base: Path) -> DuckDBPyConnection:
         raise MissingPackage(
             "DuckDB is not installed; Parquet, sql and where need it", hint="pip install duckdb"
         ) from error
+
+
+class _InvalidText(InputError):
+    """A text in a Parquet file is not UTF-8."""
 
 
 class Table:
@@ -126,19 +136,58 @@ class Table:
         self._connection.interrupt()
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows, numbered from 1."""
-        result = self._run(lambda: self._connection.execute(self._select))
+        """Yield the rows, numbered from 1; one with a text that is no UTF-8 is unreadable."""
+        try:
+            for records in self._records(self._select):
+                yield self._chunk(records)
+        except _InvalidText:
+            for records in self._records(f"{self._checked_select()} OFFSET {self.read}"):
+                chunk = self._chunk([record[:-1] for record in records])
+                for at, record in enumerate(records):
+                    if True in record[-1]:
+                        chunk.items[at] = self._unreadable(chunk.items[at], record[-1])
+                yield chunk
+
+    def _records(self, select: str) -> Iterator[list[Any]]:
+        result = self._run(lambda: self._connection.execute(select))
         while records := self._run(lambda: result.fetchmany(ROWS)):
-            lines = range(self.read + 1, self.read + len(records) + 1)
-            self.read += len(records)
-            names = self._names
-            items: list[Any] = [dict(zip(names, record, strict=True)) for record in records]
-            if self._partition:
-                items = [self._partition | item for item in items]
-            for name, convert in self._converted.items():
-                for item in items:
-                    item[name] = convert(item[name])
-            yield Chunk(self._source.name, lines, items)
+            yield records
+
+    def _chunk(self, records: list[Any]) -> Chunk:
+        lines = range(self.read + 1, self.read + len(records) + 1)
+        self.read += len(records)
+        names = self._names
+        items: list[Any] = [dict(zip(names, record, strict=True)) for record in records]
+        if self._partition:
+            items = [self._partition | item for item in items]
+        for name, convert in self._converted.items():
+            for item in items:
+                item[name] = convert(item[name])
+        return Chunk(self._source.name, lines, items)
+
+    def _checked_select(self) -> str:
+        """Return SQL of the rows, each with a list of the columns that are not UTF-8.
+
+        DuckDB replaces or leaves out bytes that are not UTF-8; texts that differ then have some.
+        """
+        indexes, width = self._indexes, self._width
+        invalid = ", ".join(f"#{at + 1} IS DISTINCT FROM #{at + 1 + width}" for at in indexes)
+        replaced, without = (
+            self._from.replace("hive_partitioning", f"utf8_validation = '{way}', hive_partitioning")
+            for way in ("replace", "ignore")
+        )
+        return (
+            f"SELECT {', '.join(self._expressions)}, [{invalid}]"
+            f" FROM ({replaced}) POSITIONAL JOIN ({without})"
+        )
+
+    def _unreadable(self, item: Item, invalid: list[bool]) -> Unreadable:
+        """Return a row some of whose columns are not UTF-8."""
+        assert isinstance(item, dict)
+        columns = tuple(name for name, bad in zip(self._names, invalid, strict=True) if bad)
+        rest = {name: value for name, value in item.items() if name not in columns}
+        raw = msgspec.json.encode(item)
+        return Unreadable(f"not UTF-8: {', '.join(columns)}", raw, rest, columns)
 
     def _prepare_parquet(self, source: FileSource) -> None:
         # The names as the file has them: DuckDB renames those that differ in case only.
@@ -159,6 +208,11 @@ class Table:
         self._describe_columns(
             f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema)
         )
+        metadata = f"SELECT value FROM parquet_kv_metadata({path}) WHERE key = '{SCHEMA_KEY}'"
+        for (value,) in self._run(lambda: self._connection.execute(metadata).fetchall()):
+            for name, unit in duration_units(value).items():
+                if name in self._names:
+                    self._converted[name] = partial(iso_duration, unit=unit)
 
     def _prepare_sql(self, source: SqlSource) -> None:
         try:
@@ -192,8 +246,11 @@ class Table:
         self._converted = {
             name: convert for name, convert in self._converted.items() if name in self._names
         }
-        columns = [_IN_SQL.get(kinds[index], "{0}").format(f"#{index + 1}") for index in indexes]
-        self._select = f"SELECT {', '.join(columns)} {from_}"
+        self._indexes, self._width, self._from = indexes, len(kinds), from_
+        self._expressions = [
+            _expression(types[index], kinds[index]).format(f"#{index + 1}") for index in indexes
+        ]
+        self._select = f"SELECT {', '.join(self._expressions)} {from_}"
 
     def _run(self, call: Callable[[], Any]) -> Any:
         import duckdb
@@ -207,6 +264,8 @@ class Table:
                 raise InputError(f"the sql of the input: {error}") from error
             # DuckDB's words name the file and the kind of its own error, which says no more.
             message = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
+            if _NOT_UTF8 in message:
+                raise _InvalidText(message, at=at) from error
             hint = "is it Parquet, and whole? copy or make it again"
             if match := _REMOTE_ERROR.match(message):
                 message, hint = message[match.end() :], ""
@@ -215,10 +274,21 @@ class Table:
             ) from error
 
 
+def _expression(type_: str, kind: str) -> str:
+    """Return SQL of a column, with ``{0}`` in place of its name.
+
+    Single-precision numbers become the shortest double: 1.1 is not 1.100000023841858.
+    """
+    if _FLOATS.fullmatch(type_):
+        texts, doubles = (type_.replace("FLOAT", to) for to in ("VARCHAR", "DOUBLE"))
+        return f"CAST(CAST({{0}} AS {texts}) AS {doubles})"
+    return _IN_SQL.get(kind, "{0}")
+
+
 def partition_of(name: str) -> dict[str, Json]:
     """Return the hive partition columns in a path such as ``year=2024/month=1/a.parquet``.
 
-    As DuckDB reads them: whole numbers are numbers, other values text.
+    Whole numbers are numbers, other values text, as is ``007``.
     """
     columns: dict[str, Json] = {}
     for folder in name.split("/")[:-1]:
