@@ -141,11 +141,12 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
         yield "dropped", f"stage {visible(stage, 30)} left out {rows} that failed before it"
     yield from _tools(s)
     if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
-        message = (
-            "none of the input's rows was selected"
-            if s.feed.read or s.feed.unselected
-            else "the input has no rows"
-        )
+        if s.feed.most == 0:
+            message = "--limit 0 selects none of the input's rows"
+        elif s.feed.read or s.feed.unselected:
+            message = "none of the input's rows was selected"
+        else:
+            message = "the input has no rows"
         yield "warning", message
     elif s.feed.empty_pipe:
         yield "warning", "standard input had no rows; these are of earlier starts"

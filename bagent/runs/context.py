@@ -471,14 +471,28 @@ def run_directory(job: Job, options: RunOptions) -> Path:
                 " of the run",
                 hint=f"-o - > {options.output}, or afterwards bagent results -o {options.output}",
             )
-        if path.exists() and not path.is_dir():
+        if problem := _obstacle(path):
             raise UsageError(
-                f"--output {options.output}: this is a file",
+                f"--output {options.output}: {problem}",
                 hint="name the folder of the run; -o - prints the rows",
             )
         return path
     folder = job.results.dir.path if job.results.dir else options.cwd / "runs"
+    if problem := _obstacle(folder):
+        raise UsageError(
+            f"no run can be made in {folder}: {problem}", hint="name its folder with -o DIR"
+        )
     return folder / job.name
+
+
+def _obstacle(path: Path) -> str:
+    """Return what is in the way of a folder: a file or a broken link; empty if nothing is."""
+    for part in (path, *path.parents):
+        if part.is_symlink() and not part.exists():
+            return f"{part} is a link to {part.readlink()}, which does not exist"
+        if part.exists():
+            return "" if part.is_dir() else f"{part} is a file"
+    return ""
 
 
 def make_rows_config(

@@ -359,6 +359,7 @@ def test_a_limit_below_the_one_that_was_sent_is_never_proposed(
     [
         ({}, 0, "warning     the input has no rows"),
         ({"read": 9}, 0, "warning     none of the input's rows was selected"),
+        ({"most": 0}, 0, "warning     --limit 0 selects none of the input's rows"),
         ({"unselected": 9}, 0, "warning     none of the input's rows was selected"),
         ({"read": 9, "skipped": 9}, 9, None),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.jobs import write_job
 from support.replies import error_body, ok, status
 
@@ -22,6 +24,36 @@ def test_a_run_that_was_there_stays_when_a_later_start_is_wrong(job_dir, bagent,
     write_job(job_dir, None, 3)
     assert bagent(["run", "job.yaml", "--on-change", "continue"]).code == 2
     assert "2 ok" in bagent(["status", "job", "--follow"]).out
+
+
+@pytest.mark.parametrize(
+    ("output", "obstacle"),
+    [
+        ("afile", "afile is a file"),
+        ("afile/x/run", "afile is a file"),
+        ("broken", "broken is a link to nowhere, which does not exist"),
+        ("broken/run", "broken is a link to nowhere, which does not exist"),
+    ],
+)
+def test_what_is_in_the_way_of_the_folder_of_a_run_is_named(job_dir, bagent, fs, output, obstacle):
+    (job_dir / "afile").write_text("")
+    (job_dir / "broken").symlink_to("nowhere")
+    write_job(job_dir, fs.url, 1)
+    done = bagent(["run", "job.yaml", "-o", output])
+    assert done.code == 2
+    assert f"{obstacle} (name the folder of the run" in done.err
+    write_job(job_dir, fs.url, 1, results={"dir": output})
+    done = bagent(["run", "job.yaml"])
+    assert (done.code, obstacle in done.err) == (2, True)
+    assert fs.requests == []
+
+
+def test_a_limit_of_zero_is_named_as_the_cause_of_no_rows(job_dir, bagent, fs):
+    write_job(job_dir, fs.url, 2)
+    done = bagent(["run", "job.yaml", "--limit", "0"])
+    assert done.code == 0
+    assert "--limit 0 selects none of the input's rows" in done.err
+    assert "has no rows" not in done.err
 
 
 def test_a_new_run_beside_one_in_the_folder_of_its_job_is_noted(job_dir, bagent, fs):
