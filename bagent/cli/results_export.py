@@ -153,7 +153,7 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
     import duckdb
 
     from bagent.duck import literal
-    from bagent.store.tables.conditions import answer_fields, condition_on_fields
+    from bagent.store.tables.conditions import answer_fields, condition_on_fields, status_condition
     from bagent.store.tables.csv_columns import input_fields
 
     parts = []
@@ -166,8 +166,7 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
             hint = ", ".join(["columns of results", *fields])
             raise UsageError(f"--where: {str(error).splitlines()[0]}", hint=hint) from None
     if request.statuses:
-        failed = " or error_kind is not null" if "failed" in request.statuses else ""
-        parts.append(f"(status in ({', '.join(map(literal, sorted(request.statuses)))}){failed})")
+        parts.append(status_condition(request.statuses))
     if request.stages:
         parts.append(f"stage in ({', '.join(map(literal, sorted(request.stages)))})")
     return f" where {' and '.join(parts)}" if parts else ""

@@ -10,7 +10,7 @@ from multidict import MultiMapping
 
 from bagent.duck import SqlError, quoted, single_query
 from bagent.errors import UsageError
-from bagent.store.tables.conditions import answer_fields, condition_on_fields
+from bagent.store.tables.conditions import answer_fields, condition_on_fields, status_condition
 from bagent.store.tables.schema import pointer
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ class RowFilter(msgspec.Struct, frozen=True):
         parameters: list[Any] = []
         columns = (
             ("stage", self.stages),
-            ("status", self.statuses),
             ("error_kind", self.causes),
             ("endpoint", self.endpoints),
         )
@@ -193,6 +192,8 @@ class RowFilter(msgspec.Struct, frozen=True):
             if values:
                 parts.append(f"{column} in ({', '.join('?' * len(values))})")
                 parameters += values
+        if self.statuses:
+            parts.append(status_condition(self.statuses))
         for test in self.tests:
             sql, values_of_test = test.sql()
             parts.append(sql)

@@ -160,6 +160,7 @@ async def test_rows_are_filtered_searched_and_sorted(runs):
     async with viewing(runs) as viewer:
         for pairs, numbers in (
             ([("status", "invalid")], "11"),
+            ([("status", "failed")], "11 12"),
             ([("cause", "rejected")], "12"),
             ([("q", "no such text")], ""),
             ([("q", "NUMBER 7")], "7"),

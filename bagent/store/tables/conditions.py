@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bagent.duck import is_nested, literal, quoted
@@ -10,6 +10,13 @@ from bagent.store.tables.schema import ANSWER_KEY, RESULTS, pointer
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+
+def status_condition(statuses: Collection[str]) -> str:
+    """Return a condition over ``results`` for any of the statuses; ``failed`` is every failure."""
+    names = ", ".join(map(literal, sorted(statuses)))
+    failed = " or error_kind is not null" if "failed" in statuses else ""
+    return f"(status in ({names}){failed})"
 
 
 def condition_on_fields(condition: str, fields: Mapping[str, str]) -> str:
