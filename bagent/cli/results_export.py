@@ -150,21 +150,12 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
     Raises:
         UsageError: ``--where`` names a column that is not there.
     """
-    import duckdb
-
     from bagent.duck import literal
-    from bagent.store.tables.conditions import answer_fields, condition_on_fields, status_condition
-    from bagent.store.tables.csv_columns import input_fields
+    from bagent.store.tables.conditions import status_condition, typed_condition
 
     parts = []
     if request.where:
-        fields = {**input_fields(connection), **answer_fields(connection)}
-        parts.append(condition_on_fields(request.where, fields))
-        try:
-            connection.execute(f"explain select * from results where {parts[0]}")
-        except duckdb.BinderException as error:
-            hint = ", ".join(["columns of results", *fields])
-            raise UsageError(f"--where: {str(error).splitlines()[0]}", hint=hint) from None
+        parts.append(typed_condition(connection, request.where, "--where"))
     if request.statuses:
         parts.append(status_condition(request.statuses))
     if request.stages:

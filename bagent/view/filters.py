@@ -10,7 +10,7 @@ from multidict import MultiMapping
 
 from bagent.duck import SqlError, quoted, single_query
 from bagent.errors import UsageError
-from bagent.store.tables.conditions import answer_fields, condition_on_fields, status_condition
+from bagent.store.tables.conditions import status_condition, typed_condition
 from bagent.store.tables.schema import pointer
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ class RowFilter(msgspec.Struct, frozen=True):
         """Return SQL over ``results`` and its parameters; ``true`` selects all.
 
         Raises:
-            UsageError: the typed SQL is no single condition that only reads.
+            UsageError: the typed SQL is no single condition that only reads, or names a column
+                that is not there.
         """
         parts: list[str] = []
         parameters: list[Any] = []
@@ -204,7 +205,7 @@ class RowFilter(msgspec.Struct, frozen=True):
             parameters += values_of_search
         if self.sql:
             sql = checked_condition(connection, self.sql)
-            parts.append(condition_on_fields(sql, answer_fields(connection)))
+            parts.append(typed_condition(connection, sql, "SQL"))
         return " and ".join(parts) or "true", parameters
 
     def order(self) -> tuple[str | None, list[Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import duckdb
 import msgspec
 from aiohttp import web
 
@@ -34,6 +35,7 @@ from bagent.view.row import RowDetails, find_row, find_same, read_transcript
 from bagent.view.rows import (
     RowColumns,
     RowKey,
+    RowPage,
     count_rows,
     distinct,
     export,
@@ -174,7 +176,13 @@ class Handlers:
         row_filter = RowFilter.parse(request.query)
         after = RowKey.parse(request.query.get("after", ""))
         columns = await viewed.tables.ask(row_columns, key="columns")
-        listed = await viewed.tables.ask(lambda db: list_rows(db, row_filter, columns, after))
+        problem = None
+        try:
+            listed = await viewed.tables.ask(lambda db: list_rows(db, row_filter, columns, after))
+        except (BagentError, duckdb.Error) as error:
+            if not row_filter.sql:
+                raise
+            listed, problem = RowPage(), explain_error(error)
         numeric = await viewed.tables.ask(_numeric_answers, key="numeric")
         endpoints = await viewed.tables.ask(lambda db: distinct(db, "endpoint"), key="endpoints")
         kinds = await viewed.tables.ask(lambda db: distinct(db, "error_kind"), key="kinds")
@@ -182,6 +190,8 @@ class Handlers:
             "rows.html",
             request,
             run=viewed,
+            status=200 if problem is None else 400,
+            problem=problem,
             page=listed,
             columns=columns,
             filter=row_filter,
@@ -472,8 +482,17 @@ def _base(request: web.Request) -> str:
     return f"/{request.path.split('/')[1]}"
 
 
-def _page(template: str, request: web.Request, **values: Any) -> web.Response:
+def explain_error(error: BagentError | duckdb.Error) -> tuple[str, str]:
+    """Return the message and the hint for an error."""
+    if isinstance(error, BagentError):
+        return error.message, getattr(error, "hint", "") or ""
+    if isinstance(error, duckdb.InterruptException):
+        return "the query took too long and was stopped", "narrow the filter"
+    return str(error).splitlines()[0], ""
+
+
+def _page(template: str, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
     run = values.get("run")
     here = f"{_base(request)}/run/{quote(run.name, safe='')}" if run is not None else ""
     text = html.template_page(TEMPLATES, template, base=_base(request), here=here, **values)
-    return web.Response(text=text, content_type="text/html")
+    return web.Response(text=text, content_type="text/html", status=status)

@@ -95,14 +95,14 @@ class ListedRow(msgspec.Struct, frozen=True):
 class RowPage(msgspec.Struct, frozen=True):
     """One page of the list."""
 
-    rows: list[ListedRow]
-    after: RowKey | None
+    rows: list[ListedRow] = []
+    after: RowKey | None = None
     """The key from which the next page starts."""
 
-    long_inputs: list[bool]
+    long_inputs: list[bool] = []
     """Whether each column has a long text, and shares the width of the window with such columns."""
 
-    long_answers: list[bool]
+    long_answers: list[bool] = []
 
 
 def row_columns(db: ReportDb) -> RowColumns:

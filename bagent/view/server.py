@@ -15,7 +15,7 @@ from bagent.errors import BagentError
 from bagent.proxy.auth import address_guard, is_token, new_token
 from bagent.report import html
 from bagent.view.catalog import RunCatalog
-from bagent.view.handlers import TEMPLATES, Handlers
+from bagent.view.handlers import TEMPLATES, Handlers, explain_error
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline';"
@@ -121,20 +121,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except (BagentError, duckdb.Error) as error:
         if request.get(_BEGUN):
             raise
-        message, hint = _explain(error)
+        message, hint = explain_error(error)
     text = html.template_page(
         TEMPLATES, "error.html", message=message, hint=hint, base=f"/{request.path.split('/')[1]}"
     )
     return web.Response(text=text, content_type="text/html", status=400)
-
-
-def _explain(error: BagentError | duckdb.Error) -> tuple[str, str]:
-    """Return the message and the hint for an error."""
-    if isinstance(error, BagentError):
-        return error.message, getattr(error, "hint", "") or ""
-    if isinstance(error, duckdb.InterruptException):
-        return "the query took too long and was stopped", "narrow the filter"
-    return str(error).splitlines()[0], ""
 
 
 async def _static(request: web.Request) -> web.Response:

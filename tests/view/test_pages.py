@@ -133,6 +133,8 @@ async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
         counts = []
         for link in (str(a["href"]) for tag, a in page.tags if tag == "a"):
             counts.append(json.loads(await _body(viewer, link.replace("/rows", "/count"))))
+        by_sql = await viewer.text("run/job/count", ("sql", "old = 'yes'"))
+    assert by_sql == '{"count": 15}'
     assert "15 rows that failed (rejected) share old = yes (100 % of them" in shared
     assert "rows with kind = table get answers of 20" in shared
     assert counts == [{"count": 15}, {"count": 100}]
@@ -175,6 +177,23 @@ async def test_rows_are_filtered_searched_and_sorted(runs):
             assert ids == [f"r{number}" for number in numbers.split()]
             count = json.loads(await viewer.text("run/job/count", *pairs))
             assert count == {"count": len(ids)}
+
+
+async def test_a_wrong_sql_condition_stays_in_its_form_beside_the_error_and_the_names(runs):
+    async with viewing(runs) as viewer:
+        for sql, message in (
+            ("colour = 'red'", '"colour" not found'),
+            ("score >", "syntax error"),
+            ("label::int = 1", "Could not convert"),
+        ):
+            text = await viewer.text("run/job/rows", ("sql", sql), ("status", "ok"), status=400)
+            page = read(text)
+            (box,) = [attrs for _, attrs in page.tags if attrs.get("name") == "sql"]
+            assert box["value"] == sql
+            assert message in words(page)
+            assert '<option value="ok" selected>' in text
+        text = await viewer.text("run/job/rows", ("sql", "colour = 'red'"), status=400)
+    assert "columns of results, id, text, label, score, reason" in words(read(text))
 
 
 async def test_the_share_of_cached_tokens_is_that_of_status(tmp_path, bagent):

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bagent.duck import is_nested, literal, quoted
+from bagent.errors import UsageError
+from bagent.store.tables.csv_columns import input_fields
 from bagent.store.tables.schema import ANSWER_KEY, RESULTS, pointer
 
 if TYPE_CHECKING:
@@ -17,6 +19,29 @@ def status_condition(statuses: Collection[str]) -> str:
     names = ", ".join(map(literal, sorted(statuses)))
     failed = " or error_kind is not null" if "failed" in statuses else ""
     return f"(status in ({names}){failed})"
+
+
+def typed_condition(connection: DuckDBPyConnection, condition: str, label: str) -> str:
+    """Return a condition over ``results`` in which fields of answers and inputs are columns.
+
+    Args:
+        connection: with the tables of a run.
+        condition: SQL of the user.
+        label: names the condition in a message.
+
+    Raises:
+        UsageError: it names a column that is not there.
+    """
+    import duckdb
+
+    fields = {**input_fields(connection), **answer_fields(connection)}
+    sql = condition_on_fields(condition, fields)
+    try:
+        connection.execute(f"explain select * from results where {sql}")
+    except duckdb.BinderException as error:
+        hint = ", ".join(["columns of results", *fields])
+        raise UsageError(f"{label}: {str(error).splitlines()[0]}", hint=hint) from None
+    return sql
 
 
 def condition_on_fields(condition: str, fields: Mapping[str, str]) -> str:
