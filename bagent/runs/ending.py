@@ -165,7 +165,8 @@ def _close(store: RunStore, ending: RunEnding, absent: int) -> RunEnding:
     try:
         snapshot = ending.snapshot
         copied = snapshot.this_start.copied
-        store.close(ending.code, reason, action, snapshot.dropped, copied, absent)
+        counts = (snapshot.dropped, copied, absent, snapshot.cut_at)
+        store.close(ending.code, reason, action, *counts)
     except WriteError as error:
         return msgspec.structs.replace(ending, code=error.exit_code, reason=redact(str(error)))
     return ending
@@ -208,7 +209,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
     from bagent.observe.summary import headline
     from bagent.runs.prompt_fields import long_field
     from bagent.runs.resume import resent_kinds
-    from bagent.runs.run_state import notes_of_results
+    from bagent.runs.run_state import cut_range, notes_of_results
 
     options, job, snapshot = context.options, context.job, ending.snapshot
     run = display_path(context.run_dir, options.cwd)
@@ -224,7 +225,7 @@ def summarize(context: RunContext, ending: RunEnding, *, color: bool = False) ->
         max_tokens=job.sampling.max_tokens,
         max_turns=job.agent.max_turns if job.agent else None,
         own_bodies=context.own_bodies,
-        cut_at=snapshot.cut_at,
+        cut_at=cut_range(info) if info else snapshot.cut_at,
         none_ok=not snapshot.ok,
         long_field=long_field(RunDir(context.run_dir), info) if info and too_long else "",
     )

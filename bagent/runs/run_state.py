@@ -155,6 +155,12 @@ def _dropped(info: RunInfo | None) -> dict[str, int]:
     return dict(counts)
 
 
+def cut_range(info: RunInfo) -> tuple[int, int] | None:
+    """Return the fewest and the most tokens of the truncated answers of a run's starts."""
+    ranges = [start.cut_at for start in info.starts if start.cut_at is not None]
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+
+
 def _absent(info: RunInfo) -> int:
     """Return how many results had no row in the input that was last read completely."""
     ended = (s for s in reversed(info.starts) if s.exit_code in (EXIT_OK, EXIT_ROWS_FAILED))
@@ -247,6 +253,7 @@ def _advice(run: RunDir, state: Mapping[str, Any]) -> Advice | None:
         resent=frozenset(start.resent),
         max_tokens=sampling.get("max_tokens"),
         max_turns=agent.get("max_turns"),
+        cut_at=cut_range(info),
         own_bodies=not job.get("prompt") and len(info.stages) < 2,
         none_ok=not state["ok"],
         long_field=long_field(run, info) if "context_overflow" in state["by_kind"] else "",

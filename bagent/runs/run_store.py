@@ -282,6 +282,7 @@ class RunStore:
         dropped: Mapping[str, int] | None = None,
         copied: int = 0,
         absent: int = 0,
+        cut_at: tuple[int, int] | None = None,
     ) -> None:
         """Sync and close the journal, write the end into run.json, release the lock.
 
@@ -289,7 +290,7 @@ class RunStore:
             code: the exit code.
             reason: why the run stopped early.
             action: what a person must do first.
-            dropped, copied, absent: as in :class:`~bagent.store.run_dir.Start`.
+            dropped, copied, absent, cut_at: as in :class:`~bagent.store.run_dir.Start`.
 
         Raises:
             WriteError: something could not be written.
@@ -306,6 +307,7 @@ class RunStore:
             self.info.starts[-1].dropped = dict(dropped or {})
             self.info.starts[-1].copied = copied
             self.info.starts[-1].absent = absent
+            self.info.starts[-1].cut_at = cut_at
             self.info.starts[-1].idle = self.journal.end == self._opened
             if self.owner.is_held():  # else it would overwrite what the new owner has written
                 self.record_end(code, reason, action)

@@ -93,7 +93,8 @@ class Start(msgspec.Struct, omit_defaults=True):
     that took the answer of an equal request. ``absent`` are results of earlier starts whose rows
     are no longer in the input, which was completely read. ``compared`` says whether edited rows
     were looked for, which takes an input whose rows were all read and have ended. An ``idle`` start
-    has ended without a line in the journal.
+    has ended without a line in the journal. ``cut_at`` are the fewest and the most tokens of its
+    truncated answers; None where unknown.
     """
 
     at: float
@@ -112,6 +113,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     absent: int = 0
     compared: bool = False
     idle: bool = False
+    cut_at: tuple[int, int] | None = None
 
 
 def working_seconds(starts: Sequence[Start], now: float | None = None) -> float | None:

@@ -110,6 +110,18 @@ def test_a_passing_failure_is_sent_again_by_the_same_command(fs, job_dir, bagent
     assert results_by_id(job_dir)["r2"]["text"] == "now"
 
 
+def test_status_and_a_later_start_say_as_the_summary_that_the_context_was_full(fs, job_dir, bagent):
+    full = ok("half", finish_reason="length", usage={"prompt_tokens": 990, "completion_tokens": 10})
+    fs.set_script({"r1": [full], "*": [echo()]})
+    write_job(job_dir, fs.url, 2, results=NO_TABLES)
+    cause = "1 answer ended at 10 tokens, though up to 64 were allowed: shorten the prompt"
+    command = "bagent run job.yaml --progress plain --on-change continue --retry truncated"
+    for done in (bagent(RUN), bagent(["status", "job"]), bagent(RUN)):
+        lines = (done.out + done.err).splitlines()
+        assert cause in next(line for line in lines if line.startswith("cause"))
+        assert lines[-1].endswith(command)
+
+
 @pytest.mark.tables
 def test_accepted_truncated_answers_are_finished_and_exit_with_0(fs, job_dir, bagent):
     fs.set_script({"r1": [CUT], "*": [echo()]})
