@@ -162,6 +162,11 @@ class Traits:
         for name in ("endpoint", "model", "source", "prompt_tokens"):
             self._add_field(name, f"{name}::varchar", None)
 
+    @property
+    def complete(self) -> bool:
+        """Whether they are of all rows, not of a sample."""
+        return self.rows < SAMPLE
+
     def _is_used(self, name: str) -> bool | None:
         return None if self._in_prompt is None else name in self._in_prompt
 

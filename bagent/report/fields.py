@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from bagent.report.failures import FAULTS, find
 from bagent.report.field_stats import FEWEST, FieldStat, Traits
 from bagent.report.html import Html, heading, note, number, percent, section, table
 from bagent.report.queries import FEW, WEAK, ReportDb
+from bagent.report.suspects import Suspect
 
 SURE = 4.0
 """Standard errors from which on a difference is significant: some hundred are compared."""
@@ -40,6 +41,9 @@ class FieldFinding(msgspec.Struct, frozen=True):
     message: str
     stat: FieldStat | None
     """None where several values, or none, select them."""
+
+    cause: str | None = None
+    """The kind of failure of the rows; None where they did not fail."""
 
 
 def long_answers(traits: Traits) -> list[FieldFinding]:
@@ -144,13 +148,35 @@ def shared(traits: Traits, group: int) -> Shared:
         clearest = [each for each in clearest if each[1] >= ALMOST and each[2] <= 1 - ALMOST]
     together = [_together(lines) for lines, _, _ in clearest]
     parts = [
-        f"{phrase} ({percent(100 * share)} of them,"
+        f"{phrase} ({_part_of(traits, lines, group)},"
         f" {percent(100 * other_share)} of the other rows"
         f"{', which is weak' * (share < ALMOST or other_share > 1 - ALMOST)})"
-        for (phrase, _), (_, share, other_share) in zip(together, clearest, strict=True)
+        for (phrase, _), (lines, share, other_share) in zip(together, clearest, strict=True)
     ]
     fields = tuple((each[0][0].stage, each[0][0].field) for each in clearest)
     return Shared("; ".join(parts), fields, together[0][1] if together else None)
+
+
+def _part_of(traits: Traits, lines: list[FieldStat], group: int) -> str:
+    """Write how many rows of a group the lines hold: a number if that is known, else percent."""
+    rows = sum(line.matching.groups[group] for line in lines)
+    all_rows = traits.stages[lines[0].stage].groups[group]
+    if rows < all_rows and traits.complete:
+        return f"{rows:,} of the {all_rows:,}"
+    return f"{percent(100 * rows / all_rows)} of them"
+
+
+def shared_by_suspects(traits: Traits, suspects: Sequence[Suspect]) -> list[str]:
+    """Describe what the rows of each suspect share; empty for those of one endpoint.
+
+    Args:
+        traits: with the conditions of the suspects.
+        suspects: as :func:`bagent.report.suspects.find_suspects` returns them.
+    """
+    return [
+        shared(traits, group).text if suspect.endpoint is None else ""
+        for group, suspect in enumerate(suspects, FAULTS)
+    ]
 
 
 def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> dict[str, list[FieldFinding]]:
@@ -166,8 +192,9 @@ def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> dict[str, list[
     for fault in faults:
         common = shared(traits, fault["fault"] - 1)
         if common.text:
-            rows = f"{counted(fault['rows'], 'row')} that failed ({fault['error_kind']})"
-            failures.append(FieldFinding(f"{rows} share {common.text}", common.stat))
+            kind = fault["error_kind"]
+            message = f"{counted(fault['rows'], 'row')} that failed ({kind}) share {common.text}"
+            failures.append(FieldFinding(message, common.stat, kind))
     long = [
         msgspec.structs.replace(each, message=each.message.removeprefix(WEAK))
         for each in long_answers(traits)

@@ -43,7 +43,7 @@ from bagent.report.queries import (
     quantiles,
     results_command,
 )
-from bagent.report.suspects import Suspect, find_suspects
+from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.report.svg import histogram
 from bagent.types import Json
 
@@ -207,8 +207,7 @@ def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
 def _suspects(db: ReportDb, run: str, traits: Traits, suspects: Sequence[Suspect]) -> list[Finding]:
     """Describe the answers of the last stage that may be wrong, with what their rows share."""
     described = []
-    for group, suspect in enumerate(suspects, failures.FAULTS):
-        common = fields.shared(traits, group).text if suspect.endpoint is None else ""
+    for suspect, common in zip(suspects, fields.shared_by_suspects(traits, suspects), strict=True):
         rows = db.row(
             f"select {FIRST_IDS} as ids, count(*) as n from results where {suspect.condition}"
         )
@@ -220,7 +219,8 @@ def _suspects(db: ReportDb, run: str, traits: Traits, suspects: Sequence[Suspect
                 results_command(run, suspect.where(db)),
             )
         )
-    return described
+    total = count_all(db, suspects)
+    return [*described, Finding(total)] if total else described
 
 
 def _answers(db: ReportDb, about: ReportInfo) -> Html:

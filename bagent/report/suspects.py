@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -139,6 +139,15 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
         if kind in ("VARCHAR", "BOOLEAN"):
             suspects += _endpoints(db, stage, names[column], stats, sample)
     return [msgspec.structs.replace(each, stage=stage) for each in suspects[:MOST_SUSPECTS]]
+
+
+def count_all(db: ReportDb, suspects: Sequence[Suspect]) -> str:
+    """Write how many answers the suspects are; empty unless there are several suspects."""
+    if len(suspects) < 2:
+        return ""
+    condition = " or ".join(f"({suspect.condition})" for suspect in suspects)
+    total = db.row(f"select count(*) as n from results where {condition}")["n"]
+    return f"{counted(total, 'answer')} in all, each counted once"
 
 
 def _sample(total: int) -> str:

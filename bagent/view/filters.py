@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlencode
 
@@ -64,7 +65,11 @@ class FieldTest(msgspec.Struct, frozen=True, array_like=True):
         if self.operation in ("blank", "missing"):
             return f"{'no' if self.operation == 'missing' else 'blank'} {name}"
         unit = {"length": " characters", "items": " items"}.get(self.operation, "")
-        return f"{name} from {self.low:g} to below {self.high:g}{unit}"
+        low, high = float(self.low or 0), float(self.high or 0)
+        last = high - 1 if unit and high.is_integer() else math.nextafter(high, -math.inf)
+        if len(repr(last)) <= len(repr(high)):
+            return f"{name} from {_plain(low)} to {_plain(last)}{unit}"
+        return f"{name} from {_plain(low)} to below {_plain(high)}{unit}"
 
     @property
     def text(self) -> str:
@@ -95,6 +100,10 @@ class FieldTest(msgspec.Struct, frozen=True, array_like=True):
             f"({answered}{value} >= ? and {value} < ?)",
             [*parameters, self.low, *parameters, self.high],
         )
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number.is_integer() else f"{number:,.6g}"
 
 
 class RowFilter(msgspec.Struct, frozen=True):

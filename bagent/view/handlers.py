@@ -20,11 +20,11 @@ from aiohttp import web
 from bagent.errors import BagentError, UsageError
 from bagent.observe.counters import cost_range
 from bagent.observe.formatting import duration, money, rate
-from bagent.report import answer_fields, fields, html, overview
-from bagent.report.field_stats import LONGEST_VALUE, FieldStat
+from bagent.report import answer_fields, failures, fields, html, overview
+from bagent.report.field_stats import LONGEST_VALUE, Traits
 from bagent.report.overview import seconds_range
 from bagent.report.queries import ReportDb
-from bagent.report.suspects import Suspect, find_suspects
+from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
 from bagent.store.tables.schema import STATUSES
@@ -128,15 +128,23 @@ class Handlers:
             text = None if fields else answer_fields.profile_texts(db, stage)
             return [text] if text is not None else fields
 
-        def suspects(db: ReportDb) -> list[Suspect]:
-            return find_suspects(db, stage, names)
+        def suspects(db: ReportDb) -> tuple[list[tuple[Suspect, str]], str]:
+            suspects = find_suspects(db, stage, names)
+            if not suspects:
+                return [], ""
+            failures.find(db)
+            traits = Traits(db, _names_in_prompts(viewed), [each.condition for each in suspects])
+            shared = fields.shared_by_suspects(traits, suspects)
+            return [*zip(suspects, shared, strict=True)], count_all(db, suspects)
 
+        suspected, total = await viewed.tables.ask(suspects, key=("suspects", stage))
         return _page(
             "answers.html",
             request,
             run=viewed,
             profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
-            suspects=await viewed.tables.ask(suspects, key=("suspects", stage)),
+            suspects=suspected,
+            suspects_total=total,
             stages=stages,
             stage=stage,
             has_schema=bool(viewed.info().answer_columns),
@@ -150,14 +158,12 @@ class Handlers:
         viewed = self._viewed(request)
 
         def in_common(db: ReportDb) -> dict[str, list[fields.FieldFinding]]:
-            info = viewed.info()
-            names = names_in_prompts(info.job, files=viewed.run.is_own(info))
-            return fields.in_common(db, names)
+            return fields.in_common(db, _names_in_prompts(viewed))
 
         topics = await viewed.tables.ask(in_common, key="in common")
         several = len(viewed.info().stages) > 1
-        stat_filter = partial(_stat_filter, several_stages=several)
-        return _page("findings.html", request, run=viewed, topics=topics, stat_filter=stat_filter)
+        query = partial(_finding_filter, several_stages=several)
+        return _page("findings.html", request, run=viewed, topics=topics, finding_filter=query)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the state of a run whenever it changed, also by a new start."""
@@ -324,6 +330,12 @@ def _overview(db: ReportDb) -> dict[str, Any]:
     }
 
 
+def _names_in_prompts(viewed: ViewedRun) -> frozenset[str] | None:
+    """Return the names that the prompts use; None where they are not known."""
+    info = viewed.info()
+    return names_in_prompts(info.job, files=viewed.run.is_own(info))
+
+
 def _prompt_and_transcript(viewed: ViewedRun, details: RowDetails) -> tuple[Any, Any]:
     prompt = viewed.prompts.render(details.result, details.parents)
     transcript = read_transcript(viewed.run, details.key, details.tool_calls)
@@ -350,10 +362,10 @@ def _sort_names(columns: RowColumns, numeric: frozenset[str]) -> dict[str, str]:
     return {**names, "": TEXT_LENGTH}
 
 
-def _test_filter(stage: str | None, test: FieldTest, *endpoints: str) -> str:
+def _test_filter(stage: str | None, test: FieldTest, **more: tuple[str, ...]) -> str:
     """Return the query string that lists the rows of a stage, or of all, that pass a test."""
     stages = () if stage is None else (stage,)
-    return RowFilter(stages=stages, tests=(test,), endpoints=endpoints).url()
+    return msgspec.structs.replace(RowFilter(stages=stages, tests=(test,)), **more).url()
 
 
 def _bar_filter(
@@ -378,11 +390,12 @@ def _suspect_filter(suspect: Suspect) -> str:
     if suspect.bar.value == "":
         test = FieldTest("answer", suspect.profile.name, "blank")
     endpoints = () if suspect.endpoint is None else (suspect.endpoint,)
-    return _test_filter(suspect.stage, test, *endpoints)
+    return _test_filter(suspect.stage, test, endpoints=endpoints)
 
 
-def _stat_filter(stat: FieldStat | None, *, several_stages: bool) -> str:
+def _finding_filter(finding: fields.FieldFinding, *, several_stages: bool) -> str:
     """Return the query string that lists the rows of a finding; empty where none can."""
+    stat = finding.stat
     if stat is None or not stat.of_input or len(stat.value or "") >= LONGEST_VALUE:
         return ""
     test = FieldTest("input", stat.field, "missing")
@@ -393,7 +406,8 @@ def _stat_filter(stat: FieldStat | None, *, several_stages: bool) -> str:
         test = msgspec.convert(["input", stat.field, operation, None, stat.low, end], FieldTest)
     elif stat.value is not None:
         test = FieldTest("input", stat.field, "is", stat.value)
-    return _test_filter(stat.stage if several_stages else None, test)
+    causes = () if finding.cause is None else (finding.cause,)
+    return _test_filter(stat.stage if several_stages else None, test, causes=causes)
 
 
 def _missing_filter(stage: str | None, profile: answer_fields.FieldProfile) -> str:

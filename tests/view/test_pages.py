@@ -140,6 +140,50 @@ async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
     assert counts == [{"count": 15}, {"count": 100}]
 
 
+@pytest.fixture
+def languages(tmp_path):
+    """A run whose blank answers and whose rows refused by the server are nearly all Finnish."""
+    source = tmp_path / "rows.jsonl"
+    inputs = [{"id": f"r{n}", "language": "fi" if n % 5 == 0 else "en"} for n in range(200)]
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in inputs))
+    config = RowsConfig(inputs=(str(source),), base=tmp_path)
+    with closing(open_rows(config)) as reader:
+        keys = [row.key for batch in reader.batches() for row in batch]
+
+    def outcome(n: int) -> Outcome:
+        key = f"{keys[n]:016x}"
+        if n == 1 or (n % 5 == 0 and n < 96):
+            bad = {"status": "failed", "error_kind": "rejected", "error": "no"}
+            return stored(n, key=key, endpoint="node", **bad)
+        if n == 150:
+            bad = {"status": "failed", "error_kind": "template", "error": "no field"}
+            return stored(n, key=key, endpoint="node", **bad)
+        answer = {"reason": " " if n % 5 == 0 else f"since {n}", "score": 900 if n == 7 else n % 9}
+        return stored(n, key=key, endpoint="node", output=Raw(json.dumps(answer).encode()))
+
+    columns = (("reason", "VARCHAR"), ("score", "BIGINT"))
+    rows = config.to_json()
+    make_run(tmp_path / "job", map(outcome, range(200)), rows=rows, answer_columns=columns)
+    return tmp_path
+
+
+async def test_doubtful_answers_are_told_with_what_they_share_and_counted_once(languages):
+    async with viewing(languages) as viewer:
+        page = words(await viewer.page("answers"))
+    shared = "What these rows share: language = fi (100 % of them, 12 % of the other rows)"
+    assert f"19 answers with a blank reason {shared}" in page
+    assert "1 answer with score 900; most have 0 to 8 20 answers in all, each counted once" in page
+
+
+async def test_a_finding_of_failed_rows_counts_those_that_its_link_lists(languages):
+    async with viewing(languages) as viewer:
+        page = await viewer.page("findings")
+        (link,) = (str(attrs["href"]) for tag, attrs in page.tags if tag == "a")
+        count = await _body(viewer, link.replace("/rows", "/count"))
+    assert "21 rows that failed (rejected) share language = fi (20 of the 21, 11 %" in words(page)
+    assert count == '{"count": 20}'
+
+
 async def test_an_answer_worth_a_look_leads_to_its_rows_in_its_stage(tmp_path):
     def outcome(n: int, stage: str) -> Outcome:
         reason = "  " if n in (3, 5) else f"since {n}"

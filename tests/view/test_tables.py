@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 
 import pytest
 from aiohttp import ClientPayloadError
@@ -15,7 +16,7 @@ from bagent.store.run_dir import RunDir
 from bagent.view import tables as view_tables
 from bagent.view.catalog import RunCatalog
 from bagent.view.compare import compare_runs
-from bagent.view.filters import RowFilter
+from bagent.view.filters import FieldTest, RowFilter
 from bagent.view.prompts import PromptRenderer
 from bagent.view.rows import export
 from bagent.view.tables import RunTables
@@ -99,6 +100,19 @@ async def test_conditions_on_json_select_the_same_rows_on_the_page_and_in_the_ex
         await viewer.page("rows", pair)
         assert await viewer.text("run/job/count", pair) == '{"count": 1}'
         assert len((await viewer.text("run/job/export.jsonl", pair)).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "low", "high", "label"),
+    [
+        ("between", 1000, math.nextafter(1006, math.inf), "score from 1,000 to 1,006"),
+        ("between", 0, 100, "score from 0 to below 100"),
+        ("length", 9881, 12238, "score from 9,881 to 12,237 characters"),
+    ],
+)
+def test_a_range_says_whether_its_upper_end_is_in_it(operation, low, high, label):
+    test = FieldTest("answer", "score", operation, None, low, high)
+    assert test.label == label
 
 
 async def test_rows_without_an_id_are_compared_by_their_number(tmp_path):
