@@ -197,7 +197,8 @@ class Table:
             path = file_literal(source.path)
         schema = self._run(
             lambda: self._connection.execute(
-                f"SELECT name, num_children FROM parquet_schema({path})"
+                "SELECT name, num_children, type = 'INT64' AND converted_type IS NULL"
+                f" AND logical_type IS NULL FROM parquet_schema({path})"
             ).fetchall()
         )
         self.rows = self._run(
@@ -208,6 +209,8 @@ class Table:
         self._describe_columns(
             f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema)
         )
+        if not any(is_bare for _, _, is_bare in schema):
+            return  # there is no duration; another read of the metadata of a remote file costs
         metadata = f"SELECT value FROM parquet_kv_metadata({path}) WHERE key = '{SCHEMA_KEY}'"
         for (value,) in self._run(lambda: self._connection.execute(metadata).fetchall()):
             for name, unit in duration_units(value).items():
@@ -341,7 +344,7 @@ _CONVERT: dict[type, Callable[[Any], Json]] = {
 }
 
 
-def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
+def _top_level(schema: list[tuple[str, int | None, bool | None]]) -> list[str]:
     """Return names of the columns, from a tree of columns written out depth first, root first."""
     names: list[str] = []
     at = 1
