@@ -9,23 +9,19 @@ from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import Html, note, number, percent, section, table
-from bagent.report.overview import EndpointEnd
+from bagent.report.overview import ENDPOINT_KINDS, EndpointEnd
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
 from bagent.report.svg import meter, sparkline
-from bagent.types import PASSING_KINDS
 
 MOST = 60
-
-_ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
-"""Failures of the endpoint; the others are of the row, its answer, or the job."""
 
 _HEADS = {
     "endpoint": "endpoint",
     "state": "state",
     "slower": "times the others",
     "attempts": "attempts",
-    "failed_percent": "failed",
-    "rows_percent": "rows' own errors",
+    "failed_percent": "attempts failed",
+    "rows_percent": "rows failed",
     "most_error": "mostly",
     "meter": "",
     "p50_ms": "p50",
@@ -44,22 +40,24 @@ def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
     ``slower`` is the time of an attempt relative to the others' median, None without others. It
     is taken stage by stage: a stage with longer answers makes no endpoint slow. ``failed`` counts
     all failed attempts, ``failed_percent`` is the share of failures of the endpoint, and
-    ``rows_percent`` that of other failures, None where there are none.
+    ``rows_percent`` the share of its rows that failed in the end, for any reason.
     """
-    kinds = ", ".join(map(literal, sorted(_ENDPOINT_KINDS)))
+    kinds = ", ".join(map(literal, sorted(ENDPOINT_KINDS)))
     rows = db.rows(
         f"""select endpoint, count(*) as attempts,
                   count(*) filter (error_kind is not null) as failed,
                   100.0 * count(*) filter (error_kind in ({kinds})) / count(*) as failed_percent,
-                  100.0 * nullif(count(*) filter (error_kind not in ({kinds})), 0) / count(*)
-                      as rows_percent,
+                  any_value(rows_percent) as rows_percent,
                   mode(error_kind) as most_error,
                   quantile_disc((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
                   quantile_disc((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
                   quantile_disc((first_token - sent) * 1000, 0.5) as first_token_ms,
                   sum(completion_tokens)::bigint as tokens,
                   sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
-           from attempts group by endpoint order by p50_ms desc nulls first, endpoint"""
+           from attempts left join (
+               select endpoint, 100.0 * count(error_kind) / count(*) as rows_percent from results
+               where copied_from is null group by endpoint) as ended using (endpoint)
+           group by endpoint order by p50_ms desc nulls first, endpoint"""
     )
     slower = _slower(db)
     for row in rows:
@@ -179,9 +177,9 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, Endpo
         "Endpoints",
         note(
             "Times are of successful attempts, from sending to the whole answer; times the others:"
-            " the median attempt relative to the other endpoints' in the same stage. Failed: the"
-            " endpoint did not answer, or not as it should; rows' own errors: the row, its answer"
-            f" or the job is at fault.{more}"
+            " the median attempt relative to the other endpoints' in the same stage. Attempts"
+            " failed: the endpoint did not answer, or not as it should; most are sent again. Rows"
+            f" failed: those that came to nothing in the end, for any reason.{more}"
         ),
         table(table_rows, _HEADS),
     )

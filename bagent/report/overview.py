@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
-from bagent.observe.formatting import duration, milliseconds, money, rate
+from bagent.observe.formatting import counted, duration, milliseconds, money, rate
 from bagent.report.html import Html, join, note, number, part, percent, section, share
 from bagent.report.queries import ANSWERED, FIRST_IDS, ReportDb
+from bagent.types import PASSING_KINDS
 
 MOST_CAUSES = 12
 STEPS = 60
@@ -24,6 +26,10 @@ GAP = 30.0
 """Seconds without a finished row, beside a share of the run, that count as a pause."""
 
 GAP_SHARE = 0.05
+
+
+ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
+"""Failures of the endpoint; the others are of the row, its answer, or the job."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -180,14 +186,17 @@ def _judge(
 
 def down_endpoints(db: ReportDb) -> dict[str, EndpointEnd]:
     """Return when each endpoint that was not healthy at its last sample went down or left."""
+    kinds = ", ".join(map(literal, sorted(ENDPOINT_KINDS)))
     rows = db.rows(
-        """with served as (select endpoint, max(done) as last from attempts
-                           where error_kind is null group by endpoint)
+        f"""with served as (select endpoint, max(done) as last from attempts
+                           where error_kind is null group by endpoint),
+                lost as (select endpoint, count(*) as lost from results
+                         where error_kind in ({kinds}) group by endpoint)
            select endpoint, greatest(max("at") filter (healthy), any_value(last)) as up,
                   arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason,
                   max("at") filter (reason = 'left the hostfile') as removed,
-                  max("at") filter (healthy) as healthy_at
-           from endpoints left join served using (endpoint)
+                  max("at") filter (healthy) as healthy_at, coalesce(any_value(lost), 0) as lost
+           from endpoints left join served using (endpoint) left join lost using (endpoint)
            group by endpoint order by endpoint"""
     )
     return {row["endpoint"]: _end(row) for row in rows if not row["healthy"]}
@@ -200,7 +209,9 @@ def _end(row: dict[str, Any]) -> EndpointEnd:
     reason = f" ({row['reason']})" if row["reason"] else ""
     if up is None:
         return EndpointEnd(endpoint, None, "never answered", reason)
-    return EndpointEnd(endpoint, up, f"died after {_clock(up)}", f", did not come back{reason}")
+    rows = f"{counted(row['lost'], 'row')} failed there" if row["lost"] else "no row was lost"
+    more = f", did not come back{reason}; {rows}"
+    return EndpointEnd(endpoint, up, f"died after {_clock(up)}", more)
 
 
 def _clock(at: float) -> str:
@@ -298,8 +309,8 @@ def headline(
     if rows_per_s is None and seconds > 0:
         rows_per_s = sums["rows"] / seconds
     if rows_per_s is not None:
-        counted = "rows" if sums["stages"] > 1 else unit
-        facts.append((f"{counted} a second", rate(rows_per_s)))
+        ended = "rows" if sums["stages"] > 1 else unit
+        facts.append((f"{ended} a second", rate(rows_per_s)))
     if sums["completion_tokens"] and seconds > 0:
         facts.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
     if sums["cost_usd"] is not None:

@@ -196,17 +196,28 @@ def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(r
     assert messages["mute"] == "never answered"
 
 
-def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_the_rows_own_errors(run):
+def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_failed_attempts_and_rows(run):
     for row in range(100):
-        kind = {0: "schema", 1: "connect"}.get(row % 10) if row % 2 == row % 10 else None
-        run.result(row)
+        kind = {0: "schema", 1: "connect"}.get(row % 10)
+        failed = {"status": "invalid", "error_kind": kind} if kind == "schema" else {}
+        run.result(row, endpoint=f"node{row % 2}", **failed)
         run.attempt(row, f"node{row % 2}", 1.0, **({"error_kind": kind} if kind else {}))
     for name in ("node1", "mute"):
         run.add("endpoints", endpoint=name, at=900.0, healthy=False, in_flight=0, limit=8)
     table = run.page().sections["endpoints"]
-    assert table.index("mute\nnever answered") < table.index("node1\ndied after")
-    assert "node1\ndied after 00:18:20 UTC, did not come back\n1.0\n50\n20 %\nconnect" in table
+    death = "node1\ndied after 00:18:20 UTC, did not come back; no row was lost"
+    assert table.index("mute\nnever answered") < table.index(death)
+    assert f"{death}\n1.0\n50\n20 %\n0 %\nconnect" in table
     assert "node0\nok\n1.0\n50\n0 %\n20 %\nschema" in table
+
+
+def test_rows_that_failed_at_a_dead_endpoint_are_counted(run):
+    for row in range(9):
+        failed = {"status": "failed", "error_kind": "connect"} if row < 3 else {}
+        run.result(row, endpoint="node1", **failed)
+        run.attempt(row, "node1", 1.0)
+    run.add("endpoints", endpoint="node1", at=900.0, healthy=False, in_flight=0, limit=8)
+    assert "did not come back; 3 rows failed there" in stands_out(run)
 
 
 def test_the_timeline_marks_when_an_endpoint_died(run):

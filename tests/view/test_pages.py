@@ -77,6 +77,13 @@ async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(run
     assert "is not one of" in page
 
 
+async def test_the_command_of_a_run_whose_job_has_to_be_changed_says_so(runs):
+    async with viewing(runs) as viewer:
+        page = words(await viewer.page(""))
+    assert "the same command sends none of these rows again" in page
+    assert "edit the job or its input first, as the failures below say, then bagent run" in page
+
+
 async def test_a_run_names_its_slow_endpoint(tmp_path):
     rows = (
         stored(n, endpoint=f"node{n % 3}", latency_ms=900.0 if n % 3 == 1 else 100.0)
