@@ -181,7 +181,8 @@ class Handlers:
         viewed.tables.renew_if_due()
         row_filter = RowFilter.parse(request.query)
         after = RowKey.parse(request.query.get("after", ""))
-        columns = await viewed.tables.ask(row_columns, key="columns")
+        usual = await viewed.tables.ask(row_columns, key="columns")
+        columns = usual.with_filtered(row_filter)
         problem = None
         try:
             listed = await viewed.tables.ask(lambda db: list_rows(db, row_filter, columns, after))

@@ -82,6 +82,15 @@ class RowColumns(msgspec.Struct, frozen=True):
     answers: tuple[str, ...] = ()
     stages: int = 1
 
+    def with_filtered(self, row_filter: RowFilter) -> RowColumns:
+        """Return these columns after those of the fields that a filter tests."""
+        tested = [(test.source, test.name) for test in row_filter.tests if test.name is not None]
+        inputs, answers = (
+            dict.fromkeys([*(name for each, name in tested if each == source), *usual])
+            for source, usual in (("input", self.inputs), ("answer", self.answers))
+        )
+        return RowColumns(tuple(inputs), tuple(answers), self.stages)
+
 
 class ListedRow(msgspec.Struct, frozen=True):
     """One row of the list with the values of its columns as text."""

@@ -230,6 +230,19 @@ async def test_rows_are_filtered_searched_and_sorted(runs):
             assert count == {"count": len(ids)}
 
 
+async def test_the_fields_of_a_filter_are_the_first_columns_of_the_list(tmp_path):
+    answer = {f"p{n}": n for n in range(12)}
+    outcomes = [stored(n, output=Raw(json.dumps(answer).encode())) for n in range(3)]
+    make_run(tmp_path / "job", outcomes)
+    tests = ['["answer","p11","is","11"]', '["input","history","missing"]']
+    async with viewing(tmp_path) as viewer:
+        usual = words(await viewer.page("rows"))
+        page = words(await viewer.page("rows", *(("f", test) for test in tests)))
+    assert "id status p0 p1" in usual
+    assert "id status history p11 p0 p1" in page
+    assert "11 0 1" in page
+
+
 async def test_a_wrong_sql_condition_stays_in_its_form_beside_the_error_and_the_names(runs):
     async with viewing(runs) as viewer:
         for sql, message in (
