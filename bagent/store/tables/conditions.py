@@ -30,14 +30,17 @@ def typed_condition(connection: DuckDBPyConnection, condition: str, label: str) 
         label: names the condition in a message.
 
     Raises:
-        UsageError: it names a column that is not there.
+        UsageError: it names a column that is not there, or ends the statement that it is part of.
     """
     import duckdb
 
     fields = {**input_fields(connection), **answer_fields(connection)}
     sql = condition_on_fields(condition, fields)
+    checked = f"explain select * from results where {sql}"
+    if len(connection.extract_statements(checked)) > 1:
+        raise UsageError(f"{label}: more than one statement", hint="write one condition")
     try:
-        connection.execute(f"explain select * from results where {sql}")
+        connection.execute(checked)
     except duckdb.BinderException as error:
         hint = ", ".join(["columns of results", *fields])
         raise UsageError(f"{label}: {str(error).splitlines()[0]}", hint=hint) from None
