@@ -149,7 +149,10 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         (["--job", "none.yaml"], "none.yaml"),
         (["--replay", "none"], "none: no such run"),
         (["--speed", "2"], "--speed needs a replay (give --replay RUN or FILE)"),
-        (["--turns", "2", "--as", "list"], "--turns: what is recorded, rows of a job, lists"),
+        (
+            ["--turns", "2", "--as", "list"],
+            "--turns does not go with --replay, --job, lists and batches",
+        ),
         (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
         (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
         (["--fail-if", "rps<-5%"], "there is nothing to compare with (give --compare OLD)"),
