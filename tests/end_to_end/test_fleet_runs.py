@@ -150,7 +150,7 @@ def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
         assert done.code == 0, done.err
         query = "select endpoint, count(*) as n, max(group_size) as most from attempts group by 1"
         found = run_bagent(["query", "job", query, "--format", "jsonl"], tmp_path)
-        told = GUIDE.split("Shares, group sizes and limits by SQL:")[1].split("```")[1]
+        told = GUIDE.split("Shares, group sizes and limits by SQL")[1].split("```")[1]
         shown = [shlex.split(line) for line in told.splitlines() if line.startswith("bagent query")]
         answers = [
             run_bagent(["query", "job", words[3], "--format", "jsonl"], tmp_path) for words in shown
