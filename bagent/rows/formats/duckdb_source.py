@@ -173,8 +173,7 @@ class Table:
         indexes, width = self._indexes, self._width
         invalid = ", ".join(f"#{at + 1} IS DISTINCT FROM #{at + 1 + width}" for at in indexes)
         replaced, without = (
-            self._from.replace("hive_partitioning", f"utf8_validation = '{way}', hive_partitioning")
-            for way in ("replace", "ignore")
+            _from_parquet(self._path, f"utf8_validation = '{way}'") for way in ("replace", "ignore")
         )
         return (
             f"SELECT {', '.join(self._expressions)}, [{invalid}]"
@@ -206,9 +205,8 @@ class Table:
                 f"SELECT num_rows FROM parquet_file_metadata({path})"
             ).fetchall()
         )[0][0]
-        self._describe_columns(
-            f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema)
-        )
+        self._path = path
+        self._describe_columns(_from_parquet(path), _top_level(schema))
         if not any(is_bare for _, _, is_bare in schema):
             return  # there is no duration; another read of the metadata of a remote file costs
         metadata = f"SELECT value FROM parquet_kv_metadata({path}) WHERE key = '{SCHEMA_KEY}'"
@@ -249,7 +247,7 @@ class Table:
         self._converted = {
             name: convert for name, convert in self._converted.items() if name in self._names
         }
-        self._indexes, self._width, self._from = indexes, len(kinds), from_
+        self._indexes, self._width = indexes, len(kinds)
         self._expressions = [
             _expression(types[index], kinds[index]).format(f"#{index + 1}") for index in indexes
         ]
@@ -275,6 +273,10 @@ class Table:
             raise InputError(
                 f"the Parquet file cannot be read: {message}", hint=hint, at=at
             ) from error
+
+
+def _from_parquet(path: str, *options: str) -> str:
+    return f"FROM read_parquet({', '.join((path, 'hive_partitioning = false', *options))})"
 
 
 def _expression(type_: str, kind: str) -> str:
