@@ -230,11 +230,11 @@ class CheckReport(msgspec.Struct, frozen=True):
     stages: str | None = None
     """The stages of a topology as YAML; then all numbers are of the first requesting stage."""
     effects: EffectsReport = EffectsReport()
+    """What a run would do; where ``opened``, the check did so too."""
     hosted: bool = False
     """The servers are those of a provider."""
     without_ids: bool = False
     """The first row is named by its content."""
-    """What a run would do; where ``opened``, the check did so too."""
     opened: bool = False
     tools: tuple[Json, ...] = ()
     """The definitions that the model gets."""

@@ -27,9 +27,10 @@ from bagent.text.suggest import describe_value, nearest_name
 from bagent.types import Json
 
 MAX_BYTES = 16 * 1024 * 1024
+"""A larger job file is taken for something else, most likely the input."""
+
 MOST_NEAR = 1000
 """Files among which a job is looked for whose path is wrong."""
-"""A larger job file is taken for something else, most likely the input."""
 
 
 @dataclass(frozen=True)
