@@ -188,7 +188,7 @@ def absent_text(info: RunInfo, run: str) -> str:
     count = _absent(info)
     if not count:
         return ""
-    text = f"{counted(count, info.unit)} of earlier starts left the input, and count too"
+    text = f"no longer in the input, but counted: {counted(count, info.unit)} of earlier starts"
     if not info.keep_input:
         return text
     results = f"bagent results {shlex.quote(run)} --where"

@@ -226,7 +226,7 @@ def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job
     assert (first.code, "absent" in first.err) == (0, False)
     write_rows(job_dir / "rows.jsonl", [{"text": text} for text in ("t0", "new", "t2", "t3", "t4")])
     text = (
-        "absent      1 row of earlier starts left the input, and count too; bagent results"
+        "absent      no longer in the input, but counted: 1 row of earlier starts; bagent results"
         ' runs/job --where "input is null" shows them, "input is not null" the others'
     )
     assert text in bagent(RUN).err
@@ -235,7 +235,7 @@ def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job
         assert len(bagent(["results", "--where", condition]).lines()) == count
     assert "absent" not in bagent([*RUN, "--limit", "2"]).err
     write_rows(job_dir / "rows.jsonl", [{"text": "t1"}])
-    assert "5 rows of earlier starts left" in bagent(RUN).err
+    assert "counted: 5 rows of earlier starts" in bagent(RUN).err
 
 
 def test_an_edited_row_has_one_answer_wherever_it_stands(fs, job_dir, bagent):
