@@ -151,9 +151,10 @@ def publish_results(context: RunContext, notice: Callable[[str], None]) -> tuple
 
 def _absent(context: RunContext, snapshot: Snapshot) -> int:
     """Return how many results have no row in the input; 0 where only some rows were read."""
-    config, feed = context.rows_config, snapshot.feed
-    selections = (config.where, config.limit, config.sample, config.shard)
-    if context.stages or context.piped or any(choice is not None for choice in selections):
+    from bagent.runs.resume import reads_all_rows
+
+    feed = snapshot.feed
+    if context.piped or not reads_all_rows(context):
         return 0
     return max(0, snapshot.totals.rows - feed.read * context.job.answers) if feed.ended else 0
 
@@ -164,9 +165,15 @@ def _close(store: RunStore, ending: RunEnding, absent: int) -> RunEnding:
     ending = msgspec.structs.replace(ending, reason=reason, action=action)
     try:
         snapshot = ending.snapshot
-        copied = snapshot.this_start.copied
-        counts = (snapshot.dropped, copied, absent, snapshot.cut_at)
-        store.close(ending.code, reason, action, *counts)
+        store.close(
+            ending.code,
+            reason,
+            action,
+            dropped=snapshot.dropped,
+            copied=snapshot.this_start.copied,
+            absent=absent,
+            cut_at=snapshot.cut_at,
+        )
     except WriteError as error:
         return msgspec.structs.replace(ending, code=error.exit_code, reason=redact(str(error)))
     return ending

@@ -40,7 +40,7 @@ from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index,
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.journal_files import JournalFiles
-from bagent.store.journal.removed_rows import JournalEnd, replaced_units
+from bagent.store.journal.removed_rows import replaced_units
 from bagent.store.journal.segments import part_order
 from bagent.store.lock import LockRenewer, Process, RunLock, is_live, owners, wait_for_orphans
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
@@ -94,8 +94,8 @@ class RunStore:
     tool_names: set[str] = field(default_factory=set)
     missing: UnseenRows | None = None
     """Failures of earlier starts; None where rows that left the input cannot be told."""
-    began: JournalEnd | None = None
-    """Where this start's lines begin; None where edited rows may have newer lines before."""
+    compared: bool = False
+    """Edited rows were looked for in all lines of earlier starts."""
     seen: array[int] | None = None
     """Finished units that the input holds; None where those that it does not cannot be told."""
     threaded: bool = True
@@ -185,7 +185,8 @@ class RunStore:
         replaced = self.live_totals.is_replaced
         removed = [unit for unit in self.done.not_among(seen) if not replaced(unit)]
         folder, indexes = self.directory.journal, self.done.indexes
-        for unit in replaced_units(folder, indexes, removed, self.began) if removed else ():
+        since = self._opened if self.compared else None
+        for unit in replaced_units(folder, indexes, removed, since) if removed else ():
             self.journal.write_tombstone(unit, STAGE)
 
     def begin(
@@ -348,7 +349,7 @@ def open_run(
         notes += notes_of_earlier_starts(prepared, changed, done)
         earlier = _earlier(prepared)
         last_at = max((i.totals.last or 0.0 for i in done.indexes), default=0.0)
-        began = _compared_up_to(info, journal, done)
+        compared = _were_compared(info, prepared.part, done)
         info = _new_info(prepared, info, fingerprints, changed, len(done), last_at)
         directory.save(info, prepared.part)
         syncer, renewer = _start_threads(journal, owner, threaded)
@@ -371,18 +372,17 @@ def open_run(
         notes=notes,
         last=last_stage(prepared.stages),
         missing=find_unseen_failures(prepared, done),
-        began=began,
+        compared=compared,
         seen=array("Q") if done.codes and reads_all_rows(prepared) else None,
         threaded=threaded,
     )
 
 
-def _compared_up_to(info: RunInfo | None, journal: Journal, done: DoneIndex) -> JournalEnd | None:
-    """Return the end of the lines in which edited rows were looked for; None if not in all."""
+def _were_compared(info: RunInfo | None, part: str, done: DoneIndex) -> bool:
+    """Return whether edited rows were looked for in all lines of earlier starts."""
     if info is None or not info.starts or not info.starts[-1].compared:
-        return None
-    own = all(index.segment.part == journal.part for index in done.indexes)
-    return journal.end if own else None
+        return False
+    return all(index.segment.part == part for index in done.indexes)
 
 
 def _start_threads(journal: Journal, owner: RunLock, threaded: bool) -> tuple[Syncer, LockRenewer]:

@@ -249,6 +249,7 @@ class UnitSet:
 
     def difference(self, numbers: array[int]) -> list[int]:
         """Return the members that are not among ``numbers``; fast where these are all of them."""
+        # Other numbers, which are hashes, have the same sum once in 2**64 times.
         if len(numbers) == self._count and sum(numbers) == sum(map(sum, self._parts)):
             return []
         others: list[array[int]] = [array("Q") for _ in self._parts]
