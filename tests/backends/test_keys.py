@@ -12,7 +12,7 @@ import pytest
 from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
-from support.jobs import write_job
+from support.jobs import parquet, results_by_id, write_job
 from support.provider_calls import ENGINES, PROVIDERS, SECRET, Provider
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
 from support.provider_server import Fault, serve_in_thread
@@ -89,16 +89,21 @@ def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
         *([Fault("bad_key"), ModelAnswer(text="fine")] * 3),
     ) as server:
         backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
+        if provider.api != "auto":
+            backend["api"] = provider.api
         write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
         done = bagent(["run", "job.yaml", "--progress", "plain"], env={"MY_KEY": SECRET})
     shows_nothing(job_dir, bagent, done)
+    assert "***" in results_by_id(job_dir)["r2"]["error"]
 
 
 def shows_nothing(job_dir: Path, bagent: Bagent, done: Completed) -> None:
     """The secret is neither in a file of the run nor in what commands say."""
-    told = [done, bagent(["results", "job"]), bagent(["report", "job"]), bagent(["status", "job"])]
-    assert "***" in told[1].out  # the refusal with the key in it was kept, masked
-    assert all(SECRET not in one.out + one.err for one in told)
+    commands = [bagent([command, "job"]) for command in ("results", "report", "status")]
+    assert all(SECRET not in each.out + each.err for each in (done, *commands))
+    refusals = [row["error"] for row in parquet(job_dir / "runs/job", "attempts") if row["error"]]
+    # The server repeated the secret in each.
+    assert refusals and all("***" in text and SECRET not in text for text in refusals)
     files = [file for file in job_dir.rglob("*") if file.is_file()]
     assert any(file.suffix == ".html" for file in files)
     for file in files:
