@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -177,9 +178,11 @@ def test_a_changed_prompt_begins_anew(job_dir, bagent):
 def test_a_row_that_failed_for_good_begins_anew_when_it_is_taken_up(job_dir, bagent):
     with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'))]}) as fs:
         agent_job(job_dir, fs.url, agent={"max_turns": 2})
-        assert bagent(["run", "job.yaml"]).code == 1
+        failed = bagent(["run", "job.yaml"])
+        assert failed.code == 1
         fs.set_script({"*": [ok("better")]})
-        assert bagent(["run", "job.yaml"]).code == 0
+        _, command = failed.err.rsplit("bagent run ", 1)
+        assert bagent(["run", *shlex.split(command)]).code == 0
         assert len(fs.requests[-1].body["messages"]) == 1
     assert results_by_id(job_dir)["r1"]["text"] == "better"
 
