@@ -26,7 +26,6 @@ from collections.abc import (
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
@@ -276,7 +275,7 @@ class Run:
             if step is not None and not step.done():  # interrupted while it waited
                 step.cancel()
                 await asyncio.wait([step])
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
 
         try:
             while True:
@@ -301,12 +300,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do the same as :meth:`__aexit__`, for a plain ``for`` loop."""
         results = self._blocking()
         if results is not None:
@@ -315,12 +309,7 @@ class Run:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the run, if it still runs, and wait for its end."""
         close = getattr(self._iterator, "aclose", None)
         if close is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from types import TracebackType
 
 from bagent.errors import BagentError
 
@@ -24,12 +23,7 @@ class ShortTraceback(ContextDecorator):
     def __enter__(self) -> None:
         """Begin the block."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Shorten the traceback of an error that ends the block."""
         if isinstance(error, BagentError) and not self._debug:
             error.__traceback__ = error.__cause__ = None
