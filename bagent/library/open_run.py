@@ -88,7 +88,11 @@ class OpenedRun:
         Raises:
             UsageError: there is no such status.
         """
-        return self._iter_results(_check_statuses(statuses), with_input=with_input)
+        from bagent.store.results import check_statuses
+
+        names = [statuses] if isinstance(statuses, str) else statuses
+        checked = None if names is None else check_statuses(names, "statuses")
+        return self._iter_results(checked, with_input=with_input)
 
     def _iter_results(
         self, statuses: frozenset[str] | None, *, with_input: bool
@@ -172,23 +176,6 @@ class OpenedRun:
                 f"CREATE VIEW {name} AS SELECT * REPLACE (try_cast(id AS {kind}) AS id)"
                 f" FROM {name}_as_text"
             )
-
-
-def _check_statuses(statuses: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return statuses as a set; one text is one status.
-
-    Raises:
-        UsageError: there is no such status.
-    """
-    from bagent.store.journal.codec import STATUSES
-
-    if statuses is None:
-        return None
-    names = frozenset([statuses] if isinstance(statuses, str) else statuses)
-    for name in sorted(names - set(STATUSES), key=str):
-        hint = did_you_mean(str(name), STATUSES) or f"there are {', '.join(STATUSES)}"
-        raise UsageError(f"statuses: there is no status {name!r}", hint=hint)
-    return names
 
 
 def _statement(query: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.errors import UsageError
 from bagent.store.journal.codec import (
     FINISHED_CODES,
     STATUSES,
@@ -33,6 +34,7 @@ from bagent.store.totals import (
     accepts_truncated,
     last_stage_of,
 )
+from bagent.text.suggest import did_you_mean
 from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
@@ -69,6 +71,23 @@ class ResultQuery:
             if "failed" in self.statuses:
                 codes |= set(all_codes) - FINISHED_CODES
         return Selection(self.stages, codes, None if self.done is None else self.done.has)
+
+
+def check_statuses(names: Iterable[str], option: str) -> frozenset[str]:
+    """Return statuses as a set.
+
+    Args:
+        names: the statuses.
+        option: what names them, for the message.
+
+    Raises:
+        UsageError: there is no such status.
+    """
+    statuses = frozenset(names)
+    for name in sorted(statuses - set(STATUSES), key=str):
+        hint = did_you_mean(str(name), STATUSES) or ", ".join(STATUSES)
+        raise UsageError(f"{option} {name}: no such status", hint=hint)
+    return statuses
 
 
 def iter_line_refs(lines: JournalReader, query: ResultQuery) -> Iterator[LineRef]:

@@ -123,6 +123,7 @@ def test_status_failed_stands_for_all_failures(bagent, job_dir):
     ("options", "words"),
     [
         (["--status", "done"], "no such status"),
+        (["--status", "ok,fail"], "--status fail: no such status (did you mean failed?)"),
         (["--columns", "idd"], "no such column"),
         (["--format", "xml"], "no such format"),
         (["--format", "parquet"], "-o results.parquet"),

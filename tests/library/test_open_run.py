@@ -65,5 +65,5 @@ def test_ids_are_numbers_in_a_frame_where_all_rows_have_numbers(
 
 def test_one_status_may_be_a_text_and_an_unknown_one_is_an_error(read: Any) -> None:
     assert [r.id for r in read.results(statuses="failed")] == ["r2"]
-    with pytest.raises(UsageError, match=r"no status 'fail' \(did you mean failed\?"):
+    with pytest.raises(UsageError, match=r"statuses fail: no such status \(did you mean failed\?"):
         read.results(statuses=["fail"])

@@ -142,7 +142,7 @@ def results(
     request = ResultsRequest(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
-        statuses=frozenset(_statuses(statuses)),
+        statuses=_statuses(statuses),
         stages=frozenset(stages or ()),
         where=where,
         names=[n.strip() for n in columns.split(",") if n.strip()] if columns else None,
@@ -266,14 +266,11 @@ def _write(lines: Iterator[bytes], file: BinaryIO) -> None:
     file.flush()
 
 
-def _statuses(options: list[str] | None) -> list[str]:
-    from bagent.store.journal.codec import STATUSES
+def _statuses(options: list[str] | None) -> frozenset[str]:
+    from bagent.store.results import check_statuses
 
-    statuses = [status.strip() for text in options or () for status in text.split(",")]
-    for status in statuses:
-        if status not in STATUSES:
-            raise UsageError(f"--status {status}: no such status", hint=", ".join(STATUSES))
-    return statuses
+    names = (name.strip() for text in options or () for name in text.split(","))
+    return check_statuses(names, "--status")
 
 
 def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
