@@ -24,7 +24,7 @@ FED = InputState(over=True, open=False)
 SLOW = Course(("in_progress",))
 HOUR = 3600.0
 LATE = 60.0
-"""When batches are late, in seconds after the start: the fewer, the fewer polls."""
+"""Seconds after which batches are late: few, so that a test polls little."""
 
 
 def record(number: int, state: State, **more: Any) -> BatchRecord:
