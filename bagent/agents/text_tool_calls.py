@@ -142,8 +142,10 @@ def _marked_calls(text: str, schemas: Schemas) -> tuple[Calls, str]:
 def _is_mention(text: str, mark: re.Match[str], schemas: Schemas) -> bool:
     """Return whether a mark is quoted or has prose behind it; never at the start of the text."""
     start = mark.start()
-    if start == 0 or text[start - 1] in _QUOTES:
-        return start > 0
+    if start == 0:
+        return False
+    if text[start - 1] in _QUOTES:
+        return True
     prose = _PROSE.match(text, mark.end())
     return prose is not None and prose["word"] not in schemas
 
