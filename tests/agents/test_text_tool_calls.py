@@ -106,8 +106,6 @@ ONE_CALL = {
     "hermes after a quoted mark": f"I use `<tool_call>`:\n<tool_call>{N}</tool_call>",
     "json in a code block": f"```json\n{N}\n```",
     "json in a tool_call block": f"<think>hm</think>```tool_call\n{N}\n```",
-    "json with a mark in an argument": '{"name": "add", "arguments": {"table": "birds", "count": 3,'
-    ' "note": "a <tool_call> {"}}',
     "gemma 3": '```tool_code\nadd(table="birds", count=3)\n```',
     "smolagents": '<code>\nadd(table="birds",\n    count=3)\n</code>',
     "python in a tool element": '<tool>add(table="birds", count=3)</tool>',
@@ -125,8 +123,7 @@ ONE_CALL = {
 
 @pytest.mark.parametrize("dialect", ONE_CALL)
 def test_a_call_in_the_text_is_read(dialect: str) -> None:
-    [(name, arguments)] = calls_of(ONE_CALL[dialect])
-    assert (name, {"table": arguments["table"], "count": arguments["count"]}) == ADD
+    assert calls_of(ONE_CALL[dialect]) == [ADD]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +169,12 @@ def test_braces_marks_and_line_breaks_inside_arguments_end_nothing() -> None:
     inner = '{"name": "say", "arguments": {"words": "} </tool_call> {\n", "more": {"a": {}}}}'
     text = f"<tool_call>{inner}</tool_call>"
     assert calls_of(text) == [("say", {"words": "} </tool_call> {\n", "more": {"a": {}}})]
+
+
+def test_a_mark_inside_the_arguments_of_a_bare_call_begins_nothing() -> None:
+    arguments = {"table": "birds", "note": "a <tool_call> {"}
+    text = msgspec.json.encode({"name": "add", "arguments": arguments}).decode()
+    assert calls_of(text) == [("add", arguments)]
 
 
 @pytest.mark.parametrize(
