@@ -186,30 +186,41 @@ def _judge(
 
 def down_endpoints(db: ReportDb) -> dict[str, EndpointEnd]:
     """Return when each endpoint that was not healthy at its last sample went down or left."""
-    kinds = ", ".join(map(literal, sorted(ENDPOINT_KINDS)))
-    rows = db.rows(
-        f"""with served as (select endpoint, max(done) as last from attempts
-                           where error_kind is null group by endpoint),
-                lost as (select endpoint, count(*) as lost from results
-                         where error_kind in ({kinds}) group by endpoint)
-           select endpoint, greatest(max("at") filter (healthy), any_value(last)) as up,
-                  arg_max(healthy, "at") as healthy, arg_max(reason, "at") as reason,
-                  max("at") filter (reason = 'left the hostfile') as removed,
-                  max("at") filter (healthy) as healthy_at, coalesce(any_value(lost), 0) as lost
-           from endpoints left join served using (endpoint) left join lost using (endpoint)
-           group by endpoint order by endpoint"""
+    down = db.rows(
+        """select endpoint, max("at") filter (healthy) as healthy_at,
+                  arg_max(reason, "at") as reason,
+                  max("at") filter (reason = 'left the hostfile') as removed
+           from endpoints group by endpoint
+           having not coalesce(arg_max(healthy, "at"), false) order by endpoint"""
     )
-    return {row["endpoint"]: _end(row) for row in rows if not row["healthy"]}
+    if not down:
+        return {}  # most runs: the large tables are not read
+    kinds = ", ".join(map(literal, sorted(ENDPOINT_KINDS)))
+    answered = db.rows(
+        "select endpoint, max(done) as last from attempts where error_kind is null"
+        " group by endpoint"
+    )
+    failed = db.rows(
+        f"select endpoint, count(*) as lost from results where error_kind in ({kinds})"
+        " group by endpoint"
+    )
+    last = {row["endpoint"]: row["last"] for row in answered}
+    lost = {row["endpoint"]: row["lost"] for row in failed}
+    return {
+        row["endpoint"]: _end(row, last.get(row["endpoint"]), lost.get(row["endpoint"], 0))
+        for row in down
+    }
 
 
-def _end(row: dict[str, Any]) -> EndpointEnd:
-    endpoint, removed, up = row["endpoint"], row["removed"], row["up"]
-    if removed is not None and removed >= (row["healthy_at"] or 0.0):
+def _end(row: dict[str, Any], last_answer: float | None, lost: int) -> EndpointEnd:
+    endpoint, removed, healthy_at = row["endpoint"], row["removed"], row["healthy_at"]
+    if removed is not None and removed >= (healthy_at or 0.0):
         return EndpointEnd(endpoint, removed, f"left the hostfile at {_clock(removed)}")
     reason = f" ({row['reason']})" if row["reason"] else ""
+    up = max((at for at in (healthy_at, last_answer) if at is not None), default=None)
     if up is None:
         return EndpointEnd(endpoint, None, "never answered", reason)
-    rows = f"{counted(row['lost'], 'row')} failed there" if row["lost"] else "no row was lost"
+    rows = f"{counted(lost, 'row')} failed there" if lost else "no row was lost"
     more = f", did not come back{reason}; {rows}"
     return EndpointEnd(endpoint, up, f"died after {_clock(up)}", more)
 
