@@ -25,8 +25,12 @@ SETTINGS: dict[str, Setting] = {
     "memory_limit": "120MB",
     "threads": 2,
     "preserve_insertion_order": False,
+    "parquet_metadata_cache": True,
 }
-"""Settings of DuckDB, which uses the disk beyond that memory."""
+"""Settings of DuckDB, which uses the disk beyond that memory.
+
+The footers of the tables are read once, not for every query.
+"""
 
 TEXT_RESULTS = "text_results"
 """The view of ``results`` whose columns of JSON are text."""
