@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -332,10 +333,11 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line, for the summary."""
 
 
-def free_folder(folder: Path) -> Path:
-    """Return a folder beside this one that is not there yet."""
+def free_folder_option(folder: Path) -> str:
+    """Return the option that names a folder beside this one that is not there yet."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
-    return next(path for path in names if not path.exists())
+    free = next(path for path in names if not path.exists())
+    return f"-o {shlex.quote(str(free))}"
 
 
 def make_folder(folder: Path) -> None:
@@ -349,7 +351,7 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"--output {folder}: this is a file", hint="name a folder")
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         raise UsageError(
-            f"{folder} holds another load test", hint=f"name another: -o {free_folder(folder)}"
+            f"{folder} holds another load test", hint=f"name another: {free_folder_option(folder)}"
         )
     try:
         make_private_folder(folder)

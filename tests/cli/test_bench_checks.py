@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagent.bench.plan import BenchPlan
+from bagent.bench.runner import make_folder
 from bagent.cli.app import main
 from bagent.cli.commands.bench_options import check_options
 from bagent.errors import UsageError
@@ -78,6 +79,14 @@ def test_what_can_be_done_comes_as_far_as_the_hostfile(
 ) -> None:
     assert main(["bench", "--hostfile", "none", *args]) == 2
     assert "none: the hostfile cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_to_use_instead_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "load test"
+    folder.mkdir()
+    (folder / "requests-0.jsonl").touch()
+    with pytest.raises(UsageError, match=r"\(name another: -o '.*/load test-2'\)"):
+        make_folder(folder)
 
 
 def test_numbers_that_are_none_are_refused_wherever_they_come_from() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagent.bench.runner import free_folder
+from bagent.bench.runner import free_folder_option
 from bagent.bench.thresholds import (
     Rule,
     broken_rules,
@@ -207,7 +207,7 @@ def _next_step(summary: Numbers, folder: Path, hostfile: Path | None) -> str:
         return (
             "next: the same command on a client with more cores, with more --workers or alone,"
             " or with a lower --concurrency or --rate;"
-            f" its folder may be -o {free_folder(folder)}{use}"
+            f" its folder may be {free_folder_option(folder)}{use}"
         )
     if hostfile is not None:
         return f"next: bagent run JOB.yaml --hostfile {shlex.quote(str(hostfile))}"
