@@ -101,6 +101,7 @@ def test_a_compressed_answer_is_read_and_a_broken_one_a_passing_failure(fs, enco
         ("iso-8859-1", "café"),
         ('"Windows-1252"', "50 €"),
         ("utf-16", "ü"),
+        ("utf-16le", "yes"),
         ("utf-8", "é"),
         ("x", "é"),
     ],

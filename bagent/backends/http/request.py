@@ -281,7 +281,7 @@ _ENCODINGS = re.compile(
 async def _read_utf8(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
     """Return the body of a response, converted to UTF-8 from the charset that it names."""
     raw = await read_body(response)
-    if raw.isascii():
+    if raw.isascii() and b"\0" not in raw[:4]:  # zeros: UTF-16 or UTF-32
         return raw
     charset = _CHARSET.search(response.headers.get("Content-Type", ""))
     if charset is None or not _ENCODINGS.fullmatch(charset[1]):
