@@ -6,7 +6,6 @@ otherwise the accuracy would rise with each failure. A row without an expected v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from bagent.analysis.compare import (
 )
 from bagent.duck import file_source, literal, quoted
 from bagent.errors import InputError, UsageError
+from bagent.store.tables.schema import pointer
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
                 connection, "select distinct unnest(json_keys(json)) from lines order by 1"
             )
             names = [row[0] for row in keys]
-            pointers = {name: literal(_pointer([name])) for name in names}
+            pointers = {name: literal(pointer(name)) for name in names}
             values = {name: f"json_extract_string(json, {pointers[name]})" for name in names}
             nulls = {name: f"json_type(json, {pointers[name]}) = 'NULL'" for name in names}
             source = "lines"
@@ -191,10 +191,6 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
         f" from {source}"
     )
     return names
-
-
-def _pointer(steps: Sequence[str]) -> str:
-    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
@@ -234,11 +230,9 @@ def _gold_sql(
     for name in ("output", bare.split(".")[0]):
         if name in columns:
             steps = bare.split(".") if name == "output" else bare.split(".")[1:]
-            pointer = literal(_pointer(steps))
+            path = literal("".join(map(pointer, steps)))
             parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
-            value, kind = (
-                f"{f}({parsed}, {pointer})" for f in ("json_extract_string", "json_type")
-            )
+            value, kind = (f"{f}({parsed}, {path})" for f in ("json_extract_string", "json_type"))
             if _rows(connection, f"select 1 from b where {value} is not null limit 1"):
                 return value, f"coalesce(trim({value}) <> '', {kind} is not null)"
     raise UsageError(

@@ -202,16 +202,19 @@ def check_field(connection: DuckDBPyConnection, field: str, views: str) -> None:
 
 def _pointer(field: str) -> str:
     """Return the JSON pointer of a dotted path into the output."""
+    from bagent.store.tables.schema import pointer
+
     steps = field.removeprefix("output.").split(".") if field != "output" else []
-    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
+    return "".join(map(pointer, steps))
 
 
 def has_property(connection: DuckDBPyConnection, name: str) -> bool:
     """Return whether an output of the view ``a`` has this property."""
     from bagent.duck import literal
+    from bagent.store.tables.schema import pointer
 
-    pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
-    sql = f"select 1 from a where json_extract(output, {pointer}) is not null limit 1"
+    path = literal(pointer(name))
+    sql = f"select 1 from a where json_extract(output, {path}) is not null limit 1"
     return connection.execute(sql).fetchone() is not None
 
 

@@ -13,6 +13,7 @@ from bagent.observe.formatting import visible
 from bagent.report.failures import FAULTS
 from bagent.report.html import number
 from bagent.report.queries import ReportDb
+from bagent.store.tables.schema import pointer
 
 SAMPLE = 30_000
 SEED = 7
@@ -133,7 +134,7 @@ class Traits:
     length for each stage and field with sizes.
 
     Args:
-        ask: the tables, with ``faults`` as :func:`bagent.report.failures.find` makes it.
+        db: the tables, with ``faults`` as :func:`bagent.report.failures.find` makes it.
         in_prompt: see :class:`bagent.report.run.ReportInfo`.
         conditions: SQL over ``results`` of further groups of rows to compare with the others.
     """
@@ -143,7 +144,7 @@ class Traits:
     ) -> None:
         self.lines: list[FieldStat] = []
         self.grows: dict[tuple[str, str], float] = {}
-        self._ask = db
+        self._db = db
         self._in_prompt = in_prompt
         self._sums = _sums(FAULTS + len(conditions))
         _make_sample(db, conditions)
@@ -157,8 +158,8 @@ class Traits:
         self.rows = sum(totals.rows for totals in self.stages.values())
         names = [row["name"] for row in db.rows(_NAMES)]
         for name in sorted(names, key=lambda name: (not self._is_used(name), name))[:MOST_FIELDS]:
-            pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
-            self._add_field(name, f"json_extract_string(input, {pointer})", pointer)
+            path = literal(pointer(name))
+            self._add_field(name, f"json_extract_string(input, {path})", path)
         for name in ("endpoint", "model", "source", "prompt_tokens"):
             self._add_field(name, f"{name}::varchar", None)
 
@@ -170,18 +171,18 @@ class Traits:
     def _is_used(self, name: str) -> bool | None:
         return None if self._in_prompt is None else name in self._in_prompt
 
-    def _add_field(self, name: str, value: str, pointer: str | None) -> None:
+    def _add_field(self, name: str, value: str, path: str | None) -> None:
         size, is_list = f"length({value})", "false"
-        if pointer is not None:
-            is_list = f"coalesce(json_type(input, {pointer}) = 'ARRAY', false)"
-            size = f"case when {is_list} then json_array_length(input, {pointer}) else {size} end"
-        self._ask.run(
+        if path is not None:
+            is_list = f"coalesce(json_type(input, {path}) = 'ARRAY', false)"
+            size = f"case when {is_list} then json_array_length(input, {path}) else {size} end"
+        self._db.run(
             f"create or replace temp table cells as select stage, bad, cut, tokens, groups,"
             f" left({value}, {LONGEST_VALUE}) as value, hash({value}) as whole,"
             f" case when isfinite(try_cast({value} as double)) then try_cast({value} as double) end"
             f" as number, ({size})::double as size, {is_list} as listed from sampled"
         )
-        for shape in self._ask.rows(
+        for shape in self._db.rows(
             "select stage, count(value) as n, count(number) as numbers,"
             " count(distinct whole) filter (value is not null) as many, max(size) as longest,"
             " bool_and(listed or value is null) as listed"
@@ -193,27 +194,27 @@ class Traits:
             if not shape["n"]:
                 continue
             if shape["many"] <= few:
-                self._add_lines(name, shape["stage"], pointer, self._by_value(shape["stage"]), "")
+                self._add_lines(name, shape["stage"], path, self._by_value(shape["stage"]), "")
                 continue
             unit = "" if numeric else "items" if shape["listed"] else "characters"
             rows = self._by_size(shape["stage"], "number" if numeric else "size")
-            self._add_lines(name, shape["stage"], pointer, rows, unit)
+            self._add_lines(name, shape["stage"], path, rows, unit)
 
     def _add_lines(
-        self, name: str, stage: str, pointer: str | None, rows: Iterable[dict[str, Any]], unit: str
+        self, name: str, stage: str, path: str | None, rows: Iterable[dict[str, Any]], unit: str
     ) -> None:
         totals = self.stages[stage]
         for row in rows:
             matching = _totals(row)
-            if row["grows"] is not None and pointer is not None:
+            if row["grows"] is not None and path is not None:
                 self.grows[stage, name] = row["grows"]
             if matching.rows < FEWEST or matching.rows == totals.rows:
                 continue
-            if pointer is None and row["value"] is None and row["low"] is None:
+            if path is None and row["value"] is None and row["low"] is None:
                 continue  # failed rows have no model, and no counted tokens
             line = FieldStat(
                 stage=stage,
-                field=name.replace("_", " ") if pointer is None else name,
+                field=name.replace("_", " ") if path is None else name,
                 value=row["value"],
                 low=row["low"],
                 high=row["high"],
@@ -221,13 +222,13 @@ class Traits:
                 matching=matching,
                 others=totals.minus(matching),
                 spread=totals.spread,
-                in_prompt=self._is_used(name) if pointer is not None else None,
-                of_input=pointer is not None,
+                in_prompt=self._is_used(name) if path is not None else None,
+                of_input=path is not None,
             )
             self.lines.append(line)
 
     def _by_value(self, stage: str) -> list[dict[str, Any]]:
-        return self._ask.rows(
+        return self._db.rows(
             "select any_value(value) as value, null as low, null as high, null as grows,"
             f" {self._sums} from cells where stage = {literal(stage)}"
             " group by value is null, whole order by value"
@@ -239,10 +240,10 @@ class Traits:
         begins = [f"quantile_disc({measure}, 0.05) filter ({_in(n)})" for n in range(FAULTS)]
         begins.append(f"quantile_disc({measure}, 0.05) filter (cut)")
         quantiles = [f"quantile_disc({measure}, {share})" for share in EDGES]
-        row = self._ask.row(f"select [{', '.join(quantiles + begins)}] as edges from {here}")
+        row = self._db.row(f"select [{', '.join(quantiles + begins)}] as edges from {here}")
         edges = sorted({edge for edge in row["edges"] if edge is not None})
         steps = " ".join(f"when m < {edge!r} then {n}" for n, edge in enumerate(edges))
-        return self._ask.rows(
+        return self._db.rows(
             f"""with ranked as (
                     select *, {measure} as m,
                            case when {measure} is not null and tokens is not null then
