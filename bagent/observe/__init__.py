@@ -1,7 +1,7 @@
 """Counts of a run, and what shows them. Nothing here decides about the run.
 
 - ``counters``: counts rows and requests; ``snapshot``: the state at one moment, and histograms
-- ``error_groups``: failures that differ in numbers and ids only; ``endpoint_rules``: who stands out
+- ``error_groups``: failures that differ in numbers and ids only; ``endpoint_rules``: which are slow
 - ``progress``: the displays; ``terminal``, ``dashboard``: those of terminals; ``live_state``
 - ``status_text``, ``formatting``: phrases and numbers for people
 - ``summary``, ``token_lines``: the lines at the end of a run; ``next_step``: what to type next

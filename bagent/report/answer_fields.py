@@ -115,7 +115,7 @@ def profile_texts(db: ReportDb, stage: str | None) -> FieldProfile | None:
     if not sums["count"]:
         return None
     bars = _bins(db, source, "length(text)", sums, whole=True)
-    return FieldProfile(None, "lengths", sums["count"], 0, bars, _length_summary(sums))
+    return FieldProfile(None, "lengths", sums["count"], 0, bars, _range(sums, " characters"))
 
 
 def _sums(columns: dict[str, str]) -> Iterable[str]:
@@ -173,10 +173,9 @@ def _profile(
         stats["middle"] = round(stats["middle"])
     bars = _bins(db, source, measure, stats, whole=whole)
     if kind == "VARCHAR":
-        return FieldProfile(name, "lengths", count, missing, bars, _length_summary(stats))
+        return FieldProfile(name, "lengths", count, missing, bars, _range(stats, " characters"))
     if kind.endswith("[]"):
-        summary = _range(stats, " items")
-        return FieldProfile(name, "items", count, missing, bars, summary)
+        return FieldProfile(name, "items", count, missing, bars, _range(stats, " items"))
     return FieldProfile(name, "numbers", count, missing, bars, _range(stats))
 
 
@@ -273,10 +272,6 @@ def _range(stats: dict[str, Any], unit: str = "") -> str:
     """Return the least, greatest and middle value, or the only one."""
     low, high, middle = (plain_number(stats[name]) for name in ("low", "high", "middle"))
     return f"always {low}{unit}" if low == high else f"{low} to {high}{unit}, median {middle}"
-
-
-def _length_summary(stats: dict[str, Any]) -> str:
-    return _range(stats, " characters")
 
 
 def plain_number(value: float) -> str:

@@ -27,7 +27,6 @@ GAP = 30.0
 
 GAP_SHARE = 0.05
 
-
 ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
 """Failures of the endpoint; the others are of the row, its answer, or the job."""
 
@@ -95,7 +94,7 @@ class EndpointEnd(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """Both."""
+        """The event, and what else is known of it."""
         return self.event + self.more
 
 
