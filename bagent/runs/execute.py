@@ -106,11 +106,15 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
         from bagent.runs.run_store import open_run
 
         is_new = not context.run_dir.exists()
-        with defer_signals() if host.owns_process else nullcontext():
-            store = open_run(context, tables, threaded=host.simulation is None)
+        store: RunStore | None = None
         try:
+            # A deferred signal raises where the block ends, when the store is open already.
+            with defer_signals() if host.owns_process else nullcontext():
+                store = open_run(context, tables, threaded=host.simulation is None)
             return _run_open(context, host, store, rows, stack)
         except BaseException as error:  # an open store would block later runs of this process
+            if store is None:
+                raise
             failure = _as_bagent_error(error)
             store.close(EXIT_NEEDS_PERSON if failure is None else failure.exit_code)
             if is_new and isinstance(error, UsageError):

@@ -174,13 +174,31 @@ def stop_for_stdout(error: OSError) -> Stop:
 
 
 @contextmanager
-def defer_signals() -> Iterator[None]:
-    """Defer signals until the block has ended, such as while a run is locked and opened."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def collect_signals() -> Iterator[list[int]]:
+    """Collect the signals of the block in a list, which is yielded first."""
+    received: list[int] = []
+    handlers = {n: signal.signal(n, lambda n, _: received.append(n)) for n in STOP_SIGNALS}
     try:
-        yield
+        yield received
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Defer signals until the block has ended, such as while a run is locked and opened.
+
+    A mask would hold only for this thread: the kernel would give the signal to another one, and
+    Python runs its handler in the main thread all the same.
+    """
+    received: list[int] = []
+    try:
+        with collect_signals() as received:
+            yield
+    finally:
+        for number in received:
+            signal.raise_signal(number)
 
 
 @contextmanager

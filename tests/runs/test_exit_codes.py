@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import msgspec
 import pytest
 
+from bagent.store.lock import RunLock, owner_path
 from support.cli import Running, run_here
 from support.jobs import results_by_id, run_json, write_job
 from support.replies import echo, error_body, gated, hang, ok, slow, status
@@ -125,6 +127,26 @@ def test_a_signal_is_75_and_keeps_what_is_in_flight(fs, job_dir, number):
     assert len(fs.requests) == 4
     assert len(results_by_id(job_dir)) == 4
     assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 75
+
+
+def test_a_signal_while_the_run_is_opened_is_75_and_unlocks_it(fs, job_dir, bagent, monkeypatch):
+    acquire = RunLock.acquire
+
+    def signalled(*args, **options):
+        owner = acquire(*args, **options)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.01)  # the handlers of Python run between two of its instructions
+        return owner
+
+    write_job(job_dir, fs.url, 2, results=NO_TABLES)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLock, "acquire", signalled)
+        stopped = bagent(RUN)
+    assert stopped.code == 75
+    assert "got SIGTERM before anything was sent" in stopped.err
+    assert not owner_path(job_dir / "runs/job", "all").exists()
+    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 75
+    assert fs.requests == []
 
 
 @pytest.mark.process("signal")

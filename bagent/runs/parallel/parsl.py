@@ -11,9 +11,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +58,7 @@ from bagent.runs.parallel.workers import (
     refuse_unshared,
     run_parts,
 )
-from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, raise_on_signal
+from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, collect_signals, raise_on_signal
 
 PER_SLOT = 4
 """Chunks for each worker, where there are enough rows."""
@@ -102,7 +101,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
 
     def work(chunks: Sequence[Worker], progress: Progress, merger: StateMerger) -> None:
         limits = ParslLimits(at_once, plan, deadline)
-        with _signals() as signals, open_pool(plan, run_chunk, folder) as pool:
+        with collect_signals() as signals, open_pool(plan, run_chunk, folder) as pool:
             ParslCoordinator(prepared, chunks, pool, progress, limits, merger).run(signals)
 
     with raise_on_signal():
@@ -149,18 +148,6 @@ def _location(plan: PoolPlan) -> str:
         return f"on {nodes}"
     jobs = "a batch job" if plan.jobs == 1 else f"{plan.jobs} batch jobs"
     return f"in {jobs} of {nodes}"
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the signals of the block in a list, which is yielded first."""
-    received: list[int] = []
-    handlers = {n: signal.signal(n, lambda n, _: received.append(n)) for n in STOP_SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True)
