@@ -96,14 +96,20 @@ def test_a_small_quota_takes_time_but_costs_no_row(job_dir):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_full_for_one_row_only_holds_the_run_for_seconds(fs, job_dir):
+def test_rows_that_a_server_refuses_when_nothing_else_is_left_wait_for_the_next_start(fs, job_dir):
     fs.set_script({"r2": [status(503)], "r4": [status(429)], "*": [echo()]})
     write_job(job_dir, fs.url, 5, limits={"retries": 1}, results=NO_TABLES)
     done, found = run_rows(job_dir, timeout=110)
-    assert done.code == 1
-    assert (found["r2"]["error_kind"], found["r4"]["error_kind"]) == ("overloaded", "rate_limited")
-    assert [statuses(found)[name] for name in ("r1", "r3", "r5")] == ["ok", "ok", "ok"]
+    assert done.code == 75
+    assert "nothing else got through" in done.err
+    assert statuses(found) == {"r1": "ok", "r3": "ok", "r5": "ok"}
     assert done.seconds < 90
+    fs.set_script({"*": [echo()]})
+    sent = len(fs.requests)
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert set(statuses(found).values()) == {"ok"}
+    assert {row for seen in fs.requests[sent:] for row in seen.rows} == {"r2", "r4"}
 
 
 # --- silence --------------------------------------------------------------------------------------
