@@ -175,7 +175,7 @@ def test_a_changed_prompt_begins_anew(job_dir, bagent):
         assert len(fs.requests[-1].body["messages"]) == 1
 
 
-def test_a_row_that_failed_for_good_begins_anew_when_it_is_taken_up(job_dir, bagent):
+def test_a_row_out_of_turns_begins_anew_by_the_printed_command(job_dir, bagent):
     with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'))]}) as fs:
         agent_job(job_dir, fs.url, agent={"max_turns": 2})
         failed = bagent(["run", "job.yaml"])
