@@ -124,11 +124,11 @@ class Handlers:
         names = answer_fields.property_names(viewed.info().answer_columns)
 
         def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
-            fields = answer_fields.profile_fields(db, stage, names)
-            text = None if fields else answer_fields.profile_texts(db, stage)
-            return [text] if text is not None else fields
+            of_fields = answer_fields.profile_fields(db, stage, names)
+            text = None if of_fields else answer_fields.profile_texts(db, stage)
+            return [text] if text is not None else of_fields
 
-        def suspects(db: ReportDb) -> tuple[list[tuple[Suspect, str]], str]:
+        def with_shared(db: ReportDb) -> tuple[list[tuple[Suspect, str]], str]:
             suspects = find_suspects(db, stage, names)
             if not suspects:
                 return [], ""
@@ -137,13 +137,13 @@ class Handlers:
             shared = fields.shared_by_suspects(traits, suspects)
             return [*zip(suspects, shared, strict=True)], count_all(db, suspects)
 
-        suspected, total = await viewed.tables.ask(suspects, key=("suspects", stage))
+        suspects, total = await viewed.tables.ask(with_shared, key=("suspects", stage))
         return _page(
             "answers.html",
             request,
             run=viewed,
             profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
-            suspects=suspected,
+            suspects=suspects,
             suspects_total=total,
             stages=stages,
             stage=stage,
