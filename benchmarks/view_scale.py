@@ -48,6 +48,9 @@ COLUMNS = [
 ]
 ENDPOINTS = [f"http://node{number:02d}:8000" for number in range(8)]
 BEGAN = 1.7e9
+REFRESH = b'http-equiv="refresh"'
+"""What a page has that is not complete."""
+
 A_SECOND = 400
 """Rows that end in a second of the made run."""
 
@@ -164,6 +167,15 @@ def memory_mb(pid: int, name: str) -> int:
     return 0
 
 
+def fetch(address: str) -> bytes:
+    """Return a page, asked for again while it says that the tables are being made."""
+    page = REFRESH
+    while REFRESH in page:
+        with urllib.request.urlopen(address) as answer:
+            page = answer.read()
+    return page
+
+
 def measure(folder: Path, repeats: int) -> Iterator[dict[str, object]]:
     """Yield the numbers of each request to a server that begins anew in each repeat."""
     for repeat in range(repeats):
@@ -174,14 +186,13 @@ def measure(folder: Path, repeats: int) -> Iterator[dict[str, object]]:
             base = server.stdout.readline().strip()
             for what, path in REQUESTS.items():
                 cpu, began = cpu_seconds(server.pid), time.perf_counter()
-                with urllib.request.urlopen(f"{base}run/run/{path}") as answer:
-                    size = len(answer.read())
+                page = fetch(f"{base}run/run/{path}")
                 yield {
                     "what": what,
                     "repeat": repeat,
                     "wall_s": round(time.perf_counter() - began, 3),
                     "cpu_s": round(cpu_seconds(server.pid) - cpu, 3),
-                    "bytes": size,
+                    "bytes": len(page),
                     "rss_mb": memory_mb(server.pid, "VmRSS"),
                     "load": round(os.getloadavg()[0], 1),
                 }
