@@ -68,7 +68,7 @@ class Call(msgspec.Struct, eq=False):
     hedged: bool = False  # a copy was sent, and it was not decided since then what comes next
     future: asyncio.Future[CallResult] | None = None  # gets its end; made by the fleet
     ended: bool = False
-    avoid: str | None = None  # the endpoint that failed it last
+    avoid: tuple[str, ...] = ()  # endpoints that failed it, that of the last failure last
     pinned_to: str | None = None  # the only endpoint that may serve it
     preferred: str | None = None  # the endpoint whose cache holds its conversation
     prefix_group: PrefixGroup | None = None
@@ -83,6 +83,11 @@ class Call(msgspec.Struct, eq=False):
     unstreamed: bool | None = None  # True: streaming was given up; False: the server needs it
     divisible: bool = False  # carries several rows, which can be sent apart
     min_context: int = 0  # context length in tokens that it needs; 0: any
+
+
+    def avoid_endpoint(self, endpoint: str) -> None:
+        """Send it to other endpoints than this one, as long as they have not failed it too."""
+        self.avoid = (*(name for name in self.avoid if name != endpoint), endpoint)
 
 
 class InFlightRequest(msgspec.Struct, eq=False):

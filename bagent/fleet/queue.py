@@ -140,7 +140,7 @@ class _Queue:
         return part
 
     def take_selectively(self, endpoint: str, limit: int, leave_to: LeaveTo | None) -> list[Call]:
-        """Take up to ``limit`` calls that did not fail there last and are not left to others."""
+        """Take up to ``limit`` calls that have not failed there and are not left to others."""
         calls: list[Call] = []
         while len(calls) < limit and (call := self._select(endpoint, leave_to)) is not None:
             calls.append(call)
@@ -150,9 +150,9 @@ class _Queue:
         queue = self._single
         for index in range(min(SCAN, len(queue))):
             call = queue[index]
-            if call.avoid == endpoint:
+            if endpoint in call.avoid:
                 continue
-            other = call.preferred if call.preferred not in (endpoint, call.avoid) else None
+            other = call.preferred if call.preferred not in (endpoint, *call.avoid) else None
             if leave_to and other is not None and leave_to((other,), CONVERSATION_LOAD_MARGIN):
                 continue
             del queue[index]
@@ -192,7 +192,7 @@ class ReadyQueue:
     ) -> list[Call]:
         """Remove and return the next group for ``endpoint``, empty if it gets no call now.
 
-        ``selective`` skips calls that failed there last, or that belong to a busier endpoint.
+        ``selective`` skips calls that failed there, or that belong to a busier endpoint.
         """
         for index, key in enumerate(self._order):
             queue = self._queues[key]
@@ -314,7 +314,7 @@ class CallQueues:
     ) -> list[Call]:
         """Remove and return the calls for the next request to ``endpoint``; empty if none.
 
-        ``selective`` skips urgent calls that failed there last; ``leave_to`` decides what is left
+        ``selective`` skips urgent calls that failed there; ``leave_to`` decides what is left
         to endpoints that have its prefix cached.
         """
         if self._halves:

@@ -308,7 +308,7 @@ class RetryRules:
                 )
                 return [Suspend(state, suspended), *self._probe(request, now)]
             return [self._after_lost_server(call, now, connected=exchange.connected)]
-        call.avoid = state.name
+        call.avoid_endpoint(state.name)
         blame = blame_of(failure)
         if blame is Blame.SERVER:
             return self._after_server_fault(state, call, failure, delivery, request.started)
@@ -336,7 +336,7 @@ class RetryRules:
         actions: list[Action] = []
         for entry in calls:
             if answered:
-                entry.call.avoid = state.name
+                entry.call.avoid_endpoint(state.name)
                 actions += self._after_server_fault(
                     state, entry.call, entry.failure, entry.delivery, entry.sent
                 )

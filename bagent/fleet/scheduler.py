@@ -226,19 +226,27 @@ class BatchScheduler:
         take = fleet.waiting.take
         batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
         if several and not batch.calls and fleet.waiting.has_urgent:
-            batch.calls = take(state.name, self._where_alone(state, size), selective=False)
+            batch.calls = take(state.name, self._without_better(state, size), selective=False)
         batch.warms = batch.warms and bool(batch.calls)
         return batch
 
-    def _where_alone(self, state: EndpointState, size: BatchSize) -> BatchSize:
-        """Return ``size``, but 0 for calls that another usable endpoint can take."""
+    def _without_better(self, state: EndpointState, size: BatchSize) -> BatchSize:
+        """Return ``size``, but 0 for calls that should go to another usable endpoint: one that has
+        not failed them, or any if ``state`` has failed them last."""
         states = self._fleet.endpoints.states
 
-        def alone(call: Call) -> int:
-            others = (other for other in states if other is not state and other.usable)
-            return 0 if any(fits(other, call.min_context) for other in others) else size(call)
+        def without_better(call: Call) -> int:
+            last = call.avoid[-1:] == (state.name,)
+            better = any(
+                other is not state
+                and other.usable
+                and fits(other, call.min_context)
+                and (last or other.name not in call.avoid)
+                for other in states
+            )
+            return 0 if better else size(call)
 
-        return alone
+        return without_better
 
     def _rows_before_end(self, state: EndpointState, now: float) -> float:
         """Return how many rows ``state`` can take now without delaying the end of the run."""

@@ -73,16 +73,16 @@ def the_retry(actions: list[object]) -> Retry:
 @pytest.mark.parametrize(
     ("failure", "exchange", "counts", "avoid", "at_once"),
     [
-        pytest.param(FAILED, {}, {"counted_attempts": 1}, "a", False, id="failed"),
-        pytest.param(BUSY, {}, {"throttles": 1}, "a", False, id="busy"),
-        pytest.param(LOST, {"cancelled": "a died"}, {"deaths": 1}, None, True, id="died"),
-        pytest.param(UNPAID, {}, {}, "a", True, id="out of quota"),
+        pytest.param(FAILED, {}, {"counted_attempts": 1}, ("a",), False, id="failed"),
+        pytest.param(BUSY, {}, {"throttles": 1}, ("a",), False, id="busy"),
+        pytest.param(LOST, {"cancelled": "a died"}, {"deaths": 1}, (), True, id="died"),
+        pytest.param(UNPAID, {}, {}, ("a",), True, id="out of quota"),
         pytest.param(
-            LOST, {"stale_connection": True}, {"stale_connections": 1}, None, True, id="stale"
+            LOST, {"stale_connection": True}, {"stale_connections": 1}, (), True, id="stale"
         ),
-        pytest.param(REFUSED, {"new_key": True}, {"new_keys": 1}, None, True, id="new key"),
-        pytest.param(FORM, {"learned": True}, {}, None, True, id="new form"),
-        pytest.param(TOO_LONG, {}, {}, None, True, id="too long"),
+        pytest.param(REFUSED, {"new_key": True}, {"new_keys": 1}, (), True, id="new key"),
+        pytest.param(FORM, {"learned": True}, {}, (), True, id="new form"),
+        pytest.param(TOO_LONG, {}, {}, (), True, id="too long"),
     ],
 )
 def test_a_failure_is_sent_again_as_the_table_says(failure, exchange, counts, avoid, at_once):
