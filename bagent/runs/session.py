@@ -116,10 +116,13 @@ class RunSession:
         )
         if deadline is not None:
             self._switch.stop_at(deadline)
+        ticker = asyncio.create_task(self._tick_forever())
+        ticker.add_done_callback(self._on_ticker_end)
         try:
             async with AsyncExitStack() as stack:
                 return await self._with_servers(stack)
         finally:
+            ticker.cancel()
             self._switch.close()
             if self._stdout is not None:
                 self._stdout.abandon()  # all is written, or there is no more time for it
@@ -212,10 +215,9 @@ class RunSession:
     async def _execute(self, plan: RunPlan) -> SessionResult:
         self._fleet, self._plan = plan.fleets, plan
         feeder = self._feeder or self._open_feeder()
-        ticker = asyncio.create_task(self._tick_forever())
         background = self._start_background(plan)
         feeding = asyncio.create_task(self._feed(plan, feeder))
-        stop = await self._wait_for_end(feeding, plan, ticker)
+        stop = await self._wait_for_end(feeding, plan)
         if stop is not None:
             stop = self._with_dead_fleet(stop)
             feeding.cancel()
@@ -226,9 +228,9 @@ class RunSession:
             self._store.forget_edited()
             plan.fleets.abandon_waiting()  # a probe that the end cuts off must not count as failed
         feeder.close()
-        for task in (ticker, *background):
+        for task in background:
             task.cancel()
-        await asyncio.gather(feeding, ticker, *background, return_exceptions=True)
+        await asyncio.gather(feeding, *background, return_exceptions=True)
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
@@ -364,18 +366,17 @@ class RunSession:
         return stop or self._switch.requested.result()
 
     async def _wait_for_end(
-        self, feeding: asyncio.Task[None], plan: RunPlan, ticker: asyncio.Task[None]
+        self, feeding: asyncio.Task[None], plan: RunPlan
     ) -> Stop | None:
         """Wait for the end of the rows, or for the first reason to stop before it."""
         fleets = plan.fleets
-        reasons: list[asyncio.Future[Any]] = [feeding, ticker]
-        reasons += [self._switch.requested, fleets.stopped, plan.advice]
+        reasons: list[asyncio.Future[Any]] = [feeding, self._switch.requested]
+        reasons += [fleets.stopped, plan.advice]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if fleets.stopped.done():
             return stop_for_error(fleets.stopped.result())
-        for task in (feeding, ticker):
-            if task.done() and (error := task.exception()) is not None:
-                return stop_for_error(error)
+        if feeding.done() and (error := feeding.exception()) is not None:
+            return stop_for_error(error)
         if plan.advice.done():
             advice = plan.advice.result()
             return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
@@ -397,26 +398,37 @@ class RunSession:
             await fleet.drain(0.0)
 
     async def _tick_forever(self) -> None:
+        """Look at what no event reports, from the wait for servers on."""
         interval = min(self._progress.interval_s, PROGRESS_INTERVAL_S) - TICK_SECONDS / 2
         due = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._store.tick()
-            if self._fleet is not None:
-                # Rows of stages come from other rows, so how many remain is unknown.
-                staged = bool(self._context.stages)
-                to_do = self._counters.to_do(self._fleet.open_rows, self._feed_stats())
-                self._fleet.tick(None if staged else to_do)
-            if self._feeder is not None and self._feeder.ended:
-                self._store.input_ended()
-                self._store.forget_missing()
             if self._store.stop_requested():
                 self._switch.request(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
-            if time.monotonic() >= due:
-                due = time.monotonic() + interval
-                snapshot = self._snapshot()
-                self._progress.update(snapshot)
-                self._write_progress(snapshot)
+            if self._fleet is not None:
+                due = self._tick(self._fleet, due, interval)
+
+    def _on_ticker_end(self, ticker: asyncio.Task[None]) -> None:
+        """Stop the run for an error of the ticker."""
+        if not ticker.cancelled() and (error := ticker.exception()) is not None:
+            self._switch.request(stop_for_error(error))
+
+    def _tick(self, fleet: FleetSet, due: float, interval: float) -> float:
+        """Tick the fleet, and show the progress if it is due; return when it is due next."""
+        # Rows of stages come from other rows, so how many remain is unknown.
+        staged = bool(self._context.stages)
+        to_do = self._counters.to_do(fleet.open_rows, self._feed_stats())
+        fleet.tick(None if staged else to_do)
+        if self._feeder is not None and self._feeder.ended:
+            self._store.input_ended()
+            self._store.forget_missing()
+        if time.monotonic() < due:
+            return due
+        snapshot = self._snapshot()
+        self._progress.update(snapshot)
+        self._write_progress(snapshot)
+        return time.monotonic() + interval
 
     def _write_progress(self, s: Snapshot, *, last: bool = False) -> None:
         """Write how far this start is, for readers of the run directory."""
