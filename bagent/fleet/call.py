@@ -84,7 +84,6 @@ class Call(msgspec.Struct, eq=False):
     divisible: bool = False  # carries several rows, which can be sent apart
     min_context: int = 0  # context length in tokens that it needs; 0: any
 
-
     def avoid_endpoint(self, endpoint: str) -> None:
         """Send it to other endpoints than this one, as long as they have not failed it too."""
         self.avoid = (*(name for name in self.avoid if name != endpoint), endpoint)

@@ -365,9 +365,7 @@ class RunSession:
         writing.cancel()
         return stop or self._switch.requested.result()
 
-    async def _wait_for_end(
-        self, feeding: asyncio.Task[None], plan: RunPlan
-    ) -> Stop | None:
+    async def _wait_for_end(self, feeding: asyncio.Task[None], plan: RunPlan) -> Stop | None:
         """Wait for the end of the rows, or for the first reason to stop before it."""
         fleets = plan.fleets
         reasons: list[asyncio.Future[Any]] = [feeding, self._switch.requested]

@@ -159,13 +159,13 @@ def is_simple(history: History) -> bool:
 def is_answer(sent: Sent) -> bool:
     """Return whether a request was answered well, for all its rows."""
     replies = sent.replies or (sent.reply,)
-    return all(map(is_good, replies))
+    return sent.arrived and sent.status == 200 and all(map(is_good, replies))
 
 
 def answers_row(sent: Sent, row: int) -> bool:
     """Return whether a request was answered well for one of its rows."""
     replies = dict(zip(sent.rows, sent.replies or (sent.reply,) * len(sent.rows), strict=True))
-    whole = sent.status == 200 and base_kind(sent.reply) in GOOD
+    whole = sent.arrived and sent.status == 200 and base_kind(sent.reply) in GOOD
     return whole and base_kind(replies[row]) in ("ok", "usage", "slow")
 
 

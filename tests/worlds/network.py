@@ -60,6 +60,8 @@ class Sent:
     done: float | None = None
     """When the last byte of the answer, or the end of the connection, reached the client."""
     retry_after: float | None = None
+    arrived: bool = False
+    """The whole answer reached the client."""
     gone: float | None = None
     """When the client closed the connection before that."""
     turns: int = 0
@@ -430,6 +432,7 @@ class ServerConnection(asyncio.Transport):
             return
         if self._sent is not None:
             self._sent.status, self._sent.done = status, self._network.clock.now
+            self._sent.arrived = not cut
         head = _head(status, len(body), headers)
         if cut:
             self._client.data_received(head + body[: int(cut if cut > 1 else len(body) * cut)])
@@ -452,6 +455,7 @@ class ServerConnection(asyncio.Transport):
             return
         if self._sent is not None:
             self._sent.status, self._sent.done = 200, self._network.clock.now
+            self._sent.arrived = True
         self._finish()
         self._client.data_received(body)
 

@@ -94,7 +94,7 @@ class Provider:
             network.asked[row] += 1
         now = network.clock.now
         sent = Sent(batch.start, 0, batch.created, (row,), (version,), status, (status,))
-        sent.status, sent.done = 200, now
+        sent.status, sent.done, sent.arrived = 200, now, True
         network.sent.append(sent)
         if lost:
             return b""

@@ -64,8 +64,7 @@ def an_answered_request_is_not_sent_again(history: History) -> Problems:
                 if first is not None and sent.at > (first.done or 0.0):
                     done = f"answered at {first.done}, sent at {sent.at}"
                     yield f"{sent.stage} of row {sent.rows} {done}"
-            good = is_answer(sent) and sent.status == 200
-            if good and sent.done is not None and sent.done < start.ended:
+            if is_answer(sent) and sent.done is not None and sent.done < start.ended:
                 answered |= dict.fromkeys(sent.keys, sent)
 
 
@@ -77,12 +76,17 @@ def _is_edited(start: Start, sent: Sent) -> bool:
 
 @invariant_for("stages")
 def finished_results_stay(history: History) -> Problems:
-    """A good result stays as it is, unless rows were edited, or an earlier stage had failures."""
+    """A good result stays as it is, unless rows were edited, or an earlier stage had failures, then
+    or when the result was made."""
     edited = any(start.versions != history.starts[0].versions for start in history.starts)
     for earlier, later in pairwise(history.starts):
         if later.killed_by_power or edited:
             continue
-        failed = {result["stage"] for result in earlier.results if result["status"] != "ok"}
+        failed = {
+            result["stage"]
+            for result in earlier.results
+            if result["status"] != "ok" or result["parents_failed"]
+        }
         order = _stages(history)
         after = {_key(result): result for result in later.results}
         for result in earlier.results:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from worlds.invariants import problems
 from worlds.play import play
 from worlds.retry_invariants import retry_after_is_kept
@@ -199,3 +201,37 @@ def test_rows_that_no_server_can_answer_end():
             endpoints=(EndpointSpec(),) * 3,
         )
     )
+
+
+def test_a_stop_file_ends_the_wait_for_servers():
+    """It was looked for only once a server had answered."""
+    history = play(
+        World(
+            seed=7001802,
+            job=JobSpec(),
+            rows=(RowSpec("r0"),),
+            endpoints=(EndpointSpec(windows=(Window(0.0, 8.0, "down"),)),),
+            events=(Event(0, "stop-file", 2.0),),
+        )
+    )
+    assert problems(history) == []
+    assert [start.code for start in history.starts] == [75, 0]
+    assert history.starts[0].ended < 3.0
+
+
+def test_a_row_that_two_servers_failed_goes_to_the_third():
+    """It went to and fro between the two, until its attempts were used up."""
+    busy = EndpointSpec(windows=(Window(2.0, 62.0, "503"),))
+    hanging = EndpointSpec(windows=(Window(0.5, 60.5, "hang"),), capacity=2)
+    seconds = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 0.2, 1.0, 3.0, 1.0)
+    history = play(
+        World(
+            seed=7001730,
+            job=JobSpec(),
+            rows=tuple(RowSpec(f"r{n}", seconds=time) for n, time in enumerate(seconds)),
+            endpoints=(replace(busy, speed=3.0), hanging, EndpointSpec()),
+        )
+    )
+    assert problems(history) == []
+    servers = [[sent.endpoint for sent in sent] for sent in history.sent_by_row[0].values()]
+    assert [0, 1, 2] in map(sorted, servers)
