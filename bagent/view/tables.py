@@ -15,7 +15,7 @@ import duckdb
 from bagent.duck import Setting, file_source
 from bagent.errors import BagentError, UsageError
 from bagent.report.queries import ReportDb
-from bagent.store.query import connect_tables, has_fresh_tables, table_folders
+from bagent.store.query import connect_tables, create_views, has_fresh_tables
 from bagent.store.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -71,15 +71,13 @@ class _OpenTables:
         self._retired = False
         self._lock = threading.Lock()
         try:
-            folders = self._stack.enter_context(table_folders([run], report))
-            self.folder: Path = folders[0]
-            self.connection: DuckDBPyConnection = self._stack.enter_context(
-                connect_tables(folders, settings=SETTINGS)
-            )
+            connected = connect_tables([run], report, settings=SETTINGS)
+            self.connection, (self.folder,) = self._stack.enter_context(connected)
+            create_views(self.connection)  # for conditions that a user types
             # Its JSON is text: to search it, nothing has to be parsed.
             self.connection.execute(
                 f"create view {TEXT_RESULTS} as from read_parquet"
-                f"({file_source(folders[0] / 'results.parquet')})"
+                f"({file_source(self.folder / 'results.parquet')})"
             )
         except BaseException:
             self._stack.close()

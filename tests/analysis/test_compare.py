@@ -14,7 +14,8 @@ from bagent.analysis.compare import Question, Sameness, compare_runs
 from bagent.cli.commands.compare import SETTINGS
 from bagent.duck import Access
 from bagent.errors import UsageError
-from bagent.store.query import connect_tables
+from bagent.store.query import open_tables
+from bagent.store.run_dir import RunDir
 from bagent.store.tables.build import TableOptions, make_tables
 from support.stored_runs import make_run, stored
 
@@ -37,14 +38,14 @@ def run(tmp_path: Path) -> Any:
 
 
 def compared(first: Path, second: Path, *on: str) -> Sameness:
-    with connect_tables([first, second], settings=SETTINGS) as connection:
+    with open_tables([RunDir(first), RunDir(second)], print, settings=SETTINGS) as connection:
         return compare_runs(connection, first, second, Question(on), 10)
 
 
 def accuracy(run: Path, gold: list[dict[str, Any]], stage: str | None = None) -> float:
     path = run / "gold.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in gold))
-    with connect_tables([run], access=Access(files=[path])) as connection:
+    with open_tables(RunDir(run), print, access=Access(files=[path])) as connection:
         return float(score_run(connection, run, GoldFile(path), stage, 10).numbers["accuracy"])
 
 
@@ -70,7 +71,7 @@ def test_examples_come_status_first_and_then_in_input_order(run):
         "second",
         [answer(n, {"a": n + 1}, **(failed if n % 20 == 7 else {})) for n in reversed(rows)],
     )
-    with connect_tables([first, second], settings=SETTINGS) as connection:
+    with open_tables([RunDir(first), RunDir(second)], print, settings=SETTINGS) as connection:
         found = compare_runs(connection, first, second, Question(), 300).rows
     wanted = sorted(rows, key=lambda n: (n % 20 != 7, n))[:300]
     assert [row["id"] for row in found] == [f"r{n}" for n in wanted]
@@ -110,7 +111,7 @@ def test_a_field_that_no_answer_has_is_refused_with_the_nearest_name(run):
     gold.write_text('{"id": "r0", "label": "yes", "output": {"verdict": "yes"}}\n')
 
     def score(field: str, *column: str) -> Any:
-        with connect_tables([made], access=Access(files=[gold])) as connection:
+        with open_tables(RunDir(made), print, access=Access(files=[gold])) as connection:
             known = GoldFile(gold, "id", (field,), column)
             return score_run(connection, made, known, None, 1).numbers["accuracy"]
 

@@ -190,15 +190,12 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     import duckdb
 
     from bagent.analysis.compare import Question, compare_runs
-    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.query import connect_tables
     from bagent.store.run_dir import find_run
 
     access = Access(everything=question[1] is not None)  # SQL that the user typed may read files
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
-    with (
-        table_folders(runs, log) as folders,
-        connect_tables(folders, access=access, settings=SETTINGS) as connection,
-    ):
+    with connect_tables(runs, log, access=access, settings=SETTINGS) as (connection, folders):
         try:
             return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
         except duckdb.Error as error:
@@ -210,28 +207,24 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
 
 def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
     from bagent.analysis.accuracy import score_run
-    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.query import connect_tables
     from bagent.store.run_dir import find_run
 
     run = find_run(first, RUNS)
-    with (
-        table_folders([run], log) as folders,
-        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
-    ):
+    access = Access(files=[gold.path])
+    with connect_tables([run], log, access=access, settings=SETTINGS) as (connection, folders):
         return score_run(connection, folders[0], gold, stage or _last_stage(run), rows)
 
 
 def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> PairScore:
     from bagent.analysis.accuracy import score_pair
-    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.query import connect_tables
     from bagent.store.run_dir import find_run
 
     runs = [find_run(name, RUNS) for name in names]
     stage_a, stage_b = (stage or _last_stage(run) for run in runs)
-    with (
-        table_folders(runs, log) as folders,
-        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
-    ):
+    access = Access(files=[gold.path])
+    with connect_tables(runs, log, access=access, settings=SETTINGS) as (connection, folders):
         return score_pair(connection, (folders[0], folders[1]), gold, (stage_a, stage_b), rows)
 
 

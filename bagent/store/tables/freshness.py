@@ -49,13 +49,24 @@ def read_freshness(directory: Path) -> Freshness:
     return Freshness()
 
 
-def valid_tables(directory: Path, info: RunInfo) -> frozenset[str]:
-    """Return the tables whose Parquet files have the right columns; the files are not trusted."""
+def valid_tables(
+    directory: Path, info: RunInfo, connection: DuckDBPyConnection | None = None
+) -> frozenset[str]:
+    """Return the tables whose Parquet files have the right columns; the files are not trusted.
+
+    Args:
+        directory: the folder of the tables.
+        info: the run.
+        connection: may read the files; None opens one.
+    """
     paths = {table: directory / f"{table}.parquet" for table in TABLES}
     regular = {table: path for table, path in paths.items() if is_regular(path)}
     if not regular:
         return frozenset()
-    with connect(Access(files=[*regular.values()]), settings={"threads": 1}) as connection:
+    with contextlib.ExitStack() as stack:
+        if connection is None:
+            access = Access(files=[*regular.values()])
+            connection = stack.enter_context(connect(access, settings={"threads": 1}))
         return frozenset(
             table
             for table, path in regular.items()
@@ -95,13 +106,19 @@ def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
     return result
 
 
-def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[str]:
+def stale_tables(
+    directory: Path,
+    info: RunInfo,
+    now: dict[str, str],
+    connection: DuckDBPyConnection | None = None,
+) -> list[str]:
     """Return the tables that are missing, older than the journal, or have other columns.
 
     Args:
         directory: the folder of the tables.
         info: the run. Without Parquet files, all tables are stale if one is.
         now: the current signatures.
+        connection: may read the tables; None opens one where they have to be looked at.
     """
     made = read_freshness(directory)
     if made.database and not (directory / Path(made.database).name).is_file():
@@ -111,5 +128,5 @@ def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[st
         return list(TABLES) if stale else []
     if len(stale) == len(TABLES):
         return stale
-    sound = valid_tables(directory, info)
+    sound = valid_tables(directory, info, connection)
     return [table for table in TABLES if table in stale or table not in sound]
