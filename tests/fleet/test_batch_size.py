@@ -16,8 +16,8 @@ AUTO = BatchSizeRule(single=False)
 
 
 @on_jumping_clock
-async def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
-    names = [f"e{i}" for i in range(100)]
+async def test_two_thousand_rows_on_twenty_endpoints_are_twenty_requests():
+    names = [f"e{i}" for i in range(20)]
     s = setup(
         {name: always() for name in names},
         limit=200,
@@ -26,10 +26,10 @@ async def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests()
         lookahead=10_000,
     )
     s.backend.limits = dict.fromkeys(names, 1024)
-    await s.run(10_000, announced=True)
-    assert len(s.backend.groups) == 100
+    await s.run(2000, announced=True)
+    assert len(s.backend.groups) == 20
     assert {len(rows) for _, rows in s.backend.groups} == {100}
-    assert len(s.recorder.replies) == 10_000
+    assert len(s.recorder.replies) == 2000
     assert {attempt.group_size for attempt in s.attempts} == {100}
 
 
@@ -75,7 +75,7 @@ def test_the_end_of_a_run_is_shared_out_in_small_groups():
     assert batch_size(AUTO, 1024, 256, 256, more, 16.0) == 8
 
 
-@pytest.mark.parametrize(("count", "concurrency"), [(4, 64), (3, 100)])
+@pytest.mark.parametrize(("count", "concurrency"), [(3, 100)])
 @on_jumping_clock
 async def test_groups_of_a_small_run_are_shared_alike_by_rows(count, concurrency):
     draw = Random(count)

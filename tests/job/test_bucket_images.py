@@ -11,26 +11,18 @@ from bagent.job.load import JobRequest, load_job
 from bagent.job.templates import bucket_images
 from bagent.job.templates.prompt import Prompt
 from bagent.job.templates.template import TemplateFailure
-from bagent.remote import storage
 from bagent.types import Row
-from support.remote_files import file_server
+from support.remote_files import serving_buckets
 
 PNG = b"\x89PNG\r\n\x1a\n...."
 JPEG = b"\xff\xd8\xff\xe0...."
 
 
 @pytest.fixture
-def site(monkeypatch):
-    with file_server() as server:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        for name in ("http_proxy", "HTTP_PROXY", "AWS_PROFILE"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
-        storage.storage_of.cache_clear()
+def site():
+    with serving_buckets() as server:
         server.files |= {"b/in/1.png": PNG, "b/in/sub/2.jpg": JPEG, "b/out/3.png": PNG}
         yield server
-        storage.storage_of.cache_clear()
 
 
 def prompt_of(tmp_path, prompt, source="rows.jsonl"):

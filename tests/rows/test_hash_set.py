@@ -12,8 +12,8 @@ def test_holds_what_a_set_holds_while_it_grows():
     keys = CompactHashSet()
     known: set[int] = set()
     source = random.Random(7)
-    pool = random_keys(20_000, 1)
-    for _ in range(40_000):
+    pool = random_keys(10_000, 1)
+    for _ in range(20_000):
         key = source.choice(pool)
         assert keys.add(key) == (key not in known)
         known.add(key)

@@ -14,22 +14,15 @@ from bagent.remote import check_url, files, storage
 from bagent.remote.drivers import DriverStorage
 from bagent.remote.tables import ThreadSafeFile, serve_file
 from bagent.rows import RowsConfig, open_rows
-from support.remote_files import file_server
+from support.remote_files import serving_buckets
 
 LINES = b"".join(b'{"id": %d, "text": "row %d"}\n' % (n, n) for n in range(3000))
 
 
 @pytest.fixture
-def site(monkeypatch):
-    with file_server() as server:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        for name in ("http_proxy", "HTTP_PROXY", "AWS_PROFILE"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
-        storage.storage_of.cache_clear()
+def site():
+    with serving_buckets() as server:
         yield server
-        storage.storage_of.cache_clear()
 
 
 @pytest.fixture(params=["s3", "http"])

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+import pytest
+
+from bagent.remote import s3, storage
 
 PAGE = 1000
 """Objects in one page of a listing."""
@@ -161,6 +166,35 @@ def _unchunked(body: bytes) -> bytes:
             break
         content, body = content + body[:size], body[size + 2 :]
     return content
+
+
+@contextmanager
+def serving_buckets() -> Iterator[FileServer]:
+    """Make a file server the S3 of this process, without waits between retries.
+
+    All tests of a process share its address and the client of S3, which takes boto3 long to make.
+    """
+    site, s3_storage = _shared_server()
+    site.__init__(site.url)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in site.env.items():
+            patch.setenv(name, value)
+        for name in ("http_proxy", "HTTP_PROXY", "AWS_PROFILE"):
+            patch.delenv(name, raising=False)
+        patch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+        patch.setattr(s3, "S3Storage", s3_storage)
+        storage.storage_of.cache_clear()
+        yield site
+        storage.storage_of.cache_clear()
+
+
+_OPEN = ExitStack()
+
+
+@cache
+def _shared_server() -> tuple[FileServer, Callable[[], s3.S3Storage]]:
+    """Start a server that lives as long as the process."""
+    return _OPEN.enter_context(file_server()), cache(s3.S3Storage)
 
 
 @contextmanager
