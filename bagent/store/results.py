@@ -21,7 +21,7 @@ from bagent.store.journal.codec import (
     decode_outcome_line,
     status_of,
 )
-from bagent.store.journal.done_index import DoneIndex, HashMap, ResumePolicy, done_index
+from bagent.store.journal.done_index import DoneIndex, HashMap, count_outcomes
 from bagent.store.journal.reader import JournalReader, LineRef, Selection
 from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunInfo, working_seconds
@@ -260,9 +260,10 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
     seconds = working_seconds(info.starts) if info is not None else None
     accept = info is not None and accepts_truncated(info.job)
     with JournalReader(run_dir, report) as lines:
-        done = done_index(lines.indexes, ResumePolicy())
-        codes = done.codes if last is None else last.codes(run_dir, None)
+        current = count_outcomes(lines.indexes)
+        codes = current if last is None else last.codes(run_dir, None)
         counted = Totals.of(accept_truncated(codes) if accept else codes)
+        of_stages = Totals.of(current)
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)
@@ -271,8 +272,8 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
             totals=counted,
-            statuses=done.statuses,
-            kinds=done.kinds,
+            statuses=of_stages.by_status,
+            kinds=of_stages.by_kind,
             prompt_tokens=sum(t.prompt for t in totals) if has_tokens else None,
             cached_tokens=sum(t.cached for t in totals) if has_tokens else None,
             cached_of_tokens=sum(t.cached_of for t in totals),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.journal.codec import ERROR_KINDS, TOMBSTONE, unit_of
+from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import ResumePolicy, UnitSet, load_index
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
@@ -70,8 +70,7 @@ def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, p
     assert len(index) == len(finished)
     assert not any(index.has(random.Random(seed).getrandbits(64)) for _ in range(100))
     good = sum(o.status == "ok" for o in current.values())
-    assert index.statuses.get("ok", 0) == good
-    assert sum(index.kinds.values()) == len(current) - good
+    assert (index.codes[OK_CODE], index.codes.total()) == (good, len(current))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -122,8 +121,7 @@ def test_retry_with_an_unknown_word_says_what_was_meant():
 def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):
     store.write(failure(0), outcome(0), outcome(1), failure(1), failure(2, "auth"), failure(2))
     index = load(store)
-    assert index.statuses == {"ok": 2, "failed": 1}
-    assert index.kinds == {"timeout": 1}
+    assert index.codes == {OK_CODE: 2, code_of("failed", "timeout"): 1}
     assert not index.has(unit(failure(2)))
 
 

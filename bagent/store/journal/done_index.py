@@ -356,24 +356,6 @@ class DoneIndex:
         """Return how many units are finished."""
         return len(self._done)
 
-    @property
-    def statuses(self) -> dict[str, int]:
-        """The number of current outcomes of each status."""
-        return _summed((status_of(code), n) for code, n in self.codes.items())
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """The number of current outcomes of each error kind."""
-        kinds = ((kind_of(code), n) for code, n in self.codes.items())
-        return _summed((kind, n) for kind, n in kinds if kind is not None)
-
-
-def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for name, number in pairs:
-        counts[name] += number
-    return dict(counts)
-
 
 def open_indexes(
     run_dir: Path,
