@@ -15,7 +15,7 @@ How a report is made
 than the journal (`store/query.py:open_tables`). `cli/commands/report.py:_about` collects what is
 not in the tables: state, model, prompts and settings, without secrets.
 `run.py:make_page` queries the totals (`run.py:totals`); each section queries its own rows, such as
-`endpoints.py:endpoint_rows` and `failures.py:find`, by SQL through `queries.py:ReportDb`.
+`endpoints.py:endpoint_rows` and `failures.py:causes`, by SQL through `queries.py:ReportDb`.
 Sections return findings as sentences (`endpoints.py:findings`) and themselves as `Html`
 (`endpoints.py:endpoints`). `html.py:Html` is text that is escaped already; all other text is
 escaped where it enters a page. `run.py:_page` puts the parts into a page with its style and script.

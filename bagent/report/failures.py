@@ -6,15 +6,17 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from bagent.duck import literal
 from bagent.observe.formatting import counted, visible
 from bagent.report.html import Html, heading, note, part, percent, section, table
-from bagent.report.overview import Cause, causes
-from bagent.report.queries import ReportDb, results_command
+from bagent.report.queries import FIRST_IDS, ReportDb, results_command
 
 MOST = 25
+MOST_CAUSES = 12
 FAULTS = 4
-"""Groups of failures that have a finding each."""
+"""Causes of failure that have a finding each."""
 
 EXAMPLE = 90
 SHORT = 60.0
@@ -29,88 +31,136 @@ _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 _MISSING = r'^"(.*)" is a required property'
 
 
-def find(db: ReportDb) -> list[dict[str, Any]]:
-    """Make and return the table ``faults``: failures of a stage that differ in numbers only.
+class Cause(msgspec.Struct, frozen=True):
+    """Failed rows that are alike: of one stage, kind, and error but for numbers and quotes."""
 
-    The commonest comes first. ``fault`` numbers them from 1; ``percent`` is their share of the
-    rows of their stage.
+    stage: str
+    status: str
+    kind: str
+    rows: int
+    percent: float
+    """Their share of the rows of their stage."""
+
+    endpoints: int
+    example: str | None
+
+
+class FailedRows(msgspec.Struct, frozen=True):
+    """The first rows of a cause, and when nearly all of them ended, in Unix seconds."""
+
+    ids: list[str]
+    early: float | None
+    late: float | None
+
+
+def causes(db: ReportDb) -> list[Cause]:
+    """Return the commonest causes of failure, largest first.
+
+    The table ``faults`` is made of them, which numbers them from 1 as ``fault``.
     """
     from bagent.store.tables.schema import ALIKE
 
+    # Equal errors are counted first: to compare errors but for numbers and quotes takes long.
     db.run(
         f"""create or replace temp table faults as
-            with alike as (select *, {ALIKE} as pattern from results where error_kind is not null),
-                 stages as (select stage, count(*) as n from results group by stage),
-                 counted as (
-                    select stage, status, error_kind, pattern, count(*) as "rows",
-                           count(distinct endpoint) as endpoints, min_by(id, row) as first_id,
-                           left(min_by(error, row), 300) as example,
-                           quantile_cont(finished_at, 0.02) as early,
-                           quantile_cont(finished_at, 0.98) as late
-                    from alike group by stage, status, error_kind, pattern
-                    order by "rows" desc, stage, error_kind, pattern limit {MOST})
+            with equal as (select stage, status, error_kind, error, finish_reason, endpoint,
+                                  count(*) as n
+                           from results where error_kind is not null group by all),
+                 alike as (select stage, status, error_kind, {ALIKE} as pattern,
+                                  sum(n)::bigint as "rows", count(distinct endpoint) as endpoints,
+                                  left(arg_min(error, (length(error), error)), 400) as example
+                           from equal group by all),
+                 stages as (select stage, count(*) as n from results group by stage)
             select row_number() over (order by "rows" desc, stage, error_kind, pattern) as fault,
-                   counted.*, 100.0 * "rows" / n as percent
-            from counted join stages using (stage)"""
+                   alike.*, 100.0 * "rows" / n as percent
+            from alike join stages using (stage) order by fault limit {MOST_CAUSES}"""
     )
-    return db.rows("select * from faults order by fault")
+    rows = db.rows(
+        """select stage, status, error_kind as kind, "rows", percent, endpoints, example
+           from faults order by fault"""
+    )
+    return [Cause(**row) for row in rows]
+
+
+def failed_rows(db: ReportDb) -> list[FailedRows]:
+    """Return the rows of each cause, after :func:`causes`."""
+    from bagent.store.tables.schema import ALIKE
+
+    rows = db.rows(
+        f"""select {FIRST_IDS} as ids, quantile_cont(finished_at, 0.02) as early,
+                   quantile_cont(finished_at, 0.98) as late
+            from (select *, {ALIKE} as pattern from results where error_kind is not null)
+            join faults using (stage, status, error_kind, pattern)
+            group by fault order by fault"""
+    )
+    return [FailedRows(**row) for row in rows]
 
 
 def findings(
-    faults: list[dict[str, Any]], sums: dict[str, Any], shared: Sequence[str]
+    alike: Sequence[Cause],
+    failed: Sequence[FailedRows],
+    sums: dict[str, Any],
+    shared: Sequence[str],
 ) -> list[str]:
     """Describe the commonest failures.
 
     Args:
-        shared: what the rows of each of the first groups have in common, or an empty text.
+        alike: as :func:`causes` returns them.
+        failed: as :func:`failed_rows` returns them.
+        sums: as :func:`bagent.report.run.totals` returns them.
+        shared: what the rows of each of the first causes have in common, or an empty text.
     """
     messages = []
-    for row, common in zip(faults[:FAULTS], shared, strict=False):
-        where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
+    for cause, rows, common in zip(alike[:FAULTS], failed, shared, strict=False):
+        where = f"stage {cause.stage}: " if sums["stages"] > 1 else ""
         text = (
-            f"{where}{counted(row['rows'], 'row')} ({percent(row['percent'])}) failed"
-            f" ({row['error_kind']}): {visible(row['example'] or 'no error text', EXAMPLE)}"
+            f"{where}{counted(cause.rows, 'row')} ({percent(cause.percent)}) failed"
+            f" ({cause.kind}): {visible(cause.example or 'no error text', EXAMPLE)}"
         )
         if common:
             text += f" | What these rows share: {common}"
-        if when := _when(row, sums):
+        if when := _when(cause, rows, sums["seconds"]):
             text += f" | {when}"
         messages.append(text)
-    remaining = sums["failed"] - sum(row["rows"] for row in faults[:FAULTS])
+    remaining = sums["failed"] - sum(cause.rows for cause in alike[:FAULTS])
     if messages and remaining > 0:
         messages.append(f"{counted(remaining, 'more row')} failed for other reasons")
     return messages
 
 
-def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
-    """When failures ended that are close together in time; else empty."""
-    early, late = row["early"], row["late"]
-    if early is None or row["rows"] < 5 or sums["seconds"] < SHORT:
+def _when(cause: Cause, rows: FailedRows, seconds: float) -> str:
+    """When failures ended that are close together in a run of ``seconds``; else empty."""
+    early, late = rows.early, rows.late
+    if early is None or late is None or cause.rows < 5 or seconds < SHORT:
         return ""
-    if late - early > CLOSE * sums["seconds"]:
+    if late - early > CLOSE * seconds:
         return ""
     first, last = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (early, late))
     return f"Nearly all of them ended between {first} and {last}"
 
 
 def failures(
-    db: ReportDb, mending: Mapping[str, tuple[str, str]], sums: dict[str, Any], run: str
+    db: ReportDb,
+    alike: Sequence[Cause],
+    failed: Sequence[FailedRows],
+    sums: dict[str, Any],
+    *,
+    mending: Mapping[str, tuple[str, str]],
+    run: str,
 ) -> Html:
     """Make the section: causes with the command that mends each, then details.
 
     Args:
-        db: the tables of a run.
         mending: what to change for each kind of failure, and the command.
-        sums: as :func:`bagent.report.run.totals` returns them.
         run: the run as a command names it; empty where it has no name.
+
+    See :func:`findings` for the others.
     """
-    alike = causes(db)
-    if not alike and not sums["failed"]:
-        return section("Failures", _attempts(db, ()), name="failures")
     commands = [results_command(run, _where(cause, sums["stages"])) for cause in alike]
+    first_rows = [(rows.ids, command) for rows, command in zip(failed, commands, strict=True)]
     return section(
-        "Why rows failed",
-        part("cause_list", alike, mending, sums["stages"], None, commands),
+        "Why rows failed" if alike else "Failures",
+        part("cause_list", alike, mending, sums["stages"], None, first_rows),
         _schema(db, [cause for cause in alike if cause.kind == "schema"]),
         _attempts(db, {cause.kind for cause in alike}),
         name="failures",

@@ -134,7 +134,7 @@ class Traits:
     length for each stage and field with sizes.
 
     Args:
-        db: the tables, with ``faults`` as :func:`bagent.report.failures.find` makes it.
+        db: the tables, with ``faults`` as :func:`bagent.report.failures.causes` makes it.
         in_prompt: see :class:`bagent.report.run.ReportInfo`.
         conditions: SQL over ``results`` of further groups of rows to compare with the others.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bagent.observe.formatting import counted
-from bagent.report.failures import FAULTS, find
+from bagent.report.failures import FAULTS, causes
 from bagent.report.field_stats import FEWEST, FieldStat, Traits
 from bagent.report.html import Html, heading, note, number, percent, section, table
 from bagent.report.queries import FEW, WEAK, ReportDb
@@ -186,14 +186,14 @@ def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> dict[str, list[
         db: the tables of a run.
         in_prompt: the names that prompts use; None where they are not known.
     """
-    faults = find(db)[:FAULTS]
+    alike = causes(db)[:FAULTS]
     traits = Traits(db, in_prompt)
     failures = []
-    for fault in faults:
-        common = shared(traits, fault["fault"] - 1)
+    for group, cause in enumerate(alike):
+        common = shared(traits, group)
         if common.text:
-            kind = fault["error_kind"]
-            message = f"{counted(fault['rows'], 'row')} that failed ({kind}) share {common.text}"
+            kind = cause.kind
+            message = f"{counted(cause.rows, 'row')} that failed ({kind}) share {common.text}"
             failures.append(FieldFinding(message, common.stat, kind))
     long = [
         msgspec.structs.replace(each, message=each.message.removeprefix(WEAK))

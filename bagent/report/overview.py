@@ -1,4 +1,4 @@
-"""What the page of a run says first: the main numbers, throughput, causes of failure, endpoints."""
+"""What the page of a run says first: the main numbers, throughput, endpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import counted, duration, milliseconds, money, rate
 from bagent.report.html import Html, join, note, number, part, percent, section, share
-from bagent.report.queries import ANSWERED, FIRST_IDS, ReportDb
+from bagent.report.queries import ANSWERED, ReportDb
 from bagent.types import PASSING_KINDS
 
-MOST_CAUSES = 12
 STEPS = 60
 """Steps of the throughput over time."""
 
@@ -29,20 +28,6 @@ GAP_SHARE = 0.05
 
 ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
 """Failures of the endpoint; the others are of the row, its answer, or the job."""
-
-
-class Cause(msgspec.Struct, frozen=True):
-    """Failed rows that are alike: of one stage, kind, and error but for numbers and quotes."""
-
-    stage: str
-    kind: str
-    status: str
-    rows: int
-    percent: float
-    endpoints: int
-    example: str
-    ids: list[str]
-    """Those of its first rows."""
 
 
 class ServedEndpoint(msgspec.Struct, frozen=True):
@@ -98,37 +83,6 @@ class EndpointEnd(msgspec.Struct, frozen=True):
         return self.event + self.more
 
 
-def causes(db: ReportDb) -> list[Cause]:
-    """Return the commonest causes of failure, largest first."""
-    from bagent.store.tables.schema import ALIKE
-
-    rows = db.rows(
-        f"""with stages as (select stage, count(*) as n from results group by stage),
-                 alike as (select stage, error_kind, status, count(*) as "rows",
-                                  count(distinct endpoint) as endpoints,
-                                  {FIRST_IDS} as ids, left(any_value(error), 400) as example,
-                                  {ALIKE} as pattern
-                           from results where error_kind is not null
-                           group by stage, error_kind, status, pattern
-                           order by "rows" desc, stage, error_kind limit {MOST_CAUSES})
-            select alike.*, 100.0 * "rows" / n as percent from alike join stages using (stage)
-            order by "rows" desc, stage, error_kind"""
-    )
-    return [
-        Cause(
-            row["stage"],
-            row["error_kind"],
-            row["status"],
-            row["rows"],
-            row["percent"],
-            row["endpoints"],
-            row["example"] or "",
-            row["ids"],
-        )
-        for row in rows
-    ]
-
-
 def endpoint_states(db: ReportDb, down: Mapping[str, EndpointEnd]) -> list[ServedEndpoint]:
     """Return every endpoint; those that stand out come first.
 
@@ -139,8 +93,7 @@ def endpoint_states(db: ReportDb, down: Mapping[str, EndpointEnd]) -> list[Serve
     rows = db.rows(
         """select endpoint, count(*) as "rows",
                   count(*) filter (error_kind is not null) as failed,
-                  approx_quantile(latency_ms, 0.5) filter (error_kind is null) as p50,
-                  max(finished_at) as last
+                  approx_quantile(latency_ms, 0.5) filter (error_kind is null) as p50
            from results where endpoint is not null and copied_from is null
            group by endpoint order by endpoint"""
     )

@@ -132,7 +132,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
     served, down = endpoints.endpoint_rows(db), down_endpoints(db)
     by_stage = stages.stage_rows(db, about.stages, sums)
-    faults = failures.find(db)
+    alike, failed = failures.causes(db), failures.failed_rows(db)
     suspects = find_suspects(db, about.last_stage, about.properties)
     traits = Traits(db, about.in_prompt, [suspect.condition for suspect in suspects])
     calls = agents.tool_rows(db)
@@ -143,7 +143,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         "Endpoints": endpoints.findings(served, down) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
-            *failures.findings(faults, sums, [group.text for group in shared]),
+            *failures.findings(alike, failed, sums, [group.text for group in shared]),
             *fields.failing(traits, reported),
         ],
         "Answers that may be wrong": _suspects(db, about.run, traits, suspects),
@@ -154,7 +154,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     parts = [
         overview.headline(db, sums, about.worked_s, about.rows_per_s),
         _findings(by_topic),
-        failures.failures(db, about.mending, sums, about.run),
+        failures.failures(db, alike, failed, sums, mending=about.mending, run=about.run),
         _answers(db, about),
         stages.stages(by_stage, sums),
         overview.timeline(throughput(db, down)),

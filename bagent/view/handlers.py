@@ -132,7 +132,7 @@ class Handlers:
             suspects = find_suspects(db, stage, names)
             if not suspects:
                 return [], ""
-            failures.find(db)
+            failures.causes(db)
             traits = Traits(db, _names_in_prompts(viewed), [each.condition for each in suspects])
             shared = fields.shared_by_suspects(traits, suspects)
             return [*zip(suspects, shared, strict=True)], count_all(db, suspects)
@@ -324,7 +324,7 @@ class Handlers:
 def _overview(db: ReportDb) -> dict[str, Any]:
     down = overview.down_endpoints(db)
     return {
-        "causes": overview.causes(db),
+        "causes": failures.causes(db),
         "throughput": overview.throughput(db, down),
         "endpoints": overview.endpoint_states(db, down),
         "costs": overview.costs(db),
