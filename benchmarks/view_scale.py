@@ -48,9 +48,6 @@ COLUMNS = [
 ]
 ENDPOINTS = [f"http://node{number:02d}:8000" for number in range(8)]
 BEGAN = 1.7e9
-REFRESH = b'http-equiv="refresh"'
-"""What a page has that is not complete."""
-
 A_SECOND = 400
 """Rows that end in a second of the made run."""
 
@@ -62,7 +59,9 @@ def field(name: str, test: str, *values: object) -> str:
 
 REQUESTS = {
     "run page": "",
+    "its causes and endpoints": "overview",
     "run page again": "",
+    "causes and endpoints again": "overview",
     "answers": "answers",
     "what rows share": "findings",
     "rows": "rows",
@@ -168,12 +167,9 @@ def memory_mb(pid: int, name: str) -> int:
 
 
 def fetch(address: str) -> bytes:
-    """Return a page, asked for again while it says that the tables are being made."""
-    page = REFRESH
-    while REFRESH in page:
-        with urllib.request.urlopen(address) as answer:
-            page = answer.read()
-    return page
+    """Return a page."""
+    with urllib.request.urlopen(address) as answer:
+        return bytes(answer.read())
 
 
 def measure(folder: Path, repeats: int) -> Iterator[dict[str, object]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from bagent.errors import UsageError
 from bagent.runs.run_state import describe
 from bagent.store.run_dir import RunDir, RunInfo, list_runs
 from bagent.view.prompts import PromptRenderer
-from bagent.view.tables import RunTables
+from bagent.view.tables import RunTables, files_stamp
 
 MOST_OPEN = 2
 """Runs whose tables are open at a time: a comparison needs two."""
@@ -25,10 +27,20 @@ class ViewedRun:
         self.name = run.path.name
         self.tables = RunTables(run)
         self.prompts = PromptRenderer(run)
+        self._stamp: Hashable = None
+        self._state: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the run as its directory tells it."""
-        return describe(self.run, _ignore)
+        """Return the state of the run as its directory tells it.
+
+        That of a run at which no process works is read again only after a file has changed.
+        """
+        with self._lock:
+            stamp = files_stamp(self.run)
+            if stamp != self._stamp or self._state["state"] == "running":
+                self._state, self._stamp = describe(self.run, _ignore), stamp
+            return self._state
 
     def info(self) -> RunInfo:
         """Return the content of ``run.json``; empty if it is damaged."""

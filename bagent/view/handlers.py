@@ -46,9 +46,6 @@ from bagent.view.rows import (
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-WAIT_SECONDS = 0.7
-"""A page waits so long for its tables; then it says that they are being made."""
-
 EVENT_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 """The pause between two looks at a run that is running, and at one that is not."""
@@ -87,14 +84,7 @@ class Handlers:
         """Answer with the page of a run."""
         viewed = self._viewed(request)
         viewed.tables.renew_if_due()
-        state, values = await asyncio.gather(
-            asyncio.to_thread(viewed.state), self.overview_of(viewed)
-        )
-        ready = bool(values)
-        counts: Counter[str] = Counter()
-        for cause in values.get("causes", ()):
-            counts[cause.kind] += cause.rows
-        mending = await asyncio.to_thread(mending_commands, viewed.run, state, dict(counts))
+        state = await asyncio.to_thread(viewed.state)
         steps = await asyncio.to_thread(next_lines, viewed.run, state)
         return _page(
             "run.html",
@@ -102,19 +92,20 @@ class Handlers:
             run=viewed,
             title=run_title(viewed.run, viewed.info()),
             state=state,
-            ready=ready,
             steps=steps,
-            mending=mending,
-            live=live_values(state, values),
-            **{"causes": [], "throughput": None, "endpoints": [], **values},
+            live=live_values(state, await _prospects(viewed, state)),
         )
 
-    @staticmethod
-    async def overview_of(viewed: ViewedRun) -> dict[str, Any]:
-        """Return what the tables say of a run; empty while they are being made."""
-        if not await viewed.tables.ready(WAIT_SECONDS):
-            return {}
-        return await viewed.tables.ask(_overview, key="overview")
+    async def overview(self, request: web.Request) -> web.Response:
+        """Answer with causes of failure, speed and endpoints, a part of the page of a run."""
+        viewed = self._viewed(request)
+        values = await viewed.tables.ask(_overview, key="overview")
+        state = await asyncio.to_thread(viewed.state)
+        counts: Counter[str] = Counter()
+        for cause in values["causes"]:
+            counts[cause.kind] += cause.rows
+        mending = await asyncio.to_thread(mending_commands, viewed.run, state, dict(counts))
+        return _page("overview.html", request, run=viewed, state=state, mending=mending, **values)
 
     async def answers(self, request: web.Request) -> web.Response:
         """Answer with the distributions of the answers, a part of the page of a run."""
@@ -224,8 +215,7 @@ class Handlers:
         viewed = self._viewed(request)
         form = request.match_info["form"]
         row_filter = RowFilter.parse(request.query)
-        if not await viewed.tables.ready(WAIT_SECONDS):
-            raise UsageError(viewed.tables.problem or "the tables of the run are still being made")
+        await viewed.tables.ready()
         pieces = export(viewed.tables, row_filter, form)
         first = await asyncio.to_thread(next, pieces, b"")
         kind = "text/csv; charset=utf-8" if form == "csv" else "application/x-ndjson"
@@ -307,8 +297,7 @@ class Handlers:
             )
         first, second = [self._catalog.find(name) for name in names]
         for viewed in (first, second):
-            if not await viewed.tables.ready(30.0):
-                raise UsageError(f"{viewed.name}: {viewed.tables.problem or 'no tables yet'}")
+            await viewed.tables.ready()
         after = RowKey.parse(request.query.get("after", ""))
         only = request.query.get("only", "different")
         with first.tables.results_file() as file_a, second.tables.results_file() as file_b:
@@ -327,8 +316,16 @@ def _overview(db: ReportDb) -> dict[str, Any]:
         "causes": failures.causes(db),
         "throughput": overview.throughput(db, down),
         "endpoints": overview.endpoint_states(db, down),
-        "costs": overview.costs(db),
     }
+
+
+async def _prospects(viewed: ViewedRun, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells the time and cost of the rest of a run; empty without one, or tables."""
+    tables = viewed.tables
+    if state["state"] != "running" or not tables.version:
+        return {}
+    throughput = (await tables.ask(_overview, key="overview"))["throughput"]
+    return {"throughput": throughput, "costs": await tables.ask(overview.costs, key="costs")}
 
 
 def _names_in_prompts(viewed: ViewedRun) -> frozenset[str] | None:
@@ -423,8 +420,8 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
         state = await asyncio.to_thread(viewed.state)
         running = state["state"] == "running"
         viewed.tables.renew_if_due(running=running)
-        tables = await Handlers.overview_of(viewed)
-        values = {**live_values(state, tables), "version": viewed.tables.version}
+        prospects = await _prospects(viewed, state)
+        values = {**live_values(state, prospects), "version": viewed.tables.version}
         if values != last:
             yield b"data: " + msgspec.json.encode(values) + b"\n\n"
             last = values
@@ -434,21 +431,20 @@ async def _events(viewed: ViewedRun) -> AsyncIterator[bytes]:
         await asyncio.sleep(max(pause, EVENT_SHARE * (time.monotonic() - started)))
 
 
-def live_values(state: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+def live_values(state: Mapping[str, Any], prospects: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a page shows of a state, as text where it is for people.
 
     Args:
         state: as :func:`bagent.runs.run_state.describe` returns it.
-        tables: what the tables say; empty while they are being made.
+        prospects: ``throughput`` and ``costs`` of a run that goes on, by its tables, or nothing.
     """
     eta, cost, speed, remaining = (
         state[name] for name in ("eta_s", "cost_usd", "rows_per_s", "remaining")
     )
-    running = state["state"] == "running"
-    over, costs = tables.get("throughput"), tables.get("costs")
-    times = seconds_range(over, remaining) if running and remaining and over else None
+    over, costs = prospects.get("throughput"), prospects.get("costs")
+    times = seconds_range(over, remaining) if remaining and over else None
     at_end = None
-    if running and remaining and costs:
+    if remaining and costs:
         spent, squares, answers = costs
         at_end = cost_range(spent, squares, answers, remaining)
         if at_end is not None and cost is not None:

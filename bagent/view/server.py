@@ -60,6 +60,7 @@ def view_app(catalog: RunCatalog, token: str, host: str) -> web.Application:
         "/": handlers.runs,
         "/compare": handlers.compare,
         "/run/{run}/": handlers.run,
+        "/run/{run}/overview": handlers.overview,
         "/run/{run}/answers": handlers.answers,
         "/run/{run}/findings": handlers.findings,
         "/run/{run}/events": handlers.events,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,9 +43,21 @@ SHORTEST_PAUSE = 2.0
 PAUSE_SHARE = 5.0
 """The least ratio of the pause between two renewals to the time of one."""
 
-MOST_CACHED = 64
+MOST_KEPT = 64
+"""Results of queries that are kept until the next renewal."""
 
 T = TypeVar("T")
+
+
+def files_stamp(run: RunDir) -> frozenset[tuple[str, int, int]]:
+    """Return names, sizes and times of the files of a run; it differs once one has changed."""
+    stamp = set()
+    for folder in (run.path, run.journal):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                stamp.add((entry.path, status.st_size, status.st_mtime_ns))
+    return frozenset(stamp)
 
 
 @contextmanager
@@ -82,7 +95,8 @@ class _OpenTables:
         except BaseException:
             self._stack.close()
             raise
-        self.cache: dict[Hashable, Any] = {}
+        self.tasks: dict[Hashable, asyncio.Task[Any]] = {}
+        """The queries of the results that are kept, by key."""
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -134,34 +148,33 @@ class RunTables:
         """Why the tables could not be made; empty if they could."""
 
         self._open: _OpenTables | None = None
+        self._stamp: Hashable = None
         self._task: asyncio.Task[None] | None = None
         self._renewed = 0.0
         self._took = 0.0
         self._closed = False
 
-    async def ready(self, seconds: float) -> bool:
-        """Return whether there are tables, after waiting at most ``seconds`` for the first ones.
-
-        After a failure the next attempt begins :data:`SHORTEST_PAUSE` later.
-        """
-        if self._open is None and self._task is None:
-            failed = self.problem and time.monotonic() - self._renewed < SHORTEST_PAUSE
-            if failed or self._closed:
-                return False
-            self._task = asyncio.create_task(self._renew())
-        if self._open is None and self._task is not None:
-            await asyncio.wait([self._task], timeout=seconds)
+    async def ready(self) -> bool:
+        """Return whether there are tables, after waiting for the first ones."""
+        if self._open is None:
+            self.renew_if_due()
+            if self._task is not None:
+                await asyncio.wait([self._task])
         return self._open is not None
 
     def renew_if_due(self, *, running: bool = True) -> None:
-        """Begin to make new tables if the run went on and the last renewal is long enough ago.
+        """Begin to make tables if there are none, or the run went on and some time has passed.
+
+        After a failure the next attempt begins :data:`SHORTEST_PAUSE` later.
 
         Args:
             running: a process works on the run, and needs the processor too.
         """
         pause = max(SHORTEST_PAUSE, PAUSE_SHARE * self._took if running else 0.0)
+        if self._open is None:
+            pause = SHORTEST_PAUSE if self.problem else 0.0
         due = time.monotonic() - self._renewed >= pause
-        if self._open is not None and due and self._task is None:
+        if due and self._task is None and not self._closed:
             self._task = asyncio.create_task(self._renew())
 
     async def ask(self, function: Callable[[ReportDb], T], key: Hashable = None) -> T:
@@ -169,18 +182,16 @@ class RunTables:
 
         Args:
             function: gets the tables and returns any value.
-            key: keeps the result under this name until the next renewal; None keeps nothing.
+            key: keeps the result under this name until the next renewal, and lets all who ask
+                for it meanwhile wait for one query; None keeps nothing.
 
         Raises:
             UsageError: the tables could not be made.
             duckdb.Error: the SQL is wrong, or took too long.
         """
-        if not await self.ready(QUERY_SECONDS):
+        if not await self.ready():
             raise self._missing()
         tables = self._tables()
-        if key is not None and key in tables.cache:
-            cached: T = tables.cache[key]
-            return cached
 
         def work() -> T:
             with tables.cursor(QUERY_SECONDS) as cursor:
@@ -188,10 +199,19 @@ class RunTables:
 
         # Counted before the thread starts: a renewal may retire the tables in between.
         with tables.in_use():
-            result = await asyncio.to_thread(work)
-        if key is not None and len(tables.cache) < MOST_CACHED:
-            tables.cache[key] = result
-        return result
+            if key is None:
+                return await asyncio.to_thread(work)
+            task = tables.tasks.get(key)
+            if task is None:
+                task = asyncio.create_task(asyncio.to_thread(work))
+                if len(tables.tasks) < MOST_KEPT:
+                    tables.tasks[key] = task
+            try:
+                result: T = await asyncio.shield(task)
+            except (BagentError, duckdb.Error):
+                tables.tasks.pop(key, None)
+                raise
+            return result
 
     @contextmanager
     def cursor(self) -> Iterator[DuckDBPyConnection]:
@@ -229,11 +249,15 @@ class RunTables:
     async def _renew(self) -> None:
         started = time.monotonic()
         try:
-            if self._open is not None and await asyncio.to_thread(has_fresh_tables, self.run):
+            stamp = await asyncio.to_thread(files_stamp, self.run)
+            if self._open is not None and (
+                stamp == self._stamp or await asyncio.to_thread(has_fresh_tables, self.run)
+            ):
+                self._stamp = stamp
                 return
             messages: list[str] = []
             tables = await asyncio.to_thread(_OpenTables, self.run, messages.append)
-            self._open, old = tables, self._open
+            self._open, old, self._stamp = tables, self._open, stamp
             self.version += 1
             self.problem = ""
             if old is not None:

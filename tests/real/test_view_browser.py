@@ -114,9 +114,8 @@ def page(browser) -> Iterator[Any]:
 
 
 def visit(page: Any, url: str) -> None:
-    """Open a page and wait for its tables and its parts."""
+    """Open a page and wait for its parts."""
     page.goto(url)
-    page.wait_for_selector("meta[http-equiv=refresh]", state="detached")
     page.wait_for_selector(".lazy:not([data-current])", state="detached")
     if page.locator("#count").count():
         page.wait_for_selector("#count >> text=row")

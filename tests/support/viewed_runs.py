@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.parse import urlencode
 
 import msgspec
@@ -57,9 +56,8 @@ def words(page: Reader) -> str:
 
 @asynccontextmanager
 async def viewing(folder: Path, run: str = "job", *, only: bool = False) -> AsyncIterator[Viewer]:
-    """Serve the runs below ``folder``, or one of them alone; pages wait for their tables."""
+    """Serve the runs below ``folder``, or one of them alone."""
     catalog = RunCatalog(folder, RunDir(folder / run) if only else None)
     app = view_app(catalog, TOKEN, "127.0.0.1")
-    with mock.patch("bagent.view.handlers.WAIT_SECONDS", 60.0):
-        async with TestClient(TestServer(app)) as client:
-            yield Viewer(client, run)
+    async with TestClient(TestServer(app)) as client:
+        yield Viewer(client, run)

@@ -69,7 +69,7 @@ def runs(twelve_rows, monkeypatch):
 
 async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(runs):
     async with viewing(runs) as viewer:
-        page = words(await viewer.page(""))
+        page = words(await viewer.page("")) + words(await viewer.page("overview"))
     assert "10 ok" in page
     assert "2 failed" in page
     assert "--retry schema" in page
@@ -91,7 +91,7 @@ async def test_a_run_names_its_slow_endpoint(tmp_path):
     )
     make_run(tmp_path / "job", rows)
     async with viewing(tmp_path) as viewer:
-        page = words(await viewer.page(""))
+        page = words(await viewer.page("overview"))
     assert "What stands out Endpoints node1: slow, 900ms a row, 9.0 times the median" in page
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import threading
 
 import pytest
 from aiohttp import ClientPayloadError
@@ -13,20 +14,21 @@ from bagent.backends.request import encode_payload
 from bagent.errors import UsageError
 from bagent.store.journal.journal import Journal
 from bagent.store.run_dir import RunDir
+from bagent.view import catalog as view_catalog
 from bagent.view import tables as view_tables
-from bagent.view.catalog import RunCatalog
+from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs
 from bagent.view.filters import FieldTest, RowFilter
 from bagent.view.prompts import PromptRenderer
 from bagent.view.rows import export
 from bagent.view.tables import RunTables
 from support.stored_runs import make_run, stored
-from support.viewed_runs import TOKEN, viewing
+from support.viewed_runs import TOKEN, viewing, words
 
 
 async def test_tables_retired_before_a_query_begins_stay_open_for_it(tmp_path, monkeypatch):
     tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
-    assert await tables.ready(60)
+    assert await tables.ready()
 
     async def close_first(work):
         await tables.close()
@@ -39,7 +41,7 @@ async def test_tables_retired_before_a_query_begins_stay_open_for_it(tmp_path, m
 async def test_closed_tables_are_not_opened_again(tmp_path):
     tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
     await tables.close()
-    assert not await tables.ready(60)
+    assert not await tables.ready()
     with pytest.raises(UsageError, match="closed"):
         await tables.ask(lambda db: db.row("select 1"))
 
@@ -62,7 +64,7 @@ async def test_a_failure_to_open_is_told_and_not_repeated_at_once(tmp_path, monk
 async def test_an_export_takes_longer_than_a_query_may(tmp_path, monkeypatch):
     monkeypatch.setattr("bagent.view.rows.EXPORT_BATCH", 1)
     tables = RunTables(make_run(tmp_path / "job", (stored(row) for row in range(3))))
-    assert await tables.ready(60)
+    assert await tables.ready()
     monkeypatch.setattr(view_tables, "QUERY_SECONDS", 0.0)
     assert len([*export(tables, RowFilter(), "jsonl")]) == 3
     await tables.close()
@@ -122,7 +124,7 @@ async def test_rows_without_an_id_are_compared_by_their_number(tmp_path):
         for row in rows:
             row.output = None
         tables.append(RunTables(make_run(tmp_path / name, rows)))
-        assert await tables[-1].ready(60)
+        assert await tables[-1].ready()
     with tables[0].results_file() as left, tables[1].results_file() as right:
         result = compare_runs((left, right), "different", None)
     assert (result.both, result.same, result.different, result.missing) == (3, 1, 2, 0)
@@ -138,7 +140,7 @@ async def test_the_tables_of_an_ended_run_are_renewed_without_a_pause(tmp_path, 
     monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
     monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 1e9)
     tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
-    assert await tables.ready(60)
+    assert await tables.ready()
     journal = Journal.open(tmp_path / "job", "all", clock=lambda: 0.0, report=print)
     journal.write(stored(1))
     journal.close()
@@ -154,9 +156,70 @@ async def test_opening_many_runs_at_once_finds_each_of_them(tmp_path):
         make_run(tmp_path / name, [stored(0)])
     catalog = RunCatalog(tmp_path, None)
     first = catalog.find("a")
-    assert (await first.tables.ready(60), first.tables.version) == (True, 1)
+    assert (await first.tables.ready(), first.tables.version) == (True, 1)
     names = [catalog.find(name).name for name in "abcdab"]
     assert names == [*"abcdab"]
     await catalog.close()
     # An open page of a closed run is not told of newer tables, which would be fetched in a loop.
-    assert (await first.tables.ready(0), first.tables.version) == (False, 0)
+    assert (await first.tables.ready(), first.tables.version) == (False, 0)
+
+
+async def test_the_page_of_a_run_does_not_wait_for_its_tables(tmp_path, monkeypatch):
+    make = threading.Event()
+    opened = view_tables._OpenTables
+    monkeypatch.setattr(view_tables, "_OpenTables", lambda *given: make.wait() and opened(*given))
+    make_run(tmp_path / "job", [stored(0), stored(1, status="failed", error_kind="rejected")])
+    async with viewing(tmp_path) as viewer:
+        part = asyncio.create_task(viewer.page("overview"))
+        page = words(await viewer.page(""))
+        assert not part.done()
+        make.set()
+        assert "1 ok 50 % 1 failed 50 %" in page
+        assert "Why rows failed 1 row 50 % rejected" in words(await part)
+
+
+async def test_an_ended_run_is_read_again_only_after_a_file_of_it_changed(tmp_path, monkeypatch):
+    reads: list[RunDir] = []
+    describe = view_catalog.describe
+    monkeypatch.setattr(view_catalog, "describe", lambda *a: reads.append(a[0]) or describe(*a))
+    monkeypatch.setattr(view_tables, "has_fresh_tables", lambda run: reads.append(run) or True)
+    monkeypatch.setattr(view_tables, "SHORTEST_PAUSE", 0.0)
+    viewed = ViewedRun(make_run(tmp_path / "job", [stored(0)]))
+
+    async def look() -> int:
+        reads.clear()
+        state = viewed.state()
+        viewed.tables.renew_if_due(running=False)
+        while viewed.tables._task is not None:
+            await asyncio.sleep(0.01)
+        assert state["ok"] == 1
+        return len(reads)
+
+    assert await viewed.tables.ready()
+    await look()  # the tables are new files
+    assert [await look() for _ in range(3)] == [0, 0, 0]
+    (tmp_path / "job" / "stop").touch()
+    assert [await look() for _ in range(2)] == [2, 0]
+    await viewed.tables.close()
+
+
+async def test_those_who_ask_the_same_at_once_wait_for_one_query(tmp_path):
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    asked: list[int] = []
+
+    def count(db):
+        asked.append(1)
+        return db.row("select count(*) as n from results")["n"]
+
+    assert await asyncio.gather(*(tables.ask(count, key="n") for _ in range(3))) == [1, 1, 1]
+    assert (await tables.ask(count, key="n"), asked) == (1, [1])
+
+    def fail(_):
+        asked.append(2)
+        raise UsageError("no")
+
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no"):
+            await tables.ask(fail, key="failing")
+    assert asked == [1, 2, 2]
+    await tables.close()

@@ -2,30 +2,53 @@
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-// Parts of a page that take longer are fetched after it.
+// Parts of a page that take longer are fetched after it; they may have parts themselves. A page
+// that is fetched again is such a part, and keeps what it has if that fails.
 async function load(box, url) {
   try {
     const response = await fetch(url);
-    const text = await response.text();
-    const parsed = new DOMParser().parseFromString(text, "text/html");
-    if (!response.ok) {
+    const parsed = new DOMParser().parseFromString(await response.text(), "text/html");
+    if (response.ok) await show(box, url, parsed);
+    else if (box.dataset.src) {
       box.textContent = $("main p", parsed)?.textContent || "This part could not be loaded.";
-      return;
-    }
-    box.style.minHeight = `${box.offsetHeight}px`;
-    box.replaceChildren(...parsed.body.childNodes);
-    box.style.minHeight = "0";
-    box.dataset.current = url;
-    for (const link of $$("a[data-part]", box)) {
-      link.addEventListener("click", (event) => {
-        event.preventDefault();
-        load(box, link.href);
-      });
     }
   } catch {
-    box.textContent = "The server does not answer any more.";
+    if (box.dataset.src) box.textContent = "The server does not answer any more.";
   }
 }
+
+async function show(box, url, parsed) {
+  const active = document.activeElement;
+  const focused = box.contains(active) && active.getAttribute("href");
+  const parts = $$(".lazy[data-src]", parsed);
+  const urls = parts.map(keepContent);
+  box.style.minHeight = `${box.offsetHeight}px`;
+  box.replaceChildren(...($("main", parsed) || parsed.body).childNodes);
+  box.style.minHeight = "0";
+  box.dataset.current = url;
+  if (focused) {
+    const link = $$("a", box).find((each) => each.getAttribute("href") === focused);
+    link?.focus({ preventScroll: true });
+  }
+  addCopyButtons(box);
+  for (const link of $$("a[data-part]", box)) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      load(box, link.href);
+    });
+  }
+  await Promise.all(parts.map((part, index) => load(part, urls[index])));
+}
+
+// A part that is fetched again shows what it had meanwhile; returns its address.
+function keepContent(box) {
+  const old = $$(".lazy[data-src]").find((other) => other.dataset.src === box.dataset.src);
+  if (!old) return box.dataset.src;
+  box.style.minHeight = `${old.offsetHeight}px`;
+  box.replaceChildren(...old.childNodes);
+  return old.dataset.current || box.dataset.src;
+}
+
 for (const box of $$(".lazy[data-src]")) load(box, box.dataset.src);
 
 const count = $("#count");
@@ -39,9 +62,10 @@ if (count) {
 }
 
 // Commands can be copied.
-function addCopyButtons() {
+function addCopyButtons(box) {
   if (!navigator.clipboard) return;
-  for (const code of $$("code.command")) {
+  for (const code of $$("code.command", box)) {
+    if (code.nextElementSibling?.className === "copy") continue;
     const button = document.createElement("button");
     button.type = "button";
     button.className = "copy";
@@ -54,7 +78,7 @@ function addCopyButtons() {
     code.after(button);
   }
 }
-addCopyButtons();
+addCopyButtons(document);
 
 // The page of a run follows it. Each event has the main numbers; when the tables changed, the
 // page is fetched again, with a pause of five times what that took; when the state changed, soon.
@@ -100,45 +124,12 @@ function refreshAfter(milliseconds) {
 
 async function refresh() {
   refreshing = true;
-  if (!String(getSelection())) await fetchAndShow();
+  const started = performance.now();
+  if (!String(getSelection())) await load($("main"), location.href);
+  pause = Math.max(SHORTEST_PAUSE, FETCH_SHARE * (performance.now() - started));
   refreshing = false;
   timer = 0;
   follow(); // the server may have opened the tables anew, with another count of versions
-}
-
-async function fetchAndShow() {
-  const started = performance.now();
-  const parsed = await fetchPage();
-  if (!parsed) return;
-  const focused = document.activeElement?.getAttribute("href");
-  const boxes = $$(".lazy[data-src]", parsed);
-  const urls = boxes.map((box) => keepContent(box));
-  $("main").replaceChildren(...$("main", parsed).childNodes);
-  const link = focused && $$("main a").find((each) => each.getAttribute("href") === focused);
-  if (link) link.focus({ preventScroll: true });
-  addCopyButtons();
-  await Promise.all(boxes.map((box, index) => load(box, urls[index])));
-  pause = Math.max(SHORTEST_PAUSE, FETCH_SHARE * (performance.now() - started));
-}
-
-// The page with all its parts; null while its tables are being made.
-async function fetchPage() {
-  try {
-    const response = await fetch(location.href);
-    const parsed = new DOMParser().parseFromString(await response.text(), "text/html");
-    return response.ok && !$("meta[http-equiv=refresh]", parsed) ? parsed : null;
-  } catch {
-    return null;
-  }
-}
-
-// A part that is fetched again shows what it had meanwhile; returns its address.
-function keepContent(box) {
-  const old = $$(".lazy[data-src]").find((other) => other.dataset.src === box.dataset.src);
-  if (!old) return box.dataset.src;
-  box.style.minHeight = `${old.offsetHeight}px`;
-  box.replaceChildren(...old.childNodes);
-  return old.dataset.current || box.dataset.src;
 }
 
 if (events) {
