@@ -21,8 +21,8 @@ _HEADS = {
     "slower": "times the others",
     "attempts": "attempts",
     "failed_percent": "attempts failed",
-    "rows_percent": "rows failed",
     "most_error": "mostly",
+    "rows_percent": "rows failed",
     "meter": "",
     "p50_ms": "p50",
     "p99_ms": "p99",
@@ -39,29 +39,32 @@ def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
 
     ``slower`` is the time of an attempt relative to the others' median, None without others. It
     is taken stage by stage: a stage with longer answers makes no endpoint slow. ``failed`` counts
-    all failed attempts, ``failed_percent`` is the share of failures of the endpoint, and
-    ``rows_percent`` the share of its rows that failed in the end, for any reason.
+    the attempts that failed for a reason of the endpoint, ``rows_failed`` the rows that failed in
+    the end, for any reason.
     """
     kinds = ", ".join(map(literal, sorted(ENDPOINT_KINDS)))
     rows = db.rows(
         f"""select endpoint, count(*) as attempts,
-                  count(*) filter (error_kind is not null) as failed,
-                  100.0 * count(*) filter (error_kind in ({kinds})) / count(*) as failed_percent,
-                  any_value(rows_percent) as rows_percent,
-                  mode(error_kind) as most_error,
+                  count(*) filter (error_kind in ({kinds})) as failed,
+                  mode(error_kind) filter (error_kind in ({kinds})) as most_error,
+                  any_value(ended.n) as "rows", any_value(ended.failed) as rows_failed,
+                  any_value(ended.kind) as rows_error,
                   quantile_disc((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
                   quantile_disc((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
                   quantile_disc((first_token - sent) * 1000, 0.5) as first_token_ms,
                   sum(completion_tokens)::bigint as tokens,
                   sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
            from attempts left join (
-               select endpoint, 100.0 * count(error_kind) / count(*) as rows_percent from results
-               where copied_from is null group by endpoint) as ended using (endpoint)
+               select endpoint, count(*) as n, count(error_kind) as failed,
+                      mode(error_kind) as kind
+               from results where copied_from is null group by endpoint) as ended using (endpoint)
            group by endpoint order by p50_ms desc nulls first, endpoint"""
     )
     slower = _slower(db)
     for row in rows:
         row["slower"] = slower.get(row["endpoint"])
+        row["failed_percent"] = 100 * row["failed"] / row["attempts"]
+        row["rows_percent"] = 100 * row["rows_failed"] / row["rows"] if row["rows"] else None
     return sorted(rows, key=lambda row: -(row["slower"] or 0.0)) if len(slower) > 1 else rows
 
 
@@ -105,12 +108,19 @@ def findings(rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> lis
         if row["p99_ms"] is not None and row["attempts"] - row["failed"] >= FEW
     ]
     shares = failing({row["endpoint"]: (row["attempts"], row["failed"]) for row in rows})
+    rows_shares = failing({r["endpoint"]: (r["rows"] or 0, r["rows_failed"] or 0) for r in rows})
     for row in rows:
         if row["endpoint"] in shares:
             share, others_share = shares[row["endpoint"]]
             messages.append(
                 f"{_weak(row)}{row['endpoint']} fails {percent(100 * share)} of its attempts"
                 f" (mostly {row['most_error']}), the others {percent(100 * others_share)}"
+            )
+        elif row["endpoint"] in rows_shares:
+            share, others_share = rows_shares[row["endpoint"]]
+            messages.append(
+                f"{_weak(row)}{row['endpoint']}: {percent(100 * share)} of its rows failed"
+                f" (mostly {row['rows_error']}), {percent(100 * others_share)} elsewhere"
             )
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
         if slow_tail and (row["slower"] or 0.0) <= SLOW:

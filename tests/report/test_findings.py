@@ -207,8 +207,22 @@ def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_failed_attempts_and
     table = run.page().sections["endpoints"]
     death = "node1\ndied after 00:18:20 UTC, did not come back; no row was lost"
     assert table.index("mute\nnever answered") < table.index(death)
-    assert f"{death}\n1.0\n50\n20 %\n0 %\nconnect" in table
-    assert "node0\nok\n1.0\n50\n0 %\n20 %\nschema" in table
+    assert f"{death}\n1.0\n50\n20 %\nconnect\n0 %" in table
+    assert "node0\nok\n1.0\n50\n0 %\n20 %\n" in table
+
+
+def test_a_finding_counts_what_the_table_of_endpoints_counts(run):
+    for row in range(100):
+        kind = {0: "schema", 1: "timeout"}.get(row % 10) if row < 80 else None
+        failed = {"status": "invalid", "error_kind": kind} if kind == "schema" else {}
+        run.result(row, endpoint=f"node{row % 2}", **failed)
+        run.attempt(row, f"node{row % 2}", 1.0, **({"error_kind": kind} if kind else {}))
+    page = run.page()
+    findings, table = page.sections["what"], page.sections["endpoints"]
+    assert "node1 fails 16 % of its attempts (mostly timeout), the others 0 %" in findings
+    assert "node0: 16 % of its rows failed (mostly schema), 0 % elsewhere" in findings
+    assert "node1\nok\n1.0\n50\n16 %\ntimeout\n0 %\n" in table
+    assert "node0\nok\n1.0\n50\n0 %\n16 %\n" in table
 
 
 def test_rows_that_failed_at_a_dead_endpoint_are_counted(run):
