@@ -200,7 +200,7 @@ class EventProgress:
     """Events for programs: ``event`` is ``start``, ``progress``, ``note`` or ``end``.
 
     ``progress`` and ``end`` carry all fields of :class:`Snapshot`, with the ten largest error
-    groups.
+    groups, and ``rows_per_s``, the speed that ``status`` shows.
 
     Args:
         emit: takes the events.
@@ -245,6 +245,7 @@ class EventProgress:
         left_out = sum(group.count for group in s.errors[_JSON_ERRORS:])
         fields = msgspec.structs.asdict(s)
         del fields["changes"], fields["causes"]
+        fields["rows_per_s"] = s.rates.rows_per_s
         fields["errors"] = s.errors[:_JSON_ERRORS]
         fields["errors_other"] = s.errors_other + left_out
         self._emit({"event": event, **fields})

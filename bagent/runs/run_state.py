@@ -138,12 +138,12 @@ def _size(
 def _speed_and_eta(
     progress: RunProgress | None, remaining: int | None
 ) -> tuple[float | None, float | None]:
-    """Return the rows a second of the running start by its own estimate, and the seconds left."""
+    """Return the rows a second of the running start as it shows them, and the seconds left."""
     if progress is None or remaining is None or not progress.remaining or not progress.eta_s:
         return None, None
     # Several parts end with the slowest of them.
     share = remaining / progress.remaining
-    return progress.speed, round(progress.eta_s * share, 1)
+    return progress.rows_per_s, round(progress.eta_s * share, 1)
 
 
 def _dropped(info: RunInfo | None) -> dict[str, int]:

@@ -433,7 +433,13 @@ class RunSession:
         staged, answers = bool(self._context.stages), self._context.job.answers
         part_total = None if staged else estimate_part_total(s.feed, answers)
         state = RunProgress(
-            unix(), s.total, s.total_is_exact, s.remaining, s.eta_s, part_total=part_total
+            at=unix(),
+            total=s.total,
+            total_is_exact=s.total_is_exact,
+            remaining=s.remaining,
+            eta_s=s.eta_s,
+            part_total=part_total,
+            rows_per_s=s.rates.rows_per_s if s.remaining else None,
         )
         self._store.progress.write(state, last=last)
 

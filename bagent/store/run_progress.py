@@ -30,14 +30,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     """Results that the rows of this part need, finished or not."""
 
     rows_per_s: float | None = None
-    """The speed of several parts together; None for one part."""
-
-    @property
-    def speed(self) -> float | None:
-        """Results a second, as ``eta_s`` estimates them."""
-        if self.rows_per_s is not None:
-            return self.rows_per_s
-        return self.remaining / self.eta_s if self.remaining and self.eta_s else None
+    """The speed that displays show; None where nothing remains, or it counts several stages."""
 
 
 class ProgressFile:
@@ -80,7 +73,7 @@ def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
     etas = [p.at + p.eta_s for p in parts_progress if p.eta_s is not None]
     at = max(p.at for p in parts_progress)
     totals = [p.part_total for p in parts_progress if p.part_total is not None]
-    speeds = [p.speed for p in parts_progress if p.speed is not None]
+    speeds = [p.rows_per_s for p in parts_progress if p.rows_per_s is not None]
     return RunProgress(
         at=at,
         total=sum(totals) if len(totals) == len(parts_progress) else None,

@@ -59,7 +59,7 @@ def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagen
 def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent, job_dir: Path):
     starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(9000.0)]
     run = make_run(job_dir / "runs" / "going", [stored(0), stored(1)], starts=starts)
-    ProgressFile(run.path, "all").write(RunProgress(9001.0, 102, True, 100, 20.0))
+    ProgressFile(run.path, "all").write(RunProgress(9001.0, 102, True, 100, 20.0, rows_per_s=5.0))
     owner = RunLock.acquire(run.path, "all")
     state = described(bagent, "going")
     assert (state["remaining"], state["rows_per_s"], state["eta_s"]) == (100, 5.0, 20.0)
@@ -72,7 +72,8 @@ def test_the_size_of_a_run_of_several_parts_does_not_depend_on_when_each_wrote_i
     """A killed run has more results than its parts last wrote, and as many rows."""
     run = make_run(job_dir / "runs" / "parts", [stored(n) for n in range(30)], starts=[])
     for part, remaining, eta in (("1-of-2", 40, 20.0), ("2-of-2", 45, 15.0)):
-        progress = RunProgress(9000.0, 60, True, remaining, eta, part_total=50)
+        speed = remaining / eta
+        progress = RunProgress(9000.0, 60, True, remaining, eta, part_total=50, rows_per_s=speed)
         ProgressFile(run.path, part).write(progress)
         run.save(RunInfo("parts", starts=[Start(1.0, part=part)]), part)
     state = described(bagent, "parts")

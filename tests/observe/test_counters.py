@@ -17,6 +17,17 @@ from bagent.store.tables.schema import VIEWS
 from bagent.store.totals import Totals
 
 
+def test_answers_of_unknown_cost_are_counted_beside_a_known_cost(
+    tally: RunCounters, make: Any
+) -> None:
+    costs = []
+    for row, cost in enumerate([None, 0.5]):
+        tally.outcome(make.outcome(row, cost_usd=cost))
+        s = make.snapshot(tally)
+        costs.append((s.cost_usd, s.cost_unknown))
+    assert costs == [(None, 0), (0.5, 1)]
+
+
 def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any) -> None:
     s = make.snapshot(tally)
     assert (s.total, s.ok, s.failed, s.this_start.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)

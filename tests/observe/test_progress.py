@@ -134,6 +134,7 @@ def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
     assert (events[2]["level"], events[2]["text"]) == ("info", "low on quota")
     assert (events[1]["ok"], events[1]["failed"], events[1]["total"]) == (1500, 9, 6723)
     assert events[1]["this_start"]["ok"] == 1200
+    assert events[1]["rows_per_s"] == events[1]["recent"]["rows_per_s"] > 0
     assert events[1]["fleet"]["retrying"] == 7
     assert events[3]["fleet"]["retrying"] == 0
     assert events[1]["tokens"]["reasoning"] == {"total": None, "unknown": 1200}
