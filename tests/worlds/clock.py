@@ -18,7 +18,7 @@ EPOCH = 1_700_000_000.0
 STEADY_OFFSET = 1000.0
 """The monotonic clock at the beginning of a world."""
 
-LONGEST_START = 6 * 3600.0
+LONGEST_START = 2 * 3600.0
 """Virtual seconds after which a start counts as waiting for ever."""
 
 MOST_TURNS = 20_000

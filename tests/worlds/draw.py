@@ -22,6 +22,7 @@ _PATIENT = ("503+3600", "529+3600", "429+3600")
 _FAILING = ("500", "502", "504", "cut", "junk", "error200", "blank", "nochoice", "html")
 _LASTING = ("400", "422", "overflow", "filter", "length")
 _BROKEN = ("cut", "reset", "junk", "error200", "nochoice", "html")
+_CRASHES = ("crash:1", "crash:3", "crash:8", "crash:20")
 _GOOD = ("ok", "usage", "slow:4")
 _WINDOWS = (
     "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
@@ -41,7 +42,8 @@ _TEXTS = (
 def draw(seed: int) -> World:
     """Return the world of a seed."""
     random = Random(seed)
-    theme = random.choices(list(_THEMES), [8, 6, 8, 6, 4, 1, 1, 2, 2, 1, 2, 2, 1, 1, 2])[0]
+    names = list(_THEMES)
+    theme = random.choices(names, [_WEIGHTS.get(name, 3) for name in names])[0]
     return _THEMES[theme](seed, random)
 
 
@@ -108,6 +110,7 @@ def _job(random: Random) -> JobSpec:
         truncated=random.choice(["fail", "fail", "accept"]),
         allow_failures=random.choice([0, 0, 0, 2]),
         segment_bytes=random.choice([None, None, 300, 3000]),
+        priced=random.random() < 0.2,
     )
 
 
@@ -288,7 +291,7 @@ def _agents(seed: int, random: Random) -> World:
     )
     events = _events(random, random.choice([0, 0, 1, 2, 3]))
     job = replace(_job(random), kind="agents")
-    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.2)
+    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
 
 
 def _stages(seed: int, random: Random) -> World:
@@ -311,7 +314,9 @@ def _stages(seed: int, random: Random) -> World:
     )
     events = _events(random, random.choice([0, 0, 1, 2, 3]))
     job = replace(_job(random), kind="stages", topology=topology)
-    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.2)
+    if topology == "pipeline":
+        job = replace(job, on_failure=random.choice(["", "drop"]))
+    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.5)
 
 
 def _limited(seed: int, random: Random) -> World:
@@ -338,8 +343,131 @@ def _limited(seed: int, random: Random) -> World:
     return World(seed, job, rows, endpoints, events, pause=90.0)
 
 
+def _limits(seed: int, random: Random) -> World:
+    """Limits of rows and failures, and a pace of requests."""
+    rows = _rows(random, random.randint(4, 20), random.choice([0.2, 0.6]))
+    rows = tuple(
+        replace(row, replies=("ok",)) if {*row.replies} & {*_PATIENT} else row for row in rows
+    )
+    endpoints = tuple(
+        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        for _ in range(random.choice([1, 1, 2]))
+    )
+    job, kind = _job(random), random.choice(["row", "failures", "rpm"])
+    if kind == "row":
+        job = replace(job, row_seconds=random.choice([2.0, 5.0, 15.0]), timeout=60.0)
+    elif kind == "failures":  # rows that fail in each start leave one failure or more for others
+        failing = sum(row.replies[-1] in _FAILING for row in rows)
+        job = replace(job, stop_after=failing * job.answers + random.choice([1, 1, 2, 4]))
+    else:
+        job = replace(job, rpm=random.choice([30, 60, 120, 300]))
+    events = _events(random, random.choice([0, 0, 1]))
+    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.3)
+
+
+def _refusals(seed: int, random: Random) -> World:
+    """Rows that servers refuse for good, between others, as often as a start stops for or not."""
+    alike, share = random.choice([4, 6, 8]), random.choice([0.4, 0.7, 0.9, 1.0])
+    refusal = random.choice(["400", "400", "422", "filter"])
+    rows = tuple(
+        RowSpec(
+            f"r{number}",
+            replies=(refusal if random.random() < share else random.choice(["ok", "ok", "422"]),),
+            seconds=random.choice([0.2, 1.0, 1.0]),
+        )
+        for number in range(random.randint(6, 36))
+    )
+    job = replace(_job(random), alike=alike, concurrency=random.choice([1, 2, 4, 8]))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
+    events = _events(random, random.choice([0, 0, 0, 1]))
+    return World(seed, job, rows, endpoints, events)
+
+
+def _killers(seed: int, random: Random) -> World:
+    """Rows with which servers crash, once or again and again."""
+    rows = list(_rows(random, random.randint(2, 12), random.choice([0.0, 0.2])))
+    for _ in range(random.choice([1, 1, 2, 3])):
+        number = random.randrange(len(rows))
+        crashes = tuple(random.choice(_CRASHES) for _ in range(random.choice([1, 2, 2, 3, 4])))
+        rows[number] = replace(rows[number], replies=(*crashes, *rows[number].replies))
+        if "unreadable" in rows[number].replies:
+            rows[number] = replace(rows[number], replies=(*crashes, "ok"))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2, 2, 3])))
+    job = replace(_job(random), timeout=60.0)
+    events = _events(random, random.choice([0, 0, 0, 1]))
+    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.5)
+
+
+def _leaving(seed: int, random: Random) -> World:
+    """A server goes from bad to worse, leaves the hostfile meanwhile, and may come back."""
+    rows = _rows(random, random.randint(4, 20), random.choice([0.0, 0.2]))
+    begin, seconds = random.uniform(0.2, 4.0), random.choice([0.3, 1.0, 5.0])
+    worse = begin + seconds + random.choice([4.0, 15.0, 40.0])
+    ill = (
+        Window(begin, begin + seconds, random.choice(_WINDOWS)),
+        Window(begin + seconds, worse, random.choice(_WINDOWS)),
+    )
+    count = random.choice([2, 2, 3])
+    endpoints = (EndpointSpec(windows=ill), *(EndpointSpec() for _ in range(count - 1)))
+    at = max(0.0, round(begin + seconds * random.random() + random.uniform(-1.0, 3.0), 2))
+    events = [Event(0, "hosts", at, hosts=tuple(range(1, count)))]
+    if random.random() < 0.6:
+        back = at + random.choice([2.0, 10.0, 30.0])
+        events.append(Event(0, "hosts", back, hosts=tuple(range(count))))
+    return World(seed, _job(random), rows, endpoints, tuple(events))
+
+
+def _relapses(seed: int, random: Random) -> World:
+    """All servers are ill for a while, are well for longer, and fall ill again."""
+    begin = random.choice([2.0, 10.0])
+    again = begin + random.choice([90.0, 135.0, 150.0])
+    count, first, second = (
+        random.choice([1, 1, 2]),
+        random.choice(_WINDOWS),
+        random.choice(_WINDOWS),
+    )
+    windows = (
+        Window(begin, begin + random.choice([5.0, 20.0, 60.0]), first),
+        Window(again, again + random.choice([2.0, 10.0, 40.0]), second),
+    )
+    rows = tuple(
+        RowSpec(f"r{number}", seconds=random.choice([5.0, 15.0])) for number in range(16 * count)
+    )
+    job = replace(_job(random), concurrency=count, timeout=60.0, hedge="off")
+    return World(seed, job, rows, tuple(EndpointSpec(windows=windows) for _ in range(count)))
+
+
+def _with_copies(random: Random, rows: tuple[RowSpec, ...]) -> tuple[RowSpec, ...]:
+    """Return rows of which many have the prompt of an earlier one."""
+    leads: list[int] = []
+    copies: list[RowSpec] = []
+    for number, row in enumerate(rows):
+        if row.replies == ("unreadable",):
+            copies.append(row)
+        elif leads and random.random() < 0.6:
+            lead = random.choice(leads)
+            copies.append(replace(row, same=lead, text=rows[lead].text))
+        else:
+            leads.append(number)
+            copies.append(row)
+    return tuple(copies)
+
+
+def _copies(seed: int, random: Random) -> World:
+    """Rows with equal prompts, which are sent once, through faults of rows and processes."""
+    rows = _with_copies(random, _rows(random, random.randint(2, 20), random.choice([0.2, 0.6])))
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
+    events = tuple(
+        event
+        for event in _events(random, random.choice([0, 1, 2]))
+        if not event.kind.startswith("edit")
+    )
+    job = replace(_job(random), kind="copies", hedge="off")
+    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.5)
+
+
 _COURSES = (
-    "ok", "ok", "slow:40", "slow:4000", "expired", "lost-line", "lost-reply", "failed", "cut",
+    "ok", "ok", "slow:40", "slow:900", "expired", "lost-line", "lost-reply", "failed", "cut",
     "429", "500", "503",
 )  # fmt: skip
 
@@ -352,6 +480,8 @@ def _batches(seed: int, random: Random) -> World:
     )
     endpoint = EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
     courses = tuple(random.choice(_COURSES) for _ in range(random.choice([0, 3, 6])))
+    if random.random() < 0.4:
+        rows = _with_copies(random, rows)
     events = _events(random, random.choice([0, 1, 2, 3]))
     job = replace(_job(random), kind="batches")
     return World(seed, job, rows, (endpoint,), events, batches=courses, rerun=random.random() < 0.3)
@@ -395,4 +525,16 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "limited": _limited,
     "batches": _batches,
     "shards": _shards,
+    "limits": _limits,
+    "refusals": _refusals,
+    "killers": _killers,
+    "leaving": _leaving,
+    "relapses": _relapses,
+    "copies": _copies,
 }
+
+_WEIGHTS = {
+    "rows": 6, "servers": 5, "crashes": 7, "kinds": 5, "everything": 4, "outage": 1, "fair": 1,
+    "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 5, "batches": 3,
+}  # fmt: skip
+"""How often each theme is drawn; 3 for others."""

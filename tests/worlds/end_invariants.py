@@ -60,7 +60,7 @@ def the_same_command_leads_to_an_end(history: History) -> Problems:
         yield f"exit codes {codes}; {history.starts[-1].error}"
 
 
-@invariant_for("single", "schema", "lists", "agents", "batches", "stages")
+@invariant_for("single", "schema", "lists", "agents", "batches", "stages", "copies")
 def the_exit_code_agrees(history: History) -> Problems:
     """0: every row ok, or no more failed than allowed; 1: rows failed; 74: the disk; 75 and 76: a
     reason; 2: nothing was sent."""
@@ -84,11 +84,12 @@ def the_exit_code_agrees(history: History) -> Problems:
             yield where
         if start.code in (75, 76) and start.ending is not None and not start.ending.reason:
             yield f"{where}: no reason"
-        well = not any(endpoint.windows for endpoint in history.world.endpoints)
+        well = not any(map(history.network.windows, range(len(history.world.endpoints))))
         asked = kinds & {"term", "int", "stop-file", "rival", "hosts"} or start.woken
-        limited = history.world.job.deadline is not None or history.world.job.budget is not None
+        job = history.world.job
+        limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
         if start.code in (75, 76) and well and not asked and not limited and not kinds & DISK:
-            alike = len(history.world.units) >= 50
+            alike = len(history.world.units) >= history.world.job.alike
             busy = any(
                 base_kind(r) in ("429", "503") for w in history.world.units for r in w.replies
             )
@@ -164,7 +165,7 @@ def status_counts_the_results(history: History) -> Problems:
             yield f"{where}: {remain} rows remain, {status['remaining']} in status"
 
 
-@invariant_for("single", "schema", "lists", "agents", "stages")
+@invariant_for("single", "schema", "lists", "agents", "stages", "copies")
 def the_summary_counts_requests(history: History) -> Problems:
     """The summary's number of requests is what the servers saw, plus those without a connection."""
     for start in history.starts:

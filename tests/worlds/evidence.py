@@ -42,7 +42,7 @@ def invariant_for(*kinds: str) -> Callable[[Invariant], Invariant]:
 
 row_invariant = invariant_for("single", "schema", "lists", "agents")
 """Check this of the worlds in which each row has one result, and requests of its own."""
-outcome_invariant = invariant_for("single", "schema", "lists", "agents", "batches")
+outcome_invariant = invariant_for("single", "schema", "lists", "agents", "batches", "copies")
 kept_invariant = invariant_for("single", "schema", "lists", "agents", "batches", "shards")
 """Check this of the worlds in which each row has one result; ``kept_invariant`` also where shards
 have a part of them."""
@@ -145,6 +145,24 @@ def new_results(history: History, start: Start) -> dict[int, dict[str, Any]]:
     }
 
 
+def made_results(history: History, start: Start) -> list[dict[str, Any]]:
+    """Return the results that this start made, of all stages."""
+    previous = before(history, start)
+    old = set() if previous is None else set(map(_line, previous.results))
+    return [result for result in start.results if _line(result) not in old]
+
+
+def _line(result: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("stage", "row", "id", "answer", "finished_at", "status")
+    return tuple(str(result[name]) for name in names)
+
+
+def attempts_of(history: History, start: Start) -> list[dict[str, Any]]:
+    """Return the attempts that this start recorded."""
+    previous = before(history, start)
+    return start.attempts[0 if previous is None else len(previous.attempts) :]
+
+
 def is_simple(history: History) -> bool:
     """Return whether servers and processes of a world have no fault of their own."""
     world = history.world
@@ -152,7 +170,9 @@ def is_simple(history: History) -> bool:
         world.job.kind == "single"
         and world.job.hedge == "off"
         and not world.events
+        and (world.job.row_seconds, world.job.rpm, world.job.stop_after) == (None, None, None)
         and not any(endpoint.windows or endpoint.capacity for endpoint in world.endpoints)
+        and not any(history.network.crashes)
     )
 
 
@@ -173,7 +193,7 @@ def recovered_soon(history: History, sent: Sent) -> bool:
     """Return whether the server that failed a request was well within a second."""
     if not sent.by_endpoint or sent.done is None:
         return False
-    windows = history.world.endpoints[sent.endpoint].windows
+    windows = history.network.windows(sent.endpoint)
     return any(window.begin <= sent.at < window.end < sent.done + 1.0 for window in windows)
 
 
@@ -182,8 +202,8 @@ def may_lose_requests(history: History) -> bool:
     of a row is cancelled."""
     return history.world.job.hedge != "off" or any(
         window.kind in ("down", "silent")
-        for endpoint in history.world.endpoints
-        for window in endpoint.windows
+        for number in range(len(history.world.endpoints))
+        for window in history.network.windows(number)
     )
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 from worlds import (
     agent_invariants,
     batch_invariants,
+    copy_invariants,
+    count_invariants,
     end_invariants,
+    journal_invariants,
     retry_invariants,
     row_invariants,
     shard_invariants,
     stage_invariants,
     stop_invariants,
+    work_invariants,
 )
 from worlds.evidence import INVARIANTS
 from worlds.play import History
@@ -28,6 +32,10 @@ MODULES = (
     batch_invariants,
     stage_invariants,
     stop_invariants,
+    count_invariants,
+    journal_invariants,
+    work_invariants,
+    copy_invariants,
 )
 """Where the invariants are; importing them lists them."""
 

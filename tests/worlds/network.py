@@ -15,7 +15,7 @@ import msgspec
 from bagent.backends.http.connection import Connection
 from worlds import agents, stages
 from worlds.clock import WorldClock
-from worlds.spec import EndpointSpec, World
+from worlds.spec import EndpointSpec, Window, World
 
 MODEL = "world-model"
 KEY = "sk-world-secret-0123456789"
@@ -38,6 +38,8 @@ LASTING = {
     "length": "truncated",
 }  # fmt: skip
 """Replies that end a row, and the kind of its failure."""
+USED = frozenset({"ok", "slow", "length", "filter", "blank", "invalid", "tools"})
+"""Replies that tell how many tokens they took."""
 GOOD = frozenset({"ok", "usage", "slow", "length", "filter"})
 """Replies that an answer to several rows can have for one of them."""
 
@@ -125,6 +127,11 @@ class Network:
     in_flight: Counter[int] = field(default_factory=Counter)
     asked_at: list[tuple[float, int]] = field(default_factory=list)
     """When each endpoint got a request or a connection, of whatever kind."""
+    crashes: list[list[Window]] = field(default_factory=list)
+    """When each endpoint was down, since a row had crashed it."""
+
+    def __post_init__(self) -> None:
+        self.crashes = [[] for _ in self.world.endpoints]
 
     def begin_process(self, number: int, connections: Sequence[ServerConnection] = ()) -> None:
         """Prepare for the next process: connections of the last one are gone.
@@ -155,16 +162,25 @@ class Network:
             if connection.index == index:
                 connection.drop(ConnectionResetError(104, "Connection reset by peer"))
 
+    def crash(self, index: int, seconds: float) -> None:
+        """Take an endpoint down for some time."""
+        self.crashes[index].append(Window(self.clock.now, self.clock.now + seconds, "down"))
+        self._drop_all(index)
+
+    def windows(self, index: int) -> tuple[Window, ...]:
+        """Return when an endpoint was not well."""
+        return (*self.world.endpoints[index].windows, *self.crashes[index])
+
     def state(self, index: int) -> str | None:
         """Return what ails an endpoint now."""
-        for window in self.world.endpoints[index].windows:
+        for window in self.windows(index):
             if window.begin <= self.clock.now < window.end:
                 return window.kind
         return None
 
     def state_at(self, index: int, begin: float, end: float) -> str | None:
         """Return what ails an endpoint between two times."""
-        for window in self.world.endpoints[index].windows:
+        for window in self.windows(index):
             if window.begin < end and begin < window.end:
                 return window.kind
         return None
@@ -370,6 +386,9 @@ class ServerConnection(asyncio.Transport):
         if kind.startswith("slow:"):
             seconds, kind = float(kind[5:]), "ok"
         if kind == "hang":
+            return
+        if kind.startswith("crash:"):  # the process dies with the row
+            self._later(seconds, self._network.crash, self.index, float(kind[6:]))
             return
         if kind == "reset":
             self._later(seconds, self.drop, ConnectionResetError(104, "reset"))

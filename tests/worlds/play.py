@@ -30,6 +30,7 @@ from bagent.runs.ending import RunEnding, summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
+from bagent.stages import stop_rules
 from bagent.store.journal import segment_index
 from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
@@ -86,6 +87,8 @@ class Start:
     results: list[dict[str, Json]] = field(default_factory=list)
     attempts: list[dict[str, Json]] = field(default_factory=list)
     """Those of all starts so far."""
+    row_records: list[dict[str, Json]] = field(default_factory=list)
+    """Lines of rows in the journal, of all starts so far."""
     tool_records: list[dict[str, Json]] = field(default_factory=list)
     """Tool calls in the journal, of all starts so far."""
     reports: list[str] = field(default_factory=list)
@@ -120,6 +123,11 @@ class History:
     tool_runs: list[agents.ToolRun]
     provider: provider.Provider
 
+    @property
+    def priced(self) -> bool:
+        """Whether tokens have a price."""
+        return is_priced(self.world)
+
     @cached_property
     def sent(self) -> dict[int, list[Sent]]:
         """The requests of each start."""
@@ -132,6 +140,11 @@ class History:
     def sent_by_row(self) -> dict[int, dict[Any, list[Sent]]]:
         """The requests of each start, by row."""
         return {number: _by_row(requests) for number, requests in self.sent.items()}
+
+
+def is_priced(world: World) -> bool:
+    """Return whether the job of a world says what tokens cost."""
+    return world.job.priced or world.job.budget is not None
 
 
 def _by_row(requests: Sequence[Sent]) -> dict[Any, list[Sent]]:
@@ -178,6 +191,7 @@ class Player:
             mock.patch.object(session, "TICK_SECONDS", TICK_SECONDS),
             mock.patch.object(hostfile_reload, "HOSTFILE_SECONDS", self._hostfile_seconds()),
             mock.patch.object(segment_index, "SMALL", self._small_segment()),
+            mock.patch.object(stop_rules, "ALIKE", self._world.job.alike),
             mock.patch.dict(_OPEN_DEFAULTS, self._segment_bytes()),
             warnings.catch_warnings(),
         ):
@@ -241,13 +255,16 @@ class Player:
             "prompt": {"user": "<<{{ n }}v{{ v }}>> {{ text }}"},
             "sampling": {"temperature": world.job.temperature, "max_tokens": MAX_TOKENS},
             "batching": {"mode": "single"},
-            "dedupe": False,
+            "dedupe": any(row.same is not None for row in world.rows),
             "limits": {
                 "retries": world.job.retries,
                 "concurrency": world.job.concurrency,
                 "per_endpoint": world.job.per_endpoint,
                 "timeout": {"total": world.job.timeout, "connect": 5.0},
                 "hedge": world.job.hedge,
+                "row": world.job.row_seconds,
+                "stop_after_failures": world.job.stop_after,
+                "rpm": world.job.rpm,
             },
             "output": {"truncated": world.job.truncated},
             "results": {"allow_failures": world.job.allow_failures},
@@ -256,12 +273,12 @@ class Player:
         if world.job.answers > 1:
             job["answers"] = world.job.answers
             job["sampling"]["seed"] = 1
-        if world.job.budget is not None:  # a dollar for each token of an answer
+        if is_priced(world):  # a dollar for each token of an answer
             job["prices"] = {"input": 0, "output": 1_000_000}
             job["limits"]["budget_usd"] = world.job.budget
         # Defaults are left out: to read a job takes a seventh of the CPU of a small world.
         limits = job["limits"].items()
-        job["limits"] = {key: value for key, value in limits if value not in ("auto", "off")}
+        job["limits"] = {key: value for key, value in limits if value not in ("auto", "off", None)}
         job = {key: value for key, value in job.items() if value not in (None, _USUAL.get(key))}
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
         (self._folder / "tools.py").write_bytes(agents.TOOLS_FILE)
@@ -272,7 +289,12 @@ class Player:
             b"{broken"
             if row.replies == ("unreadable",)
             else msgspec.json.encode(
-                {"id": row.id, "n": number, "v": versions.get(number, 0), "text": row.text}
+                {
+                    "id": row.id,
+                    "n": number if row.same is None else row.same,
+                    "v": versions.get(number, 0),
+                    "text": row.text,
+                }
             )
             for number, row in enumerate(self._world.rows)
         ]
@@ -499,6 +521,7 @@ class Player:
             iter_results(self._run, ResultQuery(ordered=True), report=start.reports.append)
         )
         start.attempts = self._journal_records("attempts")
+        start.row_records = self._journal_records("rows")
         start.tool_records = self._journal_records("tools")
         with contextlib.suppress(OSError, msgspec.DecodeError):
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
@@ -530,7 +553,7 @@ def _kind_keys(world: World) -> dict[str, Json]:
     if world.job.kind == "batches":
         return provider.job_keys()
     if world.job.kind == "stages":
-        return stages.job_keys(world.job.topology)
+        return stages.job_keys(world.job.topology, world.job.on_failure)
     if world.job.kind == "lists":
         prompt = {"raw": "<<{{ n }}v{{ v }}>> {{ text }}"}
         return {"prompt": prompt, "batching": {"mode": "completions", "size": 8}}

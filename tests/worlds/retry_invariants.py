@@ -43,6 +43,9 @@ LONGEST_RETRY_AFTER = 120.0
 LONGEST_DOWN = 6.5
 """Seconds between two probes of a server that refuses connections, at most, with their own time."""
 
+HOSTFILE_NOTICED = 2.1
+"""Seconds within which a rewritten hostfile is read."""
+
 SHORT_RECOVERY = 2.0
 """Seconds of health that nobody has to notice."""
 
@@ -56,10 +59,11 @@ def a_row_is_sent_once_at_a_time(history: History) -> Problems:
     for start in history.starts:
         for row, requests in sent_by_row(history, start.number).items():
             for number, second in enumerate(requests):
-                running = [first for first in requests[:number] if _runs(first, second.at)]
+                same = [first for first in requests[:number] if first.versions == second.versions]
+                running = [first for first in same if _runs(first, second.at)]
                 if running and not _is_hedge(history, running, second):
                     yield f"row {row} was sent at {running[0].at}, and at {second.at} once more"
-                for first in requests[:number]:
+                for first in same:
                     if is_answer(first) and first not in running:
                         yield f"row {row} was answered at {first.done}, sent again at {second.at}"
 
@@ -190,6 +194,8 @@ def no_row_fails_for_an_endpoint(history: History) -> Problems:
     may last, or that was well within a second: by then nobody knows whether the row or the server
     was at fault.
     """
+    if history.world.job.row_seconds is not None:
+        return  # its time may be over
     single = history.world.job.retries <= 1
     for start in history.starts:
         if start.woken:
@@ -378,6 +384,7 @@ def a_server_is_asked_again(history: History) -> Problems:
             for end in ends:
                 due = end + LONGEST_SILENCE
                 waiting = {row for s in others if end + 30.0 < s.at < due for row in s.rows}
+                waiting -= {row for sent in own if not is_answer(sent) for row in sent.rows}
                 well = network.state_at(index, end, due) is None
                 if len(waiting) < 3 or not well or not start.began < end < due < start.ended:
                     continue
@@ -423,20 +430,71 @@ def an_outage_stops_in_time(history: History) -> Problems:
     3 s where all refuse key or model, 10 s else. Rows that are refused as at a busy server may stop
     it as well."""
     for start in history.starts:
-        limited = history.world.job.deadline is not None or history.world.job.budget is not None
+        job = history.world.job
+        limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
         if start.code not in (75, 76) or limited or events_of(history, start.number):
             continue
-        if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(
-            endpoint.windows for endpoint in history.world.endpoints
-        ):
+        windows = list(map(history.network.windows, range(len(history.world.endpoints))))
+        if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(windows):
             continue
         if _has_busy_rows(sent_in(history, start.number), start.ended):
             continue
-        free = [_well_before(endpoint.windows, start.ended) for endpoint in history.world.endpoints]
+        free = [_well_before(ill, start.ended) for ill in windows]
         if min(free) < 2.9 and start.ended - start.began > 12.0:
             yield f"start {start.number} stopped at {start.ended}: one ill for {min(free)} s"
         if min(free) > 400.0:
             yield f"start {start.number} stopped at {start.ended}, all were ill for {min(free)} s"
+
+
+@invariant
+def an_outage_has_its_time(history: History) -> Problems:
+    """Once servers have served a start, it waits two minutes for one of them to come back, and half
+    a minute where all refuse key or model. What was served in between ends an outage."""
+    for start in history.starts:
+        reason = start.ending.reason if start.ending is not None else ""
+        if "answer since" not in reason and "served nothing for" not in reason:
+            continue
+        if start.woken or events_of(history, start.number) & {"hosts"}:
+            continue
+        answers = [
+            sent.done
+            for sent in sent_in(history, start.number)
+            if sent.done is not None and sent.status == 200 and is_answer(sent)
+        ]
+        if not answers:
+            continue
+        kinds = {
+            window.kind
+            for index in range(len(history.world.endpoints))
+            for window in history.network.windows(index)
+            if window.begin < start.ended < window.end + 60.0
+        }
+        longest = 29.0 if kinds & {"401", "403", "lost-model"} else 118.0
+        if start.ended - max(answers) < longest:
+            yield f"start {start.number} ended at {start.ended}, served at {max(answers)}: {reason}"
+
+
+@invariant
+def a_server_that_left_gets_nothing(history: History) -> Problems:
+    """A server that is no longer in the hostfile is sent nothing after a moment, and one that was
+    added while rows wait is asked something soon."""
+    for start in history.starts:
+        written = [e for e in history.world.events if e.start == start.number and e.kind == "hosts"]
+        written = [event for event in sorted(written, key=lambda e: e.at) if event.hosts]
+        requests = sent_in(history, start.number)
+        for event, later in pairwise([*written, None]):
+            begin = start.began + event.at + HOSTFILE_NOTICED
+            end = start.ended if later is None else start.began + later.at
+            for sent in requests:
+                if sent.endpoint not in event.hosts and begin < sent.at < end:
+                    yield f"server {sent.endpoint} left before {begin}, sent a row at {sent.at}"
+            for index in event.hosts:
+                due = begin + 20.0
+                rows = {row for s in requests if begin + 10.0 < s.at < due for row in s.rows}
+                ill = history.network.state_at(index, start.began, due) is not None
+                asked = any(at > start.began and n == index for at, n in history.network.asked_at)
+                if len(rows) > 3 and due < end and not ill and not asked:
+                    yield f"server {index} was added before {begin}, and was not asked until {due}"
 
 
 def _has_busy_rows(requests: Sequence[Sent], at: float) -> bool:

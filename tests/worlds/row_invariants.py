@@ -29,7 +29,7 @@ from worlds.evidence import (
     version_of,
 )
 from worlds.network import LASTING, answer_text, base_kind
-from worlds.play import History
+from worlds.play import History, Start
 
 
 @outcome_invariant
@@ -80,13 +80,23 @@ def finished_rows_are_not_sent_again(history: History) -> Problems:
         assert previous is not None
         results = results_of(previous)
         for row, requests in sent_by_row(history, start.number).items():
+            equal = [unit for unit, lead in enumerate(history.world.leads) if lead == row]
             result = results.get(row)
-            if result is None or start.woken or is_due(history, start, row, result):
+            if result is None or start.woken or not equal:
+                continue
+            if any(_may_be_sent(history, start, unit) for unit in equal):
                 continue
             yield (
                 f"row {row} was {result['status']} {result['error_kind']} and was sent again"
                 f" at {requests[0].at}"
             )
+
+
+def _may_be_sent(history: History, start: Start, row: int) -> bool:
+    """Return whether a start may send a row, by its result before it."""
+    previous = before(history, start)
+    result = None if previous is None else results_of(previous).get(row)
+    return result is None or is_due(history, start, row, result)
 
 
 @row_invariant
@@ -102,8 +112,9 @@ def a_start_that_ends_has_done_all(history: History) -> Problems:
         for row, spec in enumerate(history.world.units):
             result = results.get(row)
             due = result is None or is_due(history, start, row, result)
-            if results_of(start).get(row, {}).get("error_kind") == "tool":
-                continue  # its last turn was in the journal
+            kind = results_of(start).get(row, {}).get("error_kind")
+            if kind == "tool" or (kind == "timeout" and history.world.job.row_seconds):
+                continue  # its last turn was in the journal, or it had no time for a request
             if due and row not in sent and spec.replies != ("unreadable",):
                 yield f"start {start.number}: row {row} was not sent, before it was {result}"
 
@@ -150,7 +161,7 @@ def an_answer_that_arrived_is_finished(history: History) -> Problems:
 
 def _last_reply(history: History, row: int, result: dict[str, Any]) -> str:
     """Return the reply that decided about a row; those before it asked for tools or a retry."""
-    spec = history.world.units[row]
+    spec = history.world.units[history.world.leads[row]]
     if history.world.job.kind == "agents" and result["status"] != "ok":
         return base_kind(spec.replies[-1])
     return terminal(spec)[1]
@@ -169,7 +180,8 @@ def outcomes_are_right(history: History) -> Problems:
                 versions = {start.versions.get(row, 0)}
                 if start.code not in (0, 1):  # its edited text may not have been sent yet
                     versions |= {s.versions.get(row, 0) for s in history.starts[: start.number]}
-                texts = [answer_text(row, version, history.world.job.kind) for version in versions]
+                lead = history.world.leads[row]
+                texts = [answer_text(lead, version, history.world.job.kind) for version in versions]
                 if last not in ending or kind is not None or result["text"] not in texts:
                     yield f"{where}, text {result['text']!r}"
             elif last == "unreadable":

@@ -21,6 +21,8 @@ class RowSpec:
     """The stage that its replies are for; its requests of others are answered well."""
     calls: tuple[tuple[str, ...], ...] = ()
     """The tool calls of each turn of an agent before its answer: ``act:slow``, ``look:fail``."""
+    same: int | None = None
+    """The number of the first row with the same prompt; its replies and seconds count."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,14 @@ class Event:
 class JobSpec:
     """The job."""
 
-    kind: Literal["single", "schema", "lists", "agents", "stages", "batches", "shards"] = "single"
+    kind: Literal[
+        "single", "schema", "lists", "agents", "stages", "batches", "shards", "copies"
+    ] = "single"
     """``single``: one chat a row; ``schema``: the same with a schema, and answers that are not
     valid are asked again; ``lists``: raw prompts, several in a request; ``agents``: chats
     with tools; ``stages``: several stages; ``batches``: batches of a provider;
-    ``shards``: starts take turns with the shards of the rows."""
+    ``shards``: starts take turns with the shards of the rows; ``copies``: a single chat for
+    all rows with one prompt."""
     topology: str = ""
     """The topology of a job with stages."""
     shards: int = 1
@@ -94,6 +99,18 @@ class JobSpec:
     """Seconds that each start has."""
     budget: float | None = None
     """Dollars that each start may spend; a token of an answer costs one."""
+    priced: bool = False
+    """The tokens have their price without a budget too."""
+    alike: int = 50
+    """Rows in a row that fail alike before a start stops."""
+    row_seconds: float | None = None
+    """Longest time of one row."""
+    rpm: int | None = None
+    """Requests a minute."""
+    stop_after: int | None = None
+    """Failed rows after which a start stops."""
+    on_failure: str = ""
+    """What a stage of a pipeline does about rows that failed before it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``bagent run``."""
 
@@ -121,6 +138,15 @@ class World:
     def units(self) -> tuple[RowSpec, ...]:
         """What is asked for: each row, as often as it has answers."""
         return tuple(row for row in self.rows for _ in range(self.job.answers))
+
+    @cached_property
+    def leads(self) -> tuple[int, ...]:
+        """For each unit the one whose number its prompt has."""
+        return tuple(
+            self.unit(number if row.same is None else row.same, answer)
+            for number, row in enumerate(self.rows)
+            for answer in range(self.job.answers)
+        )
 
     def unit(self, row: int, answer: int) -> int:
         """Return the number of one answer of a row among all units."""

@@ -53,7 +53,7 @@ LAST = {
 """The last stage of each topology; else it is the reduction."""
 
 
-def job_keys(topology: str) -> dict[str, Json]:
+def job_keys(topology: str, on_failure: str = "") -> dict[str, Json]:
     """Return the keys of a job with a topology."""
     first = f"[{TOPOLOGIES[topology][0]}] {MARK} {{{{ text }}}}"
     name = {"vote": "self_consistency", "plan": "plan_map_reduce"}.get(topology, topology)
@@ -86,6 +86,8 @@ def job_keys(topology: str) -> dict[str, Json]:
             ]
         case _:
             parts["reduce"] = _REDUCE
+    if on_failure:
+        parts["on_failure"] = on_failure
     if topology == "tree_reduce":
         parts["fanin"] = FANIN
     if topology in ANSWERS:

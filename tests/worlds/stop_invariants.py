@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from worlds.evidence import Problems, invariant, sent_in
+from collections.abc import Container
+from itertools import pairwise
+from typing import Any
+
+from worlds.clock import EPOCH
+from worlds.evidence import (
+    Problems,
+    events_of,
+    invariant,
+    invariant_for,
+    is_failed,
+    new_results,
+    sent_by_row,
+    sent_in,
+)
 from worlds.network import ANSWER_USD, MAX_TOKENS, Sent, base_kind
 from worlds.play import History
 
@@ -90,6 +104,94 @@ def the_budget_is_kept(history: History) -> Problems:
             largest = max((len(sent.rows) for sent in requests), default=8)
             if spent + MAX_TOKENS * max(largest, 8) < budget:
                 yield f"start {start.number}: ${spent} of ${budget} are spent: {reason}"
+
+
+@invariant_for("single", "schema", "lists", "copies")
+def alike_failures_stop_a_start(history: History) -> Problems:
+    """Once as many rows in a row were refused alike as a start stops for, it stops within a few
+    more; a good answer between them begins the count anew."""
+    alike = history.world.job.alike
+    for start in history.starts:
+        reason = start.ending.reason if start.ending is not None else ""
+        if start.woken or start.ending is None:
+            continue
+        if events_of(history, start.number) & {"term", "int", "stop-file", "rival"}:
+            continue
+        results = sorted(new_results(history, start).values(), key=lambda r: r["finished_at"])
+        answered = [r for r in results if r["endpoint"] is not None and r["copied_from"] is None]
+        longest = max(
+            (_streak(answered, name) for name in (None, *_endpoints(answered))), default=0
+        )
+        if "failed alike" in reason:
+            if start.code != 76 or longest < alike:
+                yield f"start {start.number}: {start.code}, at most {longest} alike: {reason}"
+        elif start.code in (0, 1) and _streak(answered, None, {"rejected"}) >= alike + 30:
+            yield f"start {start.number}: {longest} rows were refused, and it went on"
+
+
+def _endpoints(results: list[dict[str, Any]]) -> set[str]:
+    return {result["endpoint"] for result in results}
+
+
+def _streak(
+    results: list[dict[str, Any]], endpoint: str | None, kinds: Container[str] | None = None
+) -> int:
+    """Return how many results of an endpoint, or of all, failed in a row with one lasting kind;
+    of results that came in one moment nobody knows the order."""
+    longest, count, last = 0, 0, ("", -1.0)
+    for result in results:
+        if endpoint not in (None, result["endpoint"]):
+            continue
+        kind, at = result["error_kind"] or "", result["finished_at"]
+        if not kind:
+            count = count if at == last[1] else 0
+        elif kinds is None or kind in kinds:
+            count = count + 1 if kind == last[0] or not count else 1
+        last = kind or last[0], at
+        longest = max(longest, count)
+    return longest
+
+
+@invariant_for("single", "schema", "lists")
+def failures_stop_a_start(history: History) -> Problems:
+    """``limits.stop_after_failures`` ends a start with 76 at that many failed rows, not before, and
+    nothing is sent after them."""
+    most = history.world.job.stop_after
+    for start in history.starts if most is not None else ():
+        if start.woken or start.ending is None:
+            continue
+        results = new_results(history, start).values()
+        failed = sorted(r["finished_at"] - EPOCH for r in results if is_failed(history, r))
+        reached = "stop_after_failures" in start.ending.reason
+        if reached and (start.code != 76 or len(failed) < most):
+            yield f"start {start.number}: {start.code} after {failed}"
+        if len(failed) >= most:
+            late = [s.at for s in sent_in(history, start.number) if s.at > failed[most - 1] + 1.0]
+            if late:
+                yield f"start {start.number}: rows failed at {failed}, sent at {late}"
+
+
+@invariant_for("single", "schema", "lists")
+def a_row_has_its_time(history: History) -> Problems:
+    """``limits.row`` ends a row with all its requests, that in flight as well."""
+    seconds = history.world.job.row_seconds
+    for start in history.starts if seconds is not None else ():
+        for row, requests in sent_by_row(history, start.number).items():
+            over = max(min(start.ended, s.over or start.ended) for s in requests)
+            if over > requests[0].at + seconds + 0.5:
+                yield f"start {start.number} row {row}: from {requests[0].at} to {over}"
+
+
+@invariant_for("single", "schema", "lists")
+def the_pace_is_kept(history: History) -> Problems:
+    """``limits.rpm`` spreads requests over the minute, those of all servers together."""
+    rpm = history.world.job.rpm
+    for start in history.starts if rpm is not None else ():
+        times = sorted(sent.at for sent in sent_in(history, start.number))
+        for first, second in pairwise(times):
+            if second - first < 60.0 / rpm - 0.06:
+                yield f"start {start.number}: requests at {first} and {second}"
+                break
 
 
 def _costs_at(sent: Sent, at: float) -> tuple[float, float]:

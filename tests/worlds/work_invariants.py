@@ -1,0 +1,178 @@
+"""Invariants of waiting: no row waits while a server that could take it has nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from worlds.evidence import (
+    DISK,
+    Problems,
+    events_of,
+    invariant_for,
+    is_answer,
+    sent_by_row,
+    sent_in,
+)
+from worlds.network import Sent, base_kind
+from worlds.play import History, Start
+
+LONGEST_IDLE = 20.0
+"""Seconds for which a server has nothing to do at most, while a row waits."""
+
+NOTICED = 35.0
+"""Seconds within which a recovery is noticed, at most."""
+
+LONGEST_BACKOFF = 45.0
+"""Seconds between two attempts of a row at most, without a Retry-After."""
+
+LONGEST_PAUSE = 60.0
+"""Seconds in which nothing is sent at most, while a server is well."""
+
+LONGEST_RETRY_AFTER = 120.0
+
+Span = tuple[float, float]
+
+
+@invariant_for("single", "schema", "lists")
+def no_server_idles_while_a_row_waits(history: History) -> Problems:
+    """A server that is well is sent something within seconds, while a row waits for its first
+    request or its backoff is over, and the run's own limits allow another one."""
+    job = history.world.job
+    if job.deadline is not None or job.budget is not None or job.rpm is not None:
+        return
+    for start in history.starts:
+        if start.suspended or start.woken or events_of(history, start.number) & {"hosts", *DISK}:
+            continue
+        end = _fed_until(history, start)
+        waiting = _merged(_waits(history, start, end))
+        if not waiting:
+            continue
+        requests = sent_in(history, start.number)
+        full = _full_spans(requests, job.concurrency, end)
+        for index in range(len(history.world.endpoints)):
+            own = [sent for sent in requests if sent.endpoint == index]
+            busy = [(sent.at, end if sent.over is None else sent.over) for sent in own]
+            ill = _ill(history, index, own)
+            elsewhere = _failed_here(history, start, index, end)
+            blocked = _merged([*busy, *full, *ill, *elsewhere, (start.began, start.began + 2.0)])
+            for begin, until in waiting:
+                for first, last in _gaps(blocked, begin, until):
+                    if last - first > LONGEST_IDLE:
+                        yield f"start {start.number}: server {index} idles from {first} to {last}"
+
+
+@invariant_for("single", "schema", "lists", "agents", "stages", "copies", "shards")
+def something_is_under_way(history: History) -> Problems:
+    """While a server is well, no start waits for a minute without any request: tools take less, and
+    so does a backoff. A row waits for the end of a Retry-After, whichever server named it."""
+    servers = range(len(history.world.endpoints))
+    for start in history.starts:
+        if start.suspended or start.woken or events_of(history, start.number) & {"hosts", *DISK}:
+            continue
+        requests, end = sent_in(history, start.number), start.ended
+        busy = [(sent.at, end if sent.over is None else sent.over) for sent in requests]
+        for begin, until in list(_gaps(_merged(busy), start.began, end)):
+            if until - begin <= LONGEST_PAUSE:
+                continue
+            for index in servers:
+                ill = _merged(_ill(history, index, requests))
+                well = [last - first for first, last in _gaps(ill, begin, until)]
+                if max(well, default=0.0) > LONGEST_PAUSE:
+                    yield f"start {start.number}: nothing is sent from {begin} to {until}"
+                    break
+
+
+def _fed_until(history: History, start: Start) -> float:
+    """Return when a start was asked to stop, or when it ended."""
+    asked = [
+        start.began + event.at
+        for event in history.world.events
+        if event.start == start.number and event.kind in ("term", "int", "stop-file", "rival")
+    ]
+    return min([start.ended, *asked])
+
+
+def _waits(history: History, start: Start, end: float) -> Iterator[Span]:
+    """Yield when rows waited: before their first request, and between the others."""
+    for requests in sent_by_row(history, start.number).values():
+        ordered = sorted(requests, key=lambda sent: sent.at)
+        yield start.began, min(ordered[0].at, end)
+        for first, second in pairwise(ordered):
+            if first.over is not None:
+                ready = first.over + LONGEST_BACKOFF
+                ready += 1.2 * min(first.retry_after or 0.0, LONGEST_RETRY_AFTER)
+                yield ready, min(second.at, end)
+
+
+def _ill(history: History, index: int, own: Sequence[Sent]) -> Iterator[Span]:
+    """Yield when a server need not be sent anything: it is ill, or has asked for a pause."""
+    for window in history.network.windows(index):
+        yield window.begin, window.end + NOTICED
+    for sent in own:
+        if sent.over is None:
+            continue
+        if base_kind(sent.reply) in ("429", "503", "529") or sent.retry_after is not None:
+            yield (
+                sent.at,
+                sent.over
+                + LONGEST_BACKOFF
+                + 1.2 * min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER),
+            )
+
+
+def _failed_here(history: History, start: Start, index: int, end: float) -> Iterator[Span]:
+    """Yield when rows that failed at a server last wait for another one."""
+    for requests in sent_by_row(history, start.number).values():
+        ordered = sorted(requests, key=lambda sent: sent.at)
+        for number, first in enumerate(ordered):
+            if first.endpoint == index and first.over is not None and not is_answer(first):
+                yield first.over, ordered[number + 1].at if number + 1 < len(ordered) else end
+
+
+def _full_spans(requests: Sequence[Sent], concurrency: int | str, end: float) -> list[Span]:
+    """Return when the run has as many rows in flight as it may."""
+    if concurrency == "auto":
+        return []
+    steps = sorted(
+        step
+        for sent in requests
+        for step in (
+            (sent.at, len(sent.rows)),
+            (end if sent.over is None else sent.over, -len(sent.rows)),
+        )
+    )
+    spans, running, since = list[Span](), 0, None
+    for at, change in steps:
+        running += change
+        if running >= int(concurrency) and since is None:
+            since = at
+        elif running < int(concurrency) and since is not None:
+            spans.append((since, at))
+            since = None
+    return spans
+
+
+def _merged(spans: Sequence[Span] | Iterator[Span]) -> list[Span]:
+    """Return spans in order, those that overlap as one."""
+    merged: list[Span] = []
+    for begin, end in sorted(span for span in spans if span[1] > span[0]):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _gaps(blocked: Sequence[Span], begin: float, end: float) -> Iterator[Span]:
+    """Yield the parts of a time in which nothing is blocked."""
+    for first, last in blocked:
+        if last <= begin:
+            continue
+        if first >= end:
+            break
+        if first > begin:
+            yield begin, first
+        begin = max(begin, last)
+    if begin < end:
+        yield begin, end
