@@ -497,11 +497,13 @@ class Fleet:
 
     def _set_timer(self, now: float) -> None:
         """Set the only timer to the next moment at which a request may start."""
-        times = [self._waiting.next_due]
-        if self._waiting.ready:
-            times.append(self._lingering.due if self._lingering is not None else None)
-            if self._parked_wait is not None:
-                times.append(now + self._parked_wait)
+        waiting = self._waiting
+        times = [waiting.next_due]
+        if waiting.ready and self._lingering is not None:
+            times.append(self._lingering.due)
+        wants_endpoint = waiting.ready or (waiting.has_last and not self._state.in_flight)
+        if wants_endpoint and self._parked_wait is not None:
+            times.append(now + self._parked_wait)
         due = min((time for time in times if time is not None), default=None)
         if self._timer is not None:
             if due is not None and abs(self._timer_due - due) < 0.001:

@@ -347,6 +347,11 @@ class CallQueues:
         """Return the first ready calls without removing them."""
         return list(itertools.islice(itertools.chain(self._urgent, self._normal), count))
 
+    @property
+    def has_last(self) -> bool:
+        """Whether calls wait that run after all others."""
+        return bool(self._last)
+
     def take_last(self) -> Call | None:
         """Remove and return a call that runs after all others."""
         return self._last.popleft() if self._last else None
