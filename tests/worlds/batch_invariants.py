@@ -45,8 +45,10 @@ def a_paid_answer_is_a_result(history: History) -> Problems:
     results = results_of(last)
     for sent in history.network.sent:
         row = sent.rows[0]
-        current = sent.versions[0] == last.versions.get(row, 0)
-        if is_answer(sent) and current and results.get(row, {}).get("status") != "ok":
+        equal = [unit for unit, lead in enumerate(history.world.leads) if lead == row]
+        current = [r for r in equal if sent.versions[0] == last.versions.get(r, 0)]
+        good = any(results.get(unit, {}).get("status") == "ok" for unit in current)
+        if is_answer(sent) and current and not good:
             yield f"row {row} was answered at {sent.done}, and is {results.get(row)}"
 
 

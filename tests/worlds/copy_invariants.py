@@ -57,5 +57,5 @@ def an_answered_prompt_is_not_sent_again(history: History) -> Problems:
             first = answered.get(sent.rows[0])
             if first is not None and first.done is not None and first.done < sent.at:
                 yield f"prompt {sent.rows[0]} was answered at {first.done}, sent at {sent.at}"
-            if is_answer(sent) and sent.status == 200 and (sent.done or 1e9) < start.ended:
+            if is_answer(sent) and (sent.done or 1e9) < start.ended:
                 answered[sent.rows[0]] = sent

@@ -59,8 +59,7 @@ def tokens_are_those_of_the_servers(history: History) -> Problems:
 
 def _has_usage(sent: Sent) -> bool:
     """Return whether a server told the tokens of a request."""
-    whole = sent.status == 200 and sent.done is not None and sent.gone is None
-    return whole and base_kind(sent.reply) in USED
+    return sent.arrived and sent.status == 200 and base_kind(sent.reply) in USED
 
 
 def _is_unclear(sent: Sent) -> bool:

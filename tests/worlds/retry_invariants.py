@@ -459,7 +459,7 @@ def an_outage_has_its_time(history: History) -> Problems:
         answers = [
             sent.done
             for sent in sent_in(history, start.number)
-            if sent.done is not None and sent.status == 200 and is_answer(sent)
+            if sent.done is not None and is_answer(sent)
         ]
         if not answers:
             continue

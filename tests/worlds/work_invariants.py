@@ -23,10 +23,10 @@ LONGEST_IDLE = 20.0
 NOTICED = 35.0
 """Seconds within which a recovery is noticed, at most."""
 
-LONGEST_BACKOFF = 45.0
+LONGEST_BACKOFF = 62.0
 """Seconds between two attempts of a row at most, without a Retry-After."""
 
-LONGEST_PAUSE = 60.0
+LONGEST_PAUSE = 75.0
 """Seconds in which nothing is sent at most, while a server is well."""
 
 LONGEST_RETRY_AFTER = 120.0
