@@ -10,8 +10,9 @@ bagent in the folder that ``--code`` names. ``offline@NAME`` asks a ``gpu_offlin
 ``openai-512@api1`` is a loop over ``AsyncOpenAI`` (``gpu_openai_loop.py``). The order is
 turned round with each repeat, prefix caches are emptied before each arm, all repeats are kept, and
 no arm is begun that would end after ``--seconds``. ``single-256@api1*2`` is run in the first two
-repeats alone. ``equal`` counts the rows with the answer of the first arm's first run; ``medians``
-are rows a second and client CPU a row of each arm.
+repeats alone. ``preemptions`` are those that the server counted in the run. ``equal`` counts the
+rows with the answer of the first arm's first run; ``medians`` are rows a second and client CPU a
+row of each arm.
 """
 
 from __future__ import annotations
@@ -95,6 +96,17 @@ def medians(runs: list[dict]) -> dict[str, dict]:
     return result
 
 
+def preemptions(address: str) -> int | None:
+    """How many requests the server has preempted since its start; None if it does not say."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return None
+    counts = [line for line in lines if line.startswith("vllm:num_preemptions_total")]
+    return round(sum(float(line.split()[-1]) for line in counts)) if counts else None
+
+
 class Compare:
     """All arms of one shape."""
 
@@ -138,9 +150,14 @@ class Compare:
         return time.monotonic() - self.began + usual < self.options.seconds
 
     def note(self, arm: str, repeat: int) -> None:
+        address = self.at[arm.partition("@")[2]]
+        before = preemptions(address)
         began = time.monotonic()
         result, texts = self.run(arm, self.rows)
         took = time.monotonic() - began
+        after = preemptions(address)
+        if before is not None and after is not None:
+            result["preemptions"] = after - before
         self.longest[arm] = max(took, self.longest.get(arm, 0.0))
         self.first = self.first or texts
         equal = sum(a == b for a, b in zip(texts, self.first, strict=False))

@@ -6,6 +6,7 @@ several cuts, small steps beyond it, and one cut per episode.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -85,6 +86,7 @@ class InFlightLimit:
         self._cut_at = float("-inf")
         self._latest: deque[bool] = deque(maxlen=LATEST)
         self._highest = 0.0
+        self._most = math.inf  # rows that fit into the engine's KV cache
         self._quiet_polls = 0
         self._busy_polls = 0  # of those, with the limit in use
         self.reason = "start"
@@ -99,7 +101,7 @@ class InFlightLimit:
             return
         self._clean = True
         used = self._peak >= USED_SHARE * self.value
-        if used and self._limit < self._ceiling and self.held is None:
+        if used and self.held is None:
             self._grow()
         self._round = 0
         self._peak = 0
@@ -109,6 +111,9 @@ class InFlightLimit:
         self._latest.append(True)
 
     def _grow(self) -> None:
+        ceiling = min(float(self._ceiling), self._most)
+        if self._limit >= ceiling:
+            return
         if self._slow_start:
             step, reason = self._limit, "slow start"
         elif self._limit < self._recovery:
@@ -117,7 +122,7 @@ class InFlightLimit:
             step, reason = max(1.0, self._limit * QUIET_GROWTH), "nothing waits"
         else:
             step, reason = max(1.0, self._limit * GROWTH), "clean round"
-        self._set(min(float(self._ceiling), self._limit + step), reason)
+        self._set(min(ceiling, self._limit + step), reason)
 
     def _set(self, limit: float, reason: str) -> None:
         before = self.value
@@ -128,7 +133,9 @@ class InFlightLimit:
         if self._changes is not None and self.value != before:
             self._changes(self.value, reason)
 
-    def allow_growth(self, in_flight: int = 0, *, reported: bool = True) -> None:
+    def allow_growth(
+        self, in_flight: int = 0, *, reported: bool = True, most: float = math.inf
+    ) -> None:
         """Allow growth after a poll of the engine that showed no queue.
 
         After several such polls with the limit in use it grows without waiting for a clean round,
@@ -137,13 +144,15 @@ class InFlightLimit:
         Args:
             in_flight: rows in flight at this poll.
             reported: False if the engine does not report its queue; growth is then not faster.
+            most: rows that fit into the engine's KV cache; it does not grow beyond them.
         """
         self.held = None
+        self._most = most
         self._quiet_polls = self._quiet_polls + 1 if reported else 0
         used = reported and in_flight >= USED_SHARE * self._limit
         self._busy_polls = self._busy_polls + 1 if used else 0
         enough = SLOW_START_POLLS if self._slow_start else QUIET_POLLS
-        if self._busy_polls >= enough and self._limit < self._ceiling:
+        if self._busy_polls >= enough:
             self._grow()
 
     def hold(self, reason: str) -> None:

@@ -10,6 +10,7 @@ Pure objects; times are seconds on any monotonic clock, passed to each call.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Literal
 
@@ -48,6 +49,11 @@ MIN_ROWS = 4
 FULL_CACHE = 0.95
 """KV cache usage from which more requests would only evict others."""
 
+KV_SHARE = 0.9
+"""Share of the KV cache that rows in flight may fill by their mean use before the limit stops
+growing. vLLM admits a request as soon as its prompt fits. When the answers then fill the cache, it
+preempts the latest requests and computes their prompts again."""
+
 PREEMPTION_SHARE = 0.05
 """Preemptions between two polls, relative to what runs, from which the limit is too high."""
 
@@ -78,6 +84,7 @@ class LoadVerdict(msgspec.Struct, frozen=True):
     reported: bool = False  # the engine itself reported an empty queue
     admitted: bool = True  # and most rows in flight as running
     in_flight: int = 0  # own rows in flight at this poll
+    most: float = math.inf  # own rows in flight that fit into the KV cache
 
 
 _GROW = LoadVerdict("grow")
@@ -121,7 +128,7 @@ class LoadFeedback:
         last, self._last = self._last, load or self._last
         if load is not None and load.waiting is not None and load.running is not None:
             waiting = max(0, load.waiting - (load.deferred or 0) - largest_batch)
-            queue = self._judge_queue(load.running, waiting, in_flight)
+            queue = self._judge_queue(load.running, waiting, in_flight, load.kv_usage)
             cache = self._judge_cache(load, last, in_flight)
             self._verdict = queue if queue.action == "cut" or cache.action == "grow" else cache
             self._reported_at = now
@@ -134,12 +141,18 @@ class LoadFeedback:
             return cache
         return self._judge_latencies(now, in_flight)
 
-    def _judge_queue(self, running: int, waiting: int, in_flight: int) -> LoadVerdict:
+    def _judge_queue(
+        self, running: int, waiting: int, in_flight: int, kv_usage: float | None
+    ) -> LoadVerdict:
         if not waiting:
             self._queued_polls = 0
             self._aims.clear()
             admitted = running >= USED_SHARE * in_flight
-            return LoadVerdict("grow", reported=True, in_flight=in_flight, admitted=admitted)
+            others = max(0, running - in_flight)
+            most = KV_SHARE * running / kv_usage - others if kv_usage and running else math.inf
+            return LoadVerdict(
+                "grow", reported=True, in_flight=in_flight, admitted=admitted, most=most
+            )
         total = running + waiting
         # One address may stand for several engines, of which each poll meets another. So the aim
         # is not ``running`` but its share of our own rows.
@@ -200,7 +213,7 @@ class LoadFeedback:
 def apply_verdict(limit: InFlightLimit, verdict: LoadVerdict, now: float) -> None:
     """Apply ``verdict`` to ``limit``."""
     if verdict.action == "grow":
-        limit.allow_growth(verdict.in_flight, reported=verdict.reported)
+        limit.allow_growth(verdict.in_flight, reported=verdict.reported, most=verdict.most)
     elif verdict.action == "hold":
         limit.hold(verdict.reason)
     else:
