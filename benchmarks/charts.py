@@ -88,7 +88,7 @@ def large_modes_chart() -> str:
         "gpu-h200-modes-large.json",
         LARGE_MODES,
         "Rows a second: 1,000 chats with a schema, 7B model, vLLM on one H200",
-        "Medians of 3 or 4 runs; one API process, as vLLM starts by default. More is better.",
+        "Medians of 2 to 10 runs; one API process, as vLLM starts by default. More is better.",
     )
 
 
