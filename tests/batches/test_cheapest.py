@@ -128,7 +128,8 @@ def test_single_calls_never_pass_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "when"), [(number, ("before", "after")[number % 2]) for number in range(2, 14)]
+    ("number", "when"),
+    [(number, ("before", "after")[number // 2 % 2]) for number in range(2, 14, 2)],
 )
 def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
     tmp_path: Path, number: int, when: str
@@ -143,7 +144,7 @@ def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
     assert server.complaints == []
 
 
-@pytest.mark.parametrize("row", [1, 7, 15])
+@pytest.mark.parametrize("row", [1, 15])
 def test_killed_between_rows_no_answer_is_written_twice(tmp_path: Path, row: int) -> None:
     server = OpenAIServer(SLOW)
     run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE, kill_row=row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 
 from bagent.cli.commands.init import FILES, init, write_starter
@@ -40,10 +41,8 @@ def test_the_starter_job_loads_and_renders_each_of_its_rows(starter, tmp_path):
 
 
 def test_the_starter_job_fits_the_schema_of_jobs():
-    import jsonschema
-
     data = plain(read_yaml(FILES["job.yaml"], "job.yaml").data)
-    jsonschema.Draft202012Validator(job_schema()).validate(data)
+    jsonschema_rs.Draft202012Validator(job_schema()).validate(data)
 
 
 def test_init_says_what_comes_next(tmp_path, capsys):
