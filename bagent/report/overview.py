@@ -90,12 +90,21 @@ def endpoint_states(db: ReportDb, down: Mapping[str, EndpointEnd]) -> list[Serve
         db: the tables of a run.
         down: as :func:`down_endpoints` returns them.
     """
+    # A quantile of a million times takes twice as long as to count them in steps of 2 percent.
     rows = db.rows(
-        """select endpoint, count(*) as "rows",
-                  count(*) filter (error_kind is not null) as failed,
-                  approx_quantile(latency_ms, 0.5) filter (error_kind is null) as p50
-           from results where endpoint is not null and copied_from is null
-           group by endpoint order by endpoint"""
+        """with stepped as (
+               select endpoint, count(*) as n, count(error_kind) as failed, avg(latency_ms) as ms,
+                      case when error_kind is null
+                           then floor(100 * log10(greatest(latency_ms, 0.01))) end as step
+               from results where endpoint is not null and copied_from is null
+               group by endpoint, step),
+           ranked as (
+               select *, sum(n) filter (step is not null) over endpoints as total,
+                      sum(n) filter (step is not null) over (endpoints order by step) as upto
+               from stepped window endpoints as (partition by endpoint))
+           select endpoint, sum(n)::bigint as "rows", sum(failed)::bigint as failed,
+                  min_by(ms, step) filter (2 * upto >= total) as p50
+           from ranked group by endpoint order by endpoint"""
     )
     slower_by = times_the_others({r["endpoint"]: r["p50"] for r in rows if r["p50"] is not None})
     serving = [row for row in rows if row["endpoint"] not in down]

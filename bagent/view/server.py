@@ -157,6 +157,7 @@ async def serve(catalog: RunCatalog, port: int, ready: Callable[[str], None]) ->
         await site.start()
         bound = runner.addresses[0][1]
         ready(f"http://{host}:{bound}/{token}/")
+        await asyncio.to_thread(html.compile_templates, TEMPLATES)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
