@@ -200,6 +200,11 @@ def test_pages_are_accessible_and_fit_their_window(browser, base, scheme, width)
         extra = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         if page.evaluate(extra) > 0:
             problems.append((path, "wider than the window"))
+        sideways = (
+            "[...document.querySelectorAll('.wide')].some((e) => e.scrollWidth > e.clientWidth)"
+        )
+        if page.evaluate(sideways):
+            problems.append((path, "a table scrolls sideways"))
         page.evaluate(axe)
         found_here = page.evaluate("axe.run()")["violations"]
         problems += [(path, v["id"], v["nodes"][0]["target"]) for v in found_here]
