@@ -39,6 +39,8 @@ class FieldBar(msgspec.Struct, frozen=True):
     value: str | None = None
     low: float | None = None
     high: float | None = None
+    far: bool = False
+    """Whether it holds what lies far from the others."""
 
 
 class FieldProfile(msgspec.Struct, frozen=True):
@@ -207,7 +209,7 @@ def _bins(
 ) -> list[FieldBar]:
     """Count in bins of one width; whole numbers have bins that begin at whole numbers.
 
-    The outermost bins hold what lies far out.
+    What lies far out has a bin of its own at each end.
     """
     if stats["low"] is None:
         return []
@@ -215,26 +217,36 @@ def _bins(
     inner_low, inner_high = _without_far_ends(low, high, stats["ends"])
     step = bin_width(inner_low, inner_high, whole=whole)
     first, last = math.floor(inner_low / step), math.floor(inner_high / step)
-    if not whole and high > low:
-        last = max(first, math.ceil(inner_high / step) - 1)  # a highest number at an edge is below
+    end = (last + 1) * step
+    if last > first and inner_high == last * step and step != 1:
+        last -= 1  # a highest number at an edge is below
+        end = inner_high + 1 if whole else math.nextafter(inner_high, math.inf)
     rows = db.rows(
-        f"select greatest({first}, least(floor({measure} / {step!r})::bigint, {last})) as bin,"
+        f"select case when {measure} >= {end!r} then {last + 1} else"
+        f" greatest({first - 1}, least(floor({measure} / {step!r})::bigint, {last})) end as bin,"
         f" count(*) as n from {source} where {measure} is not null group by 1 order by 1"
     )
     counts = {row["bin"]: row["n"] for row in rows}
-    if not counts:
-        return []
-    bars = []
-    for number in range(min(counts), max(counts) + 1):
-        start, end = number * step, (number + 1) * step
-        label = _bin_label(number, step, whole=whole)
-        if number == first and low < start:
-            start, label = low, f"{plain_number(low)} to {plain_number(end - 1 if whole else end)}"
-        if number == last:
-            label = f"{plain_number(start)} to {plain_number(high)}" if high >= end else label
-            end = max(end, math.nextafter(high, math.inf))
-        bars.append(FieldBar(label, counts.get(number, 0), None, start, end))
-    return bars
+    edges = {first - 1: low, last + 1: end, last + 2: math.nextafter(high, math.inf)}
+    return [
+        _bar(
+            edges.get(number, number * step),
+            edges.get(number + 1, (number + 1) * step),
+            counts.get(number, 0),
+            whole=whole,
+            far=not first <= number <= last,
+        )
+        for number in range(min(counts, default=0), max(counts, default=-1) + 1)
+    ]
+
+
+def _bar(start: float, end: float, rows: int, *, whole: bool, far: bool) -> FieldBar:
+    """Return the bar of numbers from ``start`` to below ``end``."""
+    top = math.ceil(end) - 1 if whole else float(f"{end:.12g}")
+    label = plain_number(start)
+    if start != top:
+        label += f" to {plain_number(top)}"
+    return FieldBar(label, rows, None, start, end, far)
 
 
 def _without_far_ends(low: float, high: float, ends: list[float] | None) -> tuple[float, float]:
@@ -257,15 +269,6 @@ def bin_width(low: float, high: float, *, whole: bool) -> float:
     if whole:
         return max(1.0, float(math.ceil(width)))
     return float(f"{width:.12g}")
-
-
-def _bin_label(number: int, step: float, *, whole: bool) -> str:
-    low, high = number * step, (number + 1) * step
-    if whole:
-        return (
-            plain_number(low) if step == 1 else f"{plain_number(low)} to {plain_number(high - 1)}"
-        )
-    return f"{plain_number(low)} to {plain_number(high)}"
 
 
 def _range(stats: dict[str, Any], unit: str = "") -> str:

@@ -76,15 +76,18 @@ def test_a_few_attempts_at_another_endpoint_are_nothing_to_compare_with(run):
     assert "is slow" not in stands_out(run)
 
 
-def test_the_highest_number_is_in_the_bin_that_ends_at_it(run):
+@pytest.mark.parametrize(
+    ("score", "label", "highest"), [("n / 100.0", "0.9 to 1", 1), ("n", "90 to 100", 100)]
+)
+def test_the_highest_number_is_in_the_bin_that_ends_at_it(run, score, label, highest):
     run.connection.execute("drop table answers")
     run.connection.execute(
-        "create table answers as select n::varchar as id, n / 100.0 as score from range(101) t(n)"
+        f"create table answers as select n::varchar as id, {score} as score from range(101) t(n)"
     )
     (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
-    assert profile.bars[-1].label == "0.9 to 1"
+    assert profile.bars[-1].label == label
     assert sum(bar.rows for bar in profile.bars) == 101
-    assert profile.bars[-1].high > 1  # the view's filter is below it
+    assert profile.bars[-1].high > highest  # the view's filter is below it
 
 
 @pytest.mark.parametrize("kind", ["bigint", "double"])
@@ -97,6 +100,7 @@ def test_far_numbers_leave_most_bins_to_the_others(run, kind):
     (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
     first, *middle, last = profile.bars
     assert (first.low, last.label.split(" to ")[1]) == (-500, "90,000")
+    assert [bar.rows for bar in profile.bars if bar.far] == [first.rows, last.rows] == [1, 1]
     assert len(middle) >= 8
     assert sum(bar.rows for bar in profile.bars) == 1000
     assert all(bar.rows >= 40 for bar in middle)
