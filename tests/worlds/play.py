@@ -23,6 +23,7 @@ from unittest import mock
 import msgspec
 
 from bagent.errors import BagentError, OwnedError
+from bagent.job.templates.template import Template
 from bagent.observe.progress import NoProgress
 from bagent.runs import hostfile_reload, provider_batches, session
 from bagent.runs.context import RunContext, RunOptions, prepare
@@ -45,8 +46,15 @@ from worlds.spec import Event, JobSpec, World
 REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
 
-TICK_SECONDS = 0.5
-"""Seconds between two ticks of a run, twice as many as outside: they take a third of the CPU."""
+TICK_SECONDS, CALM_TICK_SECONDS = 0.5, 2.0
+"""Seconds between two ticks of a run, more than outside: they take a third of the CPU. Where nothing
+happens to a process any more, and no row is hedged, little depends on them."""
+
+CALM_AFTER = 30.0
+"""Seconds of a start after which nothing happens at a set time."""
+
+PROGRESS_SECONDS = 20.0
+"""Seconds between two counts of the progress, for the same reason."""
 
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
@@ -189,6 +197,9 @@ class Player:
             mock.patch.object(gc, "freeze", lambda: None),
             mock.patch.object(sys, "unraisablehook", lambda _: None),
             mock.patch.object(session, "TICK_SECONDS", TICK_SECONDS),
+            mock.patch.object(session, "PROGRESS_INTERVAL_S", PROGRESS_SECONDS),
+            mock.patch.object(NoProgress, "interval_s", PROGRESS_SECONDS),
+            mock.patch.object(Template, "_compile", _compile),
             mock.patch.object(hostfile_reload, "HOSTFILE_SECONDS", self._hostfile_seconds()),
             mock.patch.object(segment_index, "SMALL", self._small_segment()),
             mock.patch.object(stop_rules, "ALIKE", self._world.job.alike),
@@ -413,11 +424,22 @@ class Player:
     def _make_loop(self, start: Start) -> WorldLoop:
         self._loop = loop = WorldLoop(self._clock, lambda: self._machine.dead)
         self._network.begin_loop(loop)
+        self._set_ticks(loop, start)
         for event in self._events(start.number):
             action = self._action(event, start)
             if action is not None:
                 loop.call_at(STEADY_OFFSET + start.began + event.at, action)
         return loop
+
+    def _set_ticks(self, loop: WorldLoop, start: Start) -> None:
+        """Make ticks rare as soon as little depends on them."""
+        events = [event.kind for event in self._world.events]
+        session.TICK_SECONDS = TICK_SECONDS  # type: ignore[misc]
+        if self._world.job.hedge == "off" and "power-at-call" not in events:
+            calm = start.began + (CALM_AFTER if events else 0.0)
+            loop.call_at(
+                STEADY_OFFSET + calm, setattr, session, "TICK_SECONDS", CALM_TICK_SECONDS
+            )
 
     def _events(self, number: int) -> Iterator[Event]:
         return (event for event in self._world.events if event.start == number)
@@ -542,6 +564,22 @@ _OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-
 
 _USUAL: dict[str, Json] = {"output": {"truncated": "fail"}, "results": {"allow_failures": 0}}
 """Sections of a job that say what holds without them."""
+
+
+_COMPILE = Template._compile
+_COMPILED: dict[tuple[str, str], dict[str, Json]] = {}
+
+
+def _compile(template: Template) -> None:
+    """Compile a template, or take what was compiled for another world."""
+    key = template.text, template.where
+    if key not in _COMPILED:
+        before = set(vars(template))
+        _COMPILE(template)
+        _COMPILED[key] = {k: v for k, v in vars(template).items() if k not in before}
+        _COMPILED[key] |= {"names": template.names, "constant": template.constant}
+        _COMPILED[key] |= {"_plain": template._plain}
+    vars(template).update(_COMPILED[key])
 
 
 def _kind_keys(world: World) -> dict[str, Json]:
