@@ -59,8 +59,12 @@ class LiveTotals:
 
     def read(self, unit: int) -> None:
         """Note that this start has to do a unit. Runs in the reader's thread."""
-        if self._units and self._find(unit) is not None:
+        if self.failed_earlier(unit):
             self._repeats += 1
+
+    def failed_earlier(self, unit: int) -> bool:
+        """Return whether a unit had failed before this start."""
+        return bool(self._units) and self._find(unit) is not None
 
     def outcome(self, outcome: Outcome) -> None:
         """Count an outcome of this start."""

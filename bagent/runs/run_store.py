@@ -149,6 +149,13 @@ class RunStore:
         self._mark_seen(units)
         return pending
 
+    def repeats(self, row: Row, answers: int) -> list[int]:
+        """Return the answers of ``row`` that are still to do if one of them failed earlier."""
+        units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
+        pending = [answer for answer, unit in enumerate(units) if not self.done.has(unit)]
+        failed = self.live_totals.failed_earlier
+        return pending if any(failed(units[answer]) for answer in pending) else []
+
     def _mark_seen(self, units: Iterable[int]) -> None:
         for watched in self.watched:
             for unit in units:

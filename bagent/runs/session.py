@@ -28,7 +28,7 @@ from bagent.hpc.allocation import job_end
 from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
 from bagent.observe.counters import estimate_part_total
 from bagent.observe.live_state import endpoints_in_trouble
-from bagent.rows import RowReader
+from bagent.rows import RowReader, read_again
 from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
@@ -42,7 +42,7 @@ from bagent.runs.shutdown import Stop, StopRequests, StopSwitch, stop_for_error,
 from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
-from bagent.stages.feeder import Feeder, Work
+from bagent.stages.feeder import Feeder, Repeats, Work
 from bagent.store.run_progress import PROGRESS_INTERVAL_S, RunProgress
 from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
@@ -257,10 +257,26 @@ class RunSession:
             self._pending,
             threaded=self._store.threaded,
             with_finished=self._lines is not None and self._lines.of_input,
+            repeats=self._repeats(),
         )
         self._feeder = feeder
         feeder.start()
         return feeder
+
+    def _repeats(self) -> Repeats | None:
+        """Return how rows that failed earlier are read: after all others, until the run has ended.
+
+        Starts with a short deadline would otherwise send them again and again, and never get to
+        the others. Ordered lines take them where they stand.
+        """
+        context, store = self._context, self._store
+        ordered = self._lines is not None and context.options.ordered
+        if context.stages or ordered or not store.done.failed_units or has_ended(store.info):
+            return None
+        return Repeats(
+            partial(store.repeats, answers=context.job.answers),
+            partial(read_again, context.rows_config),
+        )
 
     def _ended(self, stop: Stop | None) -> SessionResult:
         """Return the result, with the totals counted from the journal."""

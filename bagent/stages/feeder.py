@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sized
 from functools import partial
+from typing import NamedTuple
 
 from bagent.agents.plan import ImageLoader
 from bagent.errors import BagentError
@@ -39,6 +40,15 @@ async def with_images(source: AsyncIterable[Work], images: ImageLoader) -> Async
         threads.close()
 
 
+class Repeats(NamedTuple):
+    """Rows that are handed on after all others."""
+
+    answers: Callable[[Row], list[int]]
+    """Returns which answers of such a row are still to do; none of any other row."""
+    batches: Callable[[], Iterator[list[Row]]]
+    """Reads all rows once more."""
+
+
 class Feeder:
     """Reads rows in a thread and hands batches of work to the event loop, as an async iterator.
 
@@ -50,6 +60,8 @@ class Feeder:
         pending: returns which answers of a row are still to do; called in the thread.
         threaded: False reads in the event loop, when a batch is asked for.
         with_finished: hand on rows without remaining answers too.
+        repeats: rows that are handed on after all others, which takes a second reading; None: each
+            row is handed on where it stands.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class Feeder:
         *,
         threaded: bool = True,
         with_finished: bool = False,
+        repeats: Repeats | None = None,
     ) -> None:
         self.read = 0
         """Rows read."""
@@ -79,6 +92,7 @@ class Feeder:
         self._items = self._read_items()
         self._threaded = threaded
         self._with_finished = with_finished
+        self._repeats = repeats
         self._first: Work | BaseException | None = None
 
     def start(self) -> None:
@@ -130,11 +144,14 @@ class Feeder:
     def _read_items(self) -> Iterator[Work | BaseException | None]:
         """Yield the rows that have work in batches, then None, or the error that ended reading."""
         try:
+            repeats, later = self._repeats, False
             for batch in self._batches:
                 work = []
                 for row in batch:
                     answers = self._pending(row)
-                    if answers or self._with_finished:
+                    if answers and repeats is not None and repeats.answers(row):
+                        later = True
+                    elif answers or self._with_finished:
                         work.append((row, answers))
                     self.requested += len(answers)
                     self.skipped += not answers
@@ -142,9 +159,19 @@ class Feeder:
                 if work:
                     yield work
             self.exhausted = True
+            if repeats is not None and later:
+                yield from self._read_repeats(repeats)
             yield None
         except (BagentError, OSError, ValueError, RuntimeError) as error:
             yield error
+
+    def _read_repeats(self, repeats: Repeats) -> Iterator[Work]:
+        for batch in repeats.batches():
+            if self._closed.is_set():
+                return
+            work = [(row, answers) for row in batch if (answers := repeats.answers(row))]
+            if work:
+                yield work
 
     def _work(self) -> None:
         read_all = False

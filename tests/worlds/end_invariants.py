@@ -91,7 +91,9 @@ def the_exit_code_agrees(history: History) -> Problems:
         if start.code in (75, 76) and well and not asked and not limited and not kinds & DISK:
             alike = len(history.world.units) >= history.world.job.alike
             busy = any(
-                base_kind(r) in ("429", "503") for w in history.world.units for r in w.replies
+                base_kind(r) in ("429", "503", "529")
+                for w in history.world.units
+                for r in w.replies
             )
             if not alike and not busy:
                 yield f"{where}: servers are well, and nobody asked it to stop"

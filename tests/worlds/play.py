@@ -47,8 +47,8 @@ REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
 
 TICK_SECONDS, CALM_TICK_SECONDS = 0.5, 2.0
-"""Seconds between two ticks of a run, more than outside: they take a third of the CPU. Where nothing
-happens to a process any more, and no row is hedged, little depends on them."""
+"""Seconds between two ticks of a run, more than outside: they take a third of the CPU. Where
+nothing happens to a process any more, and no row is hedged, little depends on them."""
 
 CALM_AFTER = 30.0
 """Seconds of a start after which nothing happens at a set time."""
@@ -437,9 +437,7 @@ class Player:
         session.TICK_SECONDS = TICK_SECONDS  # type: ignore[misc]
         if self._world.job.hedge == "off" and "power-at-call" not in events:
             calm = start.began + (CALM_AFTER if events else 0.0)
-            loop.call_at(
-                STEADY_OFFSET + calm, setattr, session, "TICK_SECONDS", CALM_TICK_SECONDS
-            )
+            loop.call_at(STEADY_OFFSET + calm, setattr, session, "TICK_SECONDS", CALM_TICK_SECONDS)
 
     def _events(self, number: int) -> Iterator[Event]:
         return (event for event in self._world.events if event.start == number)

@@ -14,6 +14,7 @@ from worlds.evidence import (
     before,
     events_of,
     has_opened,
+    invariant_for,
     is_answer,
     is_due,
     is_failed,
@@ -21,6 +22,7 @@ from worlds.evidence import (
     may_lose_requests,
     new_results,
     outcome_invariant,
+    recorded_code,
     results_of,
     row_invariant,
     sent_by_row,
@@ -97,6 +99,27 @@ def _may_be_sent(history: History, start: Start, row: int) -> bool:
     previous = before(history, start)
     result = None if previous is None else results_of(previous).get(row)
     return result is None or is_due(history, start, row, result)
+
+
+@invariant_for("single", "schema", "lists")
+def fresh_rows_go_first(history: History) -> Problems:
+    """Until a run has ended, rows without a result are sent before those that failed: the latter
+    cannot take the time of every start."""
+    for start in history.starts[1:]:
+        earlier = history.starts[: start.number]
+        if start.woken or {0, 1} & set(map(recorded_code, earlier)):
+            continue
+        results = results_of(earlier[-1])
+        first = {row: sent[0].at for row, sent in sent_by_row(history, start.number).items()}
+        repeated = {
+            row
+            for row in first.keys() & results.keys()
+            if version_of(history, row, results[row]) == start.versions.get(row, 0)
+        }
+        fresh = max((at for row, at in first.items() if row not in repeated), default=0.0)
+        for row in repeated:
+            if first[row] < fresh:
+                yield f"row {row} failed before, sent at {first[row]}, a fresh one at {fresh}"
 
 
 @row_invariant

@@ -7,6 +7,7 @@ from dataclasses import replace
 from worlds.invariants import problems
 from worlds.play import play
 from worlds.retry_invariants import retry_after_is_kept
+from worlds.row_invariants import fresh_rows_go_first
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 
 
@@ -217,6 +218,21 @@ def test_a_stop_file_ends_the_wait_for_servers():
     assert problems(history) == []
     assert [start.code for start in history.starts] == [75, 0]
     assert history.starts[0].ended < 3.0
+
+
+def test_rows_that_failed_do_not_take_the_time_of_every_start():
+    """Each start with a deadline began with them again, and never came to the last row."""
+    failing = [RowSpec(f"r{number}", replies=("500",), seconds=3.0) for number in range(3)]
+    history = play(
+        World(
+            seed=1050,
+            job=JobSpec(retries=0, concurrency=1, deadline=12.0),
+            rows=(*failing, RowSpec("r3", seconds=3.0)),
+            endpoints=(EndpointSpec(),),
+        )
+    )
+    assert list(fresh_rows_go_first(history)) == []
+    assert history.starts[1].result_of[3]["status"] == "ok"
 
 
 def test_a_row_that_two_servers_failed_goes_to_the_third():
