@@ -102,6 +102,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_seconds: float | None = None
 
 
+NO_USAGE = Usage()
+"""No count was reported."""
+
+
 class ToolCall(msgspec.Struct, frozen=True):
     """One tool call of a model; ``arguments`` is JSON text as received."""
 
@@ -121,7 +125,7 @@ class Reply(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     ttft_ms: float | None = None
     """None if the response was not streamed and the server did not report it."""
     logprobs: Json = None

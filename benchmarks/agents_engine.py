@@ -20,11 +20,12 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.stages.dedupe import RequestDedupe
+from bagent.stages.results import WrittenRow
 from bagent.stages.row_runner import RowRunner
 from bagent.stages.stop_rules import StopRules
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.tools import Tool, ToolExecutor
-from bagent.types import Outcome, Reply, Row, ToolCall, Usage
+from bagent.types import Reply, Row, ToolCall, Usage
 
 CONCURRENCY = 256
 
@@ -105,7 +106,7 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
         [state],
         Instant(),
         config,
-        on_attempt=journal.write_attempt,
+        on_attempts=journal.write_attempts,
         notice=lambda _: None,
         random=random,
     )
@@ -115,10 +116,10 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
     )
     ended = 0
 
-    def emit(outcome: Outcome, index: int, row: Row) -> None:
+    def emit(written: Sequence[WrittenRow]) -> None:
         nonlocal ended
-        assert outcome.status == "ok" and outcome.turns == 2
-        ended += 1
+        assert all(outcome.status == "ok" and outcome.turns == 2 for outcome, _, _ in written)
+        ended += len(written)
 
     engine = RowRunner(
         plan,

@@ -82,7 +82,7 @@ def make(folder: Path, count: int) -> None:
             result = outcome_of(row)
             journal.write(result)
             started = result.started_at or 0.0
-            journal.write_attempt(
+            journal.write_attempts([
                 Attempt(
                     key=result.key, row=row.index, stage="main", answer=0, turn=1, try_=1,
                     endpoint=result.endpoint or "", group=f"g{row.index}", group_size=1,
@@ -91,8 +91,7 @@ def make(folder: Path, count: int) -> None:
                     status_code=200, error_kind=result.error_kind, error=result.error,
                     prompt_tokens=result.prompt_tokens, completion_tokens=result.completion_tokens,
                     id=row.id,
-                )
-            )  # fmt: skip
+                )])  # fmt: skip
     journal.close()
     source.close()
     job = {"name": "ships", "prompt": {"user": "Is a ship late? {{ text }}"}}

@@ -243,7 +243,7 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
         Servers(endpoints, "vllm"),
         backend,
         handles=60_000,
-        on_attempt=lambda attempt: None,
+        on_attempts=lambda attempts: None,
         on_sample=lambda sample: None,
         notice=lambda message: None,
     )

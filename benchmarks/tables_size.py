@@ -89,14 +89,13 @@ def make(folder: Path, count: int, kind: str) -> None:
         answer = answers.next()
         at = 1.7e9 + number / 100 + random.random()
         key, group, spent = f"{random.getrandbits(64):016x}", f"g{number}", random.random() / 10
-        journal.write_attempt(
+        journal.write_attempts([
             Attempt(
                 key=key, row=number, stage="main", answer=0, turn=1, try_=1, endpoint="10.0.0.1:80",
                 group=group, group_size=1, sent=at, first_byte=at + spent, done=at + spent,
                 status_code=200, prompt_tokens=random.randint(100, 140),
                 completion_tokens=random.randint(80, 100), id=f"r{number}",
-            )
-        )  # fmt: skip
+            )])  # fmt: skip
         journal.write(
             Outcome(
                 key=key, row=number, id=f"r{number}", source="rows.jsonl", line=number + 1,

@@ -130,14 +130,13 @@ def make(folder: Path, count: int) -> None:
     for row in (row for batch in reader.batches() for row in batch):
         outcome = outcome_of(row, rng)
         journal.write(outcome)
-        journal.write_attempt(
+        journal.write_attempts([
             Attempt(
                 key=outcome.key, row=row.index, id=row.id, stage="main", answer=0, turn=1, try_=1,
                 endpoint=str(outcome.endpoint), sent=outcome.started_at or 0.0,
                 done=outcome.finished_at, status_code=200, group=f"g{row.index}", group_size=1,
                 prompt_tokens=120, completion_tokens=outcome.completion_tokens,
-            )
-        )  # fmt: skip
+            )])  # fmt: skip
         if row.index % 4000 == 0:
             at = outcome.started_at or 0.0
             for name in ENDPOINTS:

@@ -17,14 +17,14 @@ from bagent.answers.evaluate import AnswerResult, evaluate, requested_object
 from bagent.answers.messages import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import BODY_LIMITS, Request, encode_payload
-from bagent.fleet.call import Call, CallResult, Delivery, Evaluate
+from bagent.fleet.call import Call, CallResult, Delivery, Evaluate, latency_ms
 from bagent.fleet.fleet import Fleet
 from bagent.job.templates.template import TemplateFailure
 from bagent.store.journal.codec import clean
 from bagent.text.json import decode_json
 from bagent.text.suggest import describe_value
 from bagent.text.unicode import clean_text
-from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
+from bagent.types import NO_USAGE, Failure, Json, Message, Outcome, Reply, Row, Usage
 
 SENT_ROUTES = ", ".join(f"/v1{route}" for route in ROUTES)
 """The routes of batch file lines that can be sent, as text."""
@@ -80,76 +80,51 @@ class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _Number = TypeVar("_Number", int, float)
-_NO_USAGE = Usage()
 
 
 Step = Call | Outcome
 """The next step of a conversation: a call to send, or the row's outcome."""
 
 
-class Conversation:
+class Conversation(msgspec.Struct, eq=False):
     """One (row, answer) of one stage: a state machine without I/O or clock.
 
     :meth:`open` and :meth:`handle` return the next step. An outcome whose ``finished_at`` is None
     has to be stamped by the caller: no server saw its last call.
     """
 
-    __slots__ = (
-        "_delivery",
-        "_first_try_valid",
-        "_grown",
-        "_prompt_sha",
-        "_queue_ms",
-        "_reasks",
-        "_reply",
-        "_result",
-        "_shrunk",
-        "_started",
-        "answer",
-        "attempts",
-        "exact_hash",
-        "give_up_at",
-        "key",
-        "messages",
-        "plan",
-        "request_hash",
-        "row",
-        "summary_usage",
-        "turns",
-        "usage",
-    )
+    plan: StagePlan
+    row: Row
+    answer: int
+    give_up_at: float | None = None
+    """The event loop's time at which the row's time limit is over."""
+    key: str = ""
+    """The row's key in hex digits."""
+    exact_hash: int | None = None
+    """The hash of the exact request; None before :meth:`open`."""
+    request_hash: int | None = None
+    """``exact_hash`` where equal rows may share an answer, else None."""
+    messages: list[Message] | None = None
+    """The conversation without retry prompts; None where the row has no messages."""
+    attempts: int = 0
+    turns: int = 0
+    usage: Usage = NO_USAGE
+    """Usage of all turns."""
+    summary_usage: Usage | None = None
+    """Usage of summaries of the conversation, which may be by another model."""
+    _prompt_sha: str | None = None
+    _reasks: int = 0
+    _grown: bool = False
+    _shrunk: bool = False
+    _first_try_valid: bool | None = None
+    _started: float | None = None
+    _queue_ms: float = 0.0
+    _delivery: Delivery | None = None
+    _reply: Reply | None = None
+    _result: AnswerResult | None = None
 
-    def __init__(
-        self, plan: StagePlan, row: Row, answer: int, *, give_up_at: float | None = None
-    ) -> None:
-        self.plan = plan
-        self.row = row
-        self.answer = answer
-        self.key = f"{row.key:016x}"
-        self.exact_hash: int | None = None
-        """The hash of the exact request; None before :meth:`open`."""
-        self.request_hash: int | None = None
-        """``exact_hash`` where equal rows may share an answer, else None."""
-        self.give_up_at = give_up_at
-        """The event loop's time at which the row's time limit is over."""
-        self.messages: list[Message] | None = None
-        """The conversation without retry prompts; None where the row has no messages."""
-        self.attempts = 0
-        self.turns = 0
-        self.usage = _NO_USAGE
-        """Usage of all turns."""
-        self.summary_usage: Usage | None = None
-        """Usage of summaries of the conversation, which may be by another model."""
-        self._prompt_sha: str | None = None
-        self._reasks = 0
-        self._grown = False
-        self._shrunk = False
-        self._first_try_valid: bool | None = None
-        self._started: float | None = None
-        self._queue_ms = 0.0
-        self._delivery: Delivery | None = None
-        self._reply: Reply | None = None
-        self._result: AnswerResult | None = None
+    def __post_init__(self) -> None:
+        self.key = f"{self.row.key:016x}"
 
     # --- the first call -----------------------------------------------------------------------
 
@@ -234,7 +209,7 @@ class Conversation:
         call = Call(
             evaluate, request, self.key, self.row.index, self.plan.name, self.answer, self.turns
         )
-        call.id = self.row.id
+        call.id, call.owner = self.row.id, self
         call.deadline = self.give_up_at
         return call
 
@@ -266,8 +241,9 @@ class Conversation:
     ) -> None:
         """Note the last reply and what it cost; ``result`` is None where it is no answer."""
         self._reply, self._result = reply, result
-        self._note_delivery(delivery)
-        self._add_usage(reply.usage, text_bytes(call.request.payload))
+        self._note_delivery(call, delivery)
+        if reply.usage is not NO_USAGE:
+            self._add_usage(reply.usage, call.request.payload)
 
     def note_summary(self, usage: Usage) -> None:
         """Note what a summary of the conversation cost."""
@@ -291,7 +267,7 @@ class Conversation:
     def _handle_failure(self, call: Call, failure: Failure, delivery: Delivery | None) -> Step:
         """Ask for fewer tokens where that may fit the context, else end the row."""
         if delivery is not None:
-            self._note_delivery(delivery)
+            self._note_delivery(call, delivery)
         limit = call.request.max_tokens
         if (
             failure.kind == "context_overflow"
@@ -349,17 +325,17 @@ class Conversation:
         self._grown = True
         return self.ask(msgspec.structs.replace(call.request, max_tokens=most))
 
-    def _note_delivery(self, delivery: Delivery) -> None:
+    def _note_delivery(self, call: Call, delivery: Delivery) -> None:
         self._delivery = delivery
         if self._started is None:
             self._started = delivery.sent
-        self._queue_ms = delivery.queue_ms
+        self._queue_ms = call.waited_ms
 
-    def _add_usage(self, usage: Usage, size: int) -> None:
+    def _add_usage(self, usage: Usage, payload: bytes) -> None:
         if usage.prompt is not None:
-            self.plan.budget.learn(size, usage.prompt)
+            self.plan.budget.learn(text_bytes(payload), usage.prompt)
         old = self.usage
-        self.usage = usage if old is _NO_USAGE else _sum_usage(old, usage)
+        self.usage = usage if old is NO_USAGE else _sum_usage(old, usage)
 
     def _accepts_cut(self) -> bool:
         """Return whether a truncated answer is accepted."""
@@ -411,33 +387,32 @@ class Conversation:
     def end(self, status: str, failure: Failure | None) -> Outcome:
         """Return the outcome of the row."""
         row, delivery, reply, result = self.row, self._delivery, self._reply, self._result
-        outcome = Outcome(
-            key=self.key,
-            row=row.index,
+        usage, cost = self.spent()
+        outcome = Outcome(  # in the order of its fields, which is twice as fast
             id=row.id,
+            row=row.index,
             source=row.source,
             line=row.line,
             stage=self.plan.name,
-            status=status,  # type: ignore[arg-type]
             answer=self.answer,
+            status=status,  # type: ignore[arg-type]
             attempts=self.attempts,
             turns=self.turns,
-            finished_at=round(delivery.done, 4) if delivery else None,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            reasoning_tokens=usage.reasoning,
+            cost_usd=cost,
             prompt_sha256=self._prompt_sha,
+            key=self.key,
             first_try_valid=self._first_try_valid,
             request_hash=None if self.request_hash is None else f"{self.request_hash:016x}",
         )
         if delivery is not None and self._started is not None:
-            outcome.endpoint = delivery.endpoint
-            outcome.group = delivery.group
-            outcome.started_at = round(self._started, 4)
-            outcome.queue_ms = round(self._queue_ms, 2)
-            # The wall clock may have been set back.
-            outcome.latency_ms = round(max(0.0, delivery.done - self._started) * 1000, 2)
+            self._put_delivery(outcome, delivery, self._started)
         if row.parents:
             outcome.parents = list(row.parents)
             outcome.parents_failed = row.parents_failed
-        self._put_usage(outcome)
         if result is not None and reply is not None:
             self._put_answer(outcome, result, reply)
         if failure is not None:
@@ -461,18 +436,24 @@ class Conversation:
             cost = None if cost is None or summary_cost is None else cost + summary_cost
         return usage, cost
 
-    def _put_usage(self, outcome: Outcome) -> None:
-        usage, cost = self.spent()
-        outcome.prompt_tokens, outcome.cached_tokens = usage.prompt, usage.cached
-        outcome.completion_tokens, outcome.reasoning_tokens = usage.completion, usage.reasoning
-        outcome.cost_usd = cost
+    def _put_delivery(self, outcome: Outcome, delivery: Delivery, started: float) -> None:
+        outcome.endpoint = delivery.endpoint
+        outcome.group = delivery.group
+        outcome.queue_ms = round(self._queue_ms * 100) / 100
+        outcome.finished_at = delivery.finished_at
+        if started == delivery.sent:
+            outcome.started_at, outcome.latency_ms = delivery.started_at, delivery.latency_ms
+        else:
+            outcome.started_at = round(started, 4)
+            outcome.latency_ms = latency_ms(started, delivery.done)
 
     def _put_answer(self, outcome: Outcome, result: AnswerResult, reply: Reply) -> None:
         outcome.text = result.text
         outcome.reasoning = result.reasoning
         outcome.finish_reason = reply.finish_reason
         outcome.model = reply.model
-        outcome.ttft_ms = None if reply.ttft_ms is None else round(max(0.0, reply.ttft_ms), 2)
+        if reply.ttft_ms is not None:
+            outcome.ttft_ms = round(max(0.0, reply.ttft_ms), 2)
         outcome.logprobs = reply.logprobs
         if self.plan.own_bodies and reply.body is not None:
             outcome.response = received_json(reply.body)

@@ -70,7 +70,7 @@ class ProgramRow:
             else:
                 result = Reply(text, "stop", model=self._program.model)
             step.attempts = 1
-            delivery = Delivery("", "", began, unix(), 0.0)
+            delivery = Delivery("", "", began, unix())
             if isinstance(result, Reply):
                 result = conversation.evaluate(step, result, delivery) or result
             conversation.usage, conversation.turns = self._program.usage(self._name)

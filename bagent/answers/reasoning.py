@@ -145,6 +145,8 @@ def split_reasoning(text: str) -> ReasoningSplit:
     Reasoning is at the start: one or more blocks, or all before a closing mark whose opening mark
     the chat template had. A block at the very end counts as well. Marks elsewhere stay.
     """
+    if not _may_have_reasoning(text):
+        return ReasoningSplit(None, text)
     messages = harmony_messages(text)
     if messages:
         return _split_harmony(messages)
@@ -168,6 +170,20 @@ def split_reasoning(text: str) -> ReasoningSplit:
         answer = answer[: last.start()].strip()
     answer = _without_wrapper(answer, tags=bool(blocks))
     return ReasoningSplit("\n".join(filter(None, blocks)) if blocks else None, answer)
+
+
+def _may_have_reasoning(text: str) -> bool:
+    """Return whether a text has what begins a mark, or a phrase of the formats without marks.
+
+    Plain searches take a tenth of the time of the patterns.
+    """
+    return (
+        "<" in text
+        or "[" in text
+        or "◁" in text
+        or "assistantfinal" in text
+        or "my thought process:" in text
+    )
 
 
 def _split_harmony(messages: list[HarmonyMessage]) -> ReasoningSplit:

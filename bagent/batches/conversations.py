@@ -6,7 +6,7 @@ Finished batches are read and their answers evaluated; passing failures go into 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from bagent.fleet.call import Call, CallResult, Delivery, attempt_record
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
+from bagent.stages.results import Emit
 from bagent.stages.row_runner import OutcomeLog
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Attempt, Failure, Json, Outcome, Reply, Row
@@ -49,7 +50,7 @@ class RowTools:
     fleet: Fleet
     sharing: RequestDedupe
     guards: StopRules
-    emit: Callable[[Outcome, int, Row], None]
+    emit: Emit
     price: Price | None = None
     """Price of batches."""
     single_price: Price | None = None
@@ -191,7 +192,7 @@ class BatchRows:
         if outcome.finished_at is None:
             outcome.finished_at = round(self.now(), 4)
         location = tools.journal.write(outcome)
-        tools.emit(outcome, location, conversation.row)
+        tools.emit([(outcome, location, conversation.row)])
         advice = tools.guards.outcome(outcome)
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
@@ -242,14 +243,14 @@ class ResultReader:
         builder: BatchBuilder,
         service: BatchService,
         rules: ReadRules,
-        on_attempt: Callable[[Attempt], None],
+        on_attempts: Callable[[Sequence[Attempt]], None],
     ) -> None:
         self._record = record
         self._rows = rows
         self._builder = builder
         self._service = service
         self._rules = rules
-        self._on_attempt = on_attempt
+        self._on_attempts = on_attempts
         self._files = builder.files(record)
         self.refusal: Failure | None = None
         self.cost: float | None = 0.0
@@ -261,7 +262,6 @@ class ResultReader:
             record.batch_id or record.label,
             sent_at,
             record.ended_at or rows.now(),
-            0.0,
         )
         self._exchange = Exchange([NO_ANSWER] * record.rows, sent_at, done=self._delivery.done)
 
@@ -357,7 +357,8 @@ class ResultReader:
         else:
             failure = result
             self._exchange.status, self._exchange.request_id = result.status, None
-        self._on_attempt(attempt_record(call, result, failure, self._exchange, self._delivery))
+        attempt = attempt_record(call, result, failure, self._exchange, self._delivery)
+        self._on_attempts([attempt])
         if failure is not None:
             return self._failed(conversation, call, failure)
         end = CallResult(result, self._delivery)

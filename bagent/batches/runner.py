@@ -7,7 +7,7 @@ with the same batches. :class:`ProviderBatchScheduler` decides the next step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,7 +258,7 @@ class EngineTools:
 
     rules: ReadRules
     post: SubmitterTools
-    on_attempt: Callable[[Attempt], None]
+    on_attempts: Callable[[Sequence[Attempt]], None]
     gate: Callable[[], Awaitable[None]] | None = None
     budget: float | None = None
     pause: Callable[[asyncio.Event, float | None], Awaitable[None]] = field(default=pause)
@@ -457,7 +457,7 @@ class BatchEngine:
     def _reading(self, record: BatchRecord) -> ResultReader:
         tools = self._tools
         return ResultReader(
-            record, self._rows, self._builder, self._service, tools.rules, tools.on_attempt
+            record, self._rows, self._builder, self._service, tools.rules, tools.on_attempts
         )
 
     async def _read(self, record: BatchRecord) -> None:

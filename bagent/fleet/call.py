@@ -25,14 +25,26 @@ UNKNOWN_CONTEXT = 1 << 60
 """Stands for the context of endpoints that do not report it."""
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """Where and when a call was answered: Unix seconds, and milliseconds waited for a slot."""
+class Delivery(msgspec.Struct):
+    """Where and when the calls of a request were answered, in Unix seconds."""
 
     endpoint: str
     group: str
     sent: float
     done: float
-    queue_ms: float
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    latency_ms: float = 0.0
+    """The same times as outcomes have them."""
+
+    def __post_init__(self) -> None:
+        self.started_at, self.finished_at = round(self.sent, 4), round(self.done, 4)
+        self.latency_ms = latency_ms(self.sent, self.done)
+
+
+def latency_ms(sent: float, done: float) -> float:
+    """Return the milliseconds between two Unix times; the clock may have been set back."""
+    return round(max(0.0, done - sent) * 1000, 2)
 
 
 class CallResult(msgspec.Struct, frozen=True):
@@ -45,6 +57,11 @@ class CallResult(msgspec.Struct, frozen=True):
 
 Evaluate = Callable[["Call", Reply, Delivery], Failure | None]
 """Evaluates a reply; returns a passing failure to have the call retried. Must be quick."""
+
+EndedCall = tuple["Call", CallResult]
+
+TakeEnded = Callable[[Sequence[EndedCall]], None]
+"""Takes calls that ended in one turn of the event loop."""
 
 
 class Call(msgspec.Struct, eq=False):
@@ -66,7 +83,7 @@ class Call(msgspec.Struct, eq=False):
     deaths: int = 0  # endpoints that died while they worked on it
     in_flight: int = 0  # requests that carry it now: two while it is hedged
     hedged: bool = False  # a copy was sent, and it was not decided since then what comes next
-    future: asyncio.Future[CallResult] | None = None  # gets its end; made by the fleet
+    take_ended: TakeEnded | None = None  # takes its end; None: a future gets it
     ended: bool = False
     avoid: tuple[str, ...] = ()  # endpoints that failed it, that of the last failure last
     pinned_to: str | None = None  # the only endpoint that may serve it
@@ -74,6 +91,7 @@ class Call(msgspec.Struct, eq=False):
     prefix_group: PrefixGroup | None = None
     group_key: Hashable = None  # calls of one key may share a request; None goes alone
     id: Json = None
+    owner: object = None  # whose call it is, for what takes it when it has ended
     ready_at: float = 0.0
     waited_ms: float = 0.0
     throttled_at: float | None = None  # when a busy server first refused it

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
@@ -34,7 +33,9 @@ from bagent.fleet.call import (
     Call,
     CallResult,
     Delivery,
+    EndedCall,
     InFlightRequest,
+    TakeEnded,
     timeouts_for,
     urgent_calls,
 )
@@ -47,11 +48,9 @@ from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
 from bagent.fleet.state import (
     FleetConfig,
-    FleetCoroutine,
     FleetReports,
     FleetState,
     FleetTasks,
-    ResultContext,
 )
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
 
@@ -66,8 +65,6 @@ MAX_SKIPPED = 32
 SWEEP_SECONDS = 0.25
 """How often waiting calls are searched for those whose deadline has passed."""
 
-NO_CONTEXT = nullcontext()
-
 CHECK_DELAY = 0.25
 """Seconds that a later success has to show that an endpoint works, before a check is sent."""
 
@@ -79,15 +76,14 @@ class Fleet:
         states: the endpoints; at least one.
         backend: their protocol.
         config: limits and policies.
-        on_attempt: receives one record for each call of each request.
+        on_attempts: receives the records of a request, one for each of its calls.
         on_sample: receives an endpoint's state whenever it changes.
         notice: receives messages for people.
         random: source of jitter.
         check: sends a minimal request to an endpoint; None: a short completion.
-        result_context: surrounds the results of each request.
 
     Attributes:
-        has_room: whether another row may be submitted now.
+        room: how many more rows may be submitted now.
     """
 
     def __init__(
@@ -96,17 +92,15 @@ class Fleet:
         backend: Backend,
         config: FleetConfig,
         *,
-        on_attempt: Callable[[Attempt], None],
+        on_attempts: Callable[[Sequence[Attempt]], None],
         notice: Callable[[str], None],
         random: Random,
         check: Check | None = None,
         on_sample: Callable[[EndpointSample], None] | None = None,
-        result_context: ResultContext = nullcontext,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._config = config
         self._backend = backend
-        self._result_context = result_context
         self._loop = loop
         self._state = fleet = FleetState(states, config, loop.time)
         self._waiting, self._endpoints = fleet.waiting, fleet.endpoints
@@ -116,7 +110,7 @@ class Fleet:
         self._health = Health(fleet, backend, tasks, reports, self, check)
         self._router = ContextRouter(fleet, backend, tasks, self._on_counted)
         self._rules = RetryRules(fleet, self._router, random)
-        self._results = ResultHandler(fleet, self._rules, reports, on_attempt)
+        self._results = ResultHandler(fleet, self._rules, reports, on_attempts)
         self._hedger = Hedger(fleet)
         self._scheduler = BatchScheduler(fleet, backend, tasks, self.on_change)
         self._affinity = PrefixAffinity(config.prefix)
@@ -127,60 +121,91 @@ class Fleet:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._parked_wait: float | None = None
         self._lingering: Lingering | None = None
+        self._ended: list[EndedCall] = []  # those that were not handed over yet
         self._room, self._idle = asyncio.Event(), asyncio.Event()
-        self.has_room = False
+        self.room = 0
         self._update_events()
 
     # --- calls and endpoints --------------------------------------------------------------------
 
+    def submit(self, calls: Sequence[Call], take_ended: TakeEnded, *, urgent: bool = False) -> None:
+        """Queue calls, before other rows if ``urgent``.
+
+        ``take_ended`` gets them when they have ended, those of one turn of the event loop together.
+        Nothing is started until it returns. It does not get calls that have not ended when the
+        fleet closes.
+        """
+        for call in calls:
+            call.take_ended = take_ended
+        if calls and not self._state.closed:
+            self._queue(calls, urgent)
+
     def request(self, call: Call, *, urgent: bool = False) -> asyncio.Future[CallResult]:
-        """Queue a call, before other rows if ``urgent``, and return the future of its result.
+        """Queue a call, before other rows if ``urgent``, and return the future of its end.
 
         The future is cancelled if the fleet closes before the call has ended. What awaits it runs
         before the call's place is given to another one.
         """
-        call.future = future = self._loop.create_future()
-        self._state.calls[call] = None
+        future = self._state.awaited[call] = self._loop.create_future()
         if self._state.closed:
             self._abandon((call,))
-            return future
-        call.ready_at = self._state.clock()
-        if not self._config.group.single and call.pinned_to is None:
-            call.group_key = self._backend.group_key(call.request)
-        if call.turn == 1 and not urgent and len(self._endpoints.states) > 1:
-            call.prefix_group = self._affinity.group_of(call.request)
-        if self._router.may_be_too_long(call):
-            self._router.count_tokens(call, urgent=urgent)
-            self._update_events()
         else:
-            self._enqueue(call, urgent)
+            self._queue((call,), urgent)
         return future
+
+    def _queue(self, calls: Sequence[Call], urgent: bool) -> None:
+        """Queue calls that are new; those that may be too long for a context are counted first."""
+        now, grouped = self._state.clock(), not self._config.group.single
+        several = len(self._endpoints.states) > 1
+        ready = []
+        for call in calls:
+            call.ready_at = now
+            if grouped and call.pinned_to is None:
+                call.group_key = self._backend.group_key(call.request)
+            if several and call.turn == 1 and not urgent:
+                call.prefix_group = self._affinity.group_of(call.request)
+            if self._router.may_be_too_long(call):
+                self._router.count_tokens(call, urgent=urgent)
+            else:
+                ready.append(call)
+        self._enqueue(ready, urgent)
+
+    def _enqueue(self, calls: Sequence[Call], urgent: bool) -> None:
+        waiting, lingering = self._waiting, None if urgent else self._lingering
+        for call in calls:
+            waiting.add(call, urgent=urgent)
+            if call.deadline is not None:
+                self._start_sweep()
+        ready, blocked = waiting.ready, self._full or bool(self._ended)
+        if blocked or (lingering and all(lingering.lacks_more_than(c, ready) for c in calls)):
+            self._update_events()  # the end of a request or the timer pumps
+            return
+        for pinned in {call.pinned_to for call in calls} or {None}:
+            self._pump(None if pinned is None else self._endpoints.get(pinned))
 
     def _end(self, call: Call, result: Reply | Failure, delivery: Delivery | None) -> None:
         """End a call; what waits for it runs in the next turn of the event loop."""
+        if call.ended:
+            return
         call.ended = True
-        self._state.calls.pop(call, None)
-        if call.future is not None and not call.future.done():
-            call.future.set_result(CallResult(result, delivery))
+        if not self._ended:
+            self._loop.call_soon(self._hand_over)
+        self._ended.append((call, CallResult(result, delivery)))
+
+    def _hand_over(self) -> None:
+        """Hand over the calls that ended in this turn, then give their slots away."""
+        awaited = self._state.hand_over(self._ended, self._tasks.stop)
+        self._ended.clear()
+        if awaited:
+            self._loop.call_soon(self._pump)  # after the tasks that await them
+        else:
+            self._pump()
 
     def _abandon(self, calls: Iterable[Call]) -> None:
         """Cancel the futures of calls that have not ended: their rows stay unfinished."""
         for call in calls:
-            if not call.ended:
-                self._state.calls.pop(call, None)
-                if call.future is not None:
-                    call.future.cancel()
-
-    def _enqueue(self, call: Call, urgent: bool) -> None:
-        self._waiting.add(call, urgent=urgent)
-        if call.deadline is not None:
-            self._start_sweep()
-        lingering = None if urgent else self._lingering
-        if self._full or (lingering and lingering.lacks_more_than(call, self._waiting.ready)):
-            self._update_events()  # the end of a request or the timer pumps
-        else:
-            pinned = call.pinned_to
-            self._pump(None if pinned is None else self._endpoints.get(pinned))
+            if not call.ended and (future := self._state.awaited.pop(call, None)) is not None:
+                future.cancel()
 
     def expect(self, more: bool) -> None:
         """Set whether more rows will be submitted; while they are, batches wait to fill up."""
@@ -209,13 +234,6 @@ class Fleet:
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a task that holds no slot; its exception stops the fleet, and a drain ends it."""
         return self._tasks.spawn(work)
-
-    def run_row(self, row: FleetCoroutine) -> None:
-        """Run a row that awaits only the futures of :meth:`request`; its exception stops the fleet.
-
-        A row that awaits anything else has to be spawned.
-        """
-        self._tasks.run(row)
 
     @property
     def stopped(self) -> asyncio.Future[BaseException]:
@@ -269,7 +287,7 @@ class Fleet:
         self._state.closed = True
         self._tasks.cancel_probes()
         self._waiting.clear()
-        self._abandon([call for call in self._state.calls if not call.in_flight])
+        self._abandon([call for call in self._state.awaited if not call.in_flight])
         self._update_events()
 
     async def drain(self, seconds: float) -> int:
@@ -282,7 +300,9 @@ class Fleet:
             late = self._state.in_flight
 
         await self._tasks.drain(seconds, count)
-        self._abandon(list(self._state.calls))
+        self._hand_over()
+        await asyncio.sleep(0)  # for what awaits their futures
+        self._abandon(list(self._state.awaited))
         return late
 
     def tick(self, remaining: int | None = None) -> None:
@@ -338,7 +358,7 @@ class Fleet:
 
     def _on_counted(self, call: Call, urgent: bool, failure: Failure | None) -> None:
         if failure is None:
-            self._enqueue(call, urgent)
+            self._enqueue((call,), urgent)
         else:
             self._apply([Fail(call, failure, None)])
             self._pump()
@@ -371,19 +391,17 @@ class Fleet:
 
     # --- actions --------------------------------------------------------------------------------
 
-    def _apply(self, actions: Iterable[Action]) -> bool:
-        """Do what results, probes and checks ask for; return whether a call ended."""
-        closed, waiting, ended = self._state.closed, self._waiting, False
+    def _apply(self, actions: Iterable[Action]) -> None:
+        """Do what results, probes and checks ask for."""
+        closed, waiting = self._state.closed, self._waiting
         for action in actions:
             if type(action) is Complete:  # the common case, faster than a pattern
-                ended = True
                 self._end(action.call, action.reply, action.delivery)
                 if action.call.in_flight:
-                    self._cancel_copies(action.call)
+                    self._state.cancel_copies(action.call)
                 continue
             match action:
                 case Fail(call, failure, delivery):
-                    ended = True
                     self._end(call, failure, delivery)
                 case Retry(call, at) if not closed:
                     if at == LAST:
@@ -400,23 +418,19 @@ class Fleet:
                     self._health.apply(action)
                 case StopFleet(error):
                     self._tasks.stop(error)
-        return ended
-
-    def _cancel_copies(self, call: Call) -> None:
-        for state in self._endpoints.states:
-            for request in state.requests:
-                if call in request.calls:
-                    request.cancel("another endpoint answered first")
 
     # --- scheduling -----------------------------------------------------------------------------
 
     def _pump(self, first: EndpointState | None = None) -> None:
         """Start requests while calls are ready and endpoints have room.
 
-        ``first`` gets the calls pinned to it before all others.
+        ``first`` gets the calls pinned to it before all others. Nothing is started while calls
+        that have ended hold their slots.
         """
-        fleet, waiting, scheduler = self._state, self._waiting, self._scheduler
-        now = fleet.clock()
+        if self._ended:
+            return
+        waiting, scheduler = self._waiting, self._scheduler
+        now = self._state.clock()
         waiting.wake(now)
         self._lingering = None
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
@@ -424,29 +438,33 @@ class Fleet:
             may_send = first.room > 0 and first.account.wait(now, 0) <= 0
             if not (may_send and self._start_batch(scheduler.next(first, now), now)):
                 break
-        skipped: list[EndpointState] = []
-        while waiting.ready and not self._full:
-            state = self._endpoints.select(now)
-            if state is None:
-                break
-            batch = scheduler.next(state, now)
-            if self._start_batch(batch, now):
-                continue
-            if batch.too_costly or (self._lingering is not None and not waiting.has_urgent):
-                break  # whatever the endpoint: the budget allows none, or too few are ready
-            if len(skipped) >= MAX_SKIPPED and fleet.in_flight:
-                break  # the others are asked when the next request ends
-            self._endpoints.skip(state)
-            if not batch.crowded:  # else it is queued again when one of its requests ends
-                skipped.append(state)
-        for state in skipped:
-            self._endpoints.update(state)
+        self._start_ready(now)
         if not waiting.ready and waiting.asleep:
             self._start_last(now)
         if self._endpoints.parked:
             self._parked_wait = self._endpoints.unpark(now)
         self._set_timer(now)
         self._update_events()
+
+    def _start_ready(self, now: float) -> None:
+        """Start requests to one endpoint after the other."""
+        waiting, skipped = self._waiting, list[EndpointState]()
+        while waiting.ready and not self._full:
+            state = self._endpoints.select(now)
+            if state is None:
+                break
+            batch = self._scheduler.next(state, now)
+            if self._start_batch(batch, now):
+                continue
+            if batch.too_costly or (self._lingering is not None and not waiting.has_urgent):
+                break  # whatever the endpoint: the budget allows none, or too few are ready
+            if len(skipped) >= MAX_SKIPPED and self._state.in_flight:
+                break  # the others are asked when the next request ends
+            self._endpoints.skip(state)
+            if not batch.crowded:  # else it is queued again when one of its requests ends
+                skipped.append(state)
+        for state in skipped:
+            self._endpoints.update(state)
 
     def _start_batch(self, batch: Batch, now: float) -> bool:
         """Start the request of a batch; return whether there was one."""
@@ -464,21 +482,14 @@ class Fleet:
         if urgent:
             self._start(state, urgent, now)
             calls = [call for call in calls if call not in urgent]
-        fleet, size = self._state, len(calls)
         request = InFlightRequest(state, calls, now)
         request.start(state.account)
         if self._config.budget is not None:
             request.reserved_usd = self._config.budget.reserve([call.request for call in calls])
         if not self._started:
             self._loop.call_soon(self._next_turn)
-        self._started += 1 + size // ROWS_PER_START
-        state.cold = False
-        state.in_flight += size
-        state.turns += size / state.weight
-        state.requests[request] = None
-        fleet.in_flight += size
-        fleet.requests_in_flight += 1
-        fleet.requests += 1
+        self._started += 1 + len(calls) // ROWS_PER_START
+        self._state.occupy(request)
         self._tasks.spawn(self._send(request))
 
     def _start_last(self, now: float) -> None:
@@ -497,14 +508,13 @@ class Fleet:
 
     def _set_timer(self, now: float) -> None:
         """Set the only timer to the next moment at which a request may start."""
-        waiting = self._waiting
-        times = [waiting.next_due]
-        if waiting.ready and self._lingering is not None:
-            times.append(self._lingering.due)
+        waiting, lingering, parked = self._waiting, self._lingering, self._parked_wait
+        due = waiting.next_due
+        if waiting.ready and lingering is not None:
+            due = lingering.due if due is None else min(due, lingering.due)
         wants_endpoint = waiting.ready or (waiting.has_last and not self._state.in_flight)
-        if wants_endpoint and self._parked_wait is not None:
-            times.append(now + self._parked_wait)
-        due = min((time for time in times if time is not None), default=None)
+        if wants_endpoint and parked is not None:
+            due = now + parked if due is None else min(due, now + parked)
         if self._timer is not None:
             if due is not None and abs(self._timer_due - due) < 0.001:
                 return
@@ -535,16 +545,13 @@ class Fleet:
     def _update_events(self) -> None:
         """Set whether there is room for rows, and whether the fleet is idle."""
         ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._state.in_flight
-        lookahead = self._config.lookahead
-        has_room = ready < lookahead
-        if has_room:
-            limit = self.limit
-            below = in_flight + ready + asleep < limit + lookahead
-            has_room = (ready < limit or not ready) and below
-        if has_room != self.has_room:
-            self.has_room = has_room
-            (self._room.set if has_room else self._room.clear)()
-        idle = not (ready or asleep or in_flight)
+        limit, lookahead = self.limit, self._config.lookahead
+        # One call may always be ready, so that a fleet without an endpoint has some to probe with.
+        room = min(max(limit, 1) - ready, lookahead - ready)
+        self.room = room = min(room, limit + lookahead - in_flight - ready - asleep)
+        if (room > 0) != self._room.is_set():
+            (self._room.set if room > 0 else self._room.clear)()
+        idle = not (ready or asleep or in_flight or self._ended)
         if idle != self._idle.is_set():
             (self._idle.set if idle else self._idle.clear)()
 
@@ -568,30 +575,22 @@ class Fleet:
             exchange = Exchange([failure] * len(calls), sent=sent, done=unix())
         finally:
             self._free(request)
-        with self._result_context() if len(calls) > 1 else NO_CONTEXT:
-            ended = self._apply(self._results.handle(request, exchange))
-            if self._waiting.suspended:
-                ended |= self._apply(self._rules.after_success(state))
-            if exchange.status is not None:
-                state.on_answer(fleet.clock(), request.started)
-            if fleet.closed:
-                self._abandon(call for call in calls if not call.in_flight)
-            if self._health.remove_if_done(state):
-                self._on_removed(state)
-            self._endpoints.update(state)
-            if ended:
-                # The rows write their outcomes, or ask again, before their slots are given away.
-                await asyncio.sleep(0)
+        self._apply(self._results.handle(request, exchange))
+        if self._waiting.suspended:
+            self._apply(self._rules.after_success(state))
+        if exchange.status is not None:
+            state.on_answer(fleet.clock(), request.started)
+        if fleet.closed:
+            self._abandon(call for call in calls if not call.in_flight)
+        if self._health.remove_if_done(state):
+            self._on_removed(state)
+        self._endpoints.update(state)
         self._pump()
 
     def _free(self, request: InFlightRequest) -> None:
         """Free the slots of a request that has ended, and what it reserved of the budget."""
-        fleet, state, size = self._state, request.state, len(request.calls)
-        state.in_flight -= size
-        del state.requests[request]
-        fleet.in_flight -= size
-        fleet.requests_in_flight -= 1
-        state.exclusive = False
+        state = request.state
+        self._state.release(request)
         if state.warming is not None:
             self._scheduler.warmer.end(state)
         if self._config.budget is not None:

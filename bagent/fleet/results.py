@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bagent.backends.base import Exchange
 from bagent.backends.http.rate_limit_headers import RateLimits
@@ -26,7 +26,7 @@ class ResultHandler:
         fleet: its endpoints and counters.
         rules: decide on calls that failed.
         reports: shows what accounts report.
-        on_attempt: receives one record for each call of each request.
+        on_attempts: receives the records of a request, one for each of its calls.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class ResultHandler:
         fleet: FleetState,
         rules: RetryRules,
         reports: FleetReports,
-        on_attempt: Callable[[Attempt], None],
+        on_attempts: Callable[[Sequence[Attempt]], None],
     ) -> None:
         self._fleet = fleet
         self._rules = rules
         self._reports = reports
-        self._on_attempt = on_attempt
+        self._on_attempts = on_attempts
         self._serial = itertools.count(1)
         # Other parts and starts of a run, and its other fleets, send to the same endpoints.
         self._prefix = secrets.token_hex(4)
@@ -50,62 +50,68 @@ class ResultHandler:
         group = f"{state.name}/{self._prefix}-{next(self._serial)}"
         if exchange.limits is not None:
             self._update_quota(request, exchange.limits, accepted=exchange.status == 200)
+        delivery = Delivery(state.name, group, exchange.sent, exchange.done)
         actions: list[Action] = []
-        split = len(calls) > 1 and not exchange.learned and refused_as_a_whole(exchange)
-        served = 0
+        replies: list[Reply] = []
+        attempts: list[Attempt] = []
+        failed: list[tuple[Call, Failure]] = []
+        served: Call | None = None
         for call, result in zip(calls, exchange.results, strict=True):
             call.in_flight -= 1
-            delivery = Delivery(state.name, group, exchange.sent, exchange.done, call.waited_ms)
             failure: Failure | None = None
             if not call.ended:
                 if isinstance(result, Failure):
                     failure = result
                 else:
-                    served += 1
-                    self._count_reply(request, call, result, exchange)
+                    replies.append(result)
+                    call.throttled_at = None
                     failure = call.evaluate(call, result, delivery)
                     if failure is None:
-                        state.on_success(self._fleet.last_served, request.started)
-                        state.sample = call.request
+                        served = call
                         actions.append(Complete(call, result, delivery))
-            attempt = attempt_record(call, result, failure, exchange, delivery)
-            if len(calls) == 1:
-                attempt.try_ = request.attempt  # the call may have a copy, which is a later one
-            self._on_attempt(attempt)
-            if failure is not None and not split:
-                actions += self._handle_failure(request, call, failure, exchange, delivery)
-        if split:
+                if failure is not None:
+                    failed.append((call, failure))
+            attempts.append(attempt_record(call, result, failure, exchange, delivery))
+        if len(calls) == 1:
+            attempts[0].try_ = request.attempt  # the call may have a copy, which is a later one
+        self._on_attempts(attempts)
+        if replies:
+            self._count_replies(request, replies, exchange)
+        if served is not None:
+            state.on_success(self._fleet.last_served, request.started)
+            state.sample = served.request
+        if len(calls) > 1 and not exchange.learned and refused_as_a_whole(exchange):
             actions += self._rules.split(calls)
-        if served:
-            now = self._fleet.last_served
-            self._fleet.tail.add(state.name, now, now - request.started, served)
-            state.limit.on_success(served, state.in_flight + len(calls))
+        else:
+            for call, failure in failed:
+                actions += self._handle_failure(request, call, failure, exchange, delivery)
         return actions
 
-    def _count_reply(
-        self, request: InFlightRequest, call: Call, reply: Reply, exchange: Exchange
+    def _count_replies(
+        self, request: InFlightRequest, replies: Sequence[Reply], exchange: Exchange
     ) -> None:
-        """Record a reply for the account, the scheduler and the load feedback."""
+        """Record replies for the account, the scheduler and the load feedback."""
         fleet, state = self._fleet, request.state
-        now = fleet.clock()
+        fleet.last_served = now = fleet.clock()
         latency = now - request.started
-        usage = reply.usage
-        if usage.completion is not None:
-            fleet.expected += EXPECTED_WEIGHT * (usage.completion - fleet.expected)
-        if state.account.counts_tokens:
-            reported = usage.prompt is not None and usage.completion is not None
-            tokens = (usage.prompt or 0) + (usage.completion or 0) if reported else None
-            reserved = request.tokens.total // len(request.calls)
-            state.account.on_success(now, request.started, reserved, tokens, usage.completion)
-        else:
+        reserved = request.tokens.total // len(request.calls)
+        counts_tokens = state.account.counts_tokens
+        for usage in [reply.usage for reply in replies]:
+            if usage.completion is not None:
+                fleet.expected += EXPECTED_WEIGHT * (usage.completion - fleet.expected)
+            if counts_tokens:
+                reported = usage.prompt is not None and usage.completion is not None
+                tokens = (usage.prompt or 0) + (usage.completion or 0) if reported else None
+                state.account.on_success(now, request.started, reserved, tokens, usage.completion)
+        if not counts_tokens:
             state.account.on_success(now, request.started)
-        fleet.last_served = now
-        fleet.latencies.append(latency)
+        fleet.latencies.extend([latency] * len(replies))
         if state.feedback is not None:
             first = exchange.first_token
             ttft = None if first is None else first - exchange.sent
-            state.feedback.add_latency(request.started, latency, ttft)
-        call.throttled_at = None
+            state.feedback.add_latency(request.started, latency, ttft, len(replies))
+        fleet.tail.add(state.name, now, latency, len(replies))
+        state.limit.on_success(len(replies), state.in_flight + len(request.calls))
 
     def _handle_failure(
         self,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import msgspec
 
@@ -14,7 +12,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.clocks import unix
 from bagent.fleet.batch_size import BatchSizeRule
-from bagent.fleet.call import Call
+from bagent.fleet.call import Call, CallResult, EndedCall, InFlightRequest, TakeEnded
 from bagent.fleet.endpoint_pool import EndpointPool
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.outage import OutagePatience
@@ -25,9 +23,6 @@ from bagent.fleet.tail_latency import TailRule
 from bagent.money.budget import CallBudget
 from bagent.types import EndpointSample, FleetStats
 
-FleetCoroutine = Coroutine[asyncio.Future[Any], None, None]
-"""A coroutine that awaits nothing but futures of the fleet."""
-
 MAX_NOTICES = 12
 """Notices about endpoints that are shown in full; further ones are counted."""
 
@@ -36,10 +31,6 @@ NOTICE_SUMMARY_SECONDS = 30.0
 
 RECENT = 256
 """Latencies that are remembered."""
-
-ResultContext = Callable[[], AbstractContextManager[None]]
-"""Makes the context in which all rows of one request take their results, so that their outcomes can
-be written together."""
 
 
 class FleetTasks:
@@ -65,20 +56,6 @@ class FleetTasks:
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work``, which a drain waits for."""
         return self._spawn(work, self.requests)
-
-    def run(self, work: FleetCoroutine) -> None:
-        """Run ``work`` until it awaits a future, and resume it in the turn after that is done.
-
-        It takes one callback of the event loop for each future. A task would take four.
-        """
-        try:
-            future = work.send(None)
-        except (StopIteration, asyncio.CancelledError):
-            return  # it ended, or the fleet was closed
-        except Exception as error:  # noqa: BLE001 - it stops the fleet
-            self.stop(error)
-        else:
-            future.add_done_callback(lambda _: self.run(work))
 
     def spawn_probe(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work``, which a drain cancels."""
@@ -221,12 +198,60 @@ class FleetState:
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.tail = TailRule()
-        self.calls: dict[Call, None] = {}  # requested and not ended, in order
+        # Calls whose end is awaited, in order.
+        self.awaited: dict[Call, asyncio.Future[CallResult]] = {}
 
     @property
     def limit(self) -> int:
         """How many rows may be in flight now."""
         return min(self.config.concurrency, self.endpoints.limit)
+
+    def occupy(self, request: InFlightRequest) -> None:
+        """Count a request that starts."""
+        state, rows = request.state, len(request.calls)
+        state.cold = False
+        state.in_flight += rows
+        state.turns += rows / state.weight
+        state.requests[request] = None
+        self.in_flight += rows
+        self.requests_in_flight += 1
+        self.requests += 1
+
+    def release(self, request: InFlightRequest) -> None:
+        """Free the slots of a request that has ended."""
+        state, rows = request.state, len(request.calls)
+        state.in_flight -= rows
+        del state.requests[request]
+        state.exclusive = False
+        self.in_flight -= rows
+        self.requests_in_flight -= 1
+
+    def cancel_copies(self, call: Call) -> None:
+        """Cancel the other requests that carry an answered call."""
+        for state in self.endpoints.states:
+            for request in state.requests:
+                if call in request.calls:
+                    request.cancel("another endpoint answered first")
+
+    def hand_over(
+        self, ended: Sequence[EndedCall], on_fault: Callable[[BaseException], None]
+    ) -> bool:
+        """Hand ended calls to what takes or awaits them; return whether a task awaits one."""
+        awaited = False
+        by_taker: dict[TakeEnded, list[EndedCall]] = {}
+        for entry in ended:
+            call = entry[0]
+            if call.take_ended is not None:
+                by_taker.setdefault(call.take_ended, []).append(entry)
+            elif (future := self.awaited.pop(call, None)) is not None and not future.done():
+                awaited = True
+                future.set_result(entry[1])
+        for take_ended, entries in by_taker.items():
+            try:
+                take_ended(entries)
+            except Exception as error:  # noqa: BLE001 - it stops the fleet
+                on_fault(error)
+        return awaited
 
     def stats(self) -> FleetStats:
         """Return the counters."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from bagent.observe.error_groups import ErrorGroups
@@ -328,13 +328,13 @@ class RunCounters:
         if sample.waiting is not None or sample.endpoint not in self.samples:
             self.samples[sample.endpoint] = sample
 
-    def outcome(self, o: Outcome) -> None:
-        """Count one finished (row, stage, answer); it must not be changed afterwards."""
+    def outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Count finished (row, stage, answer)s, which must not be changed afterwards."""
         self._last = now = self._clock()
         if now >= self._window.until:
             self._fold()
             self._window.turn(now)
-        self._pending.append(o)
+        self._pending += outcomes
         if len(self._pending) >= _FOLD_AT:
             self._fold()
 
@@ -431,26 +431,24 @@ class RunCounters:
                 answers.append(o)
         return answers
 
-    def attempt(self, a: Attempt) -> None:
-        """Count one row's part in one HTTP request; the parts of one request come in a row."""
-        self._tries += 1
-        if a.try_ > 1:
-            self._retries += 1
-        new_request = a.group != self._group
-        if new_request:
-            self._group = a.group
+    def attempts(self, attempts: Sequence[Attempt]) -> None:
+        """Count rows' parts in one HTTP request; those of one request may come in several lists."""
+        first = attempts[0]
+        endpoint, kind = first.endpoint, first.error_kind
+        if first.group != self._group:
+            self._group = first.group
             self._requests += 1
-        kind = a.error_kind
-        tries, failed = self.by_endpoint.get(a.endpoint, (0, 0))
-        self.by_endpoint[a.endpoint] = (tries + 1, failed + (kind is not None))
-        if kind is None and a.done is not None:
-            if a.endpoint not in self.times:
-                self.times[a.endpoint] = deque(maxlen=_RECENT_TIMES)
-            self.times[a.endpoint].append(a.done - a.sent)
-        if kind is not None:
+            self._throttled += first.status_code == 429 or kind == "rate_limited"
+        self._tries += len(attempts)
+        self._retries += sum([a.try_ > 1 for a in attempts])
+        failures = [a.error_kind for a in attempts if a.error_kind is not None]
+        for kind in failures:
             self._failed_tries[kind] = self._failed_tries.get(kind, 0) + 1
-        if new_request and (a.status_code == 429 or kind == "rate_limited"):
-            self._throttled += 1
+        tries, failed = self.by_endpoint.get(endpoint, (0, 0))
+        self.by_endpoint[endpoint] = tries + len(attempts), failed + len(failures)
+        if first.done is not None and len(failures) < len(attempts):
+            times = self.times.setdefault(endpoint, deque(maxlen=_RECENT_TIMES))
+            times.extend([first.done - first.sent] * (len(attempts) - len(failures)))
 
     def to_do(self, open_rows: int, feed: FeedStats) -> int | None:
         """Return how many results are still to be made, see :func:`estimate_to_do`."""

@@ -231,7 +231,7 @@ class UsageMeter:
             completion_tokens=usage.completion,
             id=record.name,
         )
-        self._write(lambda: self._journal.write_attempt(attempt))
+        self._write(lambda: self._journal.write_attempts([attempt]))
 
     def request(self, record: ProxyRecord) -> None:
         """Record the end of a request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
 from bagent.store.journal.done_index import DoneIndex
@@ -66,12 +67,11 @@ class LiveTotals:
         """Return whether a unit had failed before this start."""
         return bool(self._units) and self._find(unit) is not None
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Count an outcome of this start."""
-        self.changes[code_of(outcome.status, outcome.error_kind)] += 1
-        if self._units:
-            unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
-            self._repeated += self._replace(unit)
+    def outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Count outcomes of this start."""
+        self.changes.update([code_of(o.status, o.error_kind) for o in outcomes])
+        for o in outcomes if self._units else ():
+            self._repeated += self._replace(unit_of(int(o.key, 16), o.stage, o.answer))
 
     def take_back_unit(self, unit: int) -> None:
         """Stop counting a unit, whose row was edited or has left the input."""

@@ -83,7 +83,7 @@ def plan_provider_batches(
         EngineTools(
             rules=_read_rules(price, builder, services, plan, job),
             post=SubmitterTools(_run_in_fleet(pool.fleet), messages.show, messages.notify),
-            on_attempt=services.on_attempt,
+            on_attempts=services.on_attempts,
             gate=services.gate,
             budget=budget,
         ),

@@ -137,8 +137,13 @@ class RunStore:
         """Yield request hash and location of the newest answers of earlier starts."""
         return self.done.answered_requests(self.part, RECENT_ANSWERS)
 
-    def pending(self, row: Row, answers: int) -> list[int]:
-        """Return the answers of ``row`` that are still to do."""
+    def pending(self, rows: Sequence[Row], answers: int) -> list[list[int]]:
+        """Return the answers of each row that are still to do."""
+        if not (self.recorded or self.watched):
+            return [list(range(answers))] * len(rows)
+        return [self._pending(row, answers) for row in rows]
+
+    def _pending(self, row: Row, answers: int) -> list[int]:
         has = self.done.has
         units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
         pending = [answer for answer, unit in enumerate(units) if not has(unit)]

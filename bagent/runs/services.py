@@ -105,7 +105,7 @@ class RunServices:
 
     store: RunStore
     options: RunOptions
-    on_attempt: Callable[[Attempt], None]
+    on_attempts: Callable[[Sequence[Attempt]], None]
     on_sample: Callable[[EndpointSample], None]
     emit: Emit
     """Takes outcomes."""
@@ -124,11 +124,10 @@ class RunServices:
             resolved.servers,
             resolved.backend,
             handles=raise_file_limit(resolved.job.limits.concurrency),
-            on_attempt=self.on_attempt,
+            on_attempts=self.on_attempts,
             on_sample=self.on_sample,
             notice=self.messages.notify,
             accounts=self.accounts,
-            result_context=self.store.journal.together,
             share=LimitShare(self.options.limit_part, self.options.limit_parts),
         )
         names = {endpoint.name for endpoint in resolved.servers.endpoints}

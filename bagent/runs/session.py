@@ -43,9 +43,10 @@ from bagent.servers.pricing import BudgetGuard
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder, Repeats, Work
+from bagent.stages.results import WrittenRow
 from bagent.store.run_progress import PROGRESS_INTERVAL_S, RunProgress
 from bagent.store.totals import Totals
-from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
+from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Row
 
 TICK_SECONDS = 0.25
 
@@ -158,7 +159,7 @@ class RunSession:
         return RunServices(
             self._store,
             self._context.options,
-            on_attempt=self._on_attempt,
+            on_attempts=self._on_attempts,
             on_sample=self._on_sample,
             emit=self._emit,
             messages=self._messages,
@@ -461,37 +462,41 @@ class RunSession:
 
     # --- outcomes -----------------------------------------------------------------------------
 
-    def _pending(self, row: Row) -> list[int]:
-        """Return the answers of a row that are still to do. Runs in the reader's thread."""
+    def _pending(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Return the answers of rows that are still to do. Runs in the reader's thread."""
         if self._context.stages:
-            return [0]  # later stages need finished rows too
-        answers = self._store.pending(row, self._context.job.answers)
+            return [[0]] * len(rows)  # later stages need finished rows too
+        pending = self._store.pending(rows, self._context.job.answers)
         if self._lines is not None:
             all_answers = list(range(self._context.job.answers))
-            self._lines.expect(row, all_answers if self._lines.of_input else answers)
-        return answers
+            for row, answers in zip(rows, pending, strict=True):
+                self._lines.expect(row, all_answers if self._lines.of_input else answers)
+        return pending
 
     def _all_finished(self, keys: Sequence[int]) -> bool:
         """Return whether all these rows are finished. Runs in the reader's thread."""
         return self._store.all_finished(keys, self._context.job.answers)
 
-    def _on_attempt(self, attempt: Attempt) -> None:
-        self._store.journal.write_attempt(attempt)
-        self._counters.attempt(attempt)
+    def _on_attempts(self, attempts: Sequence[Attempt]) -> None:
+        self._store.journal.write_attempts(attempts)
+        self._counters.attempts(attempts)
 
     def _on_sample(self, sample: EndpointSample) -> None:
         self._store.journal.write_sample(sample)
         self._counters.sample(sample)
 
-    def _emit(self, outcome: Outcome, location: int, row: Row) -> None:
-        if outcome.endpoint is not None or outcome.copied_from or outcome.status != "ok":
-            # What a stage made without a request is no answer.
-            self._counters.outcome(outcome)
+    def _emit(self, written: Sequence[WrittenRow]) -> None:
+        outcomes = [outcome for outcome, _, _ in written]
+        # What a stage made without a request is no answer.
+        self._counters.outcomes(
+            [o for o in outcomes if o.endpoint is not None or o.copied_from or o.status != "ok"]
+        )
         if not self._context.stages:
-            self._store.live_totals.outcome(outcome)
+            self._store.live_totals.outcomes(outcomes)
         if self._stdout is not None and self._lines is not None:
-            for line in self._lines.add(outcome, location, row):
-                self._stdout.put(line)
+            for outcome, location, row in written:
+                for line in self._lines.add(outcome, location, row):
+                    self._stdout.put(line)
 
     def _stdout_closed(self, error: OSError) -> None:
         self._switch.request(stop_for_stdout(error))

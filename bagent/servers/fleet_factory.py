@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,6 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.retry import RetryPolicy
-from bagent.fleet.state import ResultContext
 from bagent.money.budget import BudgetedBackend, CallBudget
 from bagent.servers.resolve import Servers
 from bagent.types import Attempt, EndpointSample
@@ -191,11 +189,10 @@ def make_fleet(
     backend: Backend,
     *,
     handles: int,
-    on_attempt: Callable[[Attempt], None],
+    on_attempts: Callable[[Sequence[Attempt]], None],
     on_sample: Callable[[EndpointSample], None],
     notice: Callable[[str], None],
     accounts: dict[str, Account] | None = None,
-    result_context: ResultContext = nullcontext,
     share: LimitShare = ALONE,
 ) -> tuple[Fleet, EndpointStateFactory]:
     """Make the fleet over ``servers``, and the factory for endpoints that join later.
@@ -203,7 +200,6 @@ def make_fleet(
     Args:
         handles: how many connections may be open.
         accounts: shared with the run's other fleets, so that limits per minute apply to all.
-        result_context: context manager around the results of all calls of one request.
         share: that of this process in limits of endpoints.
     """
     limits = job.limits
@@ -231,12 +227,11 @@ def make_fleet(
         state_factory.states(servers.endpoints),
         backend,
         config,
-        on_attempt=on_attempt,
+        on_attempts=on_attempts,
         on_sample=on_sample,
         notice=notice,
         random=Random(SEED),
         check=check,
-        result_context=result_context,
     )
     return fleet, state_factory
 

@@ -26,18 +26,19 @@ How a row runs
 `row_runner.py:RowRunner._begin` opens a conversation; `agents/conversation.py:Conversation.open`
 renders the prompt and returns the first call. An equal request answers the row if there is one
 (`dedupe.py:RequestDedupe.finished_answer`, `dedupe.py:RequestDedupe.follow`).
-`fleet/fleet.py:Fleet.run_row` runs `row_runner.py:RowRunner._run_row` without a task of its own;
-rows with tools or a program get one (`fleet/fleet.py:Fleet.spawn`).
-`agents/conversation.py:converse` queues the call by `fleet/fleet.py:Fleet.request`, and awaits the
-future that it returns.
+`row_runner.py:RowRunner._send` queues the calls of several rows by `fleet/fleet.py:Fleet.submit`.
+Rows with tools or a program have a task each (`row_runner.py:RowRunner._run_row`), in which
+`agents/conversation.py:converse` awaits `fleet/fleet.py:Fleet.request`.
 `fleet/fleet.py:Fleet._pump` gives the call to an endpoint with room
 (`fleet/scheduler.py:BatchScheduler.next`), `fleet/fleet.py:Fleet._start` starts a request and
 `fleet/fleet.py:Fleet._send` sends it (`backends/openai/backend.py:OpenAIBackend.send`).
 `fleet/results.py:ResultHandler.handle` has `agents/conversation.py:Conversation.evaluate` look at
-the reply: a passing failure is retried like one of the server's. Otherwise
-`fleet/fleet.py:Fleet._apply` sets the future of the call. In the next turn of the event loop
-`agents/conversation.py:Conversation.handle` returns another call, which goes before new rows, or
-the outcome; `row_runner.py:RowRunner._finish` writes it (`store/journal/journal.py:Journal.write`),
-passes it to the next stage and copies it to equal rows. Only then is the slot given away.
-When the fleet closes, the futures of calls that are not in flight are cancelled, and so the rows.
+each reply: a passing failure is retried like one of the server's. Otherwise
+`fleet/fleet.py:Fleet._apply` ends the call.
+In the next turn of the event loop `fleet/fleet.py:Fleet._hand_over` hands all calls that have ended
+to `row_runner.py:RowRunner._on_ended`. `agents/conversation.py:Conversation.handle` returns
+another call, which goes before new rows, or the outcome; `row_runner.py:RowRunner._finish` writes
+the outcomes (`store/journal/journal.py:Journal.write_all`), passes them to the next stage and
+copies them to equal rows. Only then are the slots given away.
+When the fleet closes, calls that are not in flight are dropped, and their rows stay unfinished.
 """

@@ -11,7 +11,7 @@ import msgspec
 from bagent.agents.plan import StagePlan
 from bagent.job.spec.stages import OnFailure
 from bagent.stages.feeder import Backpressure, StageQueue
-from bagent.stages.results import Emit, StageResults
+from bagent.stages.results import Emit, StageResults, WrittenRow
 from bagent.stages.row import INPUT, StageRow, stage_item, value_of
 from bagent.stages.row_runner import IsReplaced, RowRunner
 from bagent.stages.slots import Reader, Slot, Stream, UnorderedReader
@@ -257,7 +257,7 @@ class RowRequester:
         self._queue = StageQueue(backpressure)
         self._waiting: dict[tuple[int, int], list[Then]] = {}
         self._divisible: dict[tuple[int, int], Divide] = {}
-        self.runner = make_runner(self._on_outcome, self._replace)
+        self.runner = make_runner(self._on_outcomes, self._replace)
 
     def ask(
         self,
@@ -300,10 +300,11 @@ class RowRequester:
         self._waiting[unit] = waiting
         return False
 
-    def _on_outcome(self, outcome: Outcome, location: int, row: Row) -> None:
-        self._results.note(outcome, location, row)
-        for then in self._waiting.pop((row.key, outcome.answer), ()):
-            then(outcome, location)
+    def _on_outcomes(self, written: Sequence[WrittenRow]) -> None:
+        for outcome, location, row in written:
+            self._results.note(outcome, location, row)
+            for then in self._waiting.pop((row.key, outcome.answer), ()):
+                then(outcome, location)
 
     def close(self) -> None:
         """Mark the end: no more rows come."""

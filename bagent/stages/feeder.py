@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sized
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+    Sized,
+)
 from functools import partial
 from typing import NamedTuple
 
@@ -57,7 +65,7 @@ class Feeder:
 
     Args:
         batches: the rows, read in the thread.
-        pending: returns which answers of a row are still to do; called in the thread.
+        pending: returns which answers of rows are still to do; called in the thread.
         threaded: False reads in the event loop, when a batch is asked for.
         with_finished: hand on rows without remaining answers too.
         repeats: rows that are handed on after all others, which takes a second reading; None: each
@@ -67,7 +75,7 @@ class Feeder:
     def __init__(
         self,
         batches: Iterator[list[Row]],
-        pending: Callable[[Row], list[int]],
+        pending: Callable[[Sequence[Row]], list[list[int]]],
         *,
         threaded: bool = True,
         with_finished: bool = False,
@@ -146,16 +154,16 @@ class Feeder:
         try:
             repeats, later = self._repeats, False
             for batch in self._batches:
-                work = []
-                for row in batch:
-                    answers = self._pending(row)
-                    if answers and repeats is not None and repeats.answers(row):
-                        later = True
-                    elif answers or self._with_finished:
-                        work.append((row, answers))
-                    self.requested += len(answers)
-                    self.skipped += not answers
+                work = list(zip(batch, self._pending(batch), strict=True))
+                self.requested += sum([len(answers) for _, answers in work])
+                self.skipped += sum([not answers for _, answers in work])
                 self.read += len(batch)
+                if not self._with_finished:
+                    work = [entry for entry in work if entry[1]]
+                if repeats is not None:
+                    now = [entry for entry in work if not repeats.answers(entry[0])]
+                    later |= len(now) < len(work)
+                    work = now
                 if work:
                     yield work
             self.exhausted = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from bagent.stages.row import StageRow
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from bagent.store.journal.journal import Journal
     from bagent.store.journal.reader import OutcomeLookup
 
-Emit = Callable[[Outcome, int, Row], None]
+WrittenRow = tuple[Outcome, int, Row]
+"""An outcome, its location in the journal, and its row."""
+
+Emit = Callable[[Sequence[WrittenRow]], None]
+"""Takes outcomes that were written."""
 
 
 class StageResults:
@@ -26,7 +30,7 @@ class StageResults:
     Args:
         journal: the journal of this start.
         earlier: the outcomes of earlier starts, if there were any.
-        emit: gets each outcome that this start writes.
+        emit: gets the outcomes that this start writes.
         all_rows: whether this start has all rows; else other shards have results of their own.
     """
 
@@ -139,7 +143,7 @@ class StageResults:
     def note(self, outcome: Outcome, location: int, row: Row) -> None:
         """Count an outcome that was written, and pass it on."""
         self._count(outcome)
-        self._emit(outcome, location, row)
+        self._emit([(outcome, location, row)])
 
     def _count(self, outcome: Outcome) -> None:
         self.counts.setdefault(outcome.stage, Counter())[

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from bagent.agents.conversation import Conversation, converse
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
-from bagent.fleet.call import Call
+from bagent.fleet.call import Call, EndedCall
 from bagent.fleet.fleet import Fleet
 from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.feeder import Work, with_images
+from bagent.stages.results import Emit
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Outcome, Row
 
@@ -35,11 +36,19 @@ IsReplaced = Callable[[Outcome, Row], bool]
 """Whether other rows take the place of a row that ended."""
 
 
+EndedRow = tuple[Conversation, Outcome]
+"""The conversation of a row that has ended, and its outcome."""
+
+
 class OutcomeLog(Protocol):
     """The log that finished rows go to first: :class:`bagent.store.journal.journal.Journal`."""
 
     def write(self, outcome: Outcome) -> int:
         """Write one outcome and return its location; raise WriteError."""
+        ...
+
+    def write_all(self, outcomes: Sequence[Outcome]) -> list[int]:
+        """Write outcomes and return their locations; raise WriteError."""
         ...
 
     def sync(self) -> None:
@@ -51,7 +60,7 @@ class RowRunner:
     """Makes a conversation of each row, sends its calls and writes its outcome.
 
     Args:
-        emit: gets each outcome, its place in the journal, and its row, once it is written.
+        emit: gets outcomes once they are written.
         gate: awaited before each batch of rows: backpressure of the output.
         is_replaced: called with each outcome before it is written; returns whether other rows take
             its place. Such an outcome is neither written nor counted.
@@ -66,7 +75,7 @@ class RowRunner:
         *,
         dedupe: RequestDedupe,
         stop_rules: StopRules,
-        emit: Callable[[Outcome, int, Row], None],
+        emit: Emit,
         gate: Callable[[], Awaitable[None]] | None = None,
         is_replaced: IsReplaced | None = None,
         alone: bool = True,
@@ -81,6 +90,8 @@ class RowRunner:
         self._is_replaced = is_replaced
         self._alone = alone
         self._bounded = plan.agent is not None or plan.program is not None
+        self._opened: list[Call] = []
+        """The first calls of rows, to be sent together."""
         self._begun = 0
         self._ended = 0
         loop = asyncio.get_running_loop()
@@ -110,6 +121,7 @@ class RowRunner:
                     self._begin(row, answer)
                     if self._is_turn_over():
                         await self._yield_to_loop()
+            self._send()
         if self._alone:
             self._fleet.expect(False)
             await self._fleet.wait_idle()
@@ -119,12 +131,14 @@ class RowRunner:
 
     def _may_begin(self) -> bool:
         """Return whether another row may begin now."""
-        many_followers = self._dedupe.waiting > MOST_FOLLOWERS
-        return self._fleet.has_room and not (many_followers or (self._bounded and self._full()))
+        if len(self._opened) >= self._fleet.room or self._dedupe.waiting > MOST_FOLLOWERS:
+            return False
+        return not (self._bounded and self._full())
 
     async def _wait_for_room(self) -> None:
-        """Wait until another row may begin."""
-        if not self._fleet.has_room:
+        """Send what was opened, and wait until another row may begin."""
+        self._send()
+        if self._fleet.room <= 0:
             await self._fleet.wait_for_room()
         while self._dedupe.waiting > MOST_FOLLOWERS:
             self._no_followers.clear()
@@ -141,6 +155,7 @@ class RowRunner:
 
     async def _yield_to_loop(self) -> None:
         """Let signals and answers be handled, which wait while templates are rendered."""
+        self._send()
         await asyncio.sleep(0)
         self._turn_began = self._clock()
 
@@ -153,55 +168,100 @@ class RowRunner:
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
 
     def _begin(self, row: Row, answer: int) -> None:
-        """Open a row's conversation and send its first call, unless an equal one answers it."""
+        """Open a row's conversation for :meth:`_send`, unless an equal request answers it."""
         give_up_at = None
         if self._plan.row_seconds is not None:
             give_up_at = self._clock() + self._plan.row_seconds
         conversation = Conversation(self._plan, row, answer, give_up_at=give_up_at)
         step = conversation.open()
         if isinstance(step, Outcome):
-            self._finish(conversation, step)
+            self._finish([(conversation, step)])
             return
         finished = self._dedupe.finished_answer(conversation)
         if finished is not None:
-            self._finish(conversation, copy_outcome(conversation, finished, unix()))
+            self._finish([(conversation, copy_outcome(conversation, finished, unix()))])
         elif not self._dedupe.follow(conversation):
             self._stop_rules.begin(conversation, step.request)
-            work = self._run_row(conversation, step)
             if self._bounded:
-                self._fleet.spawn(work)
+                self._fleet.spawn(self._run_row(conversation, step))
             else:
-                self._fleet.run_row(work)
+                self._opened.append(step)
+
+    def _send(self) -> None:
+        """Send the first calls of the rows that were opened."""
+        if self._opened:
+            opened, self._opened = self._opened, []
+            self._fleet.submit(opened, self._on_ended)
 
     async def _run_row(self, conversation: Conversation, call: Call) -> None:
-        """Wait for a row's outcome, and write it."""
+        """Wait for the outcome of a row with tools or a program, and write it."""
         outcome = await converse(conversation, call, self._fleet)
         if outcome is not None:  # else the run ends first, and a later start resumes the row
-            self._finish(conversation, outcome)
+            self._finish([(conversation, outcome)])
 
-    def _finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Write the outcome, then finish the conversations that wait for it."""
-        self._ended += 1
-        if outcome.finished_at is None:
-            outcome.finished_at = round(unix(), 4)
-        if self._is_replaced is not None and self._is_replaced(outcome, conversation.row):
-            location = NOT_WRITTEN
-            self._stop_rules.discard(conversation)
-        else:
-            location = self._journal.write(outcome)
-            self._emit(outcome, location, conversation.row)
-            stop_reason = self._stop_rules.outcome(outcome, conversation)
-            if stop_reason is not None and not self.stop_reason.done():
-                self.stop_reason.set_result(stop_reason)
-        followers = self._dedupe.finished(conversation, outcome, location)
-        for follower in followers:
-            if outcome.error_kind in PASSING_KINDS:
-                self._begin(follower.row, follower.answer)
-            else:
-                self._finish(follower, copy_outcome(follower, outcome, unix()))
-        if followers and self._dedupe.waiting <= MOST_FOLLOWERS:
+    def _on_ended(self, calls: Sequence[EndedCall]) -> None:
+        """Write the outcomes of rows whose calls have ended, or ask again."""
+        ended: list[EndedRow] = []
+        again: list[Call] = []
+        try:
+            for call, end in calls:
+                conversation = call.owner
+                assert isinstance(conversation, Conversation)
+                step = conversation.handle(call, end)
+                if isinstance(step, Outcome):
+                    ended.append((conversation, step))
+                else:
+                    again.append(step)
+        finally:
+            if ended:
+                self._finish(ended)
+        self._send()
+        if again:  # before new rows
+            self._fleet.submit(again, self._on_ended, urgent=True)
+
+    def _finish(self, ended: list[EndedRow]) -> None:
+        """Write outcomes, then finish the conversations that wait for them."""
+        self._ended += len(ended)
+        ended, replaced = self._without_replaced(ended)
+        locations = (self._write(ended) if ended else []) + [NOT_WRITTEN] * len(replaced)
+        copies: list[EndedRow] = []
+        was_waiting = self._dedupe.waiting
+        for (conversation, outcome), location in zip(ended + replaced, locations, strict=True):
+            for follower in self._dedupe.finished(conversation, outcome, location):
+                if outcome.error_kind in PASSING_KINDS:
+                    self._begin(follower.row, follower.answer)
+                else:
+                    copies.append((follower, copy_outcome(follower, outcome, unix())))
+        if copies:
+            self._finish(copies)
+        if self._dedupe.waiting <= MOST_FOLLOWERS < was_waiting:
             self._no_followers.set()
         if self._bounded:
             self._row_ended.set()
         if self._ended == self._begun:
             self._all_ended.set()
+
+    def _without_replaced(self, ended: list[EndedRow]) -> tuple[list[EndedRow], list[EndedRow]]:
+        """Return the rows whose outcomes are written, and those that other rows replace."""
+        is_replaced = self._is_replaced
+        if is_replaced is None:
+            return ended, []
+        replaced = [entry for entry in ended if is_replaced(entry[1], entry[0].row)]
+        for conversation, _ in replaced:
+            self._stop_rules.discard(conversation)
+        return [entry for entry in ended if entry not in replaced], replaced
+
+    def _write(self, ended: list[EndedRow]) -> list[int]:
+        """Write, pass on and count outcomes; return their locations."""
+        outcomes = [outcome for _, outcome in ended]
+        for outcome in outcomes:
+            if outcome.finished_at is None:
+                outcome.finished_at = round(unix(), 4)
+        locations = self._journal.write_all(outcomes)
+        rows = [conversation.row for conversation, _ in ended]
+        self._emit(list(zip(outcomes, locations, rows, strict=True)))
+        for conversation, outcome in ended:
+            stop_reason = self._stop_rules.outcome(outcome, conversation)
+            if stop_reason is not None and not self.stop_reason.done():
+                self.stop_reason.set_result(stop_reason)
+        return locations

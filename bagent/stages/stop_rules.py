@@ -59,7 +59,13 @@ class EarlyFailures:
         number, model = began or (next(self._numbers), None)
         reason = None
         for endpoint in (EVERYWHERE, outcome.endpoint):
-            streak = self._streaks.setdefault((endpoint, model), _Streak())
+            streak = self._streaks.get((endpoint, model))
+            if streak is None:
+                streak = self._streaks[endpoint, model] = _Streak()
+            if outcome.status == "ok":
+                streak.served = True
+                streak.numbers.clear()
+                continue
             reason = reason or self._count(streak, outcome, number, endpoint)
         return reason
 
@@ -128,7 +134,7 @@ class StopRules:
         """Count one finished row; ``row`` is the argument of :meth:`begin`."""
         self._done += 1
         kind = outcome.error_kind
-        if outcome.failed:
+        if outcome.status != "ok" and outcome.failed:
             self._failed += 1
         if kind == "budget":
             return StopReason(

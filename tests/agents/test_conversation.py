@@ -16,7 +16,7 @@ from bagent.backends.request import CallSettings
 from bagent.fleet.call import Call, CallResult, Delivery
 from bagent.types import Failure, Outcome, Reply, Row, Usage
 
-HERE = Delivery("here", "here/1", 10.0, 12.5, 3.0)
+HERE = Delivery("here", "here/1", 10.0, 12.5)
 
 
 class Prompt:

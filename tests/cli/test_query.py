@@ -123,18 +123,20 @@ def test_the_views_answer_common_questions(bagent, job_dir):
     }
     journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
     for row, endpoint, kind in ((0, "http://a", None), (0, "http://a", "timeout"), (1, "b", None)):
-        journal.write_attempt(
-            Attempt(
-                **attempt,
-                row=row,
-                turn=1,
-                try_=1,
-                endpoint=endpoint,
-                group=f"g{row}{kind}",
-                sent=11.0,
-                error_kind=kind,
-                completion_tokens=5,
-            )
+        journal.write_attempts(
+            [
+                Attempt(
+                    **attempt,
+                    row=row,
+                    turn=1,
+                    try_=1,
+                    endpoint=endpoint,
+                    group=f"g{row}{kind}",
+                    sent=11.0,
+                    error_kind=kind,
+                    completion_tokens=5,
+                )
+            ]
         )
     journal.close()
 
@@ -166,7 +168,7 @@ def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(bagent,
         unit: dict[str, Any] = {"key": f"{number:016x}", "row": 0, "stage": "part", "answer": 0}
         for try_ in range(1, tries + 1):
             more: dict[str, Any] = {"group": f"g{try_}", "group_size": 1, "sent": 1.0, "id": one}
-            journal.write_attempt(Attempt(**unit, **more, turn=1, try_=try_, endpoint="e"))
+            journal.write_attempts([Attempt(**unit, **more, turn=1, try_=try_, endpoint="e")])
         tool = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0, "id": one}
         journal.write_tool(ToolRecord(**unit, **tool))
     journal.close()

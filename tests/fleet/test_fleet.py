@@ -87,11 +87,12 @@ async def test_deliveries_and_attempts_tell_where_and_when():
     scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD, 2.0)}
     s = setup(scripts, limit=1)
     s.request(s.call(0))
-    s.request(s.call(1))
+    waiting = s.call(1)
+    s.request(waiting)
     await s.fleet.wait_idle()
     delivery = s.recorder.replies[1]
     assert (delivery.endpoint, delivery.sent, delivery.done) == ("a", 1002.0, 1004.0)
-    assert delivery.queue_ms == pytest.approx(2000.0)
+    assert waiting.waited_ms == pytest.approx(2000.0)
     first, second, third = s.attempts
     assert (first.row, first.try_, first.status_code, first.error_kind) == (0, 1, 500, "overloaded")
     assert (second.row, second.try_, second.error_kind) == (1, 1, None)

@@ -63,14 +63,13 @@ async def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
 
 @on_jumping_clock
 async def test_an_error_of_a_row_that_waits_for_a_call_stops_the_run():
-    async def full_disk(call):
-        await s.fleet.request(call)
+    def full_disk(calls):
         raise WriteError("the disk is full")
 
     gate = asyncio.Event()
     s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
     s.request(s.call(0))
-    s.fleet.run_row(full_disk(s.call(1, deadline=1005.0)))
+    s.fleet.submit([s.call(1, deadline=1005.0)], full_disk)
     assert isinstance((await s.fleet.stopped), WriteError)
 
 
@@ -86,8 +85,8 @@ async def test_a_drain_ends_rows_whose_requests_it_cancels_and_those_that_wait()
             raise
 
     s = setup({"a": lambda row, number: Answer(gate=asyncio.Event())}, limit=1)
-    s.fleet.run_row(row(s.call(0)))
-    s.fleet.run_row(row(s.call(1)))
+    s.fleet.spawn(row(s.call(0)))
+    s.fleet.spawn(row(s.call(1)))
     await asyncio.sleep(0.1)
     assert await s.fleet.drain(1.0) == 1
     await asyncio.sleep(0)

@@ -61,7 +61,7 @@ class Case:
     def after(self, failure: Failure, cancelled: str = "", **exchange: object) -> list[object]:
         request = InFlightRequest(self.state, [self.call], NOW - 1, cancel_reason=cancelled)
         result = Exchange([failure], sent=NOW - 1, done=NOW, status=failure.status, **exchange)
-        delivery = Delivery("a", "a/1", NOW - 1, NOW, 0.0)
+        delivery = Delivery("a", "a/1", NOW - 1, NOW)
         return self.rules.after_failure(request, self.call, failure, result, delivery)
 
 

@@ -117,8 +117,10 @@ def busy(clock: Clock, make: Maker, tally: RunCounters) -> Callable[..., Snapsho
 
     for row in range(1200):
         clock.now += 0.01
-        tally.outcome(make.outcome(row, prompt_tokens=100, completion_tokens=20, cost_usd=0.0001))
+        tally.outcomes(
+            [make.outcome(row, prompt_tokens=100, completion_tokens=20, cost_usd=0.0001)]
+        )
     for row in range(9):
         kind = ("timeout", "rejected", "schema")[(row > 4) + (row > 7)]
-        tally.outcome(make.outcome(row, "failed", error_kind=kind, error=f"{kind} text"))
+        tally.outcomes([make.outcome(row, "failed", error_kind=kind, error=f"{kind} text")])
     return at

@@ -43,30 +43,30 @@ def cache_line(make, tally, **fleet):
 
 
 def test_the_summary_tells_the_rate_by_answers_first_and_who_did_not_tell(make, tally):
-    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1))
+    tally.outcomes([make.outcome(0, prompt_tokens=100, completion_tokens=1)])
     [line] = cache_line(make, tally)
     assert line == "unknown: the server does not tell what its prefix cache knew"
-    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=20))
+    tally.outcomes([make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=20)])
     own = "20 % of 100 prompt tokens were known (1 answer did not say)"
     assert cache_line(make, tally) == [own]
     for hits in (0, 75):
         tally.sample(sample("a", hits, hits * 4 // 3))
         tally.sample(sample("b", 0, 0))  # never sent anything
-    tally.attempt(make.attempt(endpoint="a"))
+    tally.attempts([make.attempt(endpoint="a")])
     # several stages count the same endpoint several times
     [line] = cache_line(make, tally, endpoints=4)
     assert line == f"{own}; 75 %, by the counters of 1 endpoint, of all its clients"
-    tally.attempt(make.attempt(endpoint="c"))
-    tally.attempt(make.attempt(endpoint="b"))  # it dies before it tells again
+    tally.attempts([make.attempt(endpoint="c")])
+    tally.attempts([make.attempt(endpoint="b")])  # it dies before it tells again
     assert cache_line(make, tally, endpoints=4)[0].endswith("clients; unknown of 2 more")
 
 
 def test_counters_of_all_clients_are_named_where_they_differ_from_the_answers(make, tally):
     for hits, queries in ((0, 0), (75, 100)):
         tally.sample(sample("a", hits, queries))
-    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=75))
+    tally.outcomes([make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=75)])
     assert cache_line(make, tally) == ["75 % of 100 prompt tokens were known"]
-    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=5))
+    tally.outcomes([make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=5)])
     counters = "75 %, by the counters of 1 endpoint, of all its clients"
     assert cache_line(make, tally) == [f"40 % of 200 prompt tokens were known; {counters}"]
 
@@ -74,6 +74,6 @@ def test_counters_of_all_clients_are_named_where_they_differ_from_the_answers(ma
 def test_counters_alone_say_that_they_count_all_clients(make, tally):
     for hits, queries in ((0, 0), (75, 100)):
         tally.sample(sample("a", hits, queries))
-    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1))
+    tally.outcomes([make.outcome(0, prompt_tokens=100, completion_tokens=1)])
     text = "75 % of 100 prompt tokens were known, by the counters of 1 endpoint, of all its clients"
     assert cache_line(make, tally) == [text]

@@ -22,7 +22,7 @@ def test_answers_of_unknown_cost_are_counted_beside_a_known_cost(
 ) -> None:
     costs = []
     for row, cost in enumerate([None, 0.5]):
-        tally.outcome(make.outcome(row, cost_usd=cost))
+        tally.outcomes([make.outcome(row, cost_usd=cost)])
         s = make.snapshot(tally)
         costs.append((s.cost_usd, s.cost_unknown))
     assert costs == [(None, 0), (0.5, 1)]
@@ -37,7 +37,7 @@ def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any)
     for row, valid in enumerate([True, True, False, None]):
         times = {"latency_ms": 50.0 * row, "ttft_ms": 2.0 if row % 2 else None}
         cost = 0.0 if row else None
-        tally.outcome(make.outcome(row, first_try_valid=valid, cost_usd=cost, **times))
+        tally.outcomes([make.outcome(row, first_try_valid=valid, cost_usd=cost, **times)])
     s = make.snapshot(tally)
     assert (s.cost_usd, s.cost_unknown) == (0.0, 1)
     assert (s.first_try_valid, s.first_try_total) == (2, 3), "rows without a schema do not count"
@@ -47,46 +47,46 @@ def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any)
 
 
 def test_rows_are_counted_by_status_and_kind(tally: RunCounters, make: Any) -> None:
-    tally.outcome(make.outcome(0))
-    tally.outcome(make.outcome(1, "failed", error_kind="timeout"))
-    tally.outcome(make.outcome(2, "failed", error_kind="auth"))
-    tally.outcome(make.outcome(3, "invalid", error_kind="schema"))
-    tally.outcome(make.outcome(4, "truncated", error_kind="truncated"))
-    tally.outcome(make.outcome(5, "truncated"))
+    tally.outcomes([make.outcome(0)])
+    tally.outcomes([make.outcome(1, "failed", error_kind="timeout")])
+    tally.outcomes([make.outcome(2, "failed", error_kind="auth")])
+    tally.outcomes([make.outcome(3, "invalid", error_kind="schema")])
+    tally.outcomes([make.outcome(4, "truncated", error_kind="truncated")])
+    tally.outcomes([make.outcome(5, "truncated")])
     s = make.snapshot(tally)
     assert (s.this_start.done, s.ok, s.accepted, s.failed) == (6, 1, 1, 4)
     assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 2}
     assert s.by_kind == {"timeout": 1, "auth": 1, "schema": 1, "truncated": 1}
     assert sum(group.count for group in s.errors) == 4
-    tally.outcome(make.outcome(0, stage="work"))
-    tally.outcome(make.outcome(1, "failed", stage="work", error_kind="timeout"))
+    tally.outcomes([make.outcome(0, stage="work")])
+    tally.outcomes([make.outcome(1, "failed", stage="work", error_kind="timeout")])
     assert make.snapshot(tally).by_stage == {"main": StageCount(2, 4), "work": StageCount(1, 1)}
 
 
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, make: Any) -> None:
-    tally.outcome(make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0))
-    tally.outcome(make.outcome(1))
-    tally.outcome(make.outcome(2, prompt_tokens=5, completion_tokens=None))
-    tally.outcome(make.outcome(3))
+    tally.outcomes([make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0)])
+    tally.outcomes([make.outcome(1)])
+    tally.outcomes([make.outcome(2, prompt_tokens=5, completion_tokens=None)])
+    tally.outcomes([make.outcome(3)])
     tokens = make.snapshot(tally).tokens
     assert tokens.prompt == TokenCount(total=10, unknown=2)
     assert tokens.completion == TokenCount(total=7, unknown=3)
     assert tokens.cached == TokenCount(total=0, unknown=3)
     assert tokens.reasoning == TokenCount(total=None, unknown=4)
     assert tokens.without_counts == 3
-    tally.outcome(make.outcome(4, "failed", error_kind="connect"))
-    tally.outcome(make.outcome(5, "bad_input", error_kind="bad_input", attempts=0))
+    tally.outcomes([make.outcome(4, "failed", error_kind="connect")])
+    tally.outcomes([make.outcome(5, "bad_input", error_kind="bad_input", attempts=0)])
     assert make.snapshot(tally).tokens.without_counts == 3, "a row without an answer has no counts"
     paid = {"prompt_tokens": 9, "completion_tokens": 3, "cost_usd": 0.5}
-    tally.outcome(make.outcome(6, "failed", error_kind="max_turns", **paid))
+    tally.outcomes([make.outcome(6, "failed", error_kind="max_turns", **paid)])
     s = make.snapshot(tally)
     assert (s.tokens.prompt.total, s.tokens.completion.total, s.cost_usd) == (19, 10, 0.5)
 
 
 def test_a_copied_answer_costs_nothing_again(tally: RunCounters, make: Any) -> None:
     paid = {"prompt_tokens": 10, "completion_tokens": 2, "cost_usd": 0.25, "latency_ms": 5.0}
-    tally.outcome(make.outcome(0, **paid))
-    tally.outcome(make.outcome(1, copied_from="0" * 16, **paid))
+    tally.outcomes([make.outcome(0, **paid)])
+    tally.outcomes([make.outcome(1, copied_from="0" * 16, **paid)])
     s = make.snapshot(tally)
     assert (s.this_start.done, s.ok, s.this_start.sent, s.this_start.copied) == (2, 2, 1, 1)
     assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
@@ -96,7 +96,7 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:
     for row in range(60):
-        tally.outcome(make.outcome(row, prompt_tokens=10, completion_tokens=5))
+        tally.outcomes([make.outcome(row, prompt_tokens=10, completion_tokens=5)])
     assert make.snapshot(tally).overall.rows_per_s == 0
     clock.now += 20
     s = make.snapshot(tally)
@@ -115,10 +115,12 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
 
 def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, make: Any) -> None:
     for _ in range(3):
-        tally.attempt(make.attempt("g1", group_size=3, status_code=200))
+        tally.attempts([make.attempt("g1", group_size=3, status_code=200)])
     for _ in range(2):
-        tally.attempt(make.attempt("g2", group_size=2, status_code=429, error_kind="rate_limited"))
-    tally.attempt(make.attempt("g3", try_=2, error_kind="timeout"))
+        tally.attempts(
+            [make.attempt("g2", group_size=2, status_code=429, error_kind="rate_limited")]
+        )
+    tally.attempts([make.attempt("g3", try_=2, error_kind="timeout")])
     s = make.snapshot(tally)
     assert (s.requests, s.tries, s.retries, s.throttled) == (3, 6, 1, 1)
     assert s.failed_tries == {"rate_limited": 2, "timeout": 1}
@@ -129,7 +131,7 @@ def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, m
 def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, clock: Any) -> None:
     for row in range(100):
         clock.now += 0.1
-        tally.outcome(make.outcome(row))
+        tally.outcomes([make.outcome(row)])
     feed = make.feed(read=120, position=1200, size=4000, ended=False)
     s = make.snapshot(tally, make.fleet(in_flight=10, ready=8, retrying=2), feed)
     assert s.to_do == 20 + 280
@@ -165,7 +167,7 @@ def test_a_limit_bounds_the_rows_that_are_expected(
     tally: RunCounters, make: Any, most: int, total: int
 ) -> None:
     for row in range(100):
-        tally.outcome(make.outcome(row))
+        tally.outcomes([make.outcome(row)])
     feed = make.feed(read=120, position=1200, size=4000, ended=False, most=most)
     assert make.snapshot(tally, make.fleet(in_flight=20), feed).total == total
 
@@ -176,7 +178,7 @@ def test_the_speed_that_is_shown_leads_to_the_eta(
 ) -> None:
     clock.now += 30
     for row in range(rows):
-        tally.outcome(make.outcome(row, completion_tokens=2))
+        tally.outcomes([make.outcome(row, completion_tokens=2)])
     clock.now += 20
     s = make.snapshot(tally, make.fleet(in_flight=6))
     assert s.eta_s == pytest.approx(6 / speed)
@@ -189,13 +191,13 @@ def test_where_the_speed_changed_the_end_is_a_range(
 ) -> None:
     for row in range(100):
         clock.now += 1
-        tally.outcome(make.outcome(row))
+        tally.outcomes([make.outcome(row)])
     steady = make.snapshot(tally, make.fleet(in_flight=60))
     assert steady.eta_range is None
     assert " to " not in status_text.arrival(steady)
     for row in range(100, 400):
         clock.now += 0.1
-        tally.outcome(make.outcome(row))
+        tally.outcomes([make.outcome(row)])
     s = make.snapshot(tally, make.fleet(in_flight=60))
     assert s.eta_range == pytest.approx((6, 60 / (400 / 130)), rel=0.02)
     assert status_text.arrival(s) == "ETA 6.0s to 19s"
@@ -206,20 +208,20 @@ def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
 ) -> None:
     fleet = make.fleet(in_flight=300)
     for row in range(19):
-        tally.outcome(make.outcome(row, cost_usd=0.01))
+        tally.outcomes([make.outcome(row, cost_usd=0.01)])
     assert make.snapshot(tally, fleet).cost_at_end is None
     for row in range(19, 100):
-        tally.outcome(make.outcome(row, cost_usd=0.01))
+        tally.outcomes([make.outcome(row, cost_usd=0.01)])
     assert make.snapshot(tally, fleet).cost_at_end == pytest.approx((4.0, 4.0))
     for row in range(100, 200):
-        tally.outcome(make.outcome(row, cost_usd=0.03))
+        tally.outcomes([make.outcome(row, cost_usd=0.03)])
     s = make.snapshot(tally, fleet)
     assert s.cost_usd == pytest.approx(4.0)
     # 300 more of 0.02 each, with a deviation of 0.01 in the sum and in the mean
     spread = 2 * 0.01 * (300 + 300**2 / 200) ** 0.5
     assert s.cost_at_end == pytest.approx((10 - spread, 10 + spread))
     assert "at the end" in status_text.speed(s)[-1].text
-    tally.outcome(make.outcome(200, cost_usd=None))
+    tally.outcomes([make.outcome(200, cost_usd=None)])
     assert make.snapshot(tally, fleet).cost_at_end is None
 
 
@@ -228,7 +230,7 @@ def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
 ) -> None:
     for row in range(100):
         clock.now += 0.1
-        tally.outcome(make.outcome(row))
+        tally.outcomes([make.outcome(row)])
     feed = make.feed(read=600, skipped=500, position=600, size=1000, ended=False)
     s = make.snapshot(tally, feed=feed, earlier={"ok": 480, "schema": 20})
     assert (s.skipped, s.remaining, s.total) == (500, 400, 1000)
@@ -275,8 +277,8 @@ def test_what_is_left_is_unknown_only_where_the_size_is(make, done, fleet, feed,
 
 def test_a_snapshot_goes_through_json_unchanged(tally: RunCounters, make: Any, clock: Any) -> None:
     clock.now += 1
-    tally.outcome(make.outcome(0, prompt_tokens=3, completion_tokens=1, latency_ms=8.0))
-    tally.outcome(make.outcome(1, "failed", id="\udc00", error_kind="auth", error="\ud800 \x1b"))
+    tally.outcomes([make.outcome(0, prompt_tokens=3, completion_tokens=1, latency_ms=8.0)])
+    tally.outcomes([make.outcome(1, "failed", id="\udc00", error_kind="auth", error="\ud800 \x1b")])
     s = make.snapshot(tally)
     assert msgspec.json.decode(msgspec.json.encode(s), type=Snapshot) == s
 

@@ -69,7 +69,7 @@ def test_every_part_fits_the_screen(clock, make, tally, busy, width, height):
 
 def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
     for kind in (None, "timeout"):
-        tally.attempt(make.attempt("g", endpoint="a", error_kind=kind))
+        tally.attempts([make.attempt("g", endpoint="a", error_kind=kind)])
     for hits, queries in ((100, 200), (103, 204)):
         one = EndpointSample(endpoint="a", at=1.0, healthy=True, in_flight=1, limit=2, waiting=7)
         tally.sample(msgspec.structs.replace(one, cache_hits=hits, cache_queries=queries))
@@ -83,7 +83,7 @@ def test_a_slow_endpoint_comes_first_and_names_stay_apart(clock, make, tally, bu
         for number in range(6):
             sent = 10.0 + number
             attempt = make.attempt(f"{state.name}{number}", endpoint=state.name)
-            tally.attempt(msgspec.structs.replace(attempt, sent=sent, done=sent + seconds))
+            tally.attempts([msgspec.structs.replace(attempt, sent=sent, done=sent + seconds)])
     shown = screen(clock, tally, busy, states)
     lines = [line.split() for line in shown if "12/64" in line]
     assert [(line[0][:7], line[0][-4:]) for line in lines] == [
@@ -95,7 +95,7 @@ def test_a_slow_endpoint_comes_first_and_names_stay_apart(clock, make, tally, bu
 
 
 def test_the_last_answers_and_the_errors_are_there_without_control_codes(clock, make, tally, busy):
-    tally.outcome(make.outcome(7, text="fine\x1b[31m", id="the-id"))
+    tally.outcomes([make.outcome(7, text="fine\x1b[31m", id="the-id")])
     shown = "\n".join(screen(clock, tally, busy, []))
     assert "\nthe-id: fine\\x1b[31m" in shown
     assert "5 x timeout: timeout text" in shown
@@ -125,7 +125,7 @@ def test_the_history_has_one_bar_a_step(clock, make, tally):
     history = History()
     for row in range(40):
         clock.now += 1
-        tally.outcome(make.outcome(row, completion_tokens=10))
+        tally.outcomes([make.outcome(row, completion_tokens=10)])
         history.add(make.snapshot(tally))
     assert history.rates(1) == [1.0] * int(40 / STEP_S)
     assert history.rates(2) == [10.0] * int(40 / STEP_S)

@@ -36,10 +36,10 @@ def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
 
 
 def test_a_line_tells_the_stages_where_there_are_several(tally: Any, make: Any) -> None:
-    tally.outcome(make.outcome(0, stage="plan"))
+    tally.outcomes([make.outcome(0, stage="plan")])
     assert "plan" not in one_line(make.snapshot(tally))
     for number in range(9):
-        tally.outcome(make.outcome(1, "failed", stage=f"work{number}", error_kind="timeout"))
+        tally.outcomes([make.outcome(1, "failed", stage=f"work{number}", error_kind="timeout")])
     line = one_line(make.snapshot(tally))
     assert "; plan 1 ok, work0 0 ok, 1 failed, work1 0 ok, 1 failed," in line
     assert "work6 0 ok, 1 failed, +2 stages; " in line
@@ -109,7 +109,7 @@ def test_what_changes_gets_a_line_at_once_and_no_flood(busy, clock, changes, end
 def test_a_pipe_as_input_shows_rows_without_a_total(tally: Any, make: Any, clock: Any) -> None:
     progress, stream = plain(clock)
     clock.now += 2
-    tally.outcome(make.outcome(0))
+    tally.outcomes([make.outcome(0)])
     feed = make.feed(size=None, ended=False, read=1)
     progress.update(tally.snapshot(make.fleet(), feed))
     assert stream.getvalue() == "[2.0s] 1 row, 1 ok; 0/64 in flight; 0.50 rows/s, ETA ?\n"
@@ -144,7 +144,7 @@ def test_json_mode_accounts_for_errors_that_it_leaves_out(
     tally: Any, make: Any, clock: Any
 ) -> None:
     for row, word in enumerate("abcdefghijklmno"):
-        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=word * 3))
+        tally.outcomes([make.outcome(row, "failed", error_kind="rejected", error=word * 3)])
     stream = io.StringIO()
     progress = make_progress("json", stream, is_tty=False, env={}, clock=clock)
     progress.update(make.snapshot(tally))

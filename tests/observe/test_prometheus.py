@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_newest_snapshot(server, tally, busy):
 
 def test_histograms_hold_the_times_in_seconds(server, make, tally):
     for ms in (100.0, 400.0, 30_000.0):
-        tally.outcome(make.outcome(latency_ms=ms, ttft_ms=ms / 10, prompt_tokens=1))
+        tally.outcomes([make.outcome(latency_ms=ms, ttft_ms=ms / 10, prompt_tokens=1)])
     make.snapshot(tally)
     server.attach(Live(tally, list))
     found = scraped(server)

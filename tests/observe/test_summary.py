@@ -35,19 +35,21 @@ def info(exit_code: int, **parts: Any) -> EndInfo:
 
 def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> None:
     for row in range(4):
-        tally.outcome(
-            make.outcome(
-                row,
-                prompt_tokens=500,
-                completion_tokens=100,
-                cached_tokens=400 if row else None,
-                cost_usd=0.001,
-                latency_ms=120.0,
-                ttft_ms=40.0 if row == 0 else None,
-                first_try_valid=True,
-            )
+        tally.outcomes(
+            [
+                make.outcome(
+                    row,
+                    prompt_tokens=500,
+                    completion_tokens=100,
+                    cached_tokens=400 if row else None,
+                    cost_usd=0.001,
+                    latency_ms=120.0,
+                    ttft_ms=40.0 if row == 0 else None,
+                    first_try_valid=True,
+                )
+            ]
         )
-        tally.attempt(make.attempt(f"g{row}"))
+        tally.attempts([make.attempt(f"g{row}")])
     clock.now += 8
     assert summary_lines(make.snapshot(tally), info(0)) == [
         "rows        4 rows: 4 ok, 0 failed",
@@ -75,15 +77,15 @@ def test_attempts_of_rows_add_up_where_a_request_holds_several(
     tally: RunCounters, make: Any
 ) -> None:
     for row, group in enumerate(("g1", "g1", "g2")):
-        tally.outcome(make.outcome(row))
-        tally.attempt(make.attempt(group))
-    tally.attempt(make.attempt("g3", try_=2))
+        tally.outcomes([make.outcome(row)])
+        tally.attempts([make.attempt(group)])
+    tally.attempts([make.attempt("g3", try_=2)])
     lines = summary_lines(make.snapshot(tally), info(0))
     assert "requests    3 sent; 4 row attempts ended, 1 of them retries" in lines
 
 
 def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, clock: Any) -> None:
-    tally.outcome(make.outcome(0))
+    tally.outcomes([make.outcome(0)])
     for row in range(1, 7):
         kind, error = [
             ("timeout", f"127.0.0.1:{8000 + row} timed out after {row}.01 s"),
@@ -91,9 +93,11 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
             ("bad_response", "HTTP 200: <h1>gateway</h1>"),
         ][(row > 3) + (row > 5)]
         endpoint = f"http://127.0.0.1:{8000 + row}"
-        tally.outcome(make.outcome(row, "failed", error_kind=kind, error=error, endpoint=endpoint))
-        tally.attempt(make.attempt(f"g{row}", try_=2, error_kind=kind))
-    tally.attempt(make.attempt("g9", status_code=429, error_kind="rate_limited"))
+        tally.outcomes(
+            [make.outcome(row, "failed", error_kind=kind, error=error, endpoint=endpoint)]
+        )
+        tally.attempts([make.attempt(f"g{row}", try_=2, error_kind=kind)])
+    tally.attempts([make.attempt("g9", status_code=429, error_kind="rate_limited")])
     clock.now += 10
     resumed = make.snapshot(tally, make.fleet(), make.feed(read=19), {"ok": 10, "schema": 2})
     assert summary_lines(resumed, info(1)) == [
@@ -164,7 +168,7 @@ def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
 def test_the_last_line_is_the_command_that_comes_next(
     tally: RunCounters, make: Any, end: EndInfo, tail: list[str]
 ) -> None:
-    tally.outcome(make.outcome(0))
+    tally.outcomes([make.outcome(0)])
     lines = summary_lines(make.snapshot(tally), end)
     start = lines.index("results     runs/genes") + 1
     assert lines[start:] == tail
@@ -189,7 +193,7 @@ def test_the_last_line_is_the_command_that_comes_next(
     ],
 )
 def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected) -> None:
-    tally.outcome(make.outcome(6, "failed", **row))
+    tally.outcomes([make.outcome(6, "failed", **row)])
     assert expected in text(tally, make, info(exit_code))
 
 
@@ -203,7 +207,7 @@ def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected
 def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, rest) -> None:
     for row in range(causes):
         word = "".join(chr(ord("a") + int(digit)) for digit in f"{row:03}")
-        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}"))
+        tally.outcomes([make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}")])
     lines = summary_lines(make.snapshot(tally), info(1))
     assert len([line for line in lines if " x rejected" in line]) == 10
     assert f"            {rest}" in lines
@@ -229,7 +233,7 @@ def test_the_command_that_goes_on_does_not_begin_anew(
     ],
 )
 def test_the_next_command_changes_what_the_cause_names(tally, make, kind, options) -> None:
-    tally.outcome(make.outcome(1, "failed", error_kind=kind, error="why"))
+    tally.outcomes([make.outcome(1, "failed", error_kind=kind, error="why")])
     for before in ([], ["--set", "agent.max_turns=6"] if kind == "max_turns" else []):
         command = ["bagent", "run", "job.yaml", *before]
         lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
@@ -237,7 +241,7 @@ def test_the_next_command_changes_what_the_cause_names(tally, make, kind, option
 
 
 def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> None:
-    tally.outcome(make.outcome(1, "failed", error_kind="context_overflow", error="5,000 tokens"))
+    tally.outcomes([make.outcome(1, "failed", error_kind="context_overflow", error="5,000 tokens")])
     lines = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run", "job.yaml"]))
     assert lines[-4] == (
         "cause       1 row too long for the context (context_overflow): shorten the long field in"
@@ -247,7 +251,7 @@ def test_prompts_that_are_too_long_are_to_be_shortened_first(tally, make) -> Non
 
 
 def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock) -> None:
-    tally.outcome(make.outcome(0))
+    tally.outcomes([make.outcome(0)])
     clock.now += 4
     s = make.snapshot(tally, earlier={"ok": 9})
     (time,) = (x for x in summary_lines(s, info(0, worked_s=20.0)) if x.startswith("time"))
@@ -293,7 +297,7 @@ def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make) 
 
 
 def test_the_command_that_sends_rows_again_does_not_skip_failed_ones(tally, make) -> None:
-    tally.outcome(make.outcome(0, status="failed", error_kind="template"))
+    tally.outcomes([make.outcome(0, status="failed", error_kind="template")])
     command = ["bagent", "run", "job.yaml", "--skip-failed"]
     lines = summary_lines(make.snapshot(tally), info(1, command=command))
     assert lines[-1].endswith("bagent run job.yaml --on-change continue --retry template")
@@ -310,7 +314,7 @@ def test_the_command_that_sends_rows_again_does_not_skip_failed_ones(tally, make
 )
 def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, options) -> None:
     for row, failure in enumerate([kind, kind, "timeout"]):
-        tally.outcome(make.outcome(row, "failed", error_kind=failure, error="why"))
+        tally.outcomes([make.outcome(row, "failed", error_kind=failure, error="why")])
     ending = info(76, none_ok=not ok, max_tokens=64)
     *_, advice, command = summary_lines(make.snapshot(tally), ending)
     assert command == f"next        {COMMAND}{options}"
@@ -320,7 +324,7 @@ def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, option
 
 def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make) -> None:
     for row, kind in enumerate(("bad_input", "truncated", "truncated")):
-        tally.outcome(make.outcome(row, "failed", error_kind=kind, error="why"))
+        tally.outcomes([make.outcome(row, "failed", error_kind=kind, error="why")])
     *_, advice, command = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run"]))
     assert "none of these rows again unless their input is mended; this one sends" in advice
     assert advice.endswith("sends truncated 2")
@@ -341,8 +345,8 @@ def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tall
 def test_a_limit_below_the_one_that_was_sent_is_never_proposed(
     tally, make, max_tokens, completion_tokens, setting
 ) -> None:
-    tally.outcome(
-        make.outcome(0, "truncated", error_kind="truncated", completion_tokens=completion_tokens)
+    tally.outcomes(
+        [make.outcome(0, "truncated", error_kind="truncated", completion_tokens=completion_tokens)]
     )
     s = make.snapshot(tally)
     lines = summary_lines(s, info(1, max_tokens=max_tokens, cut_at=s.cut_at))
@@ -387,14 +391,14 @@ def test_few_valid_first_answers_are_warned_of(
     tally: RunCounters, make: Any, valid: int, total: int, warned: bool
 ) -> None:
     for row in range(total):
-        tally.outcome(make.outcome(row, first_try_valid=row < valid))
+        tally.outcomes([make.outcome(row, first_try_valid=row < valid)])
     said = text(tally, make, info(0))
     assert ("the endpoint may not enforce the schema" in said) == warned
     assert ("schema      " in said) == (total > 0)
 
 
 def test_what_is_left_is_said_when_a_run_stops_early(tally: RunCounters, make: Any) -> None:
-    tally.outcome(make.outcome(0))
+    tally.outcomes([make.outcome(0)])
     left = {"fleet": make.fleet(in_flight=4)}
     assert "rows        5 rows: 1 ok, 0 failed, 4 remaining" in text(tally, make, info(75), **left)
     half = make.feed(read=5, position=50, size=100, ended=False)
@@ -405,7 +409,7 @@ def test_what_is_left_is_said_when_a_run_stops_early(tally: RunCounters, make: A
 
 
 def test_colour_codes_are_only_in_lines_for_a_terminal(tally: RunCounters, make: Any) -> None:
-    tally.outcome(make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno"))
+    tally.outcomes([make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno")])
     end = info(76, reason="HTTP 401: \x1b[2J\nno key", action="set\nthe key \x07")
     lines = summary_lines(make.snapshot(tally), end)
     assert not any("\x1b" in line for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -93,7 +93,6 @@ class Bench:
             backend=self.backend,
             limit=limit,
             group=BatchSizeRule(group, single=group == 1),
-            result_context=self.together,
         ).fleet
         prompt = Prompt() if schema is None else Chat()
         plan = StagePlan("main", prompt, SETTINGS, schema, TokenBudget(None))
@@ -105,22 +104,16 @@ class Bench:
                 lambda location: self.outcomes[location], tuple, None, dedupe=True
             ),
             stop_rules=StopRules(canary=False, stop_after=None),
-            emit=lambda outcome, location, row: None,
+            emit=lambda written: None,
         )
 
-    @contextmanager
-    def together(self):
-        self.events.append("begin")
-        yield
-        self.events.append("end")
-
-    def write(self, outcome: Outcome) -> int:
-        """Write one outcome: the journal's method."""
+    def write_all(self, outcomes: Sequence[Outcome]) -> list[int]:
+        """Write outcomes: the journal's method."""
         if self.full:
             raise WriteError("the disk is full")
-        self.events.append(("write", outcome.row))
-        self.outcomes.append(outcome)
-        return len(self.outcomes) - 1
+        self.events.append(("write", *[outcome.row for outcome in outcomes]))
+        self.outcomes += outcomes
+        return list(range(len(self.outcomes) - len(outcomes), len(self.outcomes)))
 
     async def run(self, *numbers: int) -> None:
         """Run rows to their ends; equal numbers are equal requests."""
@@ -142,8 +135,8 @@ async def test_a_row_is_written_before_its_slot_has_a_successor():
 async def test_all_rows_of_a_response_are_written_as_one_before_the_next_is_sent():
     bench = Bench(limit=2, group=2)
     await bench.run(0, 1, 2, 3)
-    first = [("send", 0, 1), "begin", ("write", 0), ("write", 1), "end"]
-    assert bench.events == [*first, ("send", 2, 3), "begin", ("write", 2), ("write", 3), "end"]
+    rows = [("send", 0, 1), ("write", 0, 1), ("send", 2, 3), ("write", 2, 3)]
+    assert bench.events == rows
 
 
 @on_jumping_clock

@@ -127,12 +127,11 @@ def test_answers_have_typed_columns_and_only_ok_rows(store, outcome, failure):
 def test_attempts_tool_calls_and_endpoints(store, outcome):
     journal = store.open()
     journal.write(outcome(0))
-    journal.write_attempt(
+    journal.write_attempts([
         Attempt(
             key="00", row=0, stage="main", answer=0, turn=1, try_=2, endpoint="e", group="g7",
             group_size=4, sent=1.5, status_code=503, id=7,
-        )
-    )  # fmt: skip
+        )])  # fmt: skip
     journal.write_tool(
         ToolRecord(
             key="00",

@@ -61,18 +61,17 @@ def test_parts_write_files_of_their_own(store, outcome):
 
 def test_an_attempt_is_in_its_file_before_the_row_that_it_ended(store, outcome):
     journal = store.open()
-    journal.write_attempt(attempt(1))
-    with journal.together():
-        journal.write(outcome(1))
-        journal.write_attempt(attempt(2))
-        journal.write(outcome(2))
+    journal.write_attempts([attempt(1)])
+    journal.write(outcome(1))
+    journal.write_attempts([attempt(2)])
+    journal.write_all([outcome(2), outcome(3)])
     assert [line["row"] for line in lines_of(store.segment(stream="attempts"))] == [1, 2]
     journal.close()
 
 
 def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
     journal = store.open()
-    journal.write_attempt(attempt(1))
+    journal.write_attempts([attempt(1)])
     journal.tick()
     assert not store.segment(stream="attempts").exists()
     store.clock.now += FLUSH_SECONDS

@@ -34,10 +34,11 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.money.prices import Price, pricer
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Work
+from bagent.stages.results import WrittenRow
 from bagent.stages.stop_rules import StopRules
 from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import Journal
-from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
+from bagent.types import Failure, Json, Message, Reply, Row, Usage
 from support import http_servers
 from support.http_servers import serve_app
 from support.scripted_fleet import ScriptedBackend
@@ -242,9 +243,9 @@ async def run_rows(
 
     emitted = 0
 
-    def emit(outcome: Outcome, place: int, row: Row) -> None:
+    def emit(written: Sequence[WrittenRow]) -> None:
         nonlocal emitted
-        emitted += 1
+        emitted += len(written)
         if emitted == options.kill_row:
             raise Killed("while answers were read")
 
@@ -283,7 +284,7 @@ async def run_rows(
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
         post=SubmitterTools(_plainly, notice, notice, clock),
-        on_attempt=journal.write_attempt,
+        on_attempts=journal.write_attempts,
         budget=options.budget,
         pause=clock.pause,
     )
@@ -337,7 +338,7 @@ def make_fleet() -> Fleet:
         [state],
         Singles({}),
         FleetConfig(concurrency=8),
-        on_attempt=lambda attempt: None,
+        on_attempts=lambda attempts: None,
         notice=lambda words: None,
         random=Random(1),
     )

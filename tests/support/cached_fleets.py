@@ -209,7 +209,7 @@ async def _run(case: Case) -> Ran:
         states,
         backend,
         FleetConfig(concurrency=1000, group=case.group, prefix=prefix),
-        on_attempt=lambda attempt: None,
+        on_attempts=lambda attempts: None,
         notice=lambda words: None,
         random=Random(1),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -20,7 +19,6 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.state import ResultContext
 from bagent.types import Attempt, EndpointSample, Failure, Reply
 from support.jumping_loop import run_jumping
 
@@ -307,7 +305,6 @@ def setup(
     own_accounts: bool = False,
     hosted: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
-    result_context: ResultContext = nullcontext,
     limits: dict[str, int | None] | None = None,
     learns: dict[str, int] | None = None,
     backend: ScriptedBackend | None = None,
@@ -335,12 +332,11 @@ def setup(
         states,
         backend,
         FleetConfig(**config),
-        on_attempt=attempts.append,
+        on_attempts=attempts.extend,
         notice=notices.append,
         random=Random(1),
         on_sample=samples.append,
         check=backend.check,
-        result_context=result_context,
     )
     return Setup(
         fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples

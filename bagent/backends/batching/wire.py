@@ -21,7 +21,7 @@ from bagent.backends.openai.chat import (
     reply_from_choice,
 )
 from bagent.text.json import decode_json
-from bagent.types import Failure, Json, Reply, Usage
+from bagent.types import NO_USAGE, Failure, Json, Reply, Usage
 
 MAX_PROMPTS = 1024
 """vLLM's limit of prompts in one request (``VLLM_MAX_COMPLETION_PROMPTS``)."""
@@ -147,7 +147,9 @@ def _result(choice: _Choice, head: dict[str, Any]) -> Reply | Failure:
         failed = choice_error({"error": choice.error})
         if failed is not None:
             return failed
-    usage = Usage(prompt=_length(choice.prompt_token_ids), completion=_length(choice.token_ids))
+    usage = NO_USAGE
+    if choice.token_ids or choice.prompt_token_ids:
+        usage = Usage(_length(choice.prompt_token_ids), completion=_length(choice.token_ids))
     text = choice.text
     if choice.message is None and (text is None or type(text) is str):
         return Reply(

@@ -14,13 +14,11 @@ import msgspec
 from bagent.backends.failures import failure_from_body, not_json, unexpected_body
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.text.json import decode_json, encode_json
-from bagent.types import Failure, Json, Reply, ToolCall, Usage
+from bagent.types import NO_USAGE, Failure, Json, Reply, ToolCall, Usage
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _NoText = Annotated[str, msgspec.Meta(max_length=0)]
 _NoItems = Annotated[list[Json], msgspec.Meta(max_length=0)]
-
-_NO_USAGE = Usage()
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -76,7 +74,7 @@ class PlainReply(msgspec.Struct):
         """The token counts; what is missing or null stays None."""
         usage = self.usage
         if usage is None:
-            return _NO_USAGE
+            return NO_USAGE
         prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
         return Usage(
             usage.prompt_tokens,

@@ -110,9 +110,11 @@ class LoadFeedback:
         self.plateau: int | None = None
         """The most requests seen running while others waited: the engine's capacity."""
 
-    def add_latency(self, sent: float, latency: float, first_token: float | None = None) -> None:
-        """Record a good answer to a request sent at ``sent``; durations in seconds."""
-        self._latencies.add(sent, latency, first_token)
+    def add_latency(
+        self, sent: float, latency: float, first_token: float | None = None, answers: int = 1
+    ) -> None:
+        """Record good answers to a request sent at ``sent``; durations in seconds."""
+        self._latencies.add(sent, latency, first_token, answers)
 
     def judge(
         self, now: float, load: EngineLoad | None, in_flight: int, largest_batch: int = 0
@@ -265,13 +267,13 @@ class _Latencies:
         self._latency.clear()
         self._first.clear()
 
-    def add(self, sent: float, latency: float, first_token: float | None) -> None:
-        """Add the latency of one answer."""
+    def add(self, sent: float, latency: float, first_token: float | None, answers: int) -> None:
+        """Add the latency of the answers to one request."""
         if sent < self._since:
             return
-        self._latency.append(latency)
+        self._latency.extend([latency] * answers)
         if first_token is not None:
-            self._first.append(first_token)
+            self._first.extend([first_token] * answers)
 
     def judge(self, now: float) -> tuple[_Waiting | None, bool]:
         """Return the latest result, and whether it is new: too few latencies give none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, get_args
@@ -155,6 +156,34 @@ def encode_outcome(outcome: Outcome) -> bytes:
     if b"\n" in line:
         return _encode_carefully(outcome)
     return line + b"\n"
+
+
+def encode_outcomes(outcomes: Sequence[Outcome]) -> list[bytes]:
+    """Return the journal lines of outcomes, each with its newline."""
+    if len(outcomes) == 1 or not all(map(_is_simple, outcomes)):
+        return [encode_outcome(outcome) for outcome in outcomes]
+    try:
+        return _ENCODER.encode_lines(outcomes).splitlines(keepends=True)
+    except _REFUSALS:
+        return [encode_outcome(outcome) for outcome in outcomes]
+
+
+def _is_simple(outcome: Outcome) -> bool:
+    """Return whether all that an outcome holds fits JSON in UTF-8, as msgspec checks it."""
+    return (
+        outcome.output is None
+        and outcome.response is None
+        and outcome.logprobs is None
+        and type(outcome.id) in _SIMPLE
+    )
+
+
+def encode_records(records: Sequence[msgspec.Struct]) -> bytes:
+    """Return the journal lines of other records."""
+    try:
+        return _ENCODER.encode_lines(records)
+    except _REFUSALS:
+        return b"".join(map(encode_record, records))
 
 
 def encode_record(record: msgspec.Struct) -> bytes:

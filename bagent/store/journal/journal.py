@@ -6,10 +6,10 @@ second, so that no row waits for the disk.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from bagent.redaction import NO_SECRETS, Redactor
 from bagent.store.journal.codec import (
     TOMBSTONE,
     decode_outcome,
-    encode_outcome,
+    encode_outcomes,
     encode_record,
+    encode_records,
     salt_of,
 )
 from bagent.store.journal.edited_rows import EditedRows
@@ -86,9 +87,6 @@ class Journal:
         self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in files.loose}
         self._flushed = clock()
         self._readers: dict[int, int] = {}
-        self._pending: list[tuple[Outcome, bytes]] | None = None
-        self._pending_bytes = 0
-        self._blocks = 0
 
     @classmethod
     def open(
@@ -113,18 +111,28 @@ class Journal:
         return JournalEnd(self.part, self._rows.number, self._rows.size)
 
     def write(self, outcome: Outcome) -> int:
-        """Write the line of a finished row; return its location, for :meth:`read_at`.
+        """Write the line of a finished row, as :meth:`write_all` does; return its location."""
+        return self.write_all([outcome])[0]
 
-        Secrets are masked in the error of ``outcome`` itself, which is also shown elsewhere.
+    def write_all(self, outcomes: Sequence[Outcome]) -> list[int]:
+        """Write the lines of finished rows by one system call.
+
+        Secrets are masked in the errors of the outcomes themselves, which are also shown elsewhere.
+
+        Returns:
+            the location of each, for :meth:`read_at`.
 
         Raises:
-            WriteError: the line could not be written; no part of it remains.
+            WriteError: not all lines could be written; no part of the others remains.
         """
-        outcome.error = self.redact.optional(outcome.error)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                outcome.error = self.redact(outcome.error)
         if self._edited is not None:
-            for unit in self._edited.replaced_units(outcome):
-                self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
-        return self._write(outcome)
+            for outcome in outcomes:
+                for unit in self._edited.replaced_units(outcome):
+                    self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
+        return self._write(outcomes)
 
     def replaces(self, outcome: Outcome) -> bool:
         """Return whether an earlier start wrote an outcome of the same row with another content."""
@@ -140,87 +148,50 @@ class Journal:
         void: Any = TOMBSTONE
         # Segments of several parts are ordered by the times in their lines.
         self._write(
-            Outcome(
-                key=key,
-                row=row,
-                id=None,
-                source="",
-                line=0,
-                stage=stage,
-                status=void,
-                answer=answer,
-                finished_at=unix(),
-            )
+            [
+                Outcome(
+                    key=key,
+                    row=row,
+                    id=None,
+                    source="",
+                    line=0,
+                    stage=stage,
+                    status=void,
+                    answer=answer,
+                    finished_at=unix(),
+                )
+            ]
         )
         self._on_tombstone(unit)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Buffer lines of rows inside the block, and write them with one system call at its end.
-
-        For outcomes that arrived in one response. Blocks may overlap; each writes all lines that
-        were buffered before its end.
-
-        Raises:
-            WriteError: as for :meth:`write`; lines that still fit are written.
-        """
-        if self._pending is None:
-            self._pending, self._pending_bytes = [], 0
-        self._blocks += 1
-        try:
-            yield
-        finally:
-            self._blocks -= 1
-            try:
-                self._release()
-            finally:
-                if not self._blocks:
-                    self._pending = None
-
-    def _write(self, outcome: Outcome) -> int:
-        entry = outcome, encode_outcome(outcome)
-        if self._failed is not None:
-            raise self._fail(self._failed)
-        writer, pending = self._rows, self._pending
-        if pending is not None and writer.size + self._pending_bytes < self._limit:
-            start = writer.size + self._pending_bytes
-            pending.append(entry)
-            self._pending_bytes += len(entry[1])
-            return writer.number << 32 | start
-        self._release()
-        try:
-            return self._append([entry])
-        except WriteError as error:
-            raise self._fail(error) from error.__cause__
-
-    def _release(self) -> None:
-        """Write the buffered lines of rows."""
-        pending = self._pending
-        if not pending:
-            return
-        self._pending, self._pending_bytes = [], 0
+    def _write(self, outcomes: Sequence[Outcome]) -> list[int]:
+        lines = encode_outcomes(outcomes)
         if self._failed is not None:
             raise self._fail(self._failed)
         try:
             try:
-                self._append(pending)
+                return self._append(outcomes, lines)
             except WriteError:
-                for entry in pending:  # some of them may fit
-                    self._append([entry])
+                if len(lines) == 1:
+                    raise
+                for outcome, line in zip(outcomes, lines, strict=True):  # some of them may fit
+                    self._append([outcome], [line])
+                raise
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
-    def _append(self, lines: list[tuple[Outcome, bytes]]) -> int:
-        """Write lines in one call and index them; return the location of the first."""
+    def _append(self, outcomes: Sequence[Outcome], lines: Sequence[bytes]) -> list[int]:
+        """Write lines in one call and index them; return their locations."""
         self._flush_attempts()
         writer = self._rows
         if writer.size >= self._limit:
             self._seal()
-        at = start = writer.append(b"".join([line for _, line in lines]))
-        for outcome, line in lines:
-            self._index.add(outcome, at, len(line))
-            at += len(line)
-        return writer.number << 32 | start
+        start = writer.append(b"".join(lines))
+        lengths = [len(line) for line in lines]
+        offsets = list(accumulate(lengths[:-1], initial=start))
+        for outcome, offset, length in zip(outcomes, offsets, lengths, strict=True):
+            self._index.add(outcome, offset, length)
+        return [writer.number << 32 | offset for offset in offsets]
 
     def _flush_attempts(self) -> None:
         """Write buffered attempts before the rows that they ended, so that a kill loses none.
@@ -248,23 +219,25 @@ class Journal:
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
-    def write_attempt(self, attempt: Attempt) -> None:
-        """Buffer an attempt until the next row is written; it is not synced."""
-        attempt.error = self.redact.optional(attempt.error)
-        self._buffer("attempts", attempt)
+    def write_attempts(self, attempts: Sequence[Attempt]) -> None:
+        """Buffer attempts until the next row is written; they are not synced."""
+        for attempt in attempts:
+            if attempt.error is not None:
+                attempt.error = self.redact(attempt.error)
+        self._buffer("attempts", attempts)
 
     def write_sample(self, sample: EndpointSample) -> None:
         """Buffer an endpoint sample; it is not synced."""
-        self._buffer("endpoints", sample)
+        self._buffer("endpoints", [sample])
 
     def write_tool(self, record: ToolRecord) -> None:
         """Buffer a tool call; it is not synced."""
         record.error = self.redact.optional(record.error)
-        self._buffer("tools", record)
+        self._buffer("tools", [record])
 
-    def _buffer(self, stream: Stream, record: msgspec.Struct) -> None:
+    def _buffer(self, stream: Stream, records: Sequence[msgspec.Struct]) -> None:
         buffer = self._buffers[stream]
-        buffer += encode_record(record)
+        buffer += encode_records(records)
         if len(buffer) >= _FLUSH_BYTES:
             self._flush(stream)
 
@@ -339,9 +312,7 @@ class Journal:
 
         Raises:
             msgspec.DecodeError: there is no complete line at that location.
-            WriteError: buffered lines could not be written.
         """
-        self._release()
         _, number, offset = unpack_location(location)
         if number == self._rows.number and self._rows.descriptor >= 0:
             return decode_outcome(read_line(self._rows.descriptor, offset))
@@ -363,7 +334,6 @@ class Journal:
             return
         try:
             if self._failed is None:
-                self._release()
                 for stream in self._buffers:
                     self._flush(stream)
                 self.sync()
