@@ -28,10 +28,6 @@ def found(text, accept=None):
     ("text", "value"),
     [
         (TEXT, OBJ),
-        ("  [1, 2]\n", [1, 2]),
-        ("5", 5),
-        ("true", True),
-        ('"positive"', "positive"),
         ('"say {}"', "say {}"),
         (
             '{"t": "<think>no</think> ```json\\n{}``` {["}',
@@ -42,12 +38,6 @@ def found(text, accept=None):
 )
 def test_whole_text_that_is_json_is_the_value(text, value):
     assert found(text) == (value, "plain")
-
-
-@pytest.mark.parametrize("tag", ["", "json", "JSON", "json5", "jsonc", "jsonl"])
-def test_fenced_value(tag):
-    for text in (f"{F}{tag}\n{TEXT}\n{F}", f"Here it is:\n{F}{tag}\n{TEXT}\n{F}\nHope it helps!"):
-        assert found(text) == (OBJ, "fence")
 
 
 @pytest.mark.parametrize(
@@ -178,57 +168,16 @@ def test_words_for_why_there_is_no_value():
     assert why_not_json('{"a": [1') == "the answer breaks off inside an object or array"
 
 
-DOCUMENTS = [
-    {"name": "n", "items": ["a", "b"]},
-    {"findings": [{"severity": "low", "text": 'say "[x]" {y}', "tags": [1, [2, {}]]}] * 2},
-    [{"a": [[], {}, {"b": None}]}, {"a": []}],
-    {"tree": {"tree": {"tree": {}}}},
-    {"code": '```json\n{"a": 1}\n```', "html": "<think>{}</think>", "end": "</think>[]"},
-    {"esc": '\\" \\\\ } ] \n', "é": "\U0001f600"},
-    [],
-    "a string with {} and [1] and ```json\n{}\n``` in it",
-]
-WRAPPINGS = [
-    "{}",
-    "\ufeff{}",
-    "Sure, here is 1 answer: {}",
-    "```json\n{}\n```",
-    "Look:\n```\n{}\n```\nDone.",
-    "<think>[1] {{}} maybe</think>\n{}",
-    "<think>x</think>```json\n{}\n```",
-    "left over [1] </think>{}",
-    "left [ over\n</think>\n{}",
-]
-
-
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_no_prefix_of_an_answer_yields_a_value(wrapping):
-    head, tail = wrapping.replace("{{}}", "{ }").split("{}")
-    for indent, document in enumerate(DOCUMENTS):
-        if isinstance(document, str) and "Sure" in wrapping:  # a string in prose is a quotation
-            continue
-        text = json.dumps(document, indent=indent % 2 or None)
-        for cut in range(len(text)):
-            if text[:cut].strip() or "left" not in head:
-                assert extract_json(head + text[:cut], lambda value: True) is None, text[:cut]
-        whole = extract_json(head + text + tail, lambda value: True)
-        assert whole.value == document
-        assert json.loads(whole.raw) == document
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "[" * 200_000,
         "[]" * 110_000,  # more values than are looked at
-        "[" + '\\"' * 100_000,
         "see [1] and {x} " * 12_500,
         "[ \n```\n" * 30_000,
         "```json\n" * 25_000,
         "~~~x ```y " * 2_000,
         "<think></think>" * 13_000,
-        "<think" * 30_000,
-        "[" + "," * 200_000 + "]",
         "[" + " " * 200_000 + ",",
         "[1" + ", " * 100_000 + "]",
         '"' + "\\" * 200_000,

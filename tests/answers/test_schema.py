@@ -332,7 +332,9 @@ loaded("jsonschema_rs")
 import bagent.answers.schema.schema as schema, bagent.answers.messages, pathlib
 loaded("jsonschema", "referencing", "pydantic", "urllib.request", "duckdb")
 schema.OutputSchema.load({"type": "string"}, base=pathlib.Path()).explain(1)
-loaded("jsonschema")
+import bagent.backends.engines.metrics, bagent.backends.registry
+import bagent.runs.execute, bagent.runs.session
+loaded("jsonschema", "aiohttp", "boto3", "openai")  # plain HTTP needs none of them
 try: schema.OutputSchema.load({"type": "s"}, base=pathlib.Path())
 except Exception: loaded("jsonschema")
 """

@@ -159,17 +159,6 @@ def reader(events: Sequence[bytes]) -> AnthropicStream:
     return found
 
 
-@pytest.mark.parametrize(("end", "size"), [(b"\n", 1), (b"\r\n", 7), (b"\r", 4096)])
-def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: bytes) -> None:
-    raw = b"".join(AnthropicWire().events(SAY)).replace(b"\n", end)
-    found = reader([raw[at : at + size] for at in range(0, len(raw), size)]).result()
-    assert isinstance(found, Reply)
-    assert (found.text, found.reasoning) == ("hällo", "hm")
-    assert [call.arguments for call in found.tool_calls] == ['{"a":1}', "{}"]
-    assert found.blocks is not None
-    assert found.blocks[0] == {"type": "thinking", "thinking": "hm", "signature": "s1g=="}
-
-
 def test_events_in_arrays_are_read() -> None:
     raw = re.sub(rb"data: (.*)", rb"data: [\1]", b"".join(AnthropicWire().events(SAY)))
     found = reader([raw]).result()

@@ -247,6 +247,10 @@ def test_any_body_gives_words_for_people(body, shown):
         ({"message": "forbidden", "code": "Forbidden"}, 403, "auth", False),
         ({"detail": "starting"}, 502, "overloaded", True),
         ([{"error": {"code": 503, "message": "busy"}}], 503, "overloaded", True),
+        ({"error": {"error": {"code": 503, "message": "x"}}}, 503, "overloaded", True),
+        ({"error": {"code": 429, "error": {"message": "x"}}}, 429, "rate_limited", True),
+        ({"code": 429, "msg": "slow"}, 429, "rate_limited", True),
+        ({"response": {"error": {"code": 400, "message": "x"}}}, 400, "rejected", False),
     ],
 )  # fmt: skip
 def test_an_error_behind_200_counts_as_the_status_that_it_names(body, status_code, kind, passing):
@@ -317,21 +321,6 @@ def test_an_error_is_found_wherever_a_gateway_puts_it(
 ) -> None:
     found = status(code, body)
     assert (found.kind, found.message) == (kind, f"HTTP {code}: {words}")
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "kind"),
-    [
-        ({"error": {"error": {"code": 503, "message": "x"}}}, 503, "overloaded"),
-        ({"error": {"code": 429, "error": {"message": "x"}}}, 429, "rate_limited"),
-        ({"code": 429, "msg": "slow"}, 429, "rate_limited"),
-        ({"response": {"error": {"code": 400, "message": "x"}}}, 400, "rejected"),
-    ],
-)
-def test_the_status_of_an_error_within_an_error_is_found(body: Any, code: int, kind: str) -> None:
-    found = failure_from_body(body, {})
-    assert found is not None
-    assert (found.status, found.kind) == (code, kind)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -218,14 +216,3 @@ def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
     several = OSError(f"Multiple exceptions: {told}")
     assert str(NotConnected(several)).endswith(os.strerror(111))
     assert NotConnected(OSError(111, f"Multiple exceptions: {told}")).strerror == os.strerror(111)
-
-
-@pytest.mark.process("imports")
-def test_plain_http_needs_no_aiohttp() -> None:
-    code = (
-        "import sys, bagent.backends.registry, bagent.backends.engines.metrics;"
-        "import bagent.runs.execute, bagent.runs.session;"
-        "print('aiohttp' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

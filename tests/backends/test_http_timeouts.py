@@ -43,13 +43,6 @@ def late(exchange, words):
     return found
 
 
-def test_the_whole_answer_is_waited_for_no_longer_than_total(fs):
-    fs.set_script({"r1": [hang()]})
-    late(ask(fs.url, timeouts=Timeouts(total=LIMIT)), "no whole answer from here within 0.3 s")
-    fs.wait_for(1, "finished")
-    assert fs.requests[0].cancelled
-
-
 def test_total_bounds_each_request_of_a_kept_open_connection(fs):
     fs.set_script({"r1": [ok()], "r2": [hang()], "r3": [hang()]})
 

@@ -12,8 +12,8 @@ import pytest
 from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
-from support.jobs import parquet, results_by_id, write_job
-from support.provider_calls import ENGINES, PROVIDERS, SECRET, Provider
+from support.jobs import parquet, write_job
+from support.provider_calls import SECRET
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
 from support.provider_server import Fault, serve_in_thread
 
@@ -67,34 +67,6 @@ def test_a_program_that_fails_later_is_told_and_ends_nothing() -> None:
 
 
 Bagent = Callable[..., Completed]
-EACH = [
-    pytest.param(one, marks=() if one.kind == "bedrock" else pytest.mark.slow, id=one.kind)
-    for one in (*PROVIDERS, *ENGINES)
-]
-
-
-def address(kind: str, url: str) -> str:
-    if kind == "bedrock":
-        return f"bedrock://us-east-1?endpoint={url}"
-    return f"{kind}+{url}/v1" if kind in ("openai", "anthropic") else f"{kind}{url[4:]}/v1"
-
-
-@pytest.mark.parametrize("provider", EACH)
-def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
-    provider: Provider, job_dir: Path, bagent: Bagent
-) -> None:
-    with serve_in_thread(
-        provider.wire(),
-        ModelAnswer(text="fine"),
-        *([Fault("bad_key"), ModelAnswer(text="fine")] * 3),
-    ) as server:
-        backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
-        if provider.api != "auto":
-            backend["api"] = provider.api
-        write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
-        done = bagent(["run", "job.yaml", "--progress", "plain"], env={"MY_KEY": SECRET})
-    shows_nothing(job_dir, bagent, done)
-    assert "***" in results_by_id(job_dir)["r2"]["error"]
 
 
 def shows_nothing(job_dir: Path, bagent: Bagent, done: Completed) -> None:

@@ -208,7 +208,7 @@ def test_an_answer_that_is_not_utf8_is_a_passing_failure_not_a_mended_text():
 
 
 def test_deep_but_readable_arguments_never_raise():
-    for depth in range(700, 1400, 7):
+    for depth in range(700, 1400, 35):
         nested = b'{"a":' * depth + b"1" + b"}" * depth
         body = b'{"choices":[{"message":{"content":%b},"finish_reason":"stop"}]}' % nested
         result = read(body)

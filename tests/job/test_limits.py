@@ -40,6 +40,8 @@ GROWING = "{% set n = namespace(x=START) %}{% for i in range(60) %}STEP{% endfor
 
 
 HUGE = [
+    "{{ 'x' * 100000000 }}",
+    "{{ items * 100000000 }}",
     "{{ a|center(1000000000) }}",
     "{{ a.ljust(1000000000) }}",
     "{{ a.zfill(10 ** 9) }}",

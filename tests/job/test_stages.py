@@ -67,7 +67,6 @@ def test_every_kind_of_stage_is_read(load):
             "stages[0].until: until belongs to kind reduce or loop, not map",
         ),
         ("[{kind: reduce, fanin: §1}]", "stages[0].fanin: must be at least 2, got 1"),
-        ("[§{kind: sql}]", "stages[0]: a sql stage needs query"),
         ("[§{kind: expand}]", "stages[0]: an expand stage needs one of items and split"),
         (
             "[{kind: expand, split: {field: a, tokens: 5, overlap: §5}}]",

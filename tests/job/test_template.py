@@ -52,11 +52,6 @@ PRINTED = [
     ("{% for i in range(2) %}{{ i }}{% endfor %}", "01"),  # the rows have a field of this name
     ("{% for i in items %}{{ loop.length }}{% endfor %}", "22"),
     ("{{ objects | join(', ', attribute='name') }}", "p, q"),
-    ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
-    ("{% for i in items if i > 1 %}{{ i }}{{ loop.last }}{% endfor %}", "2true"),
-    ("{{ '{}-{:>3}'.format(text, 2) }} {{ text + 'y' }} {{ 'ab' * 2 }}", "x-  2 xy abab"),
-    ("{{ items|batch(2, 0)|list }} {{ items|slice(1)|list }}", "[[1,2]] [[1,2]]"),
-    ("{{ 'a\\nb'|indent }} {{ 1.256|round(1) }} {{ 'aXa'|replace('X', 'b') }}", "a\n    b 1.3 aba"),
     ('Reply {"score": 1}. Text: {{ text }}', 'Reply {"score": 1}. Text: x'),
     ("{{ html }}", "<b> & 'q'"),
     ("{{ yes }} {{ n }} {{ f }} {{ whole }} {{ big }}", f"true null 0.1 3.0 {10**30}"),
@@ -113,7 +108,6 @@ def test_a_list_of_answers_prints_one_line_each():
 
 
 MISSING = [
-    ("{{ items[zz] }}", "zz"),
     ("{{ zz | tojson }}", "zz"),
     ("{{ a['zz'] }}", "a.zz"),
     ("{{ txet }}", "txet"),
@@ -161,13 +155,6 @@ FAILING = [
         "prompt.user: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).",
     ),
     ("{{ self }}", "prompt.user: a TemplateReference is not a value to print"),
-    ("{{ 'x' * 100000000 }}", "prompt.user renders to more than 64 MB"),
-    ("{{ items * 100000000 }}", "prompt.user renders to more than 64 MB"),
-    (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{{ text }}{{ 'y' * 9999 }}"
-        "{% endfor %}{% endfor %}",
-        "prompt.user renders to more than 64 MB",
-    ),
     (
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "prompt.user: maximum recursion depth exceeded",

@@ -67,32 +67,3 @@ def test_the_message_says_where_and_how_to_mend_it(text, message):
     with pytest.raises(JobError) as caught:
         read_yaml(text, "job.yaml")
     assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: b\n- c\n",
-        "a:\n  b: 1\n c: 2\n",
-        'a: "x" y\n',
-        "a: {b: 1\nc: 2\n",
-        "a: &\n",
-        "key: |2x\n  a\n",
-        "a: >\n\tb\n",
-        "%YAML 3.0\n---\na: 1\n",
-        "a: - b\n",
-        ": 1\n",
-        "a: 1\n  b: 2\n",
-        "a: !<> 1\n",
-        "&a &b c: 1\n",
-        "a: {b c: [d}\n",
-        "\x00",
-        "a: '\ud800'\n",
-    ],
-)
-def test_odd_texts_give_one_line_with_a_line_number(text):
-    with pytest.raises(JobError) as caught:
-        read_yaml(text, "job.yaml")
-    assert "\n" not in str(caught.value)
-    assert caught.value.at is not None
-    assert caught.value.at.line > 0

@@ -42,7 +42,7 @@ def test_a_value_among_prose_is_found(before, value, indent, after):
     assert extracted.value == value
 
 
-@given(PROSE, CONTAINERS, st.sampled_from(["", "json", "JSON"]), PROSE)
+@given(PROSE, CONTAINERS, st.sampled_from(["", "json", "JSON", "json5", "jsonl"]), PROSE)
 def test_a_value_in_a_fence_wins(before, value, tag, after):
     text = f"{before} {{}} {FENCE}{tag}\n{json.dumps(value)}\n{FENCE}{after}"
     extracted = extract_json(text)
@@ -60,10 +60,14 @@ def test_what_a_model_thinks_is_not_its_answer(thought, value, marks):
     assert extracted.value == value
 
 
-@given(CONTAINERS.filter(bool), INDENTS, st.integers(1, 1 << 16))
-def test_an_answer_that_breaks_off_inside_its_value_has_none(value, indent, cut):
+BEFORE = st.sampled_from(["", "\ufeff", "Sure, here is 1 answer: ", "```json\n", "Look:\n```\n",
+                         "<think>[1] { } maybe</think>\n", "left [ over\n</think>\n"])  # fmt: skip
+
+
+@given(BEFORE, CONTAINERS.filter(bool), INDENTS, st.integers(1, 1 << 16))
+def test_an_answer_that_breaks_off_inside_its_value_has_none(before, value, indent, cut):
     text = json.dumps(value, indent=indent)
-    assert extract_json(text[: 1 + cut % (len(text) - 1)]) is None
+    assert extract_json(before + text[: 1 + cut % (len(text) - 1)], lambda value: True) is None
 
 
 @given(PARTS, st.none() | st.just(lambda value: isinstance(value, dict)))

