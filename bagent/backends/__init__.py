@@ -3,7 +3,8 @@
 What distinguishes providers and engines is in the table of :mod:`bagent.backend_kinds`, which all
 packages use. To add a provider, Gemini say:
 
-1. An entry in that table. This is all for a server that speaks OpenAI's protocol.
+1. Its name in ``BackendKind`` and an entry in that table. This is all for a server that speaks
+   OpenAI's protocol.
 2. For another protocol: a module here like ``anthropic``, for request bodies, replies and sending,
    with its function in ``registry``.
 3. Prices in ``bagent/money/prices.json``.

@@ -1,4 +1,7 @@
-"""Backends by kind of server, and the settings that each does not support."""
+"""Backends by kind of server, and the settings that each does not support.
+
+The kinds and what distinguishes them are in :mod:`bagent.backend_kinds`.
+"""
 
 from __future__ import annotations
 

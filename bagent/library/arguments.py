@@ -1,4 +1,4 @@
-"""Arguments of the library: their checks, and options of ``bagent run`` in messages."""
+"""Arguments of the library: their checks, options in messages, and short tracebacks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,35 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import ContextDecorator
 from functools import cache
 from typing import Any
 
 from bagent.errors import BagentError, UsageError
+
+
+class ShortTraceback(ContextDecorator):
+    """Leaves the frames of this package out of the traceback of a :class:`BagentError`.
+
+    The message says what is wrong; in a notebook the frames would fill the screen above it. Other
+    exceptions keep theirs.
+
+    Args:
+        debug: change nothing.
+    """
+
+    def __init__(self, *, debug: bool = False) -> None:
+        self._debug = debug
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Shorten the traceback of an error that ends the block."""
+        if isinstance(error, BagentError) and not self._debug:
+            error.__traceback__ = error.__cause__ = None
+            error.__suppress_context__ = True
+
 
 Rows = Iterable[Any] | AsyncIterable[Any]
 """Input rows as mappings of a name to a value, or a pandas, polars or Arrow table."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import UsageError
-from bagent.library.tracebacks import ShortTraceback
+from bagent.library.arguments import ShortTraceback
 from bagent.store.run_dir import RunDir, find_run
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json, ResultColumns

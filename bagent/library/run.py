@@ -44,6 +44,7 @@ from bagent.errors import (
 )
 from bagent.library.arguments import (
     Rows,
+    ShortTraceback,
     check_options,
     check_progress,
     in_python,
@@ -52,7 +53,6 @@ from bagent.library.arguments import (
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
 from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
-from bagent.library.tracebacks import ShortTraceback
 
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job

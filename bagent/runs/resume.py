@@ -1,4 +1,7 @@
-"""Resuming: which rows of earlier starts are sent again."""
+"""Resuming: which rows of earlier starts are sent again.
+
+The rule for each outcome is :class:`~bagent.store.journal.done_index.ResumePolicy`.
+"""
 
 from __future__ import annotations
 

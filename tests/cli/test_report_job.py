@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bagent.cli.render.report_job import prompts_of, settings_of
+from bagent.cli.commands.report import prompts_of, settings_of
 from bagent.job.load import JobRequest, load_job
 
 JOB = """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.observe.next_step import Advice, next_step
-from bagent.observe.python_call import command_text
+from bagent.observe.next_step import Advice, command_text, next_step
 
 DICT_JOB = [
     *("bagent", "run", ".bagent-dd4c0a1b2c3d4e5f.yaml", "-o", "-"),

@@ -1,4 +1,4 @@
-"""``bagent run``."""
+"""``bagent run``; :mod:`bagent.runs.ending` decides its exit code."""
 
 from __future__ import annotations
 

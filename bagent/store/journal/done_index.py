@@ -1,7 +1,7 @@
 """The finished units of a journal, in 8 bytes a unit.
 
 A unit is a (row key, stage, answer), named by 64 bits. Its outcome is its first ok line, or its
-last line if none is ok.
+last line if none is ok. :class:`ResumePolicy` says which outcomes are sent again.
 """
 
 from __future__ import annotations
