@@ -52,11 +52,12 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let tests with the marker ``process`` start processes; the others run commands here.
 
-    Runs here make tables at their end for tests with the marker ``tables``.
+    Runs here make tables at their end for tests with the marker ``tables`` or ``database``.
     """
     markers = ("process", "real", "slow")
     ProcessUse.allowed = any(item.get_closest_marker(name) for name in markers)
-    TablesHere.at_once = item.get_closest_marker("tables") is not None
+    TablesHere.database = item.get_closest_marker("database") is not None
+    TablesHere.at_once = TablesHere.database or item.get_closest_marker("tables") is not None
     TablesHere.due.clear()
 
 

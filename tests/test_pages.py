@@ -14,7 +14,7 @@ import pytest
 from bagent.cli.app import COMMANDS, load_command
 from support.pages import FENCE, GUIDES, PAGES, ROOT, Shell, agrees, check_page, steps
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.database
 
 SHELL = {"|", "<", ">", "&&"}
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")

@@ -12,7 +12,7 @@ from support.jobs import database, parquet, results_by_id, sql, write_job
 from support.replies import echo, gated, ok, ok_json, status
 from support.run_outcomes import RUN, run_rows, run_script
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.database
 
 ANY = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ONE_AT_A_TIME = {"concurrency": 1, "retries": 0}

@@ -36,7 +36,7 @@ def page() -> str:
         run.add("tool_calls", row=row, stage="vote", answer=0, turn=1, latency_ms=5.0, **call)
     run.fill()
     made = make_page(run.connection, ReportInfo("a run", [("model", "m")], ("blackboard", "vote")))
-    run.connection.close()
+    run.close()
     return made
 
 

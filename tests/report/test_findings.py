@@ -20,7 +20,7 @@ from support.report_pages import TableRun
 def run() -> Iterator[TableRun]:
     made = TableRun()
     yield made
-    made.connection.close()
+    made.close()
 
 
 def stands_out(run: TableRun, about: ReportInfo | None = None) -> str:

@@ -16,7 +16,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"
 def run() -> Iterator[TableRun]:
     made = TableRun()
     yield made
-    made.connection.close()
+    made.close()
 
 
 def test_a_run_without_rows_gives_a_page_that_says_so(run):

@@ -20,7 +20,7 @@ from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import echo, error_body, gated, ok, refused, slow, status
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.database
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = ["run", "job.yaml", "--progress", "json"]

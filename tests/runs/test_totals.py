@@ -30,7 +30,7 @@ def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_d
         {"r1": REFUSED, "r2": BROKEN, "r3": [*BROKEN, echo()], "r7": REFUSED, "*": [echo()]}
     )
     write_job(job_dir, fs.url, 10, limits={"retries": 0})
-    first = bagent(["run", "job.yaml", "--limit", "5", "--progress", "plain", *more])
+    first = bagent(["run", "job.yaml", "--limit", "5", "--progress", "plain"])
     assert summary(first)["rows"] == "5 rows: 2 ok, 3 failed"
     done = bagent(["run", "job.yaml", "--progress", "json", "--skip-failed", *more])
     end, closing = (e for e in events(done) if e["event"] in ("end", "summary"))

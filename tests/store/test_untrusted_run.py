@@ -144,7 +144,7 @@ def test_tables_of_other_columns_are_made_anew(bagent, job_dir, evil):
     assert bagent(["query", "evil", "select sum(x) from answers", "--format", "csv"]).code == 0
 
 
-@pytest.mark.tables
+@pytest.mark.database
 def test_the_database_of_a_run_directory_is_not_opened(bagent, job_dir, evil):
     run = evil()
     bagent(["query", "evil", "select 1"])
@@ -184,7 +184,7 @@ def test_what_this_user_ran_is_read_again_where_it_is(bagent, job_dir):
     assert "the input is left out: you did not run" in done.err
 
 
-@pytest.mark.tables
+@pytest.mark.database
 def test_a_run_directory_is_never_taken_for_another_one(bagent, job_dir):
     name = "it's[1]"
     for folder, count in ((name, 2), ("it's1", 3), ("its[1]", 3), ("its1", 3)):

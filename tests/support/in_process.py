@@ -190,7 +190,7 @@ def _open_duckdb() -> DuckDBPyConnection:
 def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:
     with contextlib.ExitStack() as stack:
         err = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        if not TablesHere.at_once:
+        if not TablesHere.database:
             stack.enter_context(mock.patch.object(build, "TableOutputs", ParquetAlone))
             cursor = mock.Mock(side_effect=lambda *_, **__: _open_duckdb().cursor())
             stack.enter_context(mock.patch.object(parquet, "connect", cursor))

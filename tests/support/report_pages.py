@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
-
-import duckdb
 
 from bagent.report import ReportInfo, make_page
 from bagent.store.tables.schema import (
@@ -18,7 +17,9 @@ from bagent.store.tables.schema import (
     column_definitions,
     json_select,
 )
+from support.jobs import memory
 
+NUMBERS = count()
 VOID = {"meta", "input", "br", "img", "link"}
 
 
@@ -64,7 +65,9 @@ class TableRun:
     """Tables in memory with the views over them."""
 
     def __init__(self) -> None:
-        self.connection = duckdb.connect()
+        self.connection = memory().cursor()
+        self._name = f"run{next(NUMBERS)}"
+        self.connection.execute(f"attach ':memory:' as {self._name}; use {self._name}")
         self._lines: dict[str, list[str]] = {}
         tables = {
             "results": column_definitions(RESULTS),
@@ -77,6 +80,11 @@ class TableRun:
             self.connection.execute(f"create table {name} ({columns})")
         for name, sql in VIEWS.items():
             self.connection.execute(f"create view {name} as {sql}")
+
+    def close(self) -> None:
+        """Drop the tables."""
+        self.connection.execute(f"use memory; detach {self._name}")
+        self.connection.close()
 
     def add(self, table: str, **values: Any) -> None:
         """Add a row to a table, as the journal has it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
+from itertools import chain, repeat
 
 import pytest
 from msgspec import Raw
@@ -407,7 +408,7 @@ async def test_a_new_start_streams_its_state_and_renews_the_tables(tmp_path, mon
     monkeypatch.setattr("bagent.view.handlers.IDLE_SECONDS", 0.01)
     monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
     monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 0.0)
-    states = iter([*(["ended"] * 3), *(["running"] * 1400)])
+    states = chain(["ended"] * 3, repeat("running"))
     from bagent.view.catalog import ViewedRun
 
     describe = ViewedRun.state
@@ -441,7 +442,7 @@ def test_time_and_cost_at_the_end_are_ranges_by_what_ended_so_far():
     state = dict.fromkeys(("ok", "accepted", "failed", "completion_tokens", "rows_per_s"), 0)
     state |= {"state": "running", "remaining": 1000, "eta_s": 100.0, "cost_usd": 12.0}
     live = live_values(state, tables)
-    run.connection.close()
+    run.close()
     # 20 rows a second at the end; 0.02 dollars a row, with a deviation of 0.01.
     assert live["eta"] == "48s to 51s"
     assert (live["cost"], live["cost_at_end"]) == ("$12.00", "$30.97 to $33.03")
