@@ -107,7 +107,8 @@ def test_a_database_that_somebody_holds_open_costs_no_result(fs, job_dir):
         assert done.code == 0, done.err
         assert "Traceback" not in done.err
         assert len(parquet(job_dir / "runs/job")) == 3
-        assert ".duckdb" in done.err
+        assert "run.new.duckdb" in done.err
+        assert sql("select count(*) n from results", path.with_name("run.new.duckdb")) == [{"n": 3}]
         asked = run_bagent(["query", "--format", "csv", "select count(*) from results"], job_dir)
         assert asked.out.split()[-1] == "3", asked.err
         holder.communicate(b"")

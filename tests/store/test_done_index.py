@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, code_of, unit_of
+from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, code_of
 from bagent.store.journal.done_index import ResumePolicy, UnitSet, load_index
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS, Outcome
-
-
-def unit(outcome: Outcome) -> int:
-    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+from support.stored_runs import current_outcomes, unit
 
 
 def load(store, policy: ResumePolicy | None = None, part: str | None = None):
@@ -26,12 +23,12 @@ def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
     rng = random.Random(seed)
     created = []
     for _ in range(count):
-        row, good = rng.randrange(count // 3), rng.random() < 0.5
+        status = rng.choices(["ok", "failed", TOMBSTONE], [5, 4, 1])[0]
         created.append(
             outcome(
-                row,
-                status="ok" if good else "failed",
-                error_kind=None if good else rng.choice(ERROR_KINDS),
+                rng.randrange(count // 3),
+                status=status,
+                error_kind=rng.choice(ERROR_KINDS) if status == "failed" else None,
                 answer=rng.randrange(2),
                 stage=rng.choice(["draft", "judge"]),
                 text="x" * rng.randrange(80),
@@ -39,15 +36,6 @@ def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
             )
         )
     return created
-
-
-def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
-    best: dict[int, Outcome] = {}
-    for item in outcomes:
-        before = best.get(unit(item))
-        if before is None or before.status != "ok":
-            best[unit(item)] = item
-    return best
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,7 +51,7 @@ def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
 def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, policy):
     outcomes = random_outcomes(outcome, seed, 400)
     store.write(*outcomes, segment_bytes=4000)
-    current = current_by_reading(outcomes)
+    current = current_outcomes(outcomes)
     index = load(store, policy)
     finished = {u for u, o in current.items() if policy.is_finished(o.status, o.error_kind)}
     assert {u for u in current if index.has(u)} == finished
@@ -77,7 +65,7 @@ def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, p
 def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     outcomes = random_outcomes(outcome, seed, 300)
     places = dict(zip(store.write(*outcomes, segment_bytes=3000), outcomes, strict=True))
-    current = {id(o) for o in current_by_reading(outcomes).values()}
+    current = {id(o) for o in current_outcomes(outcomes).values()}
     with JournalReader(store.path, store.reports.append) as lines:
         written = [places[lines.location(location)] for location in lines.written()]
         ordered = [places[lines.location(location)] for location in lines.ordered()]

@@ -7,19 +7,15 @@ import random
 import msgspec
 import pytest
 
-from bagent.store.journal.codec import salt_of, unit_of
+from bagent.store.journal.codec import salt_of
 from bagent.store.journal.done_index import ResumePolicy, load_index, open_indexes
 from bagent.store.journal.edited_rows import EditedRows, replaced_lines
 from bagent.store.journal.journal import Journal
 from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.journal.reader import JournalReader
-from bagent.types import Outcome
+from support.stored_runs import unit
 
 OTHER_KEY = "00000000000000ff"
-
-
-def unit(outcome: Outcome) -> int:
-    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
 
 
 def going_on(store, **options):

@@ -95,7 +95,7 @@ def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, st
     while (end := complete.find(b"\n", starts[-1])) >= 0:
         starts.append(end + 1)
     store.segment().with_suffix(".idx").unlink()
-    for cut in range(starts[2], len(complete) + 1):
+    for cut in range(starts[3] - 2, len(complete) + 1):
         path = store.segment()
         path.write_bytes(complete[:cut])
         path.with_suffix(".idx").unlink(missing_ok=True)

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from bagent.store.journal import segment_index
-from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
+from bagent.store.journal.codec import TOMBSTONE, code_of
 from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
-
-
-def unit(item: Outcome) -> int:
-    return unit_of(int(item.key, 16), item.stage, item.answer)
+from support.stored_runs import current_outcomes, unit
 
 
 def mixed(outcome: Any, seed: int, count: int, kinds: list[str]) -> list[Outcome]:
@@ -27,17 +24,6 @@ def mixed(outcome: Any, seed: int, count: int, kinds: list[str]) -> list[Outcome
         kind = rng.choice(["timeout", "auth"]) if status == "failed" else None
         created.append(outcome(rng.randrange(count // 2), status=status, error_kind=kind))
     return created
-
-
-def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
-    codes: dict[int, int] = {}
-    for item in outcomes:
-        status: Any = item.status
-        if status == TOMBSTONE:
-            codes.pop(unit(item), None)
-        elif codes.get(unit(item), 1):
-            codes[unit(item)] = code_of(item.status, item.error_kind)
-    return codes
 
 
 @pytest.mark.parametrize("small", [-1, segment_index.SMALL])
@@ -54,7 +40,8 @@ def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kind
         assert all(item >> (64 - bits) == number for item in (*ok, *bad))
         assert len(set(ok)) == len(ok)
         result |= dict.fromkeys(ok, 0) | bad
-    assert result == by_reading(created)
+    current = current_outcomes(created)
+    assert result == {u: code_of(o.status, o.error_kind) for u, o in current.items()}
 
 
 def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):

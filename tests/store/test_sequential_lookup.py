@@ -16,13 +16,10 @@ from bagent.store.journal.done_index import (
     units_of,
 )
 from bagent.types import Outcome
+from support.stored_runs import unit
 
 ROWS = 900
 AT_ONCE = 30
-
-
-def unit(item: Outcome) -> int:
-    return unit_of(int(item.key, 16), item.stage, item.answer)
 
 
 def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
@@ -47,13 +44,7 @@ def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
     return created
 
 
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        4,
-        64,
-    ],
-)
+@pytest.mark.parametrize("chunk", [4, 64])
 @pytest.mark.parametrize(
     "order", ["in order", "in flight", "shuffled", "backwards", "with rows that are gone"]
 )

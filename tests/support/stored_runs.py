@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.store.journal.codec import TOMBSTONE, unit_of
 from bagent.store.journal.journal import Journal
 from bagent.store.run_dir import RunDir, RunInfo, Start
 from bagent.types import Outcome
@@ -44,3 +45,21 @@ def make_run(path: Path, outcomes: Iterable[Outcome], **info: Any) -> RunDir:
     info.setdefault("starts", [Start(at=1.0, exit_code=0)])
     run.save(RunInfo(path.name, **info))
     return run
+
+
+def unit(outcome: Outcome) -> int:
+    """Return the number of a row's stage and answer in the index."""
+    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+
+
+def current_outcomes(outcomes: Iterable[Outcome]) -> dict[int, Outcome]:
+    """Return the outcomes that count, by unit: a good one stays until it is taken back."""
+    current: dict[int, Outcome] = {}
+    for outcome in outcomes:
+        status: Any = outcome.status
+        before = current.get(unit(outcome))
+        if status == TOMBSTONE:
+            current.pop(unit(outcome), None)
+        elif before is None or before.status != "ok":
+            current[unit(outcome)] = outcome
+    return current
