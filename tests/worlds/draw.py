@@ -13,6 +13,9 @@ from worlds.stages import TOPOLOGIES, long_text
 HEALED = 120.0
 """Seconds of a world after which all its servers are well."""
 
+AT_WORK = 0.013
+"""When servers have answered the probes of a start, and its first rows arrive."""
+
 _PASSING = (
     "500", "502", "503", "503+4", "504", "408", "529", "529+2", "429", "429+3", "429+d4",
     "429+m1500", "cut", "reset", "junk", "error200", "blank", "nochoice", "html",
@@ -28,6 +31,8 @@ _WINDOWS = (
     "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
     "reset", "cut", "junk", "blank", "html", "error200",
 )  # fmt: skip
+_BAD = ("500", "503", "429+7", "lost-model", "reset", "reset", "reset", "reset", "cut")
+_UNANSWERED = ("down", "silent", "hang", "hang", "reset")
 _FAULTY_CALLS = ("act:fail", "look:fail", "act:hang", "none:ok", "act:junk", "act:exit")
 _CALLS = (
     "act:ok", "act:ok", "act:ok", "act:quick", "act:slow", "look:ok", "look:slow", "act:much",
@@ -343,6 +348,17 @@ def _limited(seed: int, random: Random) -> World:
     return World(seed, job, rows, endpoints, events, pause=90.0)
 
 
+def _paid_in_vain(seed: int, random: Random) -> World:
+    """A budget pays for requests without an answer: to a server that falls silent for a minute
+    while another has work, or that time out."""
+    count, slots = random.randint(44, 56), random.choice([1, 2])
+    rows = tuple(RowSpec(f"r{number}", seconds=3.0 * slots) for number in range(count))
+    silent = Window(random.choice([0.5, 4.0, 20.0]), HEALED, random.choice(["silent", "hang"]))
+    budget = 5.0 * count + 64.0 * slots - random.choice([10.0, 40.0, 60.0])
+    job = JobSpec(per_endpoint=slots, timeout=random.choice([30.0, 300.0, 300.0]), budget=budget)
+    return World(seed, job, rows, (EndpointSpec(), EndpointSpec(windows=(silent,))), pause=90.0)
+
+
 def _limits(seed: int, random: Random) -> World:
     """Limits of rows and failures, and a pace of requests."""
     rows = _rows(random, random.randint(4, 20), random.choice([0.2, 0.6]))
@@ -375,7 +391,7 @@ def _refusals(seed: int, random: Random) -> World:
             replies=(refusal if random.random() < share else random.choice(["ok", "ok", "422"]),),
             seconds=random.choice([0.2, 1.0, 1.0]),
         )
-        for number in range(random.randint(6, 36))
+        for number in range(random.randint(6, 26))
     )
     job = replace(_job(random), alike=alike, concurrency=random.choice([1, 2, 4, 8]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
@@ -400,21 +416,23 @@ def _killers(seed: int, random: Random) -> World:
 
 def _leaving(seed: int, random: Random) -> World:
     """A server goes from bad to worse, leaves the hostfile meanwhile, and may come back."""
-    rows = _rows(random, random.randint(4, 20), random.choice([0.0, 0.2]))
-    begin, seconds = random.uniform(0.2, 4.0), random.choice([0.3, 1.0, 5.0])
+    rows = _rows(random, random.choice([1, 2, 3, 5, 12]), random.choice([0.0, 0.2]))
+    begin = random.choice([AT_WORK, AT_WORK, AT_WORK, random.uniform(0.1, 3.0)])
+    seconds = random.choice([0.1, 0.1, 0.2, 0.4, 2.0])
     worse = begin + seconds + random.choice([4.0, 15.0, 40.0])
     ill = (
-        Window(begin, begin + seconds, random.choice(_WINDOWS)),
-        Window(begin + seconds, worse, random.choice(_WINDOWS)),
+        Window(begin, begin + seconds, random.choice(_BAD)),
+        Window(begin + seconds, worse, random.choice(_WINDOWS if worse > 30.0 else _UNANSWERED)),
     )
-    count = random.choice([2, 2, 3])
-    endpoints = (EndpointSpec(windows=ill), *(EndpointSpec() for _ in range(count - 1)))
-    at = max(0.0, round(begin + seconds * random.random() + random.uniform(-1.0, 3.0), 2))
-    events = [Event(0, "hosts", at, hosts=tuple(range(1, count)))]
-    if random.random() < 0.6:
+    count = random.choice([1, 2, 2, 3])
+    endpoints = (EndpointSpec(windows=ill), *(EndpointSpec() for _ in range(count)))
+    at = max(0.0, round(begin + random.uniform(-0.5, 1.0), 2))  # it is read a second later
+    events = [Event(0, "hosts", at, hosts=tuple(range(1, count + 1)))]
+    if random.random() < 0.4:
         back = at + random.choice([2.0, 10.0, 30.0])
-        events.append(Event(0, "hosts", back, hosts=tuple(range(count))))
-    return World(seed, _job(random), rows, endpoints, tuple(events))
+        events.append(Event(0, "hosts", back, hosts=tuple(range(count + 1))))
+    job = replace(_job(random), retries=random.choice([0, 0, 0, 1, 2]), hedge="off")
+    return World(seed, job, rows, endpoints, tuple(events))
 
 
 def _relapses(seed: int, random: Random) -> World:
@@ -431,7 +449,7 @@ def _relapses(seed: int, random: Random) -> World:
         Window(again, again + random.choice([2.0, 10.0, 40.0]), second),
     )
     rows = tuple(
-        RowSpec(f"r{number}", seconds=random.choice([5.0, 15.0])) for number in range(16 * count)
+        RowSpec(f"r{number}", seconds=random.choice([5.0, 15.0])) for number in range(14 * count)
     )
     job = replace(_job(random), concurrency=count, timeout=60.0, hedge="off")
     return World(seed, job, rows, tuple(EndpointSpec(windows=windows) for _ in range(count)))
@@ -525,6 +543,7 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "limited": _limited,
     "batches": _batches,
     "shards": _shards,
+    "paid in vain": _paid_in_vain,
     "limits": _limits,
     "refusals": _refusals,
     "killers": _killers,
@@ -534,7 +553,9 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
 }
 
 _WEIGHTS = {
-    "rows": 6, "servers": 5, "crashes": 7, "kinds": 5, "everything": 4, "outage": 1, "fair": 1,
-    "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 5, "batches": 3,
+    "rows": 5, "servers": 5, "crashes": 7, "kinds": 5, "everything": 4, "outage": 1, "fair": 1,
+    "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 3,
+    "relapses": 2, "refusals": 2, "copies": 2, "limits": 2,
+    "paid in vain": 1,
 }  # fmt: skip
 """How often each theme is drawn; 3 for others."""

@@ -195,7 +195,9 @@ def a_process_that_lost_its_run_stops(history: History) -> Problems:
     for start in history.starts:
         if not start.lost or start.code is None:
             continue
-        if start.code != 75:
+        other = before(history, start)
+        ended = other is not None and start.code == other.code and start.code in (0, 1)
+        if start.code != 75 and not ended:  # a run that is over ends in the same way for both
             yield f"start {start.number} lost its run and ended with {start.code}"
         for sent in sent_in(history, start.number):
             if sent.at > start.began + 1.0:

@@ -196,11 +196,14 @@ def the_pace_is_kept(history: History) -> Problems:
 
 def _costs_at(sent: Sent, at: float) -> tuple[float, float]:
     """Return what a request may have cost at a time, at least and at most: an answer that cannot be
-    read counts in full; an error in it, or one that never came, may do so."""
+    read, or that the client did not wait for, counts in full; an error in it, or one that broke
+    off, may do so."""
     over, in_full = sent.over, float(MAX_TOKENS * len(sent.rows))
     if over is None or over >= at:
         return in_full, in_full
     replies = sent.replies or (sent.reply,)
+    if sent.gone is not None and sent.status is None:
+        return in_full, in_full  # the server may bill it all the same
     if sent.status is None or base_kind(sent.reply) == "error200":
         return 0.0, in_full
     if sent.status >= 400:

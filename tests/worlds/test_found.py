@@ -251,3 +251,20 @@ def test_a_row_that_two_servers_failed_goes_to_the_third():
     assert problems(history) == []
     servers = [[sent.endpoint for sent in sent] for sent in history.sent_by_row[0].values()]
     assert [0, 1, 2] in map(sorted, servers)
+
+
+def test_the_last_row_is_sent_although_a_429_slowed_requests_down():
+    """A row with which two servers died waited for ever, where the pace allowed nothing at once."""
+    holds(
+        World(
+            seed=1,
+            job=JobSpec(retries=1, concurrency="auto", per_endpoint=3, timeout=60.0),
+            rows=(
+                RowSpec("r0", replies=("crash:8",)),
+                RowSpec("r1", replies=("429", "slow:4")),
+                RowSpec("r2"),
+                RowSpec("r9", seconds=0.2),
+            ),
+            endpoints=(EndpointSpec(),),
+        )
+    )

@@ -122,12 +122,13 @@ def _ill(history: History, index: int, own: Sequence[Sent]) -> Iterator[Span]:
 
 
 def _failed_here(history: History, start: Start, index: int, end: float) -> Iterator[Span]:
-    """Yield when rows that failed at a server last wait for another one."""
+    """Yield when rows that failed at a server wait for others."""
     for requests in sent_by_row(history, start.number).values():
-        ordered = sorted(requests, key=lambda sent: sent.at)
-        for number, first in enumerate(ordered):
-            if first.endpoint == index and first.over is not None and not is_answer(first):
-                yield first.over, ordered[number + 1].at if number + 1 < len(ordered) else end
+        failed = [sent for sent in requests if sent.endpoint == index and not is_answer(sent)]
+        times = [sent.over for sent in failed if sent.over is not None]
+        if times:
+            last = max(requests, key=lambda sent: sent.at)
+            yield min(times), end if last in failed else last.at
 
 
 def _full_spans(requests: Sequence[Sent], concurrency: int | str, end: float) -> list[Span]:
