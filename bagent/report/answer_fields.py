@@ -82,6 +82,18 @@ def answer_columns(db: ReportDb) -> dict[str, str]:
     return {name: kind for name, kind in columns.items() if name not in ANSWER_KEY}
 
 
+def profile_answers(
+    db: ReportDb, stage: str | None, names: Mapping[str, str]
+) -> list[FieldProfile]:
+    """Return the distribution of every property, or else the lengths of the texts.
+
+    See :func:`profile_fields` for the arguments.
+    """
+    profiles = profile_fields(db, stage, names)
+    texts = None if profiles else profile_texts(db, stage)
+    return profiles if texts is None else [texts]
+
+
 def profile_fields(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[FieldProfile]:
     """Return the distribution of every property in the order of the schema.
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from bagent.observe.formatting import counted
-from bagent.report.failures import FAULTS, causes
+from bagent.report.failures import FAULTS, Cause
 from bagent.report.field_stats import FEWEST, FieldStat, Traits
 from bagent.report.html import Html, heading, note, number, percent, section, table
-from bagent.report.queries import FEW, WEAK, ReportDb
+from bagent.report.queries import FEW, WEAK
 from bagent.report.suspects import Suspect
 
 SURE = 4.0
@@ -179,28 +179,20 @@ def shared_by_suspects(traits: Traits, suspects: Sequence[Suspect]) -> list[str]
     ]
 
 
-def in_common(db: ReportDb, in_prompt: frozenset[str] | None) -> dict[str, list[FieldFinding]]:
-    """Describe what failed rows share, and the fields whose rows get long answers, by title.
+def shared_by_causes(traits: Traits, alike: Sequence[Cause]) -> list[FieldFinding]:
+    """Describe what the rows of each of the first causes of failure share.
 
     Args:
-        db: the tables of a run.
-        in_prompt: the names that prompts use; None where they are not known.
+        traits: the statistics of fields.
+        alike: as :func:`bagent.report.failures.causes` returns them.
     """
-    alike = causes(db)[:FAULTS]
-    traits = Traits(db, in_prompt)
-    failures = []
-    for group, cause in enumerate(alike):
+    findings = []
+    for group, cause in enumerate(alike[:FAULTS]):
         common = shared(traits, group)
         if common.text:
-            kind = cause.kind
-            message = f"{counted(cause.rows, 'row')} that failed ({kind}) share {common.text}"
-            failures.append(FieldFinding(message, common.stat, kind))
-    long = [
-        msgspec.structs.replace(each, message=each.message.removeprefix(WEAK))
-        for each in long_answers(traits)
-    ]
-    topics = {"Failures": failures, "Long answers": long}
-    return {title: topic for title, topic in topics.items() if topic}
+            rows = f"{counted(cause.rows, 'row')} that failed ({cause.kind})"
+            findings.append(FieldFinding(f"{rows} share {common.text}", common.stat, cause.kind))
+    return findings
 
 
 def _together(lines: list[FieldStat]) -> tuple[str, FieldStat | None]:

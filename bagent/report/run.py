@@ -227,10 +227,7 @@ def _answers(db: ReportDb, about: ReportInfo) -> Html:
     """The distribution of every property of the answers, or the lengths of their texts."""
     last = about.last_stage
     names = about.properties
-    profiles = answer_fields.profile_fields(db, last, names)
-    if not profiles:
-        texts = answer_fields.profile_texts(db, last)
-        profiles = [] if texts is None else [texts]
+    profiles = answer_fields.profile_answers(db, last, names)
     title = "the answer" if names else "the text"
     cards = [part("field_card", p, title if p.name is None else p.name) for p in profiles]
     stage = note(f"Answers of the stage {last}.") if last and cards else Html("")

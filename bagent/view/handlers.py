@@ -6,11 +6,11 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import duckdb
@@ -23,7 +23,7 @@ from bagent.observe.formatting import duration, money, rate
 from bagent.report import answer_fields, failures, fields, html, overview
 from bagent.report.field_stats import LONGEST_VALUE, Traits
 from bagent.report.overview import seconds_range
-from bagent.report.queries import ReportDb
+from bagent.report.queries import WEAK, ReportDb
 from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
@@ -110,51 +110,29 @@ class Handlers:
     async def answers(self, request: web.Request) -> web.Response:
         """Answer with the distributions of the answers, a part of the page of a run."""
         viewed = self._viewed(request)
-        stages = viewed.info().stages
-        stage = request.query.get("stage") or (stages[-1] if len(stages) > 1 else None)
-        names = answer_fields.property_names(viewed.info().answer_columns)
+        stages, columns = viewed.info().stages, viewed.info().answer_columns
+        stage = request.query.get("stage") or viewed.last_stage
 
         def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
-            of_fields = answer_fields.profile_fields(db, stage, names)
-            text = None if of_fields else answer_fields.profile_texts(db, stage)
-            return [text] if text is not None else of_fields
+            return answer_fields.profile_answers(db, stage, answer_fields.property_names(columns))
 
-        def with_shared(db: ReportDb) -> tuple[list[tuple[Suspect, str]], str]:
-            suspects = find_suspects(db, stage, names)
-            if not suspects:
-                return [], ""
-            failures.causes(db)
-            traits = Traits(db, _names_in_prompts(viewed), [each.condition for each in suspects])
-            shared = fields.shared_by_suspects(traits, suspects)
-            return [*zip(suspects, shared, strict=True)], count_all(db, suspects)
-
-        suspects, total = await viewed.tables.ask(with_shared, key=("suspects", stage))
         return _page(
             "answers.html",
             request,
             run=viewed,
             profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
-            suspects=suspects,
-            suspects_total=total,
             stages=stages,
             stage=stage,
-            has_schema=bool(viewed.info().answer_columns),
+            has_schema=bool(columns),
             bar_filter=partial(_bar_filter, stage),
-            suspect_filter=_suspect_filter,
             missing_filter=partial(_missing_filter, stage),
         )
 
     async def findings(self, request: web.Request) -> web.Response:
-        """Answer with what rows that failed, or have long answers, share: a part of the page."""
+        """Answer with doubtful answers, and what rows share that failed or have long answers."""
         viewed = self._viewed(request)
-
-        def in_common(db: ReportDb) -> dict[str, list[fields.FieldFinding]]:
-            return fields.in_common(db, _names_in_prompts(viewed))
-
-        topics = await viewed.tables.ask(in_common, key="in common")
-        several = len(viewed.info().stages) > 1
-        query = partial(_finding_filter, several_stages=several)
-        return _page("findings.html", request, run=viewed, topics=topics, finding_filter=query)
+        topics = await viewed.tables.ask(partial(_find, viewed), key="findings")
+        return _page("findings.html", request, run=viewed, topics=topics)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the state of a run whenever it changed, also by a new start."""
@@ -328,6 +306,46 @@ async def _prospects(viewed: ViewedRun, state: Mapping[str, Any]) -> dict[str, A
     return {"throughput": throughput, "costs": await tables.ask(overview.costs, key="costs")}
 
 
+class _Finding(NamedTuple):
+    """What stands out, for people."""
+
+    message: str
+    more: str = ""
+    """A second line; empty where there is none."""
+
+    query: str = ""
+    """The query string that lists its rows; empty where none can."""
+
+
+def _find(viewed: ViewedRun, db: ReportDb) -> dict[str, list[_Finding]]:
+    """Return what stands out by topic."""
+    alike = failures.causes(db)
+    names = answer_fields.property_names(viewed.info().answer_columns)
+    suspects = find_suspects(db, viewed.last_stage, names)
+    traits = Traits(db, _names_in_prompts(viewed), [suspect.condition for suspect in suspects])
+    shared = fields.shared_by_suspects(traits, suspects)
+    doubtful = [
+        _Finding(suspect.message, f"What these rows share: {common}" * bool(common), query)
+        for suspect, common in zip(suspects, shared, strict=True)
+        for query in [_suspect_filter(suspect)]
+    ]
+    if total := count_all(db, suspects):
+        doubtful.append(_Finding(total))
+    several = len(viewed.info().stages) > 1
+
+    def with_queries(findings: Sequence[fields.FieldFinding]) -> list[_Finding]:
+        return [
+            _Finding(each.message.removeprefix(WEAK), "", _finding_filter(each, several))
+            for each in findings
+        ]
+
+    return {
+        "Failures": with_queries(fields.shared_by_causes(traits, alike)),
+        "Answers that may be wrong": doubtful,
+        "Long answers": with_queries(fields.long_answers(traits)),
+    }
+
+
 def _names_in_prompts(viewed: ViewedRun) -> frozenset[str] | None:
     """Return the names that the prompts use; None where they are not known."""
     info = viewed.info()
@@ -391,7 +409,7 @@ def _suspect_filter(suspect: Suspect) -> str:
     return _test_filter(suspect.stage, test, endpoints=endpoints)
 
 
-def _finding_filter(finding: fields.FieldFinding, *, several_stages: bool) -> str:
+def _finding_filter(finding: fields.FieldFinding, several_stages: bool) -> str:
     """Return the query string that lists the rows of a finding; empty where none can."""
     stat = finding.stat
     if stat is None or not stat.of_input or len(stat.value or "") >= LONGEST_VALUE:

@@ -177,7 +177,7 @@ def languages(tmp_path):
 
 async def test_doubtful_answers_are_told_with_what_they_share_and_counted_once(languages):
     async with viewing(languages) as viewer:
-        page = words(await viewer.page("answers"))
+        page = words(await viewer.page("findings"))
     shared = "What these rows share: language = fi (100 % of them, 12 % of the other rows)"
     assert f"19 answers with a blank reason {shared}" in page
     assert "1 answer with score 900; most have 0 to 8 20 answers in all, each counted once" in page
@@ -186,7 +186,8 @@ async def test_doubtful_answers_are_told_with_what_they_share_and_counted_once(l
 async def test_a_finding_of_failed_rows_counts_those_that_its_link_lists(languages):
     async with viewing(languages) as viewer:
         page = await viewer.page("findings")
-        (link,) = (str(attrs["href"]) for tag, attrs in page.tags if tag == "a")
+        links = (str(attrs["href"]) for tag, attrs in page.tags if tag == "a")
+        (link,) = (link for link in links if "cause=rejected" in link)
         count = await _body(viewer, link.replace("/rows", "/count"))
     assert "21 rows that failed (rejected) share language = fi (20 of the 21, 11 %" in words(page)
     assert count == '{"count": 20}'
@@ -202,7 +203,7 @@ async def test_an_answer_worth_a_look_leads_to_its_rows_in_its_stage(tmp_path):
     columns = (("reason", "VARCHAR"),)
     make_run(tmp_path / "job", outcomes, stages=("a", "b"), answer_columns=columns)
     async with viewing(tmp_path) as viewer:
-        page = await viewer.page("answers")
+        page = await viewer.page("findings")
         link = next(a["href"] for t, a in page.tags if t == "a" and "blank" in str(a["href"]))
         async with viewer.client.get(link) as response:
             listed = (await response.text()).count("<tr data-row>")
