@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median_high
 from typing import Any
 
 from bagent.duck import literal
@@ -10,7 +11,7 @@ from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_other
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.overview import ENDPOINT_KINDS, EndpointEnd
-from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb, median
+from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb
 from bagent.report.svg import meter, sparkline
 
 MOST = 60
@@ -142,7 +143,7 @@ def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         return ""
     return (
         f"{number(row['tokens_per_busy_s'])} tokens a second in each request,"
-        f" the others {number(median(speeds))}"
+        f" the others {number(median_high(speeds))}"
     )
 
 
@@ -150,7 +151,7 @@ def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
     """How many times the others' median p99 its own is; 0 where that is no finding."""
     if row["p99_ms"] is None or not other_tails or row["attempts"] - row["failed"] < 100:
         return 0.0
-    typical = median(other_tails)
+    typical = median_high(other_tails)
     ratio = row["p99_ms"] / typical if typical > 0 else 0.0
     return ratio if ratio > 2 * SLOW else 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from bagent.duck import literal
 from bagent.observe.formatting import counted, visible
-from bagent.report.html import Html, heading, note, part, percent, section, table
+from bagent.report.html import Html, heading, note, part, percent, section, table, time_of_day
 from bagent.report.queries import FIRST_IDS, ReportDb, results_command
 
 MOST = 25
@@ -135,7 +134,7 @@ def _when(cause: Cause, rows: FailedRows, seconds: float) -> str:
         return ""
     if late - early > CLOSE * seconds:
         return ""
-    first, last = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (early, late))
+    first, last = map(time_of_day, (early, late))
     return f"Nearly all of them ended between {first} and {last}"
 
 

@@ -248,14 +248,12 @@ def environment(folder: Path = TEMPLATES) -> Environment:
         "duration": duration,
         "json_text": json_text,
         "ms": milliseconds,
-        "number": number,
         "percent": whole_percent,
         "pretty": pretty,
         "rate": rate,
         "share": share,
-        "time": _time,
+        "time": time_of_day,
         "usd": money,
-        "when": _when,
         "line": visible,
         "cut": cut,
     }
@@ -329,17 +327,16 @@ def percent(value: float) -> str:
     return f"{value:.0f} %" if whole else f"{value:.1f} %"
 
 
-def _time(at: float) -> str:
+def time_of_day(at: float) -> str:
+    """Write Unix seconds as ``09:31:12``, in UTC."""
     return time.strftime("%H:%M:%S", time.gmtime(at))
 
 
+def date_time(at: float) -> str:
+    """Write Unix seconds as ``2026-11-30 09:31:12``, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
 def _clock(at: float | None) -> str:
-    return "" if at is None else _time(at) + _fraction(at)
-
-
-def _fraction(at: float) -> str:
-    return f".{math.floor(at % 1 * 1000):03d}"
-
-
-def _when(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    """Write a time of day with its milliseconds."""
+    return "" if at is None else f"{time_of_day(at)}.{math.floor(at % 1 * 1000):03d}"

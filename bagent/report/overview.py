@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import counted, duration, milliseconds, money, rate
-from bagent.report.html import Html, join, note, number, part, percent, section, share
+from bagent.report.html import Html, join, note, number, part, percent, section, share, time_of_day
 from bagent.report.queries import ANSWERED, ReportDb
 from bagent.types import PASSING_KINDS
 
@@ -176,18 +175,14 @@ def down_endpoints(db: ReportDb) -> dict[str, EndpointEnd]:
 def _end(row: dict[str, Any], last_answer: float | None, lost: int) -> EndpointEnd:
     endpoint, removed, healthy_at = row["endpoint"], row["removed"], row["healthy_at"]
     if removed is not None and removed >= (healthy_at or 0.0):
-        return EndpointEnd(endpoint, removed, f"left the hostfile at {_clock(removed)}")
+        return EndpointEnd(endpoint, removed, f"left the hostfile at {time_of_day(removed)} UTC")
     reason = f" ({row['reason']})" if row["reason"] else ""
     up = max((at for at in (healthy_at, last_answer) if at is not None), default=None)
     if up is None:
         return EndpointEnd(endpoint, None, "never answered", reason)
     rows = f"{counted(lost, 'row')} failed there" if lost else "no row was lost"
     more = f", did not come back{reason}; {rows}"
-    return EndpointEnd(endpoint, up, f"died after {_clock(up)}", more)
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(at)) + " UTC"
+    return EndpointEnd(endpoint, up, f"died after {time_of_day(up)} UTC", more)
 
 
 def throughput(db: ReportDb, down: Mapping[str, EndpointEnd]) -> Throughput | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +130,3 @@ def results_command(run: str, condition: str) -> str:
     if not set(condition) & set('"$`\\!\n'):
         typed = f'"{condition}"'
     return f"bagent results {shlex.quote(run)} --where {typed} --with-input"
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle value."""
-    order = sorted(values)
-    return order[len(order) // 2]

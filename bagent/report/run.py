@@ -26,6 +26,7 @@ from bagent.report.html import (
     Finding,
     Html,
     block,
+    date_time,
     heading,
     note,
     number,
@@ -170,9 +171,11 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     ]
     facts = list(about.facts)
     if sums["began"] is not None:
-        facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
+        facts.append(("rows from", f"{date_time(sums['began'])} to {date_time(sums['ended'])}"))
     for job, count in earlier:
-        value = f"{_when(job.until)}, {count:,} of {sums['rows']:,} {sums['unit']} ended before it"
+        value = (
+            f"{date_time(job.until)}, {count:,} of {sums['rows']:,} {sums['unit']} ended before it"
+        )
         facts.append((f"{job.changed} changed", value))
     return _page(ReportInfo(about.name, facts), parts)
 
@@ -194,7 +197,7 @@ def _job(about: ReportInfo, earlier: Sequence[tuple[EarlierJob, int]]) -> Html:
     texts = [(f"prompt: {owner}", text) for owner, text in about.prompts[:PROMPTS]]
     for job, _ in reversed(earlier):
         texts += [
-            (f"prompt until {_when(job.until)}: {owner}", text)
+            (f"prompt until {date_time(job.until)}: {owner}", text)
             for owner, text in job.prompts[:PROMPTS]
             if (owner, text) not in about.prompts
         ]
@@ -271,13 +274,9 @@ def _lines(message: str) -> str:
     return "<br>".join(text(part, 500) for part in message.split(" | "))
 
 
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
-
-
 def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
     facts = " · ".join(f"{label} {visible(value, 120)}" for label, value in about.facts)
-    made = note(f"Times of day are UTC. Made {_when(time.time())} UTC.")
+    made = note(f"Times of day are UTC. Made {date_time(time.time())} UTC.")
     return html.page(about.name, [note(facts), *parts, made], script="page.js")
 
 

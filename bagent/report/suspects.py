@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -246,8 +247,10 @@ def _endpoints(
     )
     counts = {(row["endpoint"], row["value"]): row["n"] for row in rows}
     total = sum(counts.values())
-    by_endpoint = _sums((endpoint, n) for (endpoint, _), n in counts.items())
-    by_value = _sums((value, n) for (_, value), n in counts.items())
+    by_endpoint, by_value = Counter[str](), Counter[str | None]()
+    for (endpoint, value), n in counts.items():
+        by_endpoint[endpoint] += n
+        by_value[value] += n
     candidates: list[tuple[float, Suspect]] = []
     for (endpoint, value), n in counts.items():
         own, other = by_endpoint[endpoint], total - by_endpoint[endpoint]
@@ -266,10 +269,3 @@ def _endpoints(
         suspect = Suspect(message, FieldProfile(name, "values", total, 0), bar, endpoint)
         candidates.append((share - elsewhere, suspect))
     yield from [suspect for _, suspect in sorted(candidates, key=lambda item: -item[0])[:1]]
-
-
-def _sums(pairs: Iterator[tuple[Any, int]]) -> dict[Any, int]:
-    sums: dict[Any, int] = {}
-    for key, number in pairs:
-        sums[key] = sums.get(key, 0) + number
-    return sums

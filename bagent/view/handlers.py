@@ -150,8 +150,8 @@ class Handlers:
         viewed.tables.renew_if_due()
         row_filter = RowFilter.parse(request.query)
         after = RowKey.parse(request.query.get("after", ""))
-        usual = await viewed.tables.ask(row_columns, key="columns")
-        columns = usual.with_filtered(row_filter)
+        usual = await viewed.tables.ask(_ListValues.of, key="list")
+        columns = usual.columns.with_filtered(row_filter)
         problem = None
         try:
             listed = await viewed.tables.ask(lambda db: list_rows(db, row_filter, columns, after))
@@ -159,9 +159,6 @@ class Handlers:
             if not row_filter.sql:
                 raise
             listed, problem = RowPage(), explain_error(error)
-        numeric = await viewed.tables.ask(_numeric_answers, key="numeric")
-        endpoints = await viewed.tables.ask(lambda db: distinct(db, "endpoint"), key="endpoints")
-        kinds = await viewed.tables.ask(lambda db: distinct(db, "error_kind"), key="kinds")
         return _page(
             "rows.html",
             request,
@@ -172,12 +169,11 @@ class Handlers:
             columns=columns,
             filter=row_filter,
             after=after,
-            endpoints=endpoints,
-            kinds=kinds,
+            endpoints=usual.endpoints,
+            kinds=usual.kinds,
             stages=viewed.info().stages,
             statuses=list(STATUSES),
-            sort_names=_sort_names(columns, numeric),
-            version=viewed.tables.version,
+            sort_names=_sort_names(columns, usual.numeric),
         )
 
     async def count(self, request: web.Request) -> web.Response:
@@ -365,9 +361,22 @@ def answer_text(result: Mapping[str, Any]) -> str:
     return str(result["text"] or result["error"] or "")
 
 
-def _numeric_answers(db: ReportDb) -> frozenset[str]:
-    columns = answer_fields.answer_columns(db)
-    return frozenset(name for name, kind in columns.items() if answer_fields.is_number(kind))
+class _ListValues(NamedTuple):
+    """What the list of rows and its menus have of all rows."""
+
+    columns: RowColumns
+    numeric: frozenset[str]
+    """The properties of the answer that are numbers."""
+
+    endpoints: list[str]
+    kinds: list[str]
+
+    @classmethod
+    def of(cls, db: ReportDb) -> _ListValues:
+        """Return those of the tables of a run."""
+        kinds = answer_fields.answer_columns(db)
+        numeric = frozenset(name for name, kind in kinds.items() if answer_fields.is_number(kind))
+        return cls(row_columns(db), numeric, distinct(db, "endpoint"), distinct(db, "error_kind"))
 
 
 def _sort_names(columns: RowColumns, numeric: frozenset[str]) -> dict[str, str]:

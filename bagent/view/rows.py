@@ -80,7 +80,6 @@ class RowColumns(msgspec.Struct, frozen=True):
 
     inputs: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
-    stages: int = 1
 
     def with_filtered(self, row_filter: RowFilter) -> RowColumns:
         """Return these columns after those of the fields that a filter tests."""
@@ -89,7 +88,7 @@ class RowColumns(msgspec.Struct, frozen=True):
             dict.fromkeys([*(name for each, name in tested if each == source), *usual])
             for source, usual in (("input", self.inputs), ("answer", self.answers))
         )
-        return RowColumns(tuple(inputs), tuple(answers), self.stages)
+        return RowColumns(tuple(inputs), tuple(answers))
 
 
 class ListedRow(msgspec.Struct, frozen=True):
@@ -129,10 +128,9 @@ def row_columns(db: ReportDb) -> RowColumns:
     answer = db.rows(
         "select json_keys(output) as names from results where json_type(output) = 'OBJECT' limit 1"
     )
-    stages = db.row("select approx_count_distinct(stage) as n from results")["n"]
     inputs = _in_order(first, row["inputs"], skipped=("id", "custom_id"))
     answers = _in_order(answer, row["answers"])
-    return RowColumns(_input_columns(db, inputs), answers[:MOST_ANSWER_FIELDS], stages)
+    return RowColumns(_input_columns(db, inputs), answers[:MOST_ANSWER_FIELDS])
 
 
 def _input_columns(db: ReportDb, names: tuple[str, ...]) -> tuple[str, ...]:
