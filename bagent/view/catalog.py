@@ -70,6 +70,7 @@ class RunCatalog:
         self._only = only
         self._open: OrderedDict[str, ViewedRun] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._listed: dict[Path, ViewedRun] = {}
 
     @property
     def single(self) -> str | None:
@@ -79,6 +80,10 @@ class RunCatalog:
     def runs(self) -> list[RunDir]:
         """Return all runs, latest start first."""
         return [self._only] if self._only is not None else list_runs(self._folder)
+
+    def state(self, run: RunDir) -> dict[str, Any]:
+        """Return the state of a run of the list."""
+        return self._listed.setdefault(run.path, ViewedRun(run)).state()
 
     def find(self, name: str) -> ViewedRun:
         """Return a run; the tables of the run not used for longest are closed meanwhile.

@@ -75,7 +75,7 @@ class Handlers:
         states, problems = [], []
         for run in self._catalog.runs():
             try:
-                states.append(ViewedRun(run).state())
+                states.append(self._catalog.state(run))
             except BagentError as error:
                 problems.append(f"{run.path.name}: {error.message}")
         return states, problems
