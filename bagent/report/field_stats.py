@@ -332,18 +332,18 @@ def _make_sample(db: ReportDb, conditions: Sequence[str]) -> None:
     db.run(
         f"""create or replace temp table sampled as
             select r.*, coalesce(1::bigint << (f.fault::int - 1), 0) | others as groups from (
-                select stage, status, error_kind, {ALIKE} as pattern, input, endpoint, model,
+                select stage, status, error_kind, error, finish_reason, input, endpoint, model,
                        source, prompt_tokens, error_kind is not null as bad,
                        case when status in ('ok', 'truncated') then completion_tokens end as tokens,
                        coalesce(finish_reason = 'length', false) or status = 'truncated' as cut,
                        {others} as others
                 from results
                 where copied_from is null and (endpoint is not null or error_kind is not null)
+                using sample reservoir({SAMPLE} rows) repeatable ({SEED})
                 ) as r
             left join faults as f on r.bad and f.fault <= {FAULTS} and r.stage = f.stage
                  and r.status = f.status and r.error_kind is not distinct from f.error_kind
-                 and r.pattern = f.pattern
-            using sample reservoir({SAMPLE} rows) repeatable ({SEED})"""
+                 and {ALIKE} = f.pattern"""
     )
 
 

@@ -171,12 +171,11 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     ]
     facts = list(about.facts)
     if sums["began"] is not None:
-        facts.append(("rows from", f"{date_time(sums['began'])} to {date_time(sums['ended'])}"))
+        began, ended = (date_time(sums[at]) for at in ("began", "ended"))
+        facts.append(("rows from", f"{began} to {ended}"))
     for job, count in earlier:
-        value = (
-            f"{date_time(job.until)}, {count:,} of {sums['rows']:,} {sums['unit']} ended before it"
-        )
-        facts.append((f"{job.changed} changed", value))
+        ended_before = f"{count:,} of {sums['rows']:,} {sums['unit']} ended before it"
+        facts.append((f"{job.changed} changed", f"{date_time(job.until)}, {ended_before}"))
     return _page(ReportInfo(about.name, facts), parts)
 
 

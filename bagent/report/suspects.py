@@ -129,6 +129,7 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
     sums = db.row(f"select count(*) as total, {columns_sql} from {source}")
     sample = _sample(sums["total"])
     suspects: list[Suspect] = []
+    few_values: list[str] = []
     for number, (column, kind) in enumerate(columns.items()):
         stats = {name: sums[f"f{number}_{name}"] for name in measures[column]}
         if kind == "VARCHAR":
@@ -137,8 +138,10 @@ def find_suspects(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> 
             if is_whole(kind) and stats["middle"]:
                 stats["middle"] = [*map(round, stats["middle"])]
             suspects += _numbers(db, source, (column, names[column]), stats)
-        if kind in ("VARCHAR", "BOOLEAN"):
-            suspects += _endpoints(db, stage, names[column], stats, sample)
+        if 1 < stats.get("distinct", 0) <= MOST_VALUES:
+            few_values.append(names[column])
+    if few_values:
+        suspects = [*_endpoints(db, stage, few_values, sample), *suspects]
     return [msgspec.structs.replace(each, stage=stage) for each in suspects[:MOST_SUSPECTS]]
 
 
@@ -232,20 +235,29 @@ def _numbers(
 
 
 def _endpoints(
-    db: ReportDb, stage: str | None, name: str, stats: dict[str, Any], sample: str
+    db: ReportDb, stage: str | None, names: Sequence[str], sample: str
 ) -> Iterator[Suspect]:
-    """Yield the value that one endpoint gives much more often than the others, if there is one."""
-    if not 1 < stats["distinct"] <= MOST_VALUES:
-        return
+    """Yield for each property the value that one endpoint gives much more often than the others."""
     condition = "status = 'ok' and endpoint is not null and copied_from is null"
     if stage is not None:
         condition += f" and stage = {literal(stage)}"
-    rows = db.rows(
-        f"select endpoint, json_extract_string(output, {literal(pointer(name))}) as value,"
-        f" count(*) as n from (select endpoint, output from results where {condition}"
-        f" {sample}) group by 1, 2"
+    values = ", ".join(
+        f"json_extract_string(output, {literal(pointer(name))}) as f{number}"
+        for number, name in enumerate(names)
     )
-    counts = {(row["endpoint"], row["value"]): row["n"] for row in rows}
+    db.run(
+        f"create or replace temp table served as select endpoint, {values} from"
+        f" (select endpoint, output from results where {condition} {sample})"
+    )
+    for number, name in enumerate(names):
+        rows = db.rows(
+            f"select endpoint, f{number} as value, count(*) as n from served group by all"
+        )
+        yield from _one_endpoint(name, {(row["endpoint"], row["value"]): row["n"] for row in rows})
+
+
+def _one_endpoint(name: str, counts: Mapping[tuple[str, str | None], int]) -> Iterator[Suspect]:
+    """Yield the value that stands out most, if one does; ``counts`` are by endpoint and value."""
     total = sum(counts.values())
     by_endpoint, by_value = Counter[str](), Counter[str | None]()
     for (endpoint, value), n in counts.items():
