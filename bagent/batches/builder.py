@@ -10,6 +10,7 @@ import msgspec
 from bagent.backends.request import Request
 from bagent.batches.files import (
     FOLDER,
+    BatchFileReader,
     BatchFiles,
     BatchFileWriter,
     BatchItem,
@@ -129,6 +130,20 @@ class BatchBuilder:
         """Yield the rows in batches of earlier processes."""
         for record, _ in self._loaded:
             yield from batch_items(self.files(record))
+
+    def loaded_requests(self) -> Iterator[tuple[str, int, BatchItem]]:
+        """Yield the requests in this part's batches of earlier processes: batch label, line number
+        and row."""
+        for record, _ in self._loaded:
+            files = self.files(record)
+            if record.part != self._part or not files.rows.exists():
+                continue
+            reader = BatchFileReader(files)
+            try:
+                for number in range(len(reader)):
+                    yield record.label, number, reader.item(number)
+            finally:
+                reader.close()
 
     def is_loaded(self, record: BatchRecord) -> bool:
         """Return whether an earlier process filled the batch."""
