@@ -395,8 +395,10 @@ class RunSession:
         if plan.advice.done():
             advice = plan.advice.result()
             return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
-        if self._switch.requested.done() and not feeding.done():
-            return self._switch.requested.result()
+        if self._switch.requested.done():
+            stop = self._switch.requested.result()
+            if stop.error is not None or not feeding.done():
+                return stop
         return None
 
     async def _drain(self, fleet: FleetSet, stop: Stop) -> None:
