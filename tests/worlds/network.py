@@ -266,6 +266,7 @@ class ServerConnection(asyncio.Transport):
             return
         if self._sent is not None and self._sent.done is None:
             self._sent.done = self._network.clock.now
+            self._sent.retry_after = None  # the client never heard of it
         self._end()
         if self._network.alive():
             self._client.connection_lost(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -65,10 +65,22 @@ def _simpler_jobs(job: JobSpec) -> Iterator[JobSpec]:
 def _fewer_rows(world: World) -> Iterator[World]:
     rows = world.rows
     if len(rows) > 3:
-        yield replace(world, rows=rows[: len(rows) // 2])
-        yield replace(world, rows=rows[len(rows) // 2 :])
+        yield _with_rows(world, range(len(rows) // 2))
+        yield _with_rows(world, range(len(rows) // 2, len(rows)))
     for number in range(len(rows) if len(rows) > 1 else 0):
-        yield replace(world, rows=_without(rows, number))
+        yield _with_rows(world, [other for other in range(len(rows)) if other != number])
+
+
+def _with_rows(world: World, numbers: Sequence[int]) -> World:
+    """Return a world with some of its rows; one that was equal to another of them is its own."""
+    new = {number: position for position, number in enumerate(numbers)}
+    rows = (world.rows[number] for number in numbers)
+    return replace(
+        world,
+        rows=tuple(
+            row if row.same is None else replace(row, same=new.get(row.same)) for row in rows
+        ),
+    )
 
 
 def _simpler_endpoints(endpoint: EndpointSpec) -> Iterator[EndpointSpec]:
