@@ -277,10 +277,11 @@ class Player:
                 "stop_after_failures": world.job.stop_after,
                 "rpm": world.job.rpm,
             },
-            "output": {"truncated": world.job.truncated},
+            "output": {},
             "results": {"allow_failures": world.job.allow_failures},
             **_kind_keys(world),
         }
+        job["output"] = {**job["output"], "truncated": world.job.truncated}
         if world.job.answers > 1:
             job["answers"] = world.job.answers
             job["sampling"]["seed"] = 1
@@ -583,7 +584,7 @@ def _compile(template: Template) -> None:
 def _kind_keys(world: World) -> dict[str, Json]:
     """Return the keys of the job file for a kind of job."""
     if world.job.kind == "schema":
-        return {"output": {"schema": SCHEMA, "retries": 2, "truncated": world.job.truncated}}
+        return {"output": {"schema": SCHEMA, "retries": 2}}
     if world.job.kind == "agents":
         return agents.job_keys()
     if world.job.kind == "batches":

@@ -31,3 +31,17 @@ def _world(events, pause):
         events=events,
         pause=pause,
     )
+
+
+def test_a_row_equal_to_one_in_a_batch_of_a_killed_start_is_not_sent():
+    """Such a batch was not looked through for equal rows, so it was paid twice."""
+    rows = tuple(RowSpec(f"r{number}") for number in range(5))
+    holds(
+        World(
+            seed=8010038,
+            job=JobSpec(kind="batches"),
+            rows=(*rows, RowSpec("r5", same=0)),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "kill-at-call", 27.0),),
+        )
+    )
