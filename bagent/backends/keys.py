@@ -1,4 +1,7 @@
-"""API keys from the environment and from key commands."""
+"""API keys from the environment and from key commands.
+
+:class:`~bagent.backends.wrappers.KeyRotatingBackend` renews a key after a 401.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +101,10 @@ class KeySource:
             self.key = key
             self._notice("the key was refused; api_key_command gave another one")
             return True
+
+    def is_used_by(self, endpoint: Endpoint) -> bool:
+        """Return whether the endpoint has this key; a line of a hostfile may name another."""
+        return any(self._first in value for value in endpoint.headers.values())
 
     def apply(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint with the current key; the same object while the key holds."""

@@ -77,7 +77,8 @@ class KeyRotatingBackend(BackendWrapper):
         """Send; get a new key if the old one was refused."""
         used = self._keys.key
         exchange = await self._inner.send(self._keys.apply(endpoint), group, timeouts)
-        exchange.new_key = _refused(exchange) and await self._keys.renew(used)
+        if _refused(exchange) and self._keys.is_used_by(endpoint):
+            exchange.new_key = await self._keys.renew(used)
         return exchange
 
     async def count_tokens(
@@ -90,7 +91,8 @@ class KeyRotatingBackend(BackendWrapper):
         """Probe, and repeat with a new key if the old one was refused."""
         used = self._keys.key
         result = await self._inner.probe(self._keys.apply(endpoint), seconds)
-        if isinstance(result, Failure) and result.status == 401 and await self._keys.renew(used):
+        refused = isinstance(result, Failure) and result.status == 401
+        if refused and self._keys.is_used_by(endpoint) and await self._keys.renew(used):
             return await self._inner.probe(self._keys.apply(endpoint), seconds)
         return result
 

@@ -296,6 +296,21 @@ def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provid
     assert len(asked) == 2
 
 
+async def test_a_401_of_an_endpoint_with_its_own_key_renews_no_other(provider: Provider) -> None:
+    def newer() -> str:
+        raise AssertionError("the key of the other endpoints was not refused")
+
+    async with serve(provider.wire(), ModelAnswer()) as server:
+        server.key = "key-of-today"
+        backend = provider.backend(server.url, keys=KeySource("key-of-the-fleet", newer))
+        own = provider.endpoint(server.url, "key-of-its-own")
+        exchange = await backend.send(own, [call()], QUICK)
+        await backend.probe(own, 5.0)
+        await backend.close()
+    assert isinstance(exchange.results[0], Failure)
+    assert not exchange.new_key
+
+
 @every_engine
 async def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
     async with serve(provider.wire(), ModelAnswer()) as server:

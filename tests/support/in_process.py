@@ -30,7 +30,7 @@ from bagent.runs import execute
 from bagent.store import query
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables import build, parquet
-from bagent.store.tables.duckdb import TableOutputs
+from bagent.store.tables.outputs import TableOutputs
 from bagent.store.tables.parquet import MemoryLimits
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 - ``schema``: columns, types and descriptions; views over the tables
 - ``row_feed``: journal and input to JSON lines in input order
 - ``parquet``, ``parquet_concat``: parts made on threads, and joined
-- ``duckdb``: the database file
+- ``outputs``: the Parquet files and the database of a build, put together
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
 - ``masking``: redaction of fields as SQL

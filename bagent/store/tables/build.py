@@ -28,8 +28,8 @@ from bagent.store.journal.segments import Report, Stream, list_segments
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.run_input import find_input, input_reader
 from bagent.store.tables import schema
-from bagent.store.tables.duckdb import DuckDBWriter, TableOutputs, copy_file, is_written_by_another
 from bagent.store.tables.freshness import Freshness, signatures, stale_tables
+from bagent.store.tables.outputs import DuckDBWriter, TableOutputs, copy_file, is_written_by_another
 from bagent.store.tables.parquet import (
     VECTOR_LINES,
     Copy,
