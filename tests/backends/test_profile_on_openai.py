@@ -52,17 +52,6 @@ def test_calls_that_were_under_way_when_it_was_learned_are_worth_another_try_too
     assert len(notices) == 1
 
 
-def test_max_tokens_goes_by_its_new_name_where_the_model_wants_it():
-    calls = [request(max_tokens=7), request(max_tokens=8)]
-    with FakeServer(refuse={"max_tokens": "max_completion_tokens"}) as fs:
-        (first, second, third), notices = talk(fs, calls[0], *calls)
-        bodies = [seen.body for seen in fs.requests]
-    assert (first.learned, second.learned, third.learned) == (True, False, False)
-    assert [body.get("max_tokens") for body in bodies] == [7, None, None]
-    assert [body.get("max_completion_tokens") for body in bodies] == [None, 7, 8]
-    assert notices == []
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -29,14 +29,6 @@ def decide_once(failure, policy=POLICY, call=None, now=100.0, seed=1):
     return count_and_decide(policy, call or a_call(), failure, now, Random(seed))
 
 
-def test_a_row_gets_as_many_tries_after_the_first_as_configured():
-    call = a_call()
-    policy = RetryPolicy(retries=3)
-    decisions = [count_and_decide(policy, call, PASSING, 0.0, Random(1)) for _ in range(4)]
-    assert [decision.delay is not None for decision in decisions] == [True, True, True, False]
-    assert decisions[-1].reason == "4 tries"
-
-
 def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
     policy = RetryPolicy(retries=100, base=0.5, longest=30.0)
     least = [0.5, 1, 2, 4, 8, 16, 30, 30, 30]

@@ -16,7 +16,6 @@ from bagent.fleet.actions import (
     Fail,
     ProbeEndpoint,
     Retry,
-    StopFleet,
     Suspend,
 )
 from bagent.fleet.call import Call, Delivery, InFlightRequest
@@ -140,10 +139,3 @@ def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
     action = the_retry(case.after(FORM))
     assert case.call.request.stream
     assert action.at == NOW
-
-
-def test_a_fleet_that_takes_nothing_for_long_is_stopped() -> None:
-    case = Case(retries=0, throttled_at=NOW - 1000)
-    case.fleet.last_served = NOW - 1000
-    (stop,) = case.after(BUSY)  # neither sent again nor failed: the row stays unfinished
-    assert isinstance(stop, StopFleet)

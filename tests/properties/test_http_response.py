@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagent.backends.http.connection import Connection, PlainResponse
-from bagent.backends.http.errors import HttpError
+from bagent.backends.http.errors import HttpError, SwitchedProtocol
 from support.strategies import CUTS, pieces
 
 BODIES = st.binary(max_size=300) | st.sampled_from([b'{"a":1}' * 50, b"\r\n0\r\n\r\n"])
@@ -63,16 +63,23 @@ def chunked(body: bytes, cuts: list[int], trailers: bytes) -> bytes:
     return b"".join(parts) + b"0\r\n" + trailers + b"\r\n"
 
 
-PACKINGS = {"": lambda body: body, "gzip": gzip.compress, "deflate": zlib.compress}
+PACKINGS = {
+    "": lambda body: body,
+    "gzip": gzip.compress,
+    "gzip, in members": lambda body: b"".join(map(gzip.compress, (body[:4], b"", body[4:]))),
+    "deflate": zlib.compress,
+}
 
 
 @example(200, {}, b"", "", "chunked", False, True, [], [40, 80])
+@example(200, {}, b"one two", "gzip, in members", "length", False, False, [], [90, 120])
+@example(200, {}, b"whole", "", "identity", False, False, [], [])
 @given(
     status=st.sampled_from([200, 201, 400, 404, 429, 500, 503, 529]),
     headers=st.dictionaries(NAMES, VALUES, max_size=3),
     body=BODIES,
     packing=st.sampled_from(sorted(PACKINGS)),
-    framing=st.sampled_from(["length", "chunked", "close"]),
+    framing=st.sampled_from(["length", "chunked", "identity", "close"]),
     interim=st.booleans(),
     trailers=st.booleans(),
     chunks=CUTS,
@@ -84,12 +91,14 @@ def test_any_cut_of_a_response_gives_its_status_and_body(
     packed = PACKINGS[packing](body)
     fields = dict(headers)
     if packing:
-        fields["content-encoding"] = packing
+        fields["content-encoding"] = packing.partition(",")[0]
     if framing == "length":
         fields["content-length"] = str(len(packed))
     elif framing == "chunked":
         fields["transfer-encoding"] = "chunked"
         packed = chunked(packed, chunks, b"x-late: 1\r\n" * trailers)
+    elif framing == "identity":
+        fields["transfer-encoding"] = "identity"
     head = f"HTTP/1.1 {status} Some Reason\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     raw = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * interim
@@ -108,6 +117,12 @@ def test_a_response_that_breaks_off_is_an_error(body, framing, cut):
     raw = head + body
     result = respond([raw[: cut % len(raw)]])
     assert isinstance(result, type)
+
+
+def test_an_answer_of_101_is_called_what_it_is():
+    upgrade = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    assert respond([upgrade]) is SwitchedProtocol
+    assert issubclass(respond([b"SSH-2.0-OpenSSH\r\n"]), HttpError)
 
 
 @given(body=BODIES, packing=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 10_000))

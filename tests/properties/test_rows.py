@@ -118,7 +118,7 @@ def finite(value: Any) -> bool:
 
 
 @given(
-    objects=st.lists(json_objects(), max_size=5),
+    objects=st.lists(json_objects(texts_of(*'"{}[],\\', "\u2028")), max_size=5),
     indent=st.sampled_from([None, 0, 1]),
     form=st.sampled_from(["array", "values"]),
     mark=MARK,

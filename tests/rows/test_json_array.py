@@ -6,29 +6,10 @@ import pytest
 from bagent.errors import InputError
 from bagent.rows.formats.json import CUT_OFF, ElementSplitter
 
-TRICKY = [
-    {"id": 1, "t": 'quote " brace } bracket ] comma , backslash \\'},
-    {"id": 2, "nested": {"a": [1, {"b": "\\\\"}], "c": []}},
-    {"id": 3, "t": "ünïcode \u2028 \U0001f600"},
-]
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_an_array_is_read_element_by_element(rows_of, indent):
-    rows = rows_of(json.dumps(TRICKY, indent=indent, ensure_ascii=False), "in.json")
-    assert [row.data for row in rows] == TRICKY
-    assert [row.index for row in rows] == [0, 1, 2]
-
 
 def test_elements_have_the_lines_where_they_begin(rows_of):
     rows = rows_of('\n[\n  {"id":1},\n\n  {"id":\n2}, {"id":3}\n]\n', "in.json")
     assert [(row.id, row.line) for row in rows] == [(1, 3), (2, 5), (3, 6)]
-
-
-def test_objects_one_after_the_other_are_rows(rows_of):
-    text = "\n".join(json.dumps(one, indent=2) for one in TRICKY)
-    assert [row.data for row in rows_of(text, "in.json")] == TRICKY
-    assert [row.data for row in rows_of("{}\n" + text, "in.json")] == [{}, *TRICKY]
 
 
 def test_json_lines_in_a_json_file_are_recognised(rows_of):

@@ -4,11 +4,6 @@ from bagent.errors import InputError
 from bagent.rows.formats.json import LineSplitter
 
 
-def test_a_row_is_read_whatever_ends_its_line(rows_of):
-    for text in ('{"id":1}\n{"id":2}', '{"id":1}\n{"id":2}\n', '{"id":1}\r\n{"id":2}\r\n\r\n'):
-        assert [(row.id, row.line) for row in rows_of(text)] == [(1, 1), (2, 2)]
-
-
 def test_a_line_without_end_is_refused_before_it_fills_the_memory():
     cutter = LineSplitter("x.jsonl", longest=100)
     cutter.feed(b"\n\n")
