@@ -199,7 +199,7 @@ def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir, options, reade
     if options:  # all rows are finished: a reader that leaves stops nothing
         shell(f"{' '.join(command)} | true; echo ${{PIPESTATUS[0]}} > code", job_dir)
         assert (job_dir / "code").read_text().strip() == "75"
-        assert shell(" ".join(command), job_dir).returncode == 0
+        assert run_here([*RUN, "-o", "-", *options], job_dir).code == 0
         shell(f"{' '.join(command)} | head -1; echo ${{PIPESTATUS[0]}} > code", job_dir)
         assert (job_dir / "code").read_text().strip() == "0"
 
