@@ -19,6 +19,7 @@ def test_allowed_failures_count_over_all_starts(fs, job_dir):
     write_job(job_dir, fs.url, 10, results=NO_TABLES)
     assert run_bagent([*RUN, "--allow-failures", "10%"], job_dir).code == 1
     assert run_bagent([*RUN, "--allow-failures", "2", "--skip-failed"], job_dir).code == 0
+    assert run_bagent([*RUN, "--allow-failures", "20%", "--skip-failed"], job_dir).code == 0
     assert run_bagent([*RUN, "--skip-failed"], job_dir).code == 1
 
 

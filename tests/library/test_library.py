@@ -438,9 +438,6 @@ def test_a_run_works_in_a_process_of_its_own_too(
     assert [record for record in caplog.records if '"r3"' in record.getMessage()]
     assert (run.exit_code, run.path) == (0, Path("runs/job"))
     assert states[-1]["ok"] == 4
-    (job_dir / "job.yaml").write_text("modle: x\n")
-    with pytest.raises(UsageError, match="did you mean model"):
-        list(bagent.run("job.yaml", rows=rows(3), process=True))
 
 
 def test_two_runs_work_in_one_program_at_once(fs: Any, job_dir: Path) -> None:

@@ -19,17 +19,6 @@ from support.replies import echo, error_body, gated, hang, ok, slow, status
 from support.run_outcomes import NO_TABLES, RUN, shell
 
 
-def test_a_wrong_job_is_2_and_nothing_is_sent(fs, job_dir, bagent):
-    write_job(job_dir, fs.url, 3, modle="x")
-    done = bagent(RUN)
-    assert done.code == 2
-    assert "job.yaml:" in done.err
-    assert "did you mean model" in done.err
-    assert done.err.count("\n") == 1
-    assert fs.requests == []
-    assert fs.probes == []
-
-
 @pytest.mark.process("concurrent")
 def test_a_live_owner_is_2_naming_it(fs, job_dir):
     fs.set_script({"*": [gated(echo())]})
@@ -202,13 +191,6 @@ def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir, options, reade
         assert run_here([*RUN, "-o", "-", *options], job_dir).code == 0
         shell(f"{' '.join(command)} | head -1; echo ${{PIPESTATUS[0]}} > code", job_dir)
         assert (job_dir / "code").read_text().strip() == "0"
-
-
-@pytest.mark.parametrize("allowed", ["25%"])
-def test_allowed_failures_are_0(fs, job_dir, bagent, allowed):
-    fs.set_script({"r2": [status(400)], "*": [echo()]})
-    write_job(job_dir, fs.url, 4, results=NO_TABLES)
-    assert bagent([*RUN, "--allow-failures", allowed]).code == 0
 
 
 def test_a_spent_quota_is_76(fs, job_dir, bagent):

@@ -21,13 +21,6 @@ def ids(store, expected: ResultQuery | None = None) -> list[str]:
     return [r["id"] for r in iter_results(store.path, expected, report=store.reports.append)]
 
 
-def test_statuses_and_stages_can_be_chosen(store, outcome, failure):
-    store.write(outcome(0), failure(1), outcome(0, stage="judge", id="j0"))
-    assert ids(store, ResultQuery(statuses=frozenset({"failed"}))) == ["r1"]
-    assert ids(store, ResultQuery(stages=frozenset({"judge"}))) == ["j0"]
-    assert ids(store, ResultQuery(ordered=True)) == ["r0", "r1", "j0"]
-
-
 def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outcome, failure):
     store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
