@@ -157,7 +157,8 @@ async def serve(catalog: RunCatalog, port: int, ready: Callable[[str], None]) ->
         await site.start()
         bound = runner.addresses[0][1]
         ready(f"http://{host}:{bound}/{token}/")
-        await asyncio.to_thread(html.compile_templates, TEMPLATES)
+        first = ("run.html", "base.html", "parts.html", "overview.html")
+        await asyncio.to_thread(html.compile_templates, TEMPLATES, *first)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
