@@ -220,6 +220,21 @@ def test_a_stop_file_ends_the_wait_for_servers():
     assert history.starts[0].ended < 3.0
 
 
+def test_what_was_written_before_the_disk_was_full_is_synced():
+    """A loss of power right after the end took a row that had been finished for a second."""
+    rows = tuple(RowSpec(f"r{number}", seconds=time) for number, time in enumerate((0.2, 1.0, 0.2)))
+    holds(
+        World(
+            seed=8020183,
+            job=JobSpec(retries=0, per_endpoint=1),
+            rows=(*rows, RowSpec("r3")),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+            events=(Event(0, "full", 0.36, 1.36), Event(1, "power-at-call", 3.0)),
+            pause=0.0,
+        )
+    )
+
+
 def test_rows_that_failed_do_not_take_the_time_of_every_start():
     """Each start with a deadline began with them again, and never came to the last row."""
     failing = [RowSpec(f"r{number}", replies=("500",), seconds=3.0) for number in range(3)]

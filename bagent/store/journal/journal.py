@@ -79,6 +79,7 @@ class Journal:
         self._clock = clock
         self._limit = files.limit
         self._failed: WriteError | None = None
+        self._sync_failed = False
         self._raised = False
         self._closed = False
         self._sync_lock = threading.Lock()
@@ -290,12 +291,13 @@ class Journal:
             WriteError: the disk refused; every later write raises it too.
         """
         with self._sync_lock:
-            if self._failed is not None or self._closed:
-                return
+            if self._sync_failed or self._closed:
+                return  # a second sync would succeed, though the system has dropped the lines
             for writer in (self._rows, self._turns):
                 try:
                     writer.sync()
                 except OSError as error:
+                    self._sync_failed = True
                     self._failed = write_error(writer.segment.path, error)
                     raise self._failed from error
             if self._rows.is_new or self._turns.is_new:
