@@ -100,7 +100,8 @@ class Call(msgspec.Struct, eq=False):
     pause: float = 0.0  # seconds between that failure and the next attempt
     unstreamed: bool | None = None  # True: streaming was given up; False: the server needs it
     divisible: bool = False  # carries several rows, which can be sent apart
-    min_context: int = 0  # context length in tokens that it needs; 0: any
+    needed_context: int = 0  # context length in tokens that it needs at least, as far as is known
+    min_context: int = 0  # that of the endpoints that it waits for; 0: any
 
     def avoid_endpoint(self, endpoint: str) -> None:
         """Send it to other endpoints than this one, as long as they have not failed it too."""

@@ -209,8 +209,9 @@ class ContextRouter:
                 message += f"; with max_tokens: {limit}"
             message += f" that is more than the context length of {longest}"
             return Failure("context_overflow", message)
+        call.needed_context = needed - slack
         enough = [context for context in contexts if context >= needed]
-        self._require(call, min(enough, default=longest))
+        self.require(call, min(enough, default=longest))
         return None
 
     def _all_strict(self) -> bool:
@@ -232,11 +233,17 @@ class ContextRouter:
         if call.group_key is not None:
             call.group_key = self._backend.group_key(call.request)
 
-    def _require(self, call: Call, context: int) -> None:
+    def require(self, call: Call, context: int) -> None:
         """Have a call wait for endpoints with that context, unless all have it."""
+        call.min_context = 0
         if call.pinned_to is None and self._shortest is not None and context > self._shortest:
             call.min_context = context
             self._fleet.contexts.add(context)
+
+    def shortest_enough(self, call: Call) -> int | None:
+        """Return the shortest context that may hold a call; None if no endpoint has one."""
+        enough = (context for context in self._contexts() if context >= call.needed_context)
+        return min(enough, default=None)
 
     def reroute(self, call: Call, state: EndpointState) -> bool:
         """Route a call that ``state`` refused as too long; return False if nothing is longer."""
@@ -248,14 +255,15 @@ class ContextRouter:
         self._ratio = max(self._ratio, refused)
         if call.pinned_to is not None:
             return False
-        longer = min((other for other in self._contexts() if other > context), default=None)
+        call.needed_context = max(call.needed_context, context + 1)
+        longer = self.shortest_enough(call)
         if longer is None:
             return False
         if call.request.settings.max_tokens is None and longer != UNKNOWN_CONTEXT:
             estimate = max(context, int(len(call.request.payload) * self._ratio))
             free = max(longer - estimate, longer // 4)
             self._set_max_tokens(call, max(call.request.max_tokens or 0, min(MAX_ANSWER, free)))
-        self._require(call, longer)
+        self.require(call, longer)
         return True
 
     def take_stranded(self) -> list[Call]:

@@ -312,7 +312,10 @@ class Fleet:
         """
         self._state.remaining = remaining
         self._health.tick()
-        self._apply(self._rules.stranded())
+        stranded = self._rules.stranded()
+        if stranded:
+            self._apply(stranded)
+            self._pump()
         for late in self._hedger.late():
             now = self._state.clock()
             state = self._endpoints.select(now, other_than=late.state)

@@ -407,8 +407,16 @@ class RetryRules:
             message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
             actions += self._retry_stranded(call, message)
         for call in self._router.take_stranded():
-            message = f"no endpoint answers whose context{_length(call)} this row needs"
-            actions += self._retry_stranded(call, message)
+            context = self._router.shortest_enough(call)
+            if context is None:  # the last endpoint without a known context has reported it
+                message = "the prompt is longer than the context of every endpoint"
+                actions.append(Fail(call, Failure("context_overflow", message), None))
+            elif context != call.min_context:
+                self._router.require(call, context)
+                actions.append(Retry(call, fleet.clock()))
+            else:
+                message = f"no endpoint answers whose context{_length(call)} this row needs"
+                actions += self._retry_stranded(call, message)
         return actions
 
     def _retry_stranded(self, call: Call, message: str) -> list[Action]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from bagent.backends.base import TOO_LONG
 from bagent.backends.endpoint import Capabilities, Endpoint
@@ -192,6 +193,23 @@ async def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_go
 def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
     s = run_fitted({"short": 2048, "untold": None}, [1000, 5000])
     assert {row: name for _, name, row in s.backend.sent}[5000] == "untold"
+
+
+@pytest.mark.parametrize(("context", "kind"), [(8192, None), (2048, "context_overflow")])
+def test_a_row_that_waits_for_an_unknown_context_is_judged_once_it_is_known(context, kind):
+    def prepare(s: Setup) -> None:
+        down = [True, True, True]
+        s.backend.scripts["later"] = lambda row, number: Answer(REFUSED if down else GOOD)
+        s.backend.probes["later"] = lambda number: (
+            down.pop() and REFUSED if down else Capabilities(context=context)
+        )
+
+    s = run_fitted(
+        {"short": 2048, "later": None}, [100, 3000], prepare, retry=RetryPolicy(retries=9)
+    )
+    failure = s.recorder.failures.get(3000, [None])[0]
+    assert (failure and failure.kind) == kind
+    assert (3000 in s.recorder.replies) is (kind is None)
 
 
 def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason():
