@@ -31,8 +31,8 @@ _WINDOWS = (
     "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
     "reset", "cut", "junk", "blank", "html", "error200",
 )  # fmt: skip
-_BAD = ("500", "503", "429+7", "lost-model", "reset", "reset", "reset", "reset", "cut")
-_UNANSWERED = ("down", "silent", "hang", "hang", "reset")
+_BAD = ("500", "429+7", "lost-model", "lost-model", "reset", "reset", "reset", "reset", "cut")
+_UNANSWERED = ("silent", "hang", "hang")
 _FAULTY_CALLS = ("act:fail", "look:fail", "act:hang", "none:ok", "act:junk", "act:exit")
 _CALLS = (
     "act:ok", "act:ok", "act:ok", "act:quick", "act:slow", "look:ok", "look:slow", "act:much",
@@ -295,13 +295,15 @@ def _agents(seed: int, random: Random) -> World:
         for _ in range(random.choice([1, 1, 2]))
     )
     events = _events(random, random.choice([0, 0, 1, 2, 3]))
+    if random.random() < 0.3:  # while tools run
+        events = (Event(0, "kill", round(random.uniform(0.3, 6.0), 2)), *events)
     job = replace(_job(random), kind="agents")
     return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
 
 
 def _stages(seed: int, random: Random) -> World:
     """Rows through the stages of a topology, and faults of rows, servers and processes."""
-    topology = random.choice(list(TOPOLOGIES))
+    topology = random.choice([*TOPOLOGIES, "pipeline", "pipeline"])
     rows = tuple(
         replace(row, stage=random.choice(TOPOLOGIES[topology]))
         if row.replies != ("unreadable",)
@@ -320,8 +322,13 @@ def _stages(seed: int, random: Random) -> World:
     events = _events(random, random.choice([0, 0, 1, 2, 3]))
     job = replace(_job(random), kind="stages", topology=topology)
     if topology == "pipeline":
-        job = replace(job, on_failure=random.choice(["", "drop"]))
-    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.5)
+        job = replace(job, on_failure=random.choice(["include", "include", "drop"]))
+    if random.random() < 0.5:  # a row fails, and comes out well in the next start
+        job = replace(job, retries=random.choice([0, 1]))
+        failures = ("500",) * (job.retries + random.choice([1, 2, 3]))
+        first = replace(rows[0], replies=(*failures, "ok"), stage=TOPOLOGIES[topology][0])
+        rows = (first, *rows[1:])
+    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.7)
 
 
 def _limited(seed: int, random: Random) -> World:
@@ -422,7 +429,11 @@ def _leaving(seed: int, random: Random) -> World:
     worse = begin + seconds + random.choice([4.0, 15.0, 40.0])
     ill = (
         Window(begin, begin + seconds, random.choice(_BAD)),
-        Window(begin + seconds, worse, random.choice(_WINDOWS if worse > 30.0 else _UNANSWERED)),
+        Window(
+            begin + seconds,
+            worse,
+            random.choice(random.choice([_WINDOWS, _UNANSWERED, _UNANSWERED])),
+        ),
     )
     count = random.choice([1, 2, 2, 3])
     endpoints = (EndpointSpec(windows=ill), *(EndpointSpec() for _ in range(count)))
@@ -494,11 +505,11 @@ def _batches(seed: int, random: Random) -> World:
     """Rows in batches of a provider, which fail, expire, are lost, and outlive the process."""
     rows = tuple(
         replace(row, replies=tuple("500" if r in _BROKEN else r for r in row.replies))
-        for row in _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+        for row in _rows(random, random.randint(1, 16), random.choice([0.0, 0.3, 0.6]))
     )
     endpoint = EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
     courses = tuple(random.choice(_COURSES) for _ in range(random.choice([0, 3, 6])))
-    if random.random() < 0.4:
+    if random.random() < 0.6:
         rows = _with_copies(random, rows)
     events = _events(random, random.choice([0, 1, 2, 3]))
     job = replace(_job(random), kind="batches")
@@ -555,7 +566,7 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
 _WEIGHTS = {
     "rows": 5, "servers": 5, "crashes": 7, "kinds": 5, "everything": 4, "outage": 1, "fair": 1,
     "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 3,
-    "relapses": 2, "refusals": 2, "copies": 2, "limits": 2,
+    "leaving": 5, "relapses": 2, "refusals": 2, "copies": 2, "limits": 2,
     "paid in vain": 1,
 }  # fmt: skip
 """How often each theme is drawn; 3 for others."""

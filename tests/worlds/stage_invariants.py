@@ -195,7 +195,7 @@ def each_stage_has_its_results(history: History) -> Problems:
         "embed": {"note": rows, "vector": rows},
     }
     expected = by_topology.get(world.job.topology, {})
-    if world.job.on_failure == "drop":
+    if world.job.topology == "pipeline" and world.job.on_failure == "drop":
         expected |= {"step2": good["step1"], "step3": good["step2"]}
     match world.job.topology:
         case "plan":
@@ -296,6 +296,27 @@ def stages_fail_for_a_reason(history: History) -> Problems:
                     yield where
             elif kind not in (LASTING.get(base_kind(reply)) for reply in replies):
                 yield where
+
+
+@invariant_for("stages")
+def nothing_fails_for_a_failure_that_is_over(history: History) -> Problems:
+    """At the end a result that has nothing to ask about has a failure before it: once that came out
+    well, the stages after it are made anew."""
+    start, order = history.starts[-1], _stages(history)
+    if start.code not in (0, 1):
+        return
+    failed = {
+        (result["stage"], row)
+        for result in start.results
+        if is_failed(history, result)
+        for row in (result["row"], None)
+    }
+    for result in start.results:
+        earlier = order[: order.index(result["stage"])] if result["stage"] in order else []
+        if result["error_kind"] != "bad_input" or not earlier:
+            continue
+        if not any((stage, result["row"]) in failed for stage in earlier):
+            yield f"{_key(result)}: {result['error']}, and nothing before it failed"
 
 
 @invariant_for("stages")
