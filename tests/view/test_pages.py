@@ -6,6 +6,8 @@ import json
 import shutil
 from contextlib import closing
 from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -19,7 +21,7 @@ from bagent.view.handlers import live_values
 from support.agent_jobs import agent_job, calls
 from support.cli import run_here
 from support.fake_server import FakeServer
-from support.jobs import write_job
+from support.jobs import write_job, write_rows
 from support.replies import ok, ok_json, status
 from support.report_pages import TableRun, read
 from support.stage_jobs import write_stages
@@ -115,26 +117,29 @@ async def test_the_answers_show_values_and_a_click_on_a_bar_lists_its_rows(runs)
     assert listed == [7, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]
 
 
+def write_input(folder: Path, rows: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Write the input of a run; return how the run names it, and the key of each row."""
+    source = write_rows(folder / "rows.jsonl", rows)
+    config = RowsConfig(inputs=(str(source),), base=folder)
+    with closing(open_rows(config)) as reader:
+        return config.to_json(), [f"{row.key:016x}" for batch in reader.batches() for row in batch]
+
+
 async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
-    source = tmp_path / "rows.jsonl"
     inputs = [
         {"id": f"r{n}", "kind": "text" if n % 3 else "table", "old": "yes" if n % 20 == 3 else "no"}
         for n in range(300)
     ]
-    source.write_text("".join(f"{json.dumps(line)}\n" for line in inputs))
-    config = RowsConfig(inputs=(str(source),), base=tmp_path)
-    with closing(open_rows(config)) as reader:
-        keys = [row.key for batch in reader.batches() for row in batch]
+    rows, keys = write_input(tmp_path, inputs)
 
     def outcome(n: int) -> Outcome:
-        key = f"{keys[n]:016x}"
         if inputs[n]["old"] == "yes":
             bad = {"status": "failed", "error_kind": "rejected", "error": "no"}
-            return stored(n, key=key, endpoint="node", **bad)
+            return stored(n, key=keys[n], endpoint="node", **bad)
         tokens = n % 9 + (200 if inputs[n]["kind"] == "table" else 20)
-        return stored(n, key=key, endpoint="node", completion_tokens=tokens)
+        return stored(n, key=keys[n], endpoint="node", completion_tokens=tokens)
 
-    make_run(tmp_path / "job", map(outcome, range(300)), rows=config.to_json())
+    make_run(tmp_path / "job", map(outcome, range(300)), rows=rows)
     async with viewing(tmp_path) as viewer:
         page = await viewer.page("findings")
         shared = words(page)
@@ -151,26 +156,20 @@ async def test_the_page_tells_what_failed_rows_and_long_answers_share(tmp_path):
 @pytest.fixture
 def languages(tmp_path):
     """A run whose blank answers and whose rows refused by the server are nearly all Finnish."""
-    source = tmp_path / "rows.jsonl"
     inputs = [{"id": f"r{n}", "language": "fi" if n % 5 == 0 else "en"} for n in range(200)]
-    source.write_text("".join(f"{json.dumps(line)}\n" for line in inputs))
-    config = RowsConfig(inputs=(str(source),), base=tmp_path)
-    with closing(open_rows(config)) as reader:
-        keys = [row.key for batch in reader.batches() for row in batch]
+    rows, keys = write_input(tmp_path, inputs)
 
     def outcome(n: int) -> Outcome:
-        key = f"{keys[n]:016x}"
         if n == 1 or (n % 5 == 0 and n < 96):
             bad = {"status": "failed", "error_kind": "rejected", "error": "no"}
-            return stored(n, key=key, endpoint="node", **bad)
+            return stored(n, key=keys[n], endpoint="node", **bad)
         if n == 150:
             bad = {"status": "failed", "error_kind": "template", "error": "no field"}
-            return stored(n, key=key, endpoint="node", **bad)
+            return stored(n, key=keys[n], endpoint="node", **bad)
         answer = {"reason": " " if n % 5 == 0 else f"since {n}", "score": 900 if n == 7 else n % 9}
-        return stored(n, key=key, endpoint="node", output=Raw(json.dumps(answer).encode()))
+        return stored(n, key=keys[n], endpoint="node", output=Raw(json.dumps(answer).encode()))
 
     columns = (("reason", "VARCHAR"), ("score", "BIGINT"))
-    rows = config.to_json()
     make_run(tmp_path / "job", map(outcome, range(200)), rows=rows, answer_columns=columns)
     return tmp_path
 
