@@ -10,12 +10,13 @@ import pytest
 from support.cli import Running
 from support.jobs import write_job
 from support.replies import hang, ok
+from support.run_outcomes import NO_TABLES
 
 
 @pytest.mark.process("concurrent")
 def test_metrics_are_served_while_the_run_goes_on(fs, job_dir):
     fs.set_script({"r3": [hang(20.0)], "*": [ok("fine")]})
-    write_job(job_dir, fs.url, 3, batching={"mode": "single"})
+    write_job(job_dir, fs.url, 3, batching={"mode": "single"}, results=NO_TABLES)
     args = ["run", "job.yaml", "--metrics-port", "0", "--progress", "plain"]
     with Running(args, job_dir) as running:
         running.wait_for_err("/metrics")

@@ -19,7 +19,7 @@ from support.cli import Completed, Running, hanging_names_env, run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results, write_job
 from support.replies import ok, slow
-from support.run_outcomes import shell
+from support.run_outcomes import NO_TABLES, shell
 
 Json = Any
 Spoil = Callable[[list[Json]], list[Json]]
@@ -170,7 +170,8 @@ def test_a_hostfile_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> Non
     with FakeServer({"*": [slow(0.1, ok())]}, allow_faults=True) as fs:
         hosts.write_text(f"{fs.address}\n")
         limits = {"per_endpoint": 2}
-        job = write_job(tmp_path, "", 16, backend="vllm", hostfile="hosts.txt", limits=limits)
+        keys = {"backend": "vllm", "hostfile": "hosts.txt", "limits": limits}
+        job = write_job(tmp_path, "", 16, **keys, results=NO_TABLES)
         with Running(["run", job], tmp_path) as running:
             fs.wait_for(2)
             hosts.unlink()
@@ -184,7 +185,7 @@ def test_a_hostfile_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> Non
 def test_a_hostfile_may_be_what_another_command_writes(tmp_path: Path) -> None:
     """A pipe gives what it has once."""
     with FakeServer({"*": [ok()]}, allow_faults=True) as fs:
-        write_job(tmp_path, "", 3, backend="vllm")
+        write_job(tmp_path, "", 3, backend="vllm", results=NO_TABLES)
         run = f"{sys.executable} -m bagent run job.yaml --hostfile <(echo {fs.address})"
         done = shell(run, tmp_path)
     assert done.returncode == 0, done.stderr

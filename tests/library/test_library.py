@@ -29,6 +29,7 @@ from bagent.library.row_values import encode_row, row_lines
 from bagent.rows.decode import Unreadable, decode_line
 from support.jobs import rows, write_job
 from support.replies import gated, ok, slow
+from support.run_outcomes import NO_TABLES
 
 
 @pytest.fixture(autouse=True)
@@ -386,7 +387,7 @@ def test_a_run_ends_while_a_forked_process_still_works(
         yield {"id": "r2", "text": "two"}
 
     fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, input=None)
+    write_job(job_dir, fs.url, input=None, results=NO_TABLES)
     run = bagent.run("job.yaml", rows=forking(descriptors()), process=process)
     try:
         done = asyncio.run(asyncio.wait_for(collect(run), 30))
@@ -429,7 +430,7 @@ def test_a_run_works_in_a_process_of_its_own_too(
     fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, input=None)
+    write_job(job_dir, fs.url, input=None, results=NO_TABLES)
     states: list[dict[str, Any]] = []
     caplog.set_level("INFO", logger="bagent")
     twice = [*rows(3), {"id": "r3", "text": "again"}]
@@ -529,7 +530,7 @@ def test_an_option_that_a_run_in_a_program_cannot_have_is_refused(
 @pytest.mark.process("what a program does at its end")
 def test_a_program_that_ends_with_an_open_run_lets_it_stop(fs: Any, job_dir: Path) -> None:
     fs.set_script({"*": [slow(0.5, ok("fine"))]})
-    write_job(job_dir, fs.url, input=None)
+    write_job(job_dir, fs.url, input=None, results=NO_TABLES)
     code = (
         "import bagent, itertools\n"
         "endless = ({'id': n, 'text': 'more'} for n in itertools.count())\n"
@@ -560,7 +561,7 @@ def test_messages_for_people_are_logged(
 @pytest.mark.process("Ctrl-C")
 def test_ctrl_c_in_a_plain_loop_finishes_what_is_in_flight(fs: Any, job_dir: Path) -> None:
     fs.set_script({"*": [slow(0.3, ok("fine"))]})
-    write_job(job_dir, fs.url, input=None)
+    write_job(job_dir, fs.url, input=None, results=NO_TABLES)
     code = (
         "import bagent, itertools\n"
         "endless = ({'id': n, 'text': 'more'} for n in itertools.count())\n"

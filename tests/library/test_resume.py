@@ -13,6 +13,7 @@ from bagent.cli.app import main
 from bagent.errors import ChangedError, JobError, StoppedEarly
 from support.jobs import rows, write_job
 from support.replies import ok, slow
+from support.run_outcomes import NO_TABLES
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def job(fs: Any, job_dir: Path) -> Path:
     fs.set_script({"*": [ok("fine")]})
-    return write_job(job_dir, fs.url, input=None)
+    return write_job(job_dir, fs.url, input=None, results=NO_TABLES)
 
 
 @pytest.mark.parametrize(

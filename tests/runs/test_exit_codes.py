@@ -22,7 +22,7 @@ from support.run_outcomes import NO_TABLES, RUN, shell
 @pytest.mark.process("concurrent")
 def test_a_live_owner_is_2_naming_it(fs, job_dir):
     fs.set_script({"*": [gated(echo())]})
-    write_job(job_dir, fs.url, 3)
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
     with Running(RUN, job_dir) as first:
         fs.wait_for(3)
         second = run_here(RUN, job_dir)
@@ -106,7 +106,7 @@ def test_more_hosts_than_the_hostfile_has_is_2_and_says_so(fs, job_dir, bagent):
 )
 def test_a_signal_is_75_and_keeps_what_is_in_flight(fs, job_dir, number):
     fs.set_script({"*": [gated(echo())]})
-    write_job(job_dir, fs.url, 20, limits={"concurrency": 4})
+    write_job(job_dir, fs.url, 20, limits={"concurrency": 4}, results=NO_TABLES)
     with Running(RUN, job_dir) as running:
         fs.wait_for(4)
         running.send(number)
@@ -142,7 +142,7 @@ def test_a_signal_while_the_run_is_opened_is_75_and_unlocks_it(fs, job_dir, bage
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_second_signal_does_not_wait_for_what_is_in_flight(fs, job_dir, number, code):
     fs.set_script({"*": [hang(60)]})
-    write_job(job_dir, fs.url, 4)
+    write_job(job_dir, fs.url, 4, results=NO_TABLES)
     with Running(RUN, job_dir) as running:
         fs.wait_for(4)
         running.send(number)
@@ -245,7 +245,7 @@ def test_tables_that_workers_cannot_make_are_74(fs, job_dir, bagent):
 @pytest.mark.process("workers")
 def test_the_exit_code_of_workers_is_that_of_all_their_rows(fs, job_dir, bagent):
     fs.set_script({"r1": [status(400)], "*": [echo()]})
-    write_job(job_dir, fs.url, 4)
+    write_job(job_dir, fs.url, 4, results=NO_TABLES)
     allowed = ["run", "job.yaml", "--workers", "2", "--allow-failures", "25%"]
     assert bagent(allowed).code == 0
     assert json.loads(bagent(["status", "job", "--json"]).out)["exit_code"] == 0

@@ -9,6 +9,7 @@ import pytest
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
+from support.run_outcomes import NO_TABLES
 
 SPY = """
 import os, subprocess
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'
 def test_a_program_finds_no_key_in_the_environment_of_its_parent(job_dir):
     with FakeServer() as fs:
         backend = {"url": fs.url, "api_key_env": "MY_KEY"}
-        write_job(job_dir, "", 1, backend=backend, agent={"command": [sys.executable, "-c", SPY]})
+        agent = {"command": [sys.executable, "-c", SPY]}
+        write_job(job_dir, "", 1, backend=backend, agent=agent, results=NO_TABLES)
         command, env = ["run", "job.yaml"], {"MY_KEY": "a-secret-key"}
         with Running(command, job_dir, env, fresh=True) as running:
             done = running.finish()
