@@ -44,12 +44,14 @@ class Outage:
             return None
         if self._since is None:
             self._since = now
-        served = any(state.last_served > float("-inf") for state in states)
-        if now - self._since < self._seconds(faults, served):
+        # A request that was sent before may still be answered well.
+        last_served = max(state.last_served for state in states)
+        seconds = now - max(self._since, last_served)
+        if seconds < self._seconds(faults, served=last_served > float("-inf")):
             return None
-        return _reason(states, faults, now - self._since)
+        return _reason(states, faults, seconds)
 
-    def _seconds(self, faults: Sequence[Failure], served: bool) -> float:
+    def _seconds(self, faults: Sequence[Failure], *, served: bool) -> float:
         patience = self._patience
         if all(blame_of(fault) is Blame.ACCOUNT for fault in faults):
             return 0.0

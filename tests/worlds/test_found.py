@@ -283,3 +283,20 @@ def test_the_last_row_is_sent_although_a_429_slowed_requests_down():
             endpoints=(EndpointSpec(),),
         )
     )
+
+
+def test_an_answer_during_an_outage_begins_its_time_anew():
+    """A run stopped half a minute after both servers refused its key, though one had answered a
+    long row meanwhile."""
+    refusing = EndpointSpec(windows=(Window(10.0, 70.0, "401"),))
+    seconds = (15.0, 5.0, 5.0, 15.0)
+    history = play(
+        World(
+            seed=8030167,
+            job=JobSpec(retries=5, concurrency=2, timeout=60.0),
+            rows=tuple(RowSpec(f"r{number}", seconds=time) for number, time in enumerate(seconds)),
+            endpoints=(refusing, refusing),
+        )
+    )
+    assert problems(history) == []
+    assert history.starts[0].ended > 45.0
