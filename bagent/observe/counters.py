@@ -434,21 +434,27 @@ class RunCounters:
     def attempts(self, attempts: Sequence[Attempt]) -> None:
         """Count rows' parts in one HTTP request; those of one request may come in several lists."""
         first = attempts[0]
-        endpoint, kind = first.endpoint, first.error_kind
+        endpoint = first.endpoint
         if first.group != self._group:
             self._group = first.group
             self._requests += 1
-            self._throttled += first.status_code == 429 or kind == "rate_limited"
-        self._tries += len(attempts)
-        self._retries += sum([a.try_ > 1 for a in attempts])
-        failures = [a.error_kind for a in attempts if a.error_kind is not None]
-        for kind in failures:
-            self._failed_tries[kind] = self._failed_tries.get(kind, 0) + 1
-        tries, failed = self.by_endpoint.get(endpoint, (0, 0))
-        self.by_endpoint[endpoint] = tries + len(attempts), failed + len(failures)
-        if first.done is not None and len(failures) < len(attempts):
-            times = self.times.setdefault(endpoint, deque(maxlen=_RECENT_TIMES))
-            times.extend([first.done - first.sent] * (len(attempts) - len(failures)))
+            self._throttled += first.status_code == 429 or first.error_kind == "rate_limited"
+        good, failed = len(attempts), 0
+        self._tries += good
+        for a in attempts:
+            if a.try_ > 1:
+                self._retries += 1
+            if a.error_kind is not None:
+                failed += 1
+                self._failed_tries[a.error_kind] = self._failed_tries.get(a.error_kind, 0) + 1
+        good -= failed
+        tries_before, failed_before = self.by_endpoint.get(endpoint, (0, 0))
+        self.by_endpoint[endpoint] = tries_before + good + failed, failed_before + failed
+        if good and first.done is not None:
+            times = self.times.get(endpoint)
+            if times is None:
+                times = self.times[endpoint] = deque(maxlen=_RECENT_TIMES)
+            times.extend([first.done - first.sent] * good)
 
     def to_do(self, open_rows: int, feed: FeedStats) -> int | None:
         """Return how many results are still to be made, see :func:`estimate_to_do`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from bagent.backends.failures import failure_from_body, not_json, shorten, unexpected_body
@@ -210,6 +211,7 @@ def _part(part: Json) -> Json:
     return {"type": "input_text", "text": part} if isinstance(part, str) else part
 
 
+@lru_cache(256)
 def needs_responses(model: str) -> bool:
     """Return whether a model of OpenAI is served by ``/responses`` alone."""
     return _DATE.sub("", model) in RESPONSES_ONLY

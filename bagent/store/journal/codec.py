@@ -160,22 +160,18 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[bytes]:
     """Return the journal lines of outcomes, each with its newline."""
-    if len(outcomes) == 1 or not all(map(_is_simple, outcomes)):
-        return [encode_outcome(outcome) for outcome in outcomes]
-    try:
+    for outcome in outcomes:
+        if (
+            outcome.output is not None
+            or outcome.response is not None
+            or outcome.logprobs is not None
+            or type(outcome.id) not in _SIMPLE
+        ):
+            return list(map(encode_outcome, outcomes))
+    try:  # msgspec checks that all these values fit JSON in UTF-8
         return _ENCODER.encode_lines(outcomes).splitlines(keepends=True)
     except _REFUSALS:
-        return [encode_outcome(outcome) for outcome in outcomes]
-
-
-def _is_simple(outcome: Outcome) -> bool:
-    """Return whether all that an outcome holds fits JSON in UTF-8, as msgspec checks it."""
-    return (
-        outcome.output is None
-        and outcome.response is None
-        and outcome.logprobs is None
-        and type(outcome.id) in _SIMPLE
-    )
+        return list(map(encode_outcome, outcomes))
 
 
 def encode_records(records: Sequence[msgspec.Struct]) -> bytes:

@@ -188,10 +188,9 @@ class Journal:
         if writer.size >= self._limit:
             self._seal()
         start = writer.append(b"".join(lines))
-        lengths = [len(line) for line in lines]
+        lengths = list(map(len, lines))
         offsets = list(accumulate(lengths[:-1], initial=start))
-        for outcome, offset, length in zip(outcomes, offsets, lengths, strict=True):
-            self._index.add(outcome, offset, length)
+        self._index.add_all(outcomes, offsets, lengths)
         return [writer.number << 32 | offset for offset in offsets]
 
     def _flush_attempts(self) -> None:
