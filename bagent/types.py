@@ -48,7 +48,7 @@ EXTERNAL_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"
 """Failures with a cause outside of the job and its input, which may have been fixed since."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One row of the input, or one made by a stage.
 
     A row that cannot be read has ``error``, ``raw`` and empty ``data``; one of which some columns
@@ -87,7 +87,7 @@ def row_location(source: str, line: int) -> str:
     return f"{source}:{line}" if line else source
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Token counts as reported by the server; an unreported count is None.
 
     ``prompt`` includes ``cached`` tokens, read from a prompt cache, and ``cache_write`` tokens,
@@ -114,7 +114,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """The answer of an endpoint to one call, independent of its wire protocol."""
 
     text: str | None
@@ -140,7 +140,7 @@ class Reply(msgspec.Struct, frozen=True):
     """The JSON body as received, for requests whose body was written by the user."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """The reason why a call or a row has no valid answer."""
 
     kind: ErrorKind
@@ -180,7 +180,7 @@ _CachedTokens = Annotated[int | None, _column("those that the server's prefix ca
 _CompletionTokens = Annotated[int | None, _column("tokens of the answer, reasoning too")]
 
 
-class ResultColumns(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ResultColumns(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The columns of ``results`` in their order, less ``input``, which the input has.
 
     Times are Unix seconds (``*_at``) and milliseconds (``*_ms``); what is unknown is None.
@@ -234,7 +234,7 @@ class ResultColumns(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: Annotated[Json, _column("log probabilities, where asked for, JSON")] = None
 
 
-class Outcome(ResultColumns, kw_only=True, omit_defaults=True):
+class Outcome(ResultColumns, kw_only=True, omit_defaults=True, gc=False):
     """The end of one (row, stage, answer): one line of the journal, one row of ``results``."""
 
     key: str
@@ -259,7 +259,7 @@ class Outcome(ResultColumns, kw_only=True, omit_defaults=True):
         return self.status != "ok" and not self.accepted
 
 
-class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One row's part in one HTTP request: a row of ``attempts``. Times are Unix seconds."""
 
     key: str

@@ -195,23 +195,23 @@ class Conversation(msgspec.Struct, eq=False):
     def ask(self, request: Request) -> Call:
         """Return the call of the next turn."""
         self.turns += 1
-        call = self.new_call(request, self.evaluate)
-        call.pinned_to = self.row.endpoint
-        return call
+        return self.new_call(request, self.evaluate, self.row.endpoint)
 
     def resend(self, request: Request) -> Call:
         """Return the call that repeats the last turn with another request."""
         self.turns -= 1
         return self.ask(request)
 
-    def new_call(self, request: Request, evaluate: Evaluate) -> Call:
+    def new_call(self, request: Request, evaluate: Evaluate, pinned_to: str | None = None) -> Call:
         """Return a call for this row that is no turn of its own."""
-        call = Call(
-            evaluate, request, self.key, self.row.index, self.plan.name, self.answer, self.turns
+        row = self.row
+        return Call(
+            *(evaluate, request, self.key, row.index, self.plan.name, self.answer, self.turns),
+            pinned_to=pinned_to,
+            id=row.id,
+            owner=self,
+            deadline=self.give_up_at,
         )
-        call.id, call.owner = self.row.id, self
-        call.deadline = self.give_up_at
-        return call
 
     # --- replies ------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from bagent.answers.extract import (
     why_not_json,
 )
 from bagent.answers.messages import shorten
-from bagent.answers.reasoning import ReasoningSplit, split_reasoning
+from bagent.answers.reasoning import ReasoningSplit, may_have_reasoning, split_reasoning
 from bagent.text.unicode import clean_text
 from bagent.types import ErrorKind, Json, Reply, Status
 
@@ -51,7 +51,7 @@ REFUSED_ENDS = frozenset(
 """Finish reasons of answers that the model or a filter in front of it refused."""
 
 
-class AnswerResult(msgspec.Struct, frozen=True):
+class AnswerResult(msgspec.Struct, frozen=True, gc=False):
     """The evaluation of a reply.
 
     ``status`` is ``ok``, ``invalid``, ``truncated``, ``refused`` or ``failed``; ``error_kind``,
@@ -97,6 +97,11 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
             return AnswerResult(
                 "ok", output=output, value=value, text=text, reasoning=reasoning, how="plain"
             )
+    if schema is None and text and not (reply.reasoning or reply.tool_calls or text.isspace()):
+        # The usual text: nothing but the answer.
+        text = clean_text(text)
+        if not may_have_reasoning(text):
+            return AnswerResult("ok", text=text)
     split = _split(reply)
     if not split.text:
         return _without_text(reply, schema, split, tools)

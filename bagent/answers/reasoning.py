@@ -147,7 +147,7 @@ def split_reasoning(text: str) -> ReasoningSplit:
     Reasoning is at the start: one or more blocks, or all before a closing mark whose opening mark
     the chat template had. A block at the very end counts as well. Marks elsewhere stay.
     """
-    if not _may_have_reasoning(text):
+    if not may_have_reasoning(text):
         return ReasoningSplit(None, text)
     messages = harmony_messages(text)
     if messages:
@@ -174,7 +174,7 @@ def split_reasoning(text: str) -> ReasoningSplit:
     return ReasoningSplit("\n".join(filter(None, blocks)) if blocks else None, answer)
 
 
-def _may_have_reasoning(text: str) -> bool:
+def may_have_reasoning(text: str) -> bool:
     """Return whether a text has what begins a mark, or begins as a format without marks does.
 
     Plain searches take a tenth of the time of the patterns.

@@ -9,18 +9,16 @@ import msgspec
 
 from bagent.backends.request import Request
 from bagent.errors import BagentError
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, Delivery, EndedCall
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.queue import SuspendedCall
-from bagent.types import Failure, Reply
+from bagent.types import Failure
 
 
 class Complete(msgspec.Struct, eq=False):
-    """A call ends with a reply; copies of it that are in flight are cancelled."""
+    """Calls of a request end with replies; copies of them that are in flight are cancelled."""
 
-    call: Call
-    reply: Reply
-    delivery: Delivery
+    ended: list[EndedCall]
 
 
 class Fail(msgspec.Struct, eq=False):

@@ -25,7 +25,7 @@ UNKNOWN_CONTEXT = 1 << 60
 """Stands for the context of endpoints that do not report it."""
 
 
-class Delivery(msgspec.Struct):
+class Delivery(msgspec.Struct, gc=False):
     """Where and when the calls of a request were answered, in Unix seconds."""
 
     endpoint: str
@@ -51,7 +51,7 @@ def latency_ms(sent: float, done: float) -> float:
     return round(max(0.0, done - sent) * 1e5) / 100
 
 
-class CallResult(msgspec.Struct, frozen=True):
+class CallResult(msgspec.Struct, frozen=True, gc=False):
     """How a call ended."""
 
     result: Reply | Failure

@@ -32,7 +32,6 @@ from bagent.fleet.actions import (
 from bagent.fleet.call import (
     Call,
     CallResult,
-    Delivery,
     EndedCall,
     InFlightRequest,
     TakeEnded,
@@ -52,7 +51,7 @@ from bagent.fleet.state import (
     FleetState,
     FleetTasks,
 )
-from bagent.types import Attempt, EndpointSample, Failure, FleetStats, Reply
+from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 __all__ = ["Fleet", "FleetConfig"]
 
@@ -172,10 +171,9 @@ class Fleet:
 
     def _enqueue(self, calls: Sequence[Call], urgent: bool) -> None:
         waiting, lingering = self._waiting, None if urgent else self._lingering
-        for call in calls:
-            waiting.add(call, urgent=urgent)
-            if call.deadline is not None:
-                self._start_sweep()
+        waiting.add_all(calls, urgent=urgent)
+        if any(call.deadline is not None for call in calls):
+            self._start_sweep()
         ready, blocked = waiting.ready, self._full or bool(self._ended)
         if blocked or (lingering and all(lingering.lacks_more_than(c, ready) for c in calls)):
             self._update_events()  # the end of a request or the timer pumps
@@ -183,14 +181,17 @@ class Fleet:
         for pinned in {call.pinned_to for call in calls} or {None}:
             self._pump(None if pinned is None else self._endpoints.get(pinned))
 
-    def _end(self, call: Call, result: Reply | Failure, delivery: Delivery | None) -> None:
-        """End a call; what waits for it runs in the next turn of the event loop."""
-        if call.ended:
-            return
-        call.ended = True
-        if not self._ended:
+    def _end(self, ended: Sequence[EndedCall]) -> None:
+        """End calls; what waits for them runs in the next turn of the event loop."""
+        if not self._ended:  # else it is due
             self._loop.call_soon(self._hand_over)
-        self._ended.append((call, CallResult(result, delivery)))
+        for entry in ended:
+            call = entry[0]
+            if call.in_flight:
+                self._state.cancel_copies(call)
+            if not call.ended:
+                call.ended = True
+                self._ended.append(entry)
 
     def _hand_over(self) -> None:
         """Hand over the calls that ended in this turn, then give their slots away."""
@@ -398,14 +399,11 @@ class Fleet:
         """Do what results, probes and checks ask for."""
         closed, waiting = self._state.closed, self._waiting
         for action in actions:
-            if type(action) is Complete:  # the common case, faster than a pattern
-                self._end(action.call, action.reply, action.delivery)
-                if action.call.in_flight:
-                    self._state.cancel_copies(action.call)
-                continue
             match action:
+                case Complete(ended):
+                    self._end(ended)
                 case Fail(call, failure, delivery):
-                    self._end(call, failure, delivery)
+                    self._end([(call, CallResult(failure, delivery))])
                 case Retry(call, at) if not closed:
                     if at == LAST:
                         waiting.add_last(call)

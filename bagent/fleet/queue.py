@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -295,6 +295,15 @@ class CallQueues:
             self._pinned_count += 1
         else:
             (self._urgent if urgent else self._normal).add(call)
+
+    def add_all(self, calls: Sequence[Call], *, urgent: bool) -> None:
+        """Add ready calls in order; urgent ones go first."""
+        queue = self._urgent if urgent else self._normal
+        for call in calls:
+            if urgent or call.pinned_to is not None:
+                self.add(call, urgent=urgent)
+            else:
+                queue.add(call)
 
     def add_halves(self, group: list[Call]) -> None:
         """Add a refused group as two halves, each of which is sent in one request."""

@@ -10,7 +10,14 @@ from bagent.backends.base import Exchange
 from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.clocks import unix
 from bagent.fleet.actions import Action, Complete
-from bagent.fleet.call import Call, Delivery, InFlightRequest, attempt_record
+from bagent.fleet.call import (
+    Call,
+    CallResult,
+    Delivery,
+    EndedCall,
+    InFlightRequest,
+    attempt_record,
+)
 from bagent.fleet.retry import RetryRules, refused_as_a_whole
 from bagent.fleet.state import FleetReports, FleetState
 from bagent.types import Attempt, Failure, Reply
@@ -51,11 +58,10 @@ class ResultHandler:
         if exchange.limits is not None:
             self._update_quota(request, exchange.limits, accepted=exchange.status == 200)
         delivery = Delivery(state.name, group, exchange.sent, exchange.done)
-        actions: list[Action] = []
+        completed: list[EndedCall] = []
         replies: list[Reply] = []
         attempts: list[Attempt] = []
         failed: list[tuple[Call, Failure]] = []
-        served: Call | None = None
         for call, result in zip(calls, exchange.results, strict=True):
             call.in_flight -= 1
             failure: Failure | None = None
@@ -67,8 +73,7 @@ class ResultHandler:
                     call.throttled_at = None
                     failure = call.evaluate(call, result, delivery)
                     if failure is None:
-                        served = call
-                        actions.append(Complete(call, result, delivery))
+                        completed.append((call, CallResult(result, delivery)))
                 if failure is not None:
                     failed.append((call, failure))
             attempts.append(attempt_record(call, result, failure, exchange, delivery))
@@ -77,9 +82,11 @@ class ResultHandler:
         self._on_attempts(attempts)
         if replies:
             self._count_replies(request, replies, exchange)
-        if served is not None:
+        actions: list[Action] = []
+        if completed:
             state.on_success(self._fleet.last_served, request.started)
-            state.sample = served.request
+            state.sample = completed[-1][0].request
+            actions.append(Complete(completed))
         if len(calls) > 1 and not exchange.learned and refused_as_a_whole(exchange):
             actions += self._rules.split(calls)
         else:
