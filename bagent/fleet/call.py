@@ -12,7 +12,7 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request, answer_limit
 from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, RequestReservation, TokenUse
 from bagent.fleet.prefix_affinity import PrefixGroup
-from bagent.types import Attempt, Failure, Json, Reply
+from bagent.types import NO_USAGE, Attempt, Failure, Json, Reply
 
 if TYPE_CHECKING:
     from bagent.fleet.endpoint_state import EndpointState
@@ -170,8 +170,7 @@ def attempt_record(
     delivery: Delivery,
 ) -> Attempt:
     """Return the record of one call's part in a request; ``failure`` is its final judgement."""
-    usage = result.usage if isinstance(result, Reply) else None
-    return Attempt(  # in the order of its fields, which is twice as fast
+    attempt = Attempt(  # with more than 15 names the call takes ten times as long
         key=call.key,
         row=call.row,
         stage=call.stage,
@@ -181,19 +180,21 @@ def attempt_record(
         endpoint=delivery.endpoint,
         sent=exchange.sent,
         first_byte=exchange.first_byte,
-        first_token=exchange.first_token,
         done=exchange.done,
         status_code=exchange.status,
-        error_kind=failure.kind if failure else None,
-        error=failure.message if failure else None,
-        prompt_tokens=usage.prompt if usage else None,
-        cached_tokens=usage.cached if usage else None,
-        completion_tokens=usage.completion if usage else None,
         group=delivery.group,
         group_size=len(exchange.results),
         request_id=exchange.request_id,
         id=call.id,
     )
+    attempt.first_token = exchange.first_token
+    if failure is not None:
+        attempt.error_kind, attempt.error = failure.kind, failure.message
+    if isinstance(result, Reply) and result.usage is not NO_USAGE:
+        usage = result.usage
+        attempt.prompt_tokens, attempt.cached_tokens = usage.prompt, usage.cached
+        attempt.completion_tokens = usage.completion
+    return attempt
 
 
 def urgent_calls(calls: Sequence[Call], now: float) -> list[Call]:
