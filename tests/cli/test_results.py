@@ -367,7 +367,8 @@ def test_no_text_of_others_controls_the_terminal(bagent, job_dir, args):
 
 
 @pytest.mark.process("environment")
-def test_output_is_utf8_whatever_the_locale_says(bagent, odd):
+def test_output_is_utf8_whatever_the_locale_says(bagent, odd, job_dir):
+    make_tables(job_dir / "runs" / "odd", TableOptions(), print)
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = bagent(["results", "odd", "--format", "csv"], env=env | {"PYTHONIOENCODING": "latin-1"})
     assert (done.code, "\ud55c" in done.out) == (0, True)

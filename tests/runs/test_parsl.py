@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from concurrent.futures import Future
@@ -212,11 +213,10 @@ def test_a_chunk_does_not_begin_once_there_is_a_signal(fs, task):
     assert read_state(Path(task.folder), task.part) is None
 
 
-@pytest.mark.process("environment")
-def test_without_parsl_one_line_says_what_to_install(job_dir, bagent, tmp_path):
+def test_without_parsl_one_line_says_what_to_install(job_dir, bagent, monkeypatch):
     write_job(job_dir, "http://127.0.0.1:9/v1", 3)
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['parsl'] = None\n")
-    done = bagent(["run", "job.yaml", "--executor", "parsl"], env={"PYTHONPATH": str(tmp_path)})
+    monkeypatch.setitem(sys.modules, "parsl", None)
+    done = bagent(["run", "job.yaml", "--executor", "parsl"])
     assert done.code == 2
     assert done.err == (
         "bagent: error: --executor parsl needs Parsl, which is not installed"

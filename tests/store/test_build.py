@@ -30,6 +30,8 @@ def row_of(outcome, data: dict, **changes) -> Row:
 
 
 def build(store, *, rows: list[Row] | None = None, info: RunInfo | None = None, **options):
+    if info is None and not (store.path / "run.json").exists():
+        info = RunInfo("r", duckdb=False)
     if info is not None:
         RunDir.create(store.path).save(info)
     read = None if rows is None else reader(rows)
@@ -189,7 +191,7 @@ def test_an_input_that_is_gone_is_a_note(store, outcome):
 
 def test_only_stale_tables_are_made_anew(store, outcome):
     store.write(outcome(0))
-    assert build(store) == list(TABLES)
+    assert build(store, info=RunInfo("r")) == list(TABLES)
     assert build(store, only_stale=True) == []
     store.write(outcome(1))
     before = (store.path / "endpoints.parquet").stat().st_mtime_ns
@@ -215,7 +217,7 @@ def test_only_the_kinds_of_tables_that_are_wanted_are_kept(store, outcome, parqu
 
 def test_a_database_that_another_program_writes_is_waited_for(store, outcome, monkeypatch):
     store.write(outcome(0))
-    build(store)
+    build(store, info=RunInfo("r"))
     store.write(outcome(1))
     waits: list[float] = []
     monkeypatch.setattr("bagent.store.tables.build.is_written_by_another", lambda _: not waits)
@@ -227,7 +229,7 @@ def test_a_database_that_another_program_writes_is_waited_for(store, outcome, mo
 
 def test_a_reader_of_the_old_database_stops_nothing(store, outcome):
     store.write(outcome(0))
-    build(store)
+    build(store, info=RunInfo("r"))
     with duckdb.connect(str(store.path / "run.duckdb"), read_only=True) as reading:
         store.write(outcome(1))
         build(store)
