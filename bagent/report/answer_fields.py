@@ -89,9 +89,7 @@ def profile_answers(
 
     See :func:`profile_fields` for the arguments.
     """
-    profiles = profile_fields(db, stage, names)
-    texts = None if profiles else profile_texts(db, stage)
-    return profiles if texts is None else [texts]
+    return profile_fields(db, stage, names) or profile_texts(db, stage)
 
 
 def profile_fields(db: ReportDb, stage: str | None, names: Mapping[str, str]) -> list[FieldProfile]:
@@ -115,8 +113,8 @@ def profile_fields(db: ReportDb, stage: str | None, names: Mapping[str, str]) ->
     return [profile for profile in profiles if profile.rows or profile.missing]
 
 
-def profile_texts(db: ReportDb, stage: str | None) -> FieldProfile | None:
-    """Return the lengths of the texts of ok answers; None without an answer."""
+def profile_texts(db: ReportDb, stage: str | None) -> list[FieldProfile]:
+    """Return the lengths of the texts of ok answers; empty without an answer."""
     condition = "status = 'ok' and text is not null"
     if stage is not None:
         condition += f" and stage = {literal(stage)}"
@@ -127,9 +125,9 @@ def profile_texts(db: ReportDb, stage: str | None) -> FieldProfile | None:
         f" approx_quantile(length(text)::double, [0.01, 0.99]) as ends from {source}"
     )
     if not sums["count"]:
-        return None
+        return []
     bars = _bins(db, source, "length(text)", sums, whole=True)
-    return FieldProfile(None, "lengths", sums["count"], 0, bars, _range(sums, " characters"))
+    return [FieldProfile(None, "lengths", sums["count"], 0, bars, _range(sums, " characters"))]
 
 
 def _sums(columns: dict[str, str]) -> Iterable[str]:

@@ -132,7 +132,7 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
     served, down = endpoints.endpoint_rows(db), down_endpoints(db)
-    by_stage = stages.stage_rows(db, about.stages, sums)
+    by_stage = stages.stage_rows(db, about.stages)
     alike, failed = failures.causes(db), failures.failed_rows(db)
     suspects = find_suspects(db, about.last_stage, about.properties)
     traits = Traits(db, about.in_prompt, [suspect.condition for suspect in suspects])

@@ -12,7 +12,7 @@ from bagent.report.svg import meter
 MOST = 60
 
 
-def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
+def stage_rows(db: ReportDb, order: Sequence[str]) -> list[dict[str, Any]]:
     """Return every stage with its numbers: first those in ``order``, then by when they began."""
     positions = {name: index for index, name in enumerate(order)}
     rows = db.rows(
