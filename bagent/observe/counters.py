@@ -481,7 +481,7 @@ class RunCounters:
             elapsed_s=elapsed,
             quiet_s=max(0.0, now - self._last),
             total=total,
-            total_is_exact=total is not None and feed.ended,
+            total_is_exact=total is not None and feed.ended and not (remaining and run.unmatched),
             ok=run.totals.ok,
             accepted=run.totals.accepted,
             failed=run.totals.failed,

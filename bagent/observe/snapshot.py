@@ -212,14 +212,17 @@ class RunTotals(msgspec.Struct, frozen=True):
 
     ``repeats`` rows have a failure of an earlier start and will be sent again; ``repeats_unread``
     more of them are expected in the input that is not yet read. ``changes`` is the
-    part of this start, by outcome code. ``staged``: the job has several stages, so the rows of the
-    last one are unknown. ``dropped``, ``unit`` and ``several_stages``: as in :class:`Snapshot`.
+    part of this start, by outcome code. ``unmatched`` finished rows are not in the input as far as
+    it was read: they left it, or were edited and will be sent again. ``staged``: the job has
+    several stages, so the rows of the last one are unknown. ``dropped``, ``unit`` and
+    ``several_stages``: as in :class:`Snapshot`.
     """
 
     totals: Totals
     repeats: int = 0
     repeats_unread: int = 0
     changes: dict[int, int] = {}
+    unmatched: int = 0
     staged: bool = False
     dropped: dict[str, int] = {}
     unit: str = "row"

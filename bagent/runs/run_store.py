@@ -124,6 +124,11 @@ class RunStore:
         return len(self.done)
 
     @property
+    def unmatched(self) -> int:
+        """Finished units that the input, as far as it was read, does not hold."""
+        return 0 if self.seen is None else max(0, len(self.done) - len(self.seen))
+
+    @property
     def recorded(self) -> int:
         """Units with an outcome of an earlier start, good or bad."""
         return sum(self.done.codes.values())

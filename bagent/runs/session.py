@@ -570,7 +570,10 @@ class RunSession:
             unit = "answer" if self._context.job.answers > 1 else "row"
             unread = live.repeats_unread(self._rows.shards)
             changes = dict(live.changes)
-            return RunTotals(totals, live.repeats_pending, unread, changes, unit=unit)
+            unmatched = self._store.unmatched
+            return RunTotals(
+                totals, live.repeats_pending, unread, changes, unmatched=unmatched, unit=unit
+            )
         if codes is None:
             codes = self._plan.codes() if self._plan is not None else Counter()
         dropped = self._plan.dropped() if self._plan is not None else {}

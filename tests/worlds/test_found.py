@@ -300,3 +300,16 @@ def test_an_answer_during_an_outage_begins_its_time_anew():
     )
     assert problems(history) == []
     assert history.starts[0].ended > 45.0
+
+
+def test_the_rows_of_a_stop_before_an_edited_row_is_done_are_inexact():
+    """Its old and its new answer counted as two rows, and the sum was called exact."""
+    holds(
+        World(
+            seed=8030326,
+            job=JobSpec(),
+            rows=(RowSpec("r0"), RowSpec("r1", seconds=9.0)),
+            endpoints=(EndpointSpec(),),
+            events=(Event(1, "edit", 1.0), Event(1, "int", 1.8)),
+        )
+    )
