@@ -15,7 +15,7 @@ from worlds.play import play
 
 COUNT, PARTS = 200, 8
 SEED = "2026-11-30"
-"""The same every day: of other worlds some one in a hundred does not hold yet."""
+"""The same every day: of other worlds one in some hundreds may not hold yet."""
 
 
 @pytest.fixture(scope="module", autouse=True)
