@@ -47,6 +47,21 @@ def test_wrong_sql_is_told_in_one_line(bagent, run):
     assert (script.code, script.out) == (2, ""), "a script ends at its first wrong statement"
 
 
+@pytest.mark.parametrize("command", ["query", "results", "compare"])
+def test_duckdb_is_opened_once_over_tables_that_are_up_to_date(bagent, run, monkeypatch, command):
+    options = {
+        "query": ["review", "select 1"],
+        "results": ["--where", "row = 1"],
+        "compare": ["review", "review"],
+    }
+    assert bagent(["query", "review", "select 1"]).code == 0
+    opened = []
+    connect = duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda *a, **k: opened.append(1) or connect(*a, **k))
+    assert bagent([command, *options[command]]).code == 0
+    assert len(opened) == 1
+
+
 def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
     count = ["query", "select count(*) as n from results", "--format", "jsonl"]
     assert bagent(count).lines() == [{"n": 4}]

@@ -20,7 +20,8 @@ Without a network, on a clock that the test sets: ``scripted_fleet``, ``cached_f
 
 Commands and jobs: ``cli`` (fixture ``bagent``) runs a command in the test's own process, or in a
 fork of a warm one (``fork_server``) for tests with the marker ``process``; tables wait for a reader
-but for tests with the marker ``tables``; ``jobs`` writes jobs and reads results;
+but for tests with the marker ``tables``, and ``run.duckdb`` is made for those with the marker
+``database`` alone; ``jobs`` writes jobs and reads results;
 ``agent_jobs``, ``stage_jobs`` and ``run_outcomes`` do so for agents, stages and whole runs.
 ``stored_runs`` makes a run directory without a run; ``report_pages`` and ``chromium`` read reports.
 ``sources`` holds the texts and syntax trees of the package.

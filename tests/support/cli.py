@@ -146,11 +146,6 @@ class Running:
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
-    def close_stdin(self) -> None:
-        """End stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
     def close_stdout(self) -> None:
         """Stop reading stdout, as ``| head`` does once it has enough."""
         assert self.process.stdout is not None
