@@ -99,7 +99,7 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
             )
     if schema is None and text and not (reply.reasoning or reply.tool_calls or text.isspace()):
         # The usual text: nothing but the answer.
-        text = clean_text(text)
+        text = text if text.isascii() else clean_text(text)
         if not may_have_reasoning(text):
             return AnswerResult("ok", text=text)
     split = _split(reply)

@@ -172,8 +172,9 @@ class Fleet:
     def _enqueue(self, calls: Sequence[Call], urgent: bool) -> None:
         waiting, lingering = self._waiting, None if urgent else self._lingering
         waiting.add_all(calls, urgent=urgent)
-        if any(call.deadline is not None for call in calls):
-            self._start_sweep()
+        for call in calls:
+            if call.deadline is not None:
+                self._start_sweep()
         ready, blocked = waiting.ready, self._full or bool(self._ended)
         if blocked or (lingering and all(lingering.lacks_more_than(c, ready) for c in calls)):
             self._update_events()  # the end of a request or the timer pumps

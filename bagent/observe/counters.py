@@ -389,8 +389,8 @@ class RunCounters:
         self._done += len(rows)
         for stage, count in Counter([o.stage for o in rows]).items():
             self._by_stage[stage] = self._by_stage.get(stage, 0) + count
-        self._codes[OK_CODE] += sum(o.status == "ok" for o in rows)
-        self._sent += sum(o.attempts > 0 and o.copied_from is None for o in rows)
+        self._codes[OK_CODE] += [o.status for o in rows].count("ok")
+        self._sent += len([o for o in rows if o.attempts and o.copied_from is None])
         self._answers += len(answers)
         silent = self._cached.unknown
         self._cached.add([o.cached_tokens for o in answers])

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from bagent.store.journal.codec import OK_CODE, code_of, unit_of
+from bagent.store.journal.codec import OK_CODE, codes_of, unit_of
 from bagent.store.journal.done_index import DoneIndex
 from bagent.store.totals import accept_truncated
 from bagent.types import Outcome
@@ -69,7 +69,7 @@ class LiveTotals:
 
     def outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes of this start."""
-        self.changes.update([code_of(o.status, o.error_kind) for o in outcomes])
+        self.changes.update(codes_of(outcomes))
         for o in outcomes if self._units else ():
             self._repeated += self._replace(unit_of(int(o.key, 16), o.stage, o.answer))
 

@@ -123,7 +123,7 @@ class StopRules:
     def begin(self, row: Hashable, request: Request) -> None:
         """Note that a row is sent with its first request."""
         if self._early is not None:
-            self._early.begin(row, requested_model(request))
+            self._early.begin(row, request.settings.model or requested_model(request))
 
     def discard(self, row: Hashable) -> None:
         """Forget a row that other rows replace."""

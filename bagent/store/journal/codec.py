@@ -76,6 +76,11 @@ def code_of(status: str, error_kind: str | None) -> int:
     return _STATUS_CODES[status] | _KIND_CODES.get(error_kind, OTHER_KIND)
 
 
+def codes_of(outcomes: Sequence[Outcome]) -> list[int]:
+    """Return the codes of outcomes, most of which are ok."""
+    return [OK_CODE if o.status == "ok" else code_of(o.status, o.error_kind) for o in outcomes]
+
+
 def status_of(code: int) -> str:
     """Return the status in a code."""
     return STATUSES[code >> 5]

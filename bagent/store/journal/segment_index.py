@@ -21,7 +21,14 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from bagent.files import open_regular, write_atomic
-from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_brief, salt_of
+from bagent.store.journal.codec import (
+    OK_CODE,
+    OutcomeHeader,
+    code_of,
+    codes_of,
+    decode_brief,
+    salt_of,
+)
 from bagent.store.journal.segments import Report, Segment, pack_location, whole_lines
 from bagent.types import Outcome
 
@@ -231,7 +238,7 @@ class SegmentIndex:
         columns["lengths"].extend(lengths)
         columns["answers"].extend([o.answer for o in outcomes])
         columns["stages"].extend([numbers[stage] for stage in stages])
-        columns["codes"].extend([code_of(o.status, o.error_kind) for o in outcomes])
+        columns["codes"].extend(codes_of(outcomes))
         for outcome in outcomes:
             self.totals.add(outcome)
         self._count += len(outcomes)
