@@ -203,18 +203,23 @@ class RowRunner:
         """Write the outcomes of rows whose calls have ended, or ask again."""
         ended: list[EndedRow] = []
         again: list[Call] = []
-        try:
-            for call, end in calls:
-                conversation = call.owner
-                assert isinstance(conversation, Conversation)
+        fault: Exception | None = None
+        for call, end in calls:
+            conversation = call.owner
+            assert isinstance(conversation, Conversation)
+            try:
                 step = conversation.handle(call, end)
-                if isinstance(step, Outcome):
-                    ended.append((conversation, step))
-                else:
-                    again.append(step)
-        finally:
-            if ended:
-                self._finish(ended)
+            except Exception as error:  # noqa: BLE001 - the other rows are written before it
+                fault = error
+                continue
+            if isinstance(step, Outcome):
+                ended.append((conversation, step))
+            else:
+                again.append(step)
+        if ended:
+            self._finish(ended)
+        if fault is not None:
+            raise fault
         self._send()
         if again:  # before new rows
             self._fleet.submit(again, self._on_ended, urgent=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
 from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
@@ -165,6 +166,24 @@ async def test_an_outcome_that_cannot_be_written_stops_the_run():
     bench.full = True
     running = asyncio.ensure_future(bench.run(0, 1))
     assert isinstance(await bench.fleet.stopped, WriteError)
+    running.cancel()
+    await bench.fleet.drain(0.0)
+
+
+@on_jumping_clock
+async def test_a_fault_in_one_row_stops_the_run_once_the_others_are_written(monkeypatch):
+    handle = Conversation.handle
+
+    def fail_for_row_1(conversation, call, end):
+        if conversation.row.index == 1:
+            raise ValueError("a bug")
+        return handle(conversation, call, end)
+
+    monkeypatch.setattr(Conversation, "handle", fail_for_row_1)
+    bench = Bench(limit=3, group=3)
+    running = asyncio.ensure_future(bench.run(0, 1, 2))
+    assert str(await bench.fleet.stopped) == "a bug"
+    assert [outcome.row for outcome in bench.outcomes] == [0, 2]
     running.cancel()
     await bench.fleet.drain(0.0)
 
