@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 
+from bagent.errors import WriteError
 from bagent.store.journal.done_index import ResumePolicy, load_index
 
 
@@ -43,6 +44,24 @@ def test_what_is_written_together_is_written_as_each_would_be_alone(store, outco
     assert read[:3] == read[3:]
     journal.close()
     assert len(store.segment().read_bytes().splitlines()) == 6
+
+
+def test_what_the_disk_takes_only_one_by_one_is_written_without_an_error(
+    store, outcome, monkeypatch
+):
+    journal = store.open()
+    append = journal._rows.append
+
+    def refuse_several(lines):
+        if lines.count(b"\n") > 1:
+            raise WriteError("the disk is full")
+        return append(lines)
+
+    monkeypatch.setattr(journal._rows, "append", refuse_several)
+    locations = journal.write_all([outcome(1), outcome(2)])
+    assert [journal.read_at(location).id for location in locations] == ["r1", "r2"]
+    assert journal.failure is None
+    journal.close()
 
 
 _LIMITED = """

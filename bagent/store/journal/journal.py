@@ -175,9 +175,8 @@ class Journal:
             except WriteError:
                 if len(lines) == 1:
                     raise
-                for outcome, line in zip(outcomes, lines, strict=True):  # some of them may fit
-                    self._append([outcome], [line])
-                raise
+                pairs = zip(outcomes, lines, strict=True)
+                return [self._append([o], [line])[0] for o, line in pairs]  # some may fit
         except WriteError as error:
             raise self._fail(error) from error.__cause__
 
