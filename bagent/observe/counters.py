@@ -439,22 +439,21 @@ class RunCounters:
             self._group = first.group
             self._requests += 1
             self._throttled += first.status_code == 429 or first.error_kind == "rate_limited"
-        good, failed = len(attempts), 0
-        self._tries += good
+        count, failed = len(attempts), 0
         for a in attempts:
             if a.try_ > 1:
                 self._retries += 1
             if a.error_kind is not None:
                 failed += 1
                 self._failed_tries[a.error_kind] = self._failed_tries.get(a.error_kind, 0) + 1
-        good -= failed
-        tries_before, failed_before = self.by_endpoint.get(endpoint, (0, 0))
-        self.by_endpoint[endpoint] = tries_before + good + failed, failed_before + failed
-        if good and first.done is not None:
+        self._tries += count
+        count_before, failed_before = self.by_endpoint.get(endpoint, (0, 0))
+        self.by_endpoint[endpoint] = count_before + count, failed_before + failed
+        if count > failed and first.done is not None:
             times = self.times.get(endpoint)
             if times is None:
                 times = self.times[endpoint] = deque(maxlen=_RECENT_TIMES)
-            times.extend([first.done - first.sent] * good)
+            times.extend([first.done - first.sent] * (count - failed))
 
     def to_do(self, open_rows: int, feed: FeedStats) -> int | None:
         """Return how many results are still to be made, see :func:`estimate_to_do`."""
