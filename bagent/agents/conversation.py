@@ -506,8 +506,7 @@ def _sum(old: _Number | None, new: _Number | None) -> _Number | None:
 async def converse(conversation: Conversation, call: Call, fleet: Fleet) -> Outcome | None:
     """Ask until a reply is the row's answer, or no further call may help; return the outcome.
 
-    Return None where the run ends first. Rows with tools or a program have their own drivers; a
-    plain row awaits nothing but the fleet's futures.
+    Return None where the run ends first. Rows with tools or a program have their own drivers.
     """
     plan = conversation.plan
     # Only jobs with programs or tools load what those need.

@@ -143,7 +143,7 @@ class Fleet:
         """Queue a call, before other rows if ``urgent``, and return the future of its end.
 
         The future is cancelled if the fleet closes before the call has ended. What awaits it runs
-        before the call's place is given to another one.
+        before the call's slot is given to another one.
         """
         future = self._state.awaited[call] = self._loop.create_future()
         if self._state.closed:
@@ -179,7 +179,7 @@ class Fleet:
         if blocked or (lingering and all(lingering.lacks_more_than(c, ready) for c in calls)):
             self._update_events()  # the end of a request or the timer pumps
             return
-        for pinned in {call.pinned_to for call in calls} or {None}:
+        for pinned in dict.fromkeys(call.pinned_to for call in calls) or (None,):
             self._pump(None if pinned is None else self._endpoints.get(pinned))
 
     def _end(self, ended: Sequence[EndedCall]) -> None:
@@ -545,7 +545,7 @@ class Fleet:
         )
 
     def _update_events(self) -> None:
-        """Set whether there is room for rows, and whether the fleet is idle."""
+        """Set how many rows there is room for, and whether the fleet is idle."""
         ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._state.in_flight
         limit, lookahead = self.limit, self._config.lookahead
         # One call may always be ready, so that a fleet without an endpoint has some to probe with.

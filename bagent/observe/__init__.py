@@ -4,8 +4,7 @@
 - ``error_groups``: failures that differ in numbers and ids only; ``endpoint_rules``: which are slow
 - ``progress``: the displays; ``terminal``, ``dashboard``: those of terminals; ``live_state``
 - ``status_text``, ``formatting``: phrases and numbers for people
-- ``summary``, ``token_lines``: the lines at the end of a run; ``next_step``: what to type next
-- ``python_call``: commands as calls of the library
+- ``summary``: the lines at the end of a run; ``next_step``: what to type or call next
 - ``run_log``: run.log; ``prometheus``: metrics
 """
 
