@@ -211,3 +211,11 @@ def test_the_limit_grows_no_further_than_the_kv_cache_has_room_for():
 def test_room_in_the_kv_cache_is_shared_with_other_clients():
     load = look(300, 0, kv_usage=0.5)
     assert LoadFeedback().judge(0.0, load, 100).most == pytest.approx(0.75 * 600 - 200)
+
+
+def test_room_in_the_kv_cache_counts_for_each_engine_behind_one_address():
+    """A poll meets one of four engines, each with a quarter of the rows."""
+    load = look(100, 0, kv_usage=0.25)
+    assert LoadFeedback().judge(0.0, load, 430).most == pytest.approx(4 * 0.75 * 400)
+    in_transit = look(100, 20, kv_usage=0.25)
+    assert LoadFeedback().judge(0.0, in_transit, 200, 50).most == pytest.approx(0.75 * 400)

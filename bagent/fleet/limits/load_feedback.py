@@ -131,7 +131,7 @@ class LoadFeedback:
         last, self._last = self._last, load or self._last
         if load is not None and load.waiting is not None and load.running is not None:
             waiting = max(0, load.waiting - (load.deferred or 0) - largest_batch)
-            queue = self._judge_queue(load.running, waiting, in_flight, load.kv_usage)
+            queue = self._judge_queue(load, load.running, waiting, in_flight)
             cache = self._judge_cache(load, last, in_flight)
             self._verdict = queue if queue.action == "cut" or cache.action == "grow" else cache
             self._reported_at = now
@@ -145,16 +145,18 @@ class LoadFeedback:
         return self._judge_latencies(now, in_flight)
 
     def _judge_queue(
-        self, running: int, waiting: int, in_flight: int, kv_usage: float | None
+        self, load: EngineLoad, running: int, waiting: int, in_flight: int
     ) -> LoadVerdict:
         if not waiting:
             self._queued_polls = 0
             self._aims.clear()
             admitted = running >= USED_SHARE * in_flight
-            others = max(0, running - in_flight)
-            most = KV_SHARE * running / kv_usage - others if kv_usage and running else math.inf
             return LoadVerdict(
-                "grow", reported=True, in_flight=in_flight, admitted=admitted, most=most
+                "grow",
+                reported=True,
+                admitted=admitted,
+                in_flight=in_flight,
+                most=_rows_that_fit(load, in_flight),
             )
         total = running + waiting
         # One address may stand for several engines, of which each poll meets another. So the aim
@@ -211,6 +213,17 @@ class LoadFeedback:
                 keep = 0.5 if slow.share >= 0.5 else QUEUE_CUT
                 return LoadVerdict("cut", slow.reason, keep=keep, least=least)
         return LoadVerdict("hold", slow.reason)
+
+
+def _rows_that_fit(load: EngineLoad, in_flight: int) -> float:
+    """Return how many own rows may be in flight before all rows fill ``KV_SHARE`` of the cache."""
+    running = load.running or 0
+    if not running or not load.kv_usage:
+        return math.inf
+    # What the engine does not have is at others behind the same address.
+    engines = max(1, in_flight // (running + (load.waiting or 0)))
+    others = max(0, running - in_flight)
+    return engines * KV_SHARE * running / load.kv_usage - others
 
 
 def apply_verdict(limit: InFlightLimit, verdict: LoadVerdict, now: float) -> None:
