@@ -298,12 +298,11 @@ class CallQueues:
 
     def add_all(self, calls: Sequence[Call], *, urgent: bool) -> None:
         """Add ready calls in order; urgent ones go first."""
-        queue = self._urgent if urgent else self._normal
         for call in calls:
             if urgent or call.pinned_to is not None:
                 self.add(call, urgent=urgent)
             else:
-                queue.add(call)
+                self._normal.add(call)
 
     def add_halves(self, group: list[Call]) -> None:
         """Add a refused group as two halves, each of which is sent in one request."""
