@@ -194,7 +194,8 @@ class EndpointLeaser:
         now = fleet.clock()
         state.on_answer(now, lease.started)
         state.on_success(now, lease.started)
-        state.account.on_success(now, lease.started, 0, tokens)
+        state.account.on_success(now, lease.started)
+        state.account.on_answer(now, lease.started, used=tokens)
         state.limit.on_success(1, state.in_flight)
         fleet.last_served = now
         if not lease.streaming:  # else the time includes how long the client took to read

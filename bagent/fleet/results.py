@@ -101,6 +101,7 @@ class ResultHandler:
         fleet, state = self._fleet, request.state
         fleet.last_served = now = fleet.clock()
         latency = now - request.started
+        state.account.on_success(now, request.started)
         reserved = request.tokens.total // len(request.calls)
         counts_tokens = state.account.counts_tokens
         for usage in [reply.usage for reply in replies]:
@@ -109,9 +110,7 @@ class ResultHandler:
             if counts_tokens:
                 reported = usage.prompt is not None and usage.completion is not None
                 tokens = (usage.prompt or 0) + (usage.completion or 0) if reported else None
-                state.account.on_success(now, request.started, reserved, tokens, usage.completion)
-        if not counts_tokens:
-            state.account.on_success(now, request.started)
+                state.account.on_answer(now, request.started, reserved, tokens, usage.completion)
         fleet.latencies.extend([latency] * len(replies))
         if state.feedback is not None:
             first = exchange.first_token

@@ -37,7 +37,8 @@ def saturate(account, draw, seconds, *, latency=4.0):
         wait = account.wait(now, reserve.total)
         if running and running[0][0] <= now + wait:
             now, sent, reserved, prompt, completion = heapq.heappop(running)
-            account.on_success(now, sent, reserved, prompt + completion, completion)
+            account.on_success(now, sent)
+            account.on_answer(now, sent, reserved, prompt + completion, completion)
         elif wait:
             now += wait
         else:
@@ -70,10 +71,10 @@ def test_a_request_larger_than_the_burst_waits_for_a_full_bucket_and_starts():
 def test_less_used_than_reserved_is_given_back_and_more_is_owed():
     account = Account(None, 6000, 120)
     account.start(0.0, TokenUse(120))
-    account.on_success(0.0, 0.0, 120, 20)
+    account.on_answer(0.0, 0.0, 120, 20)
     assert account.wait(0.0, 100) == 0.0
     account.start(0.0, TokenUse(100))
-    account.on_success(0.0, 0.0, 100, 400)
+    account.on_answer(0.0, 0.0, 100, 400)
     assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
 
 
@@ -90,11 +91,11 @@ def test_the_estimate_is_the_running_mean_of_the_answers():
     assert account.estimate(100).total == 100 + FIRST_COMPLETION
     assert account.estimate(100, max_answer=16).total == 116
     for completion in (100, 300):
-        account.on_success(1.0, 0.0, 0, None, completion)
+        account.on_answer(1.0, 0.0, 0, None, completion)
     assert account.estimate(50).total == 250
     assert account.estimate(50, max_answer=80).total == 130
     for _ in range(6 * STEADY):
-        account.on_success(1.0, 0.0, 0, None, 1000)
+        account.on_answer(1.0, 0.0, 0, None, 1000)
     assert account.estimate(0).total == pytest.approx(1000, abs=5), (
         "what came long ago is forgotten"
     )

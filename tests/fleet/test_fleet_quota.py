@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
+from bagent.fleet.batch_size import BatchSizeRule
 from support.scripted_fleet import GOOD, Answer, run_rows, throttled
 
 PER_MINUTE = 120
@@ -44,3 +45,17 @@ def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows():
     times = [at for at, _, _ in s.backend.sent]
     assert times[-1] - times[0] < 1.1 * 300 / PER_MINUTE * 60
     assert min(s.backend.shares.values()) > 100
+
+
+def test_a_request_of_several_rows_raises_the_rate_once_whether_tokens_count_or_not():
+    def script(row, number):
+        return Answer(throttled() if number == 1 else GOOD, 0.5)
+
+    rates = []
+    for hosted in (False, True):
+        s = run_rows(
+            {"a": script}, 16, hosted=hosted, limits={"a": 4}, group=BatchSizeRule(4, single=False)
+        )
+        assert len(s.recorder.replies) == 16
+        rates.append(s.account.rate)
+    assert rates[0] == rates[1] is not None

@@ -63,7 +63,8 @@ def work(account, meters, seconds, *, latency=2.0, usage=(600, 40), in_flight=64
             now, _, sent, mark, limits = heapq.heappop(running)
             served += 1
             account.update_limits(now - latency, limits, mark)
-            account.on_success(now, sent, 0, None, usage[1])
+            account.on_success(now, sent)
+            account.on_answer(now, sent, 0, None, usage[1])
             continue
         now += wait
         if wait:

@@ -374,7 +374,11 @@ class Account:
             else:
                 self._tokens.resize(limit)
 
-    def on_success(
+    def on_success(self, now: float, sent: float) -> None:
+        """Record that a request sent at ``sent`` was answered well."""
+        self._pacer.on_success(now, sent)
+
+    def on_answer(
         self,
         now: float,
         sent: float,
@@ -382,16 +386,15 @@ class Account:
         used: int | None = None,
         completion: int | None = None,
     ) -> None:
-        """Record that a request was answered well.
+        """Record the tokens of one answer to a request.
 
         Args:
-            now: when it ended.
+            now: when the request ended.
             sent: when it started.
-            reserved: tokens that were reserved for it.
-            used: tokens of prompt and completion, None if the server did not report them.
-            completion: tokens of one answer, for later estimates.
+            reserved: tokens that were reserved for the answer and its prompt.
+            used: tokens of both, None if the server did not report them.
+            completion: tokens of the answer, for later estimates.
         """
-        self._pacer.on_success(now, sent)
         if completion is not None:
             self._answers = min(self._answers + 1, STEADY)
             self._mean += (completion - self._mean) / self._answers
