@@ -52,8 +52,9 @@ failures that would only repeat. `store/journal/segments.py:mend_tail` cuts off 
 into a `DoneIndex` of finished units; a unit is the hash of row key, stage and answer.
 The reader of the rows leaves out whole blocks of finished rows
 (`session.py:RunSession._all_finished`), and asks for each other row which answers are missing
-(`run_store.py:RunStore.pending`). A job of several stages reads finished rows again, and takes
-earlier outcomes from the journal (`store/journal/reader.py:OutcomeLookup`).
+(`run_store.py:RunStore.pending`). Until the run has ended, rows that failed come after all others,
+by a second reading (`session.py:RunSession._repeats`). A job of several stages reads finished rows
+again, and takes earlier outcomes from the journal (`store/journal/reader.py:OutcomeLookup`).
 Rows that a program gives to the library replace those that earlier starts kept
 (`rows/stdin.py:StdinReader`), and outcomes of finished ones are printed when they are read
 (`session.py:RunSession._print_finished`).

@@ -62,19 +62,15 @@ class EarlyFailures:
             streak = self._streaks.get((endpoint, model))
             if streak is None:
                 streak = self._streaks[endpoint, model] = _Streak()
-            if outcome.status == "ok":
+            if outcome.status == "ok" or not outcome.failed:
                 streak.served = True
                 streak.numbers.clear()
-                continue
-            reason = reason or self._count(streak, outcome, number, endpoint)
+            elif reason is None:
+                reason = self._count(streak, outcome, number, endpoint)
         return reason
 
     def _count(self, streak: _Streak, outcome: Outcome, number: int, endpoint: str) -> str | None:
         kind = outcome.error_kind or outcome.status
-        if not outcome.failed:
-            streak.served = True
-            streak.numbers.clear()
-            return None
         if kind in PASSING_KINDS or (streak.served and kind not in JOB_KINDS):
             return None
         if kind != streak.kind:
