@@ -30,11 +30,32 @@ def test_the_docstring_of_a_package_names_its_modules() -> None:
 
 def unnamed(folder: Path) -> list[str]:
     """The modules and packages in a folder that its docstring does not name."""
+    text = docstring(folder)
+    return [name for name in sorted(modules(folder)) if not re.search(rf"\b{name}\b", text)]
+
+
+def docstring(folder: Path) -> str:
+    """The docstring of a package."""
     init = (folder / "__init__.py").relative_to(PACKAGE).as_posix()
-    text = ast.get_docstring(trees()[init]) or ""
-    inner = [path.parent.name for path in folder.glob("*/__init__.py")]
-    modules = [path.stem for path in folder.glob("[a-z]*.py")]
-    return [name for name in sorted(modules + inner) if not re.search(rf"\b{name}\b", text)]
+    return ast.get_docstring(trees()[init]) or ""
+
+
+def modules(folder: Path) -> set[str]:
+    """The names of the modules and packages in a folder."""
+    inner = {path.parent.name for path in folder.glob("*/__init__.py")}
+    return inner | {path.stem for path in folder.glob("[a-z]*.py")}
+
+
+def test_the_docstring_of_a_package_lists_no_module_that_is_gone() -> None:
+    folders = {(PACKAGE / path).parent for path in trees()} - {PACKAGE}
+    gone = {folder.name: listed(docstring(folder)) - modules(folder) for folder in folders}
+    assert {package: names for package, names in gone.items() if names} == {}
+
+
+def listed(text: str) -> set[str]:
+    """The names in the first column of the lines ``name, name   what it is``."""
+    heads = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\w", text, re.MULTILINE)
+    return {name for head in heads for name in head.split(", ")}
 
 
 def test_what_is_silent_is_found_by_name_and_private_names_may_be() -> None:

@@ -1,11 +1,10 @@
 """The Python API, which :mod:`bagent` exports.
 
 run          `run` and `load_job`: run a job from another program
-arguments    checks of arguments, and options of the command in messages
+arguments    checks of arguments, options of the command in messages, short tracebacks
 engines      a run in a thread of this process, or in a process of its own
 open_run     `open_run`: read a run during its work or afterwards
 job_files    the file of a job that is a dict
 row_values   rows of other programs, pandas, polars and Arrow as JSON lines
 progress     progress in notebooks and on standard error
-tracebacks   short tracebacks of errors that the caller caused
 """
