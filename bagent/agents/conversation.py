@@ -74,7 +74,7 @@ class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
     grown: bool = False
     shrunk: bool = False
     first_valid: bool | None = None
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     started: float | None = None
     """Unix seconds."""
 

@@ -78,12 +78,12 @@ class Advice(msgspec.Struct, frozen=True):
     @property
     def noun(self) -> str:
         """What resumes the run: a command, or a call of the library."""
-        return "call" if OPTION in self.command else "command"
+        return "call" if _PYTHON_OPTION in self.command else "command"
 
     @property
     def piped(self) -> str:
         """What the same command needs besides, where its rows come from a pipe."""
-        from_pipe = "-" in base_command(self.command) and OPTION not in self.command
+        from_pipe = "-" in base_command(self.command) and _PYTHON_OPTION not in self.command
         return ", with the same rows on standard input," if from_pipe else ""
 
 
@@ -341,17 +341,17 @@ _CAUSES = {
 """What is wrong with rows of each kind, and what to change."""
 
 
-OPTION = "--python"
+_PYTHON_OPTION = "--python"
 """Marks the command of a run that the library started."""
 
-_DROPPED = (OPTION, "-o", "-i", "--progress")
+_DROPPED = (_PYTHON_OPTION, "-o", "-i", "--progress")
 _TEMPORARY = re.compile(r"(?:.*/)?\.bagent-[0-9a-f]+\.yaml")
 """The file of a job that is a dict."""
 
 
 def command_text(command: Sequence[str]) -> str:
     """Return a command to type, or the call to make where the library started the run."""
-    return python_call(command) if OPTION in command else shlex.join(command)
+    return python_call(command) if _PYTHON_OPTION in command else shlex.join(command)
 
 
 def python_call(command: Sequence[str]) -> str:
@@ -365,7 +365,7 @@ def python_call(command: Sequence[str]) -> str:
         argument = arguments.pop(0)
         if argument in _DROPPED:
             value = arguments.pop(0) if arguments else ""
-            if argument == OPTION and value.startswith("rows"):
+            if argument == _PYTHON_OPTION and value.startswith("rows"):
                 parts.append("rows=rows")
                 same = "the same job and rows"
         elif argument == "--name" and arguments:
