@@ -41,10 +41,13 @@ def pytest_report_header() -> str:
     return f"BAGENT_TEST_SEED={SEED} (set it to repeat the disturbed runs of a day)"
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep the garbage collector away from test modules and items, which stay to the end."""
-    gc.collect()
+    gc.disable()
+    yield
     gc.freeze()
+    gc.enable()
     make_tables_here()
 
 
