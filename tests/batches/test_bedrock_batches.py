@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from bagent.backends.bedrock.backend import BedrockConfig
@@ -37,6 +36,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @functools.cache
 def one_session() -> Any:
     """One for all tests: it reads the models of services only once."""
+    import boto3
+
     return boto3.session.Session()
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-import pandas
-import pyarrow
 import pydantic
 import pytest
 
@@ -19,7 +17,15 @@ from bagent.library.row_values import id_column
 from support.jobs import rows, write_job
 from support.replies import ok
 
-FRAME = pandas.DataFrame({"review_id": ["a", "b"], "text": ["x", "y"]})
+if TYPE_CHECKING:
+    import pandas
+
+
+@pytest.fixture
+def frame() -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame({"review_id": ["a", "b"], "text": ["x", "y"]})
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +33,13 @@ def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(job_dir)
 
 
-@pytest.mark.parametrize("values", [FRAME["text"], ["x", "y"], pyarrow.array(["x"]), [1, 2]])
-def test_values_that_are_no_rows_are_refused_with_their_form(values: Any) -> None:
-    with pytest.raises(UsageError, match=r'rows=\[\{"text": value\} for value in values\]'):
-        bagent.run("job.yaml", rows=values)
+def test_values_that_are_no_rows_are_refused_with_their_form(frame: pandas.DataFrame) -> None:
+    import pyarrow
+
+    no_rows: list[Any] = [frame["text"], ["x", "y"], pyarrow.array(["x"]), [1, 2]]
+    for values in no_rows:
+        with pytest.raises(UsageError, match=r'rows=\[\{"text": value\} for value in values\]'):
+            bagent.run("job.yaml", rows=values)
 
 
 @pytest.mark.parametrize("options", ["--on-change continue", ["--on-change continue"]])
@@ -147,35 +156,32 @@ def test_a_server_that_is_down_names_the_option_to_wait(job_dir: Path) -> None:
         list(bagent.run(job, rows=rows(1), options=["--wait-hosts", "0.1s"]))
 
 
-@pytest.mark.parametrize(
-    ("table", "name"),
-    [
-        (FRAME, "review_id"),
-        (pyarrow.Table.from_pandas(FRAME), "review_id"),
-        (FRAME.rename(columns={"review_id": "paid"}), None),
-        (FRAME.rename(columns={"review_id": "ticket"}).set_index("ticket"), "ticket"),
-        (FRAME.assign(id=[1, 2]), None),
-        (FRAME.assign(review_id=["a", "a"]), None),
-        (FRAME.assign(review_id=["a", None]), None),
-        (rows(2), None),
-    ],
-)
 def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(
-    table: Any, name: str | None
+    frame: pandas.DataFrame,
 ) -> None:
-    assert id_column(table) == name
+    import pyarrow
+
+    assert id_column(frame) == "review_id"
+    assert id_column(pyarrow.Table.from_pandas(frame)) == "review_id"
+    assert id_column(frame.rename(columns={"review_id": "paid"})) is None
+    tickets = frame.rename(columns={"review_id": "ticket"}).set_index("ticket")
+    assert id_column(tickets) == "ticket"
+    assert id_column(frame.assign(id=[1, 2])) is None
+    assert id_column(frame.assign(review_id=["a", "a"])) is None
+    assert id_column(frame.assign(review_id=["a", None])) is None
+    assert id_column(rows(2)) is None
 
 
 def test_the_column_that_would_name_the_rows_is_told_once(
-    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture
+    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture, frame: pandas.DataFrame
 ) -> None:
     fs.set_script({"*": [ok("fine")]})
     job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
-    list(bagent.run(job, rows=FRAME))
+    list(bagent.run(job, rows=frame))
     message = "rows are named by their content; `id: review_id` names them by that column"
     assert caplog.messages.count(message) == 1
     caplog.clear()
-    results = list(bagent.run(job | {"id": "review_id", "name": "named"}, rows=FRAME))
+    results = list(bagent.run(job | {"id": "review_id", "name": "named"}, rows=frame))
     assert {result.id for result in results} == {"a", "b"}
     assert message not in caplog.messages
 

@@ -14,11 +14,8 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy
-import pandas
-import pyarrow
 import pytest
 
 import bagent
@@ -30,6 +27,9 @@ from bagent.rows.decode import Unreadable, decode_line
 from support.jobs import rows, write_job
 from support.replies import gated, ok, slow
 from support.run_outcomes import NO_TABLES
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @pytest.fixture(autouse=True)
@@ -115,29 +115,28 @@ def test_the_state_is_shown_as_lines_where_there_is_no_notebook(
     assert "3 of 3 rows (100 %), 3 ok" in err.splitlines()[-1]
 
 
-FRAME = pandas.DataFrame(
-    {
-        "id": [1, 2],
-        "text": ["a", None],
-        "day": [pandas.Timestamp("2024-01-01"), pandas.NaT],
-        "score": [1.5, float("nan")],
-    }
-)
-FRAME_ROWS = [{"id": 1, "text": "a", "day": "2024-01-01T00:00:00", "score": 1.5}, {"id": 2}]
+@pytest.fixture
+def frame() -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(
+        {
+            "id": [1, 2],
+            "text": ["a", None],
+            "day": [pandas.Timestamp("2024-01-01"), pandas.NaT],
+            "score": [1.5, float("nan")],
+        }
+    )
 
 
-def tables() -> list[Any]:
-    return [
-        FRAME,
-        FRAME.set_index("id"),
-        pyarrow.Table.from_pandas(FRAME),
-        pyarrow.RecordBatch.from_pandas(FRAME),
-    ]
+def test_tables_are_rows_and_missing_values_are_missing(frame: pandas.DataFrame) -> None:
+    import pyarrow
 
-
-@pytest.mark.parametrize("table", [*tables(), iter(tables()[2].to_batches())], ids=type)
-def test_tables_are_rows_and_missing_values_are_missing(table: Any) -> None:
-    assert asyncio.run(lines_of(table)) == FRAME_ROWS
+    table = pyarrow.Table.from_pandas(frame)
+    batch = pyarrow.RecordBatch.from_pandas(frame)
+    expected = [{"id": 1, "text": "a", "day": "2024-01-01T00:00:00", "score": 1.5}, {"id": 2}]
+    for some in (frame, frame.set_index("id"), table, batch, iter(table.to_batches())):
+        assert asyncio.run(lines_of(some)) == expected, type(some)
 
 
 async def lines_of(some: Any) -> list[Any]:
@@ -147,14 +146,7 @@ async def lines_of(some: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (pandas.Timestamp("2024-01-01 10:00", tz="UTC"), "2024-01-01T10:00:00Z"),
         (datetime.date(2024, 1, 1), "2024-01-01"),
-        (pandas.Timedelta("1 day"), "P1D"),
-        (numpy.datetime64("2024-01-01T00:00:00.000000001"), "2024-01-01T00:00:00.000000001"),
-        (numpy.int64(3), 3),
-        (numpy.bool_(True), True),
-        (numpy.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        (pandas.Series([1.0, float("nan")]), [1.0, None]),
         (Decimal("1.10"), "1.10"),
         (Decimal("7"), 7),
         (b"text", "text"),
@@ -168,18 +160,30 @@ def test_values_of_rows_are_written_as_a_file_would_hold_them(value: Any, expect
     assert decode_line(encode_row({"id": 1, "x": value})) == {"id": 1, "x": expected}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        numpy.complex64(1),
-    ],
-)
-def test_a_value_that_json_cannot_hold_is_bad_input_of_its_column(value: Any) -> None:
-    line = decode_line(encode_row({"id": numpy.int64(7), "x": value}))
-    assert isinstance(line, Unreadable)
-    assert (line.row, line.columns) == ({"id": 7}, ("x",))
-    assert line.error.startswith("column 'x': a value of type ")
+def test_values_of_pandas_and_numpy_are_written_as_a_file_would_hold_them() -> None:
+    import numpy
+    import pandas
+
+    for value, expected in [
+        (pandas.Timestamp("2024-01-01 10:00", tz="UTC"), "2024-01-01T10:00:00Z"),
+        (pandas.Timedelta("1 day"), "P1D"),
+        (numpy.datetime64("2024-01-01T00:00:00.000000001"), "2024-01-01T00:00:00.000000001"),
+        (numpy.int64(3), 3),
+        (numpy.bool_(True), True),
+        (numpy.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (pandas.Series([1.0, float("nan")]), [1.0, None]),
+    ]:
+        assert decode_line(encode_row({"id": 1, "x": value})) == {"id": 1, "x": expected}
+
+
+def test_a_value_that_json_cannot_hold_is_bad_input_of_its_column() -> None:
+    import numpy
+
+    for value in (object(), numpy.complex64(1)):
+        line = decode_line(encode_row({"id": numpy.int64(7), "x": value}))
+        assert isinstance(line, Unreadable)
+        assert (line.row, line.columns) == ({"id": 7}, ("x",))
+        assert line.error.startswith("column 'x': a value of type ")
 
 
 def test_bad_rows_of_a_program_keep_their_ids_and_end_as_bad_input(fs: Any, job_dir: Path) -> None:
@@ -196,15 +200,19 @@ def test_bad_rows_of_a_program_keep_their_ids_and_end_as_bad_input(fs: Any, job_
     assert "a row is a dict" in str(results[2].error)
 
 
-def test_a_table_may_lack_a_value_in_its_first_rows(fs: Any, job_dir: Path) -> None:
+def test_a_table_may_lack_a_value_in_its_first_rows(
+    fs: Any, job_dir: Path, frame: pandas.DataFrame
+) -> None:
     fs.set_script({"*": [ok("fine")]})
     write_job(job_dir, fs.url, input=None)
-    results = list(bagent.run("job.yaml", rows=FRAME.iloc[::-1], ordered=True))
+    results = list(bagent.run("job.yaml", rows=frame.iloc[::-1], ordered=True))
     assert [(r.id, r.error_kind) for r in results] == [(2, "template"), (1, None)]
 
 
 @pytest.mark.parametrize("some", ["rows.jsonl", {"id": 1}, 3])
 def test_what_cannot_be_rows_is_refused_at_once(some: Any) -> None:
+    import pandas
+
     with pytest.raises(UsageError, match="rows are a list of dicts or a table"):
         bagent.run("job.yaml", rows=some)
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
@@ -212,7 +220,9 @@ def test_what_cannot_be_rows_is_refused_at_once(some: Any) -> None:
         bagent.run("job.yaml", rows=twice)
 
 
-def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(fs: Any, job_dir: Path) -> None:
+def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(
+    fs: Any, job_dir: Path, frame: pandas.DataFrame
+) -> None:
     fs.set_script({"*": [ok("fine")]})
     (job_dir / "prompt.txt").write_text("{{ text }}")
     job = {
@@ -221,21 +231,21 @@ def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(fs: Any, job_dir: 
         "model": "m",
         "prompt": {"user": {"file": "prompt.txt"}},
     }
-    with bagent.run(job, rows=FRAME.head(1), ordered=True) as run:
+    with bagent.run(job, rows=frame.head(1), ordered=True) as run:
         results = list(run)
     assert [(r.id, r.text) for r in results] == [(1, "fine")]
     assert run.path is not None
     assert run.path.name == "from-dict"
     assert not list(job_dir.glob(".bagent-*"))
-    frame = bagent.open_run("from-dict").df()
+    results_frame = bagent.open_run("from-dict").df()
     assert "1 row: 1 ok" in str(run)
     assert repr(run) == "<run runs/from-dict: finished>"
-    merged = FRAME.merge(frame[["id", "status"]], on="id")
+    merged = frame.merge(results_frame[["id", "status"]], on="id")
     assert list(merged["status"]) == ["ok"]
     list(bagent.run(job | {"name": "mixed"}, rows=[{"id": n, "text": "t"} for n in (1, "01")]))
     assert [row["id"] for row in bagent.open_run("mixed").rows()] == ["1", "01"]
     with pytest.raises(UsageError, match=r"^job:.*did you mean model"):
-        list(bagent.run(job | {"modle": "x"}, rows=FRAME))
+        list(bagent.run(job | {"modle": "x"}, rows=frame))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

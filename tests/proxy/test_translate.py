@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import openai
 import pytest
 
 from bagent.backends.base import Timeouts
@@ -27,6 +26,8 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 def responses(urls, run, work, **config):
     """What ``work`` returns for a client of the proxy in front of ``urls``."""
+
+    import openai
 
     async def with_client(proxy, session):
         client = openai.AsyncOpenAI(base_url=proxy.url, api_key="x", max_retries=0)
@@ -91,6 +92,8 @@ def test_a_streamed_response_of_an_engine_with_chats_only(tmp_path):
     ],
 )
 def test_what_chats_have_no_form_for_is_refused_in_one_sentence(tmp_path, more, reason):
+    import openai
+
     async def work(client):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(**{"model": "m", "input": "id=r1", **more})

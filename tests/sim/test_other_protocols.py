@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import aiohttp
-import openai
 import pytest
 
 from bagent.backends.anthropic import read_message
@@ -18,6 +17,8 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 @pytest.fixture(scope="module")
 def client():
+    import openai
+
     with simulated("speedup=1000") as sim:
         yield openai.OpenAI(base_url=f"{sim.urls[0]}/v1", api_key="x", max_retries=0)
 
