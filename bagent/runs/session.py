@@ -121,9 +121,11 @@ class RunSession:
         ticker.add_done_callback(self._on_ticker_end)
         try:
             async with AsyncExitStack() as stack:
-                return await self._with_servers(stack)
+                try:
+                    return await self._with_servers(stack)
+                finally:
+                    ticker.cancel()  # all is counted; what the journal cannot write, `close` raises
         finally:
-            ticker.cancel()
             self._switch.close()
             if self._stdout is not None:
                 self._stdout.abandon()  # all is written, or there is no more time for it

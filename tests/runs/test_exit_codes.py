@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 import msgspec
 import pytest
 
+from bagent.runs.run_store import RunStore
+from bagent.runs.session import TICK_SECONDS, RunSession
 from bagent.store.lock import RunLock, owner_path
 from support.cli import Running, run_here
 from support.jobs import results_by_id, run_json, write_job
@@ -83,6 +86,23 @@ def test_a_stale_end_of_a_batch_job_and_a_short_deadline_let_rows_run(fs, job_di
     assert done.code == 0, done.err
     assert "SLURM_JOB_END_TIME names a time that is over" in done.err
     assert bagent([*RUN, "--deadline", "45s"]).code == 0
+
+
+def test_a_run_writes_and_shows_nothing_while_its_servers_stop(fs, job_dir, bagent, monkeypatch):
+    ticks, with_servers = [], RunSession._with_servers
+
+    async def stop_slowly():
+        monkeypatch.setattr(RunStore, "tick", lambda store: ticks.append(store))
+        await asyncio.sleep(2.5 * TICK_SECONDS)
+
+    async def with_slow_servers(session, stack):
+        stack.push_async_callback(stop_slowly)
+        return await with_servers(session, stack)
+
+    monkeypatch.setattr(RunSession, "_with_servers", with_slow_servers)
+    write_job(job_dir, fs.url, 1, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    assert ticks == []
 
 
 def test_more_hosts_than_the_hostfile_has_is_2_and_says_so(fs, job_dir, bagent):
