@@ -131,7 +131,8 @@ class LoadFeedback:
         last, self._last = self._last, load or self._last
         if load is not None and load.waiting is not None and load.running is not None:
             waiting = max(0, load.waiting - (load.deferred or 0) - largest_batch)
-            queue = self._judge_queue(load, load.running, waiting, in_flight)
+            most = _rows_that_fit(load, load.running, in_flight, several=not largest_batch)
+            queue = self._judge_queue(load.running, waiting, in_flight, most)
             cache = self._judge_cache(load, last, in_flight)
             self._verdict = queue if queue.action == "cut" or cache.action == "grow" else cache
             self._reported_at = now
@@ -144,19 +145,13 @@ class LoadFeedback:
             return cache
         return self._judge_latencies(now, in_flight)
 
-    def _judge_queue(
-        self, load: EngineLoad, running: int, waiting: int, in_flight: int
-    ) -> LoadVerdict:
+    def _judge_queue(self, running: int, waiting: int, in_flight: int, most: float) -> LoadVerdict:
         if not waiting:
             self._queued_polls = 0
             self._aims.clear()
             admitted = running >= USED_SHARE * in_flight
             return LoadVerdict(
-                "grow",
-                reported=True,
-                admitted=admitted,
-                in_flight=in_flight,
-                most=_rows_that_fit(load, in_flight),
+                "grow", reported=True, in_flight=in_flight, admitted=admitted, most=most
             )
         total = running + waiting
         # One address may stand for several engines, of which each poll meets another. So the aim
@@ -215,13 +210,15 @@ class LoadFeedback:
         return LoadVerdict("hold", slow.reason)
 
 
-def _rows_that_fit(load: EngineLoad, in_flight: int) -> float:
-    """Return how many own rows may be in flight before all rows fill ``KV_SHARE`` of the cache."""
-    running = load.running or 0
+def _rows_that_fit(load: EngineLoad, running: int, in_flight: int, *, several: bool) -> float:
+    """Return how many own rows may be in flight before all rows fill ``KV_SHARE`` of the cache.
+
+    ``several``: rows that the engine does not have are at others behind the same address, as each
+    has a request of its own. A batch also has rows that have ended, which are in no cache.
+    """
     if not running or not load.kv_usage:
         return math.inf
-    # What the engine does not have is at others behind the same address.
-    engines = max(1, in_flight // (running + (load.waiting or 0)))
+    engines = max(1, in_flight // (running + (load.waiting or 0))) if several else 1
     others = max(0, running - in_flight)
     return engines * KV_SHARE * running / load.kv_usage - others
 
