@@ -83,8 +83,10 @@ class Advice(msgspec.Struct, frozen=True):
     @property
     def piped(self) -> str:
         """What the same command needs besides, where its rows come from a pipe."""
-        from_pipe = "-" in base_command(self.command) and _PYTHON_OPTION not in self.command
-        return ", with the same rows on standard input," if from_pipe else ""
+        read = {("-i", "-"), ("--input", "-")}.intersection(pairwise(self.command))
+        from_pipe = read or "--input=-" in self.command or "-i-" in self.command
+        from_python = _PYTHON_OPTION in self.command
+        return ", with the same rows on standard input," if from_pipe and not from_python else ""
 
 
 def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -263,10 +263,13 @@ class RowRunner:
             if outcome.finished_at is None:
                 outcome.finished_at = round(unix(), 4)
         locations = self._journal.write_all(outcomes)
-        rows = [conversation.row for conversation, _ in ended]
-        self._emit(list(zip(outcomes, locations, rows, strict=True)))
-        for conversation, outcome in ended:
+        written = ended[: len(locations)]
+        rows = [conversation.row for conversation, _ in written]
+        self._emit(list(zip(outcomes, locations, rows, strict=False)))
+        for conversation, outcome in written:
             stop_reason = self._stop_rules.outcome(outcome, conversation)
             if stop_reason is not None and not self.stop_reason.done():
                 self.stop_reason.set_result(stop_reason)
+        if len(written) < len(ended):
+            self._journal.write_all(outcomes[len(written) :])  # raises what the disk refused
         return locations

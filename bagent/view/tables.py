@@ -16,8 +16,9 @@ import duckdb
 from bagent.duck import Setting, file_source
 from bagent.errors import BagentError, UsageError
 from bagent.report.queries import ReportDb
-from bagent.store.query import connect_tables, create_views, has_fresh_tables
+from bagent.store.query import connect_tables, create_views
 from bagent.store.run_dir import RunDir
+from bagent.store.tables.freshness import signatures
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -60,6 +61,14 @@ def files_stamp(run: RunDir) -> frozenset[tuple[str, int, int]]:
     return frozenset(stamp)
 
 
+def source_of(run: RunDir) -> Hashable:
+    """Return what the tables of a run are made of now: the run, its settings and journal."""
+    info = run.load_or_report(lambda _: None)
+    if info is None:
+        return files_stamp(run)
+    return info.created_at, frozenset(signatures(run.path, info).items())
+
+
 @contextmanager
 def stopped_after(connection: DuckDBPyConnection, seconds: float | None) -> Iterator[None]:
     """Interrupt the queries of a block once it has taken ``seconds``; None lets them run."""
@@ -83,6 +92,7 @@ class _OpenTables:
         self._users = 0
         self._retired = False
         self._lock = threading.Lock()
+        self.source = source_of(run)  # before they are made: what is written meanwhile is newer
         try:
             connected = connect_tables([run], report, settings=SETTINGS)
             self.connection, (self.folder,) = self._stack.enter_context(connected)
@@ -251,7 +261,8 @@ class RunTables:
         try:
             stamp = await asyncio.to_thread(files_stamp, self.run)
             if self._open is not None and (
-                stamp == self._stamp or await asyncio.to_thread(has_fresh_tables, self.run)
+                stamp == self._stamp
+                or await asyncio.to_thread(source_of, self.run) == self._open.source
             ):
                 self._stamp = stamp
                 return

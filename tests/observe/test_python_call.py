@@ -42,3 +42,13 @@ def test_failed_rows_are_sent_again_by_a_call() -> None:
     assert last.startswith(
         'call run(job, rows=rows, options=["--on-change", "continue", "--retry", "refused"]) again'
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "from_pipe"),
+    [("-i -", True), ("--input=-", True), ("-o -", False), ("-i rows.jsonl -o -", False)],
+)
+def test_advice_asks_for_the_rows_of_a_pipe_only_where_they_came_from_one(options, from_pipe):
+    command = ["bagent", "run", "job.yaml", *options.split()]
+    lines = dict(next_step(Advice(75, "job", "runs/job", command), {}))
+    assert ("standard input" in lines["advice"]) == from_pipe

@@ -86,7 +86,8 @@ class Bench:
     ) -> None:
         self.events: list[Any] = []
         self.outcomes: list[Outcome] = []
-        self.full = False
+        self.fits = 1000  # outcomes that the disk takes
+        self.emitted: list[Outcome] = []
         self.backend = Replies(self.events, replies or {})
         self.backend.limits = {"a": group}
         self.fleet = setup(
@@ -105,12 +106,13 @@ class Bench:
                 lambda location: self.outcomes[location], tuple, None, dedupe=True
             ),
             stop_rules=StopRules(canary=False, stop_after=None),
-            emit=lambda written: None,
+            emit=lambda written: self.emitted.extend(outcome for outcome, *_ in written),
         )
 
     def write_all(self, outcomes: Sequence[Outcome]) -> list[int]:
         """Write outcomes: the journal's method."""
-        if self.full:
+        outcomes = outcomes[: self.fits - len(self.outcomes)]
+        if not outcomes:
             raise WriteError("the disk is full")
         self.events.append(("write", *[outcome.row for outcome in outcomes]))
         self.outcomes += outcomes
@@ -162,10 +164,11 @@ async def test_equal_rows_wait_for_one_request_and_copy_its_answer():
 
 @on_jumping_clock
 async def test_an_outcome_that_cannot_be_written_stops_the_run():
-    bench = Bench()
-    bench.full = True
-    running = asyncio.ensure_future(bench.run(0, 1))
+    bench = Bench(limit=4, group=4)
+    bench.fits = 2
+    running = asyncio.ensure_future(bench.run(0, 1, 2, 3))
     assert isinstance(await bench.fleet.stopped, WriteError)
+    assert [outcome.row for outcome in bench.emitted] == [0, 1], "those that fitted are passed on"
     running.cancel()
     await bench.fleet.drain(0.0)
 

@@ -79,7 +79,8 @@ rows = [
 ]
 try:
     if sys.argv[2] == "together":
-        journal.write_all(rows)
+        written = journal.write_all(rows)
+        journal.write_all(rows[len(written):])
     else:
         for row in rows:
             journal.write(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import shutil
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from aiohttp import ClientPayloadError
 from bagent.backends.request import encode_payload
 from bagent.errors import UsageError
 from bagent.store.journal.journal import Journal
+from bagent.store.query import connect_tables, has_fresh_tables
 from bagent.store.run_dir import RunDir
 from bagent.view import catalog as view_catalog
 from bagent.view import tables as view_tables
@@ -182,7 +184,8 @@ async def test_an_ended_run_is_read_again_only_after_a_file_of_it_changed(tmp_pa
     reads: list[RunDir] = []
     describe = view_catalog.describe
     monkeypatch.setattr(view_catalog, "describe", lambda *a: reads.append(a[0]) or describe(*a))
-    monkeypatch.setattr(view_tables, "has_fresh_tables", lambda run: reads.append(run) or True)
+    source_of = view_tables.source_of
+    monkeypatch.setattr(view_tables, "source_of", lambda run: reads.append(run) or source_of(run))
     monkeypatch.setattr(view_tables, "SHORTEST_PAUSE", 0.0)
     viewed = ViewedRun(make_run(tmp_path / "job", [stored(0)]))
 
@@ -222,4 +225,24 @@ async def test_those_who_ask_the_same_at_once_wait_for_one_query(tmp_path):
         with pytest.raises(UsageError, match="no"):
             await tables.ask(fail, key="failing")
     assert asked == [1, 2, 2]
+    await tables.close()
+
+
+async def test_tables_that_the_run_itself_made_replace_the_open_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(view_tables, "SHORTEST_PAUSE", 0.0)
+    run = make_run(tmp_path / "job", [stored(0)])
+    tables = RunTables(run)
+
+    async def count() -> int:
+        tables.renew_if_due(running=False)
+        while tables._task is not None:
+            await asyncio.sleep(0.01)
+        return await tables.ask(lambda db: db.row("select count(*) as n from results")["n"], "n")
+
+    assert await count() == 1
+    shutil.rmtree(run.path)
+    make_run(tmp_path / "job", [stored(0), stored(1), stored(2)])
+    with connect_tables([run], print):
+        assert has_fresh_tables(run)
+    assert await count() == 3
     await tables.close()

@@ -121,10 +121,11 @@ class Journal:
         Secrets are masked in the errors of the outcomes themselves, which are also shown elsewhere.
 
         Returns:
-            the location of each, for :meth:`read_at`.
+            the location of each, for :meth:`read_at`; of fewer if the disk took only the first
+            lines: no part of the others remains, and the next write raises.
 
         Raises:
-            WriteError: not all lines could be written; no part of the others remains.
+            WriteError: no line could be written.
         """
         for outcome in outcomes:
             if outcome.error is not None:
@@ -170,15 +171,21 @@ class Journal:
         if self._failed is not None:
             raise self._fail(self._failed)
         try:
-            try:
-                return self._append(outcomes, lines)
-            except WriteError:
-                if len(lines) == 1:
-                    raise
-                pairs = zip(outcomes, lines, strict=True)
-                return [self._append([o], [line])[0] for o, line in pairs]  # some may fit
+            return self._append(outcomes, lines)
         except WriteError as error:
-            raise self._fail(error) from error.__cause__
+            if len(lines) == 1:
+                raise self._fail(error) from error.__cause__
+        locations: list[int] = []
+        for outcome, line in zip(outcomes, lines, strict=True):  # some may fit
+            try:
+                locations += self._append([outcome], [line])
+            except WriteError as error:
+                self._fail(error)
+                if not locations:
+                    raise
+                self._raised = False
+                break
+        return locations
 
     def _append(self, outcomes: Sequence[Outcome], lines: Sequence[bytes]) -> list[int]:
         """Write lines in one call and index them; return their locations."""
