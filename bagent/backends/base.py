@@ -51,6 +51,8 @@ class Exchange(msgspec.Struct):
     """The key was refused, and a newer one is there, which the next request uses."""
     connected: bool = True
     """False if no connection was made."""
+    withheld: bool = False
+    """It was not sent: the endpoint does not take such a group any more."""
     cut: bool = False
     """The response was truncated."""
     limits: RateLimits | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from bagent.backends.base import Exchange
 from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.clocks import unix
-from bagent.fleet.actions import Action, Complete
+from bagent.fleet.actions import Action, Complete, Retry
 from bagent.fleet.call import (
     Call,
     CallResult,
@@ -53,6 +53,9 @@ class ResultHandler:
 
     def handle(self, request: InFlightRequest, exchange: Exchange) -> list[Action]:
         """Record the results of a request; return what is to be done, in order."""
+        return self._take_back(request) if exchange.withheld else self._record(request, exchange)
+
+    def _record(self, request: InFlightRequest, exchange: Exchange) -> list[Action]:
         state, calls = request.state, request.calls
         group = f"{state.name}/{self._prefix}-{next(self._serial)}"
         if exchange.limits is not None:
@@ -93,6 +96,15 @@ class ResultHandler:
             for call, failure in failed:
                 actions += self._handle_failure(request, call, failure, exchange, delivery)
         return actions
+
+    def _take_back(self, request: InFlightRequest) -> list[Action]:
+        """Uncount a request that was not sent; return the retries of its calls."""
+        fleet, now = self._fleet, self._fleet.clock()
+        fleet.requests -= 1
+        for call in request.calls:
+            call.in_flight -= 1
+            call.attempts -= 1
+        return [Retry(call, now) for call in request.calls if not call.ended]
 
     def _count_replies(
         self, request: InFlightRequest, replies: Sequence[Reply], exchange: Exchange

@@ -162,7 +162,7 @@ async def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeS
 async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
     async with backend() as found:
         exchange = await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
-    assert exchange.learned
+    assert exchange.withheld and not exchange.connected
     assert exchange.status is None
     assert len(exchange.results) == 2
     assert vllm.requests == []

@@ -313,3 +313,21 @@ def test_the_rows_of_a_stop_before_an_edited_row_is_done_are_inexact():
             events=(Event(1, "edit", 1.0), Event(1, "int", 1.8)),
         )
     )
+
+
+def test_a_list_that_was_not_sent_is_no_attempt():
+    """Two servers refused lists at once: one that was formed for the second was never sent, and
+    counted as a request with an attempt of each of its rows."""
+    rows = [RowSpec(f"r{number}") for number in range(10)]
+    rows[2] = replace(rows[2], replies=("html",))
+    rows[7] = replace(rows[7], seconds=3.0)
+    rows[8] = replace(rows[8], text="x" * 3000, replies=("502",), seconds=3.0)
+    holds(
+        World(
+            seed=8041404,
+            job=JobSpec(kind="lists", retries=1, concurrency="auto"),
+            rows=tuple(rows),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+            events=(Event(1, "term", 1.0),),
+        )
+    )

@@ -309,7 +309,7 @@ class OpenAIBackend:
         groups, request = self._groups, group[0]
         way = groups.way(endpoint, request)
         if way is None:  # learned after the group was formed
-            exchange.learned = True
+            exchange.withheld, exchange.connected = True, False
             return Failure("overloaded", f"{endpoint.name} takes no such group any more", True)
         learned = groups.learned(endpoint, request) if way == "templated" else None
         writer = self._writer(endpoint, request, form)
