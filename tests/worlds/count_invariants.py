@@ -208,14 +208,16 @@ def attempts_are_numbered(history: History) -> Problems:
 
 @invariant_for("single", "schema", "lists")
 def an_outcome_is_written_at_once(history: History) -> Problems:
-    """A row ends in the moment in which its good answer comes, and names its line of the input."""
+    """A row ends in the moment in which its good answer comes, and names its line of the input. One
+    that failed ends with its last attempt: a process that woke up may have made it before."""
     for start in history.starts:
+        began = min(s.began for s in history.starts if s is start or (start.woken and s.suspended))
         disk = events_of(history, start.number) & DISK
         for row, result in new_results(history, start).items():
             line = row // history.world.job.answers + 1
             if (result["line"], result["source"]) != (line, "rows.jsonl"):
                 yield f"row {row}: line {result['line']} of {result['source']}"
-            if not start.began - 0.01 <= result["finished_at"] - EPOCH <= start.ended + 0.01:
+            if not began - 0.01 <= result["finished_at"] - EPOCH <= start.ended + 0.01:
                 yield f"row {row} ended at {result['finished_at'] - EPOCH}, not in its start"
             requests = sent_by_row(history, start.number).get(row, ())
             done = [sent.done for sent in requests if sent.done is not None and sent.status == 200]
@@ -258,7 +260,8 @@ def each_stage_is_counted(history: History) -> Problems:
 
 @invariant_for("single", "schema", "lists")
 def a_failure_is_that_of_its_last_attempt(history: History) -> Problems:
-    """A row that failed on servers has the kind of failure of its last attempt."""
+    """A row that failed on servers has the kind of failure of its last attempt. One whose prompt
+    was too long for a server waits for those that are down: their context may be longer."""
     if history.world.job.hedge != "off" or history.world.job.row_seconds is not None:
         return
     for start in history.starts:
@@ -271,8 +274,18 @@ def a_failure_is_that_of_its_last_attempt(history: History) -> Problems:
             kind = result["error_kind"]
             if row not in last or kind in (None, "schema", "truncated", "refused"):
                 continue
+            overflowed = last[row].get("error_kind") == "context_overflow"
+            if overflowed and kind == "connect" and _is_one_ill(history, last[row]["done"], result):
+                continue
             if last[row].get("error_kind") != kind:
                 yield f"start {start.number} row {row}: {kind}, last attempt {last[row]}"
+
+
+def _is_one_ill(history: History, since: float, result: Result) -> bool:
+    """Return whether a server was not well between a time and the end of a row."""
+    begin, end = since - EPOCH, result["finished_at"] - EPOCH
+    endpoints = range(len(history.world.endpoints))
+    return any(history.network.state_at(number, begin, end) for number in endpoints)
 
 
 @invariant

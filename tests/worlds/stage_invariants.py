@@ -93,6 +93,8 @@ def finished_results_stay(history: History) -> Problems:
             stage = result["stage"]
             if result["status"] != "ok" or failed & set(order[: order.index(stage)]):
                 continue
+            if result["parents_failed"]:
+                continue  # it was made with failures before it, which may be over
             if stage in failed and stage in ("reduce", "blackboard", "alpha", "beta"):
                 continue
             new = after.get(_key(result))
@@ -301,14 +303,15 @@ def stages_fail_for_a_reason(history: History) -> Problems:
 @invariant_for("stages")
 def nothing_fails_for_a_failure_that_is_over(history: History) -> Problems:
     """At the end a result that has nothing to ask about has a failure before it: once that came out
-    well, the stages after it are made anew."""
+    well, the stages after it are made anew. A vote counts a property of the answers, which an
+    accepted truncated one does not have."""
     start, order = history.starts[-1], _stages(history)
     if start.code not in (0, 1):
         return
     failed = {
         (result["stage"], row)
         for result in start.results
-        if is_failed(history, result)
+        if is_failed(history, result) or (result["stage"] == "sample" and result["status"] != "ok")
         for row in (result["row"], None)
     }
     for result in start.results:
