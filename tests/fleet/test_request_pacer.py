@@ -66,6 +66,19 @@ def test_the_rate_creeps_up_by_three_percent_a_second():
     assert pace.rate == pytest.approx(1.03 * rate, rel=0.01)
 
 
+def test_a_success_shortens_the_wait_that_had_begun():
+    """A server that had refused all for minutes got the second request 50 s after the first."""
+    pace = RequestPacer(None, 1000)
+    now = 0.0
+    for _ in range(12):
+        pace.on_refusal(now, now + 0.1, 7.0)
+        now += 0.1 + pace.wait(now + 0.1)
+    pace.start(now)
+    assert pace.wait(now) == pytest.approx(50.0)
+    pace.on_success(now + 2.0, now)
+    assert pace.wait(now + 2.0) == pytest.approx(24.0)
+
+
 def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
     pace = RequestPacer(None, 1000)
     now = 0.0

@@ -104,8 +104,11 @@ class RequestPacer:
         if sent > self._paused_at:
             self._strikes = 0
         if self._rate is not None:
-            step = min(self._rate, self.SEARCH) if self._searching else self.CREEP
-            self._rate = self._capped(self._rate + step)
+            before = self._rate
+            step = min(before, self.SEARCH) if self._searching else self.CREEP
+            self._rate = self._capped(before + step)
+            if self._next > now:  # the rest of the wait goes by the new rate
+                self._next = now + (self._next - now) * before / self._rate
 
     def on_other_failure(self) -> None:
         """Record that a request was accepted and failed for another reason than a limit."""
