@@ -293,7 +293,7 @@ class ProviderBatchScheduler:
         """Record a passing failure; return the seconds to wait.
 
         Args:
-            told: how long the server wants to be left alone, None where it did not say.
+            retry_after: seconds that the server asked for; None: it named none.
         """
         pause = self._pauses.get(record.label, FIRST_PAUSE)
         self._pauses[record.label] = min(MAX_PAUSE, 2 * pause)

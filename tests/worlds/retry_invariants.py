@@ -352,7 +352,8 @@ def slots_are_used(history: History) -> Problems:
 
 @invariant
 def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
-    """After the last fault of a server, a start needs no more than its work and a minute."""
+    """After the last fault of a server, a start needs no more than its work and a minute. The
+    pauses of a provider's batches double, so one may last as long as all before it."""
     world, start = history.world, history.starts[-1]
     if world.events or start.code not in (0, 1):
         return
@@ -360,6 +361,8 @@ def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
     if not windows or any(endpoint.capacity for endpoint in world.endpoints):
         return
     well = max(*windows, start.began)
+    if world.job.kind == "batches":
+        well += well - start.began
     if any("+3600" in reply for row in world.rows for reply in row.replies):
         well += 1.2 * LONGEST_RETRY_AFTER
     slow = (course.partition(":") for course in world.batches)
