@@ -324,12 +324,15 @@ def nothing_fails_for_a_failure_that_is_over(history: History) -> Problems:
 
 @invariant_for("stages")
 def stage_totals_agree(history: History) -> Problems:
-    """Exit code and summary count the rows of the last stage, and those that were dropped."""
+    """Exit code and summary count the rows of the last stage, and those that were dropped; the
+    summary counts the failures of all stages where no row reached the last one."""
     for start in history.starts:
         if start.code not in (0, 1) or start.ending is None:
             continue
         last = _last(history)
-        statuses = Counter(r["status"] for r in start.results if r["stage"] == last)
+        reached = [result for result in start.results if result["stage"] == last]
+        failures = [result for result in start.results if is_failed(history, result)]
+        statuses = Counter(result["status"] for result in reached or failures)
         totals = start.ending.snapshot.totals
         if dict(statuses) != {k: v for k, v in totals.by_status.items() if v}:
             yield f"start {start.number}: results {dict(statuses)}, summary {totals.by_status}"
