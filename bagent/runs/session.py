@@ -576,9 +576,11 @@ class RunSession:
             return RunTotals(
                 totals, live.repeats_pending, unread, changes, unmatched=unmatched, unit=unit
             )
-        if codes is None:
-            codes = self._plan.codes() if self._plan is not None else Counter()
-        dropped = self._plan.dropped() if self._plan is not None else {}
+        last = self._plan.codes() if self._plan is not None else Counter()
+        codes = last if codes is None else codes
+        # Where no row reached the last stage, the codes are those of all failures.
+        counted = bool(codes) and not last
+        dropped = self._plan.dropped() if self._plan is not None and not counted else {}
         return RunTotals(
             Totals.of(codes),
             changes=dict(codes),

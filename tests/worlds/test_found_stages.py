@@ -47,3 +47,18 @@ def test_rows_of_a_broadcast_respect_a_429():
             endpoints=(EndpointSpec(), EndpointSpec()),
         )
     )
+
+
+def test_rows_that_a_stage_left_out_fail_once():
+    """Where all rows failed before the last stage, each counted twice for ``allow_failures``."""
+    rows = (RowSpec("r0", replies=("overflow",), stage="answer"),)
+    history = play(
+        World(
+            seed=8051452,
+            job=JobSpec("stages", "judge", allow_failures=2),
+            rows=rows,
+            endpoints=(EndpointSpec(),),
+        )
+    )
+    assert problems(history) == []
+    assert history.starts[0].code == 0
