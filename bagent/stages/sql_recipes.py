@@ -28,19 +28,21 @@ def majority(stage: str, field: str | None = None) -> str:
     table = quoted(stage)
     return f"""\
 WITH votes AS (
-  SELECT id, {value(field)} AS winner, count(*) AS votes, min(answer) AS first
+  SELECT id, row, {value(field)} AS winner, count(*) AS votes, min(answer) AS first
   FROM {table} WHERE error_kind IS NULL AND {value(field)} IS NOT NULL GROUP BY ALL
 ), best AS (
-  SELECT * FROM votes QUALIFY row_number() OVER (PARTITION BY id ORDER BY votes DESC, first) = 1
+  SELECT * FROM votes
+  QUALIFY row_number() OVER (PARTITION BY id, row ORDER BY votes DESC, first) = 1
 ), totals AS (
-  SELECT id, min(row) AS row, count(*) AS answers,
-    count(*) FILTER (error_kind IS NOT NULL) AS failed
-  FROM {table} GROUP BY id
+  SELECT id, row, count(*) AS answers, count(*) FILTER (error_kind IS NOT NULL) AS failed
+  FROM {table} GROUP BY id, row
 )
-SELECT id, row, winner, coalesce(votes, 0) AS votes, answers, failed,
+SELECT totals.id, totals.row, winner, coalesce(votes, 0) AS votes, answers, failed,
   coalesce(votes, 0) / answers AS fraction,
   CASE WHEN winner IS NULL THEN 'none of ' || answers || ' answers can be counted' END AS error
-FROM totals LEFT JOIN best USING (id) ORDER BY row"""
+FROM totals LEFT JOIN best
+  ON totals.id IS NOT DISTINCT FROM best.id AND totals.row IS NOT DISTINCT FROM best.row
+ORDER BY totals.row"""
 
 
 def top_k(stage: str, field: str, k: int) -> str:
@@ -58,7 +60,7 @@ def best_of(stage: str, field: str) -> str:
     return f"""\
 SELECT id, row, answer, {score} AS score, output, text
 FROM {quoted(stage)} WHERE status = 'ok' AND isfinite({score})
-QUALIFY row_number() OVER (PARTITION BY id ORDER BY score DESC, answer) = 1
+QUALIFY row_number() OVER (PARTITION BY id, row ORDER BY score DESC, answer) = 1
 ORDER BY row"""
 
 

@@ -93,3 +93,22 @@ def test_the_queries_of_the_guide_can_be_asked():
     for query in queries:
         found = validate_query(query, [first], [])
         assert isinstance(found, QueryCheck) and found.columns, (query, found)
+
+
+@pytest.fixture
+def a_second_row_of_id_a(monkeypatch):
+    second = [("a", 7, answer, "ok", {"score": 1, "name": "three"}) for answer in range(3)]
+    monkeypatch.setattr(f"{__name__}.ROWS", [*ROWS, *second])
+
+
+def test_rows_of_one_id_vote_apart(a_second_row_of_id_a, ask):
+    majorities = [one.values for one in ask(sql_recipes.majority("s", "name"))]
+    assert [(one["id"], one["row"], one["votes"]) for one in majorities] == [
+        ("a", 0, 1),
+        ("b", 1, 2),
+        ("a", 7, 3),
+    ]
+    best = [
+        (one.values["row"], one.values["score"]) for one in ask(sql_recipes.best_of("s", "score"))
+    ]
+    assert best == [(0, 9.0), (1, 4.5), (7, 1.0)]

@@ -337,9 +337,7 @@ def stage_totals_agree(history: History) -> Problems:
         if dict(statuses) != {k: v for k, v in totals.by_status.items() if v}:
             yield f"start {start.number}: results {dict(statuses)}, summary {totals.by_status}"
         dropped = sum(start.ending.snapshot.dropped.values())
-        failed = dropped + sum(
-            is_failed(history, result) for result in start.results if result["stage"] == last
-        )
+        failed = dropped + sum(is_failed(history, result) for result in reached or failures)
         if (start.code == 1) != (failed > history.world.job.allow_failures):
             yield f"start {start.number}: {start.code}, {failed} failed: {dict(statuses)}"
 
