@@ -59,7 +59,10 @@ body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
     json.dumps(body).encode(),
-    {"Content-Type": "application/json"},
+    {
+        "Content-Type": "application/json",
+        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+    },
 )
 while True:
     urllib.request.urlopen(request).read()
