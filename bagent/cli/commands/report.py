@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,19 +14,11 @@ from bagent.cli import options as opt
 from bagent.cli.process import log
 from bagent.duck import Setting
 from bagent.errors import WriteError
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.report import ReportInfo
     from bagent.store.run_dir import RunDir
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import yaml
-from pydantic import BaseModel
-
-from bagent.job.redaction import mask_text
-from bagent.job.spec.job import Job
-from bagent.types import Json
 
 SETTINGS: dict[str, Setting] = {
     "memory_limit": "300MB",
@@ -33,6 +26,10 @@ SETTINGS: dict[str, Setting] = {
     "preserve_insertion_order": False,
 }
 """Settings of DuckDB, which uses the disk beyond that memory."""
+
+NOT_OWN = "not read, since you did not make this run here"
+NOT_KEPT = "what it held then is not kept"
+"""Why the page has no text of a file that a prompt names."""
 
 
 def report(
@@ -84,7 +81,6 @@ def report(
 
 
 def _about(run: RunDir) -> ReportInfo:
-    from bagent.cli.commands.report import NOT_KEPT, NOT_OWN, prompts_of, settings_of
     from bagent.report import EarlierJob, ReportInfo
     from bagent.report.answer_fields import property_names
     from bagent.runs.prompt_fields import names_in_prompts
@@ -126,10 +122,6 @@ def _about(run: RunDir) -> ReportInfo:
     )
 
 
-NOT_OWN = "not read, since you did not make this run here"
-NOT_KEPT = "what it held then is not kept"
-
-
 def prompts_of(job: Json, owner: str = "", *, unread: str = "") -> Iterator[tuple[str, str]]:
     """Yield the owner and the text of each prompt; files are read as they are now.
 
@@ -164,6 +156,10 @@ def _parts(prompt: Mapping[str, Json], owner: str, unread: str) -> Iterator[tupl
 
 def _title_and_text(part: Json, unread: str) -> tuple[str, str]:
     """Return the file of a text, empty where it is in the job, and the text."""
+    import yaml
+
+    from bagent.job.redaction import mask_text
+
     if not isinstance(part, Mapping):
         return "", "" if part is None else str(part)
     if isinstance(part.get("file"), str):
@@ -180,6 +176,11 @@ def _title_and_text(part: Json, unread: str) -> tuple[str, str]:
 
 def settings_of(job: Mapping[str, Json]) -> str:
     """Return the settings that differ from their defaults as YAML, without prompts."""
+    import yaml
+    from pydantic import BaseModel
+
+    from bagent.job.spec.job import Job
+
     defaults: dict[str, Json] = {}
     for name, field in Job.model_fields.items():
         value = None if field.is_required() else field.get_default(call_default_factory=True)
