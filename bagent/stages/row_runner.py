@@ -248,13 +248,17 @@ class RowRunner:
 
     def _without_replaced(self, ended: list[EndedRow]) -> tuple[list[EndedRow], list[EndedRow]]:
         """Return the rows whose outcomes are written, and those that other rows replace."""
-        is_replaced = self._is_replaced
-        if is_replaced is None:
+        if self._is_replaced is None:
             return ended, []
-        replaced = [entry for entry in ended if is_replaced(entry[1], entry[0].row)]
-        for conversation, _ in replaced:
-            self._stop_rules.discard(conversation)
-        return [entry for entry in ended if entry not in replaced], replaced
+        written: list[EndedRow] = []
+        replaced: list[EndedRow] = []
+        for conversation, outcome in ended:
+            if self._is_replaced(outcome, conversation.row):
+                self._stop_rules.discard(conversation)
+                replaced.append((conversation, outcome))
+            else:
+                written.append((conversation, outcome))
+        return written, replaced
 
     def _write(self, ended: list[EndedRow]) -> list[int]:
         """Write, pass on and count outcomes; return their locations."""
