@@ -329,7 +329,9 @@ class RunCounters:
             self.samples[sample.endpoint] = sample
 
     def outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Count finished (row, stage, answer)s, which must not be changed afterwards."""
+        """Count outcomes, which must not be changed afterwards; none leave all as it is."""
+        if not outcomes:
+            return
         self._last = now = self._clock()
         if now >= self._window.until:
             self._fold()

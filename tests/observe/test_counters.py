@@ -92,6 +92,15 @@ def test_a_copied_answer_costs_nothing_again(tally: RunCounters, make: Any) -> N
     assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
 
 
+def test_an_empty_list_of_outcomes_does_not_end_a_quiet_time(
+    tally: RunCounters, make: Any, clock: Any
+) -> None:
+    tally.outcomes([make.outcome(0)])
+    clock.now += 60
+    tally.outcomes([])
+    assert make.snapshot(tally).quiet_s == 60
+
+
 def test_the_recent_speed_forgets_what_is_older_than_30_s(
     tally: RunCounters, make: Any, clock: Any
 ) -> None:
