@@ -177,7 +177,7 @@ def split_reasoning(text: str) -> ReasoningSplit:
 def may_have_reasoning(text: str) -> bool:
     """Return whether a text has what begins a mark, or begins as a format without marks does.
 
-    Plain searches take a tenth of the time of the patterns.
+    The searches take much less time than the patterns.
     """
     return (
         "<" in text

@@ -48,7 +48,10 @@ class OutcomeLog(Protocol):
         ...
 
     def write_all(self, outcomes: Sequence[Outcome]) -> list[int]:
-        """Write outcomes and return their locations; raise WriteError."""
+        """Write outcomes and return their locations; raise WriteError if none could be written.
+
+        It returns fewer locations if only the first could be written, and the next call raises.
+        """
         ...
 
     def sync(self) -> None:
