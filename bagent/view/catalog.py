@@ -46,12 +46,6 @@ class ViewedRun:
         """Return the content of ``run.json``; empty if it is damaged."""
         return self.run.load_or_report(_ignore) or RunInfo(self.name)
 
-    @property
-    def last_stage(self) -> str | None:
-        """The last of several stages; None where there is one."""
-        stages = self.info().stages
-        return stages[-1] if len(stages) > 1 else None
-
 
 def _ignore(_: str) -> None:
     """Drop a message for a terminal."""

@@ -27,7 +27,9 @@ from bagent.report.queries import WEAK, ReportDb
 from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
+from bagent.store.run_dir import RunInfo
 from bagent.store.tables.schema import STATUSES
+from bagent.store.totals import last_stage_of
 from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs, word_diff
 from bagent.view.filters import NUMBER_SORT, TEXT_LENGTH, TEXT_SORT, FieldTest, RowFilter
@@ -110,20 +112,21 @@ class Handlers:
     async def answers(self, request: web.Request) -> web.Response:
         """Answer with the distributions of the answers, a part of the page of a run."""
         viewed = self._viewed(request)
-        stages, columns = viewed.info().stages, viewed.info().answer_columns
-        stage = request.query.get("stage") or viewed.last_stage
+        info = viewed.info()
+        stage = request.query.get("stage") or _last_stage(info)
+        names = answer_fields.property_names(info.answer_columns)
 
         def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
-            return answer_fields.profile_answers(db, stage, answer_fields.property_names(columns))
+            return answer_fields.profile_answers(db, stage, names)
 
         return _page(
             "answers.html",
             request,
             run=viewed,
             profiles=await viewed.tables.ask(profiles, key=("answers", stage)),
-            stages=stages,
+            stages=info.stages,
             stage=stage,
-            has_schema=bool(columns),
+            has_schema=bool(info.answer_columns),
             bar_filter=partial(_bar_filter, stage),
             missing_filter=partial(_missing_filter, stage),
         )
@@ -284,6 +287,12 @@ class Handlers:
         return self._catalog.find(request.match_info["run"])
 
 
+def _last_stage(info: RunInfo) -> str | None:
+    """Return the stage whose answers are the run's; None where there is one stage."""
+    last = last_stage_of(info)
+    return None if last is None else last.name
+
+
 def _overview(db: ReportDb) -> dict[str, Any]:
     down = overview.down_endpoints(db)
     return {
@@ -315,19 +324,24 @@ class _Finding(NamedTuple):
 
 def _find(viewed: ViewedRun, db: ReportDb) -> dict[str, list[_Finding]]:
     """Return what stands out by topic."""
+    info = viewed.info()
     alike = failures.causes(db)
-    names = answer_fields.property_names(viewed.info().answer_columns)
-    suspects = find_suspects(db, viewed.last_stage, names)
-    traits = Traits(db, _names_in_prompts(viewed), [suspect.condition for suspect in suspects])
+    last_stage = _last_stage(info)
+    suspects = find_suspects(db, last_stage, answer_fields.property_names(info.answer_columns))
+    in_prompt = names_in_prompts(info.job, files=viewed.run.is_own(info))
+    traits = Traits(db, in_prompt, [suspect.condition for suspect in suspects])
     shared = fields.shared_by_suspects(traits, suspects)
     doubtful = [
-        _Finding(suspect.message, f"What these rows share: {common}" * bool(common), query)
+        _Finding(
+            suspect.message,
+            f"What these rows share: {common}" if common else "",
+            _suspect_filter(suspect),
+        )
         for suspect, common in zip(suspects, shared, strict=True)
-        for query in [_suspect_filter(suspect)]
     ]
     if total := count_all(db, suspects):
         doubtful.append(_Finding(total))
-    several = len(viewed.info().stages) > 1
+    several = last_stage is not None
 
     def with_queries(findings: Sequence[fields.FieldFinding]) -> list[_Finding]:
         return [
@@ -340,12 +354,6 @@ def _find(viewed: ViewedRun, db: ReportDb) -> dict[str, list[_Finding]]:
         "Answers that may be wrong": doubtful,
         "Long answers": with_queries(fields.long_answers(traits)),
     }
-
-
-def _names_in_prompts(viewed: ViewedRun) -> frozenset[str] | None:
-    """Return the names that the prompts use; None where they are not known."""
-    info = viewed.info()
-    return names_in_prompts(info.job, files=viewed.run.is_own(info))
 
 
 def _prompt_and_transcript(viewed: ViewedRun, details: RowDetails) -> tuple[Any, Any]:
