@@ -28,6 +28,13 @@ from support.stored_runs import make_run, stored
 from support.viewed_runs import TOKEN, viewing, words
 
 
+async def renew(tables: RunTables) -> None:
+    """Let tables of an ended run be renewed, if they are due, to the end."""
+    tables.renew_if_due(running=False)
+    while tables._task is not None:
+        await asyncio.sleep(0.01)
+
+
 async def test_tables_retired_before_a_query_begins_stay_open_for_it(tmp_path, monkeypatch):
     tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
     assert await tables.ready()
@@ -173,9 +180,11 @@ async def test_the_page_of_a_run_does_not_wait_for_its_tables(tmp_path, monkeypa
     make_run(tmp_path / "job", [stored(0), stored(1, status="failed", error_kind="rejected")])
     async with viewing(tmp_path) as viewer:
         part = asyncio.create_task(viewer.page("overview"))
-        page = words(await viewer.page(""))
-        assert not part.done()
-        make.set()
+        try:
+            page = words(await asyncio.wait_for(viewer.page(""), 20))
+            assert not part.done()
+        finally:
+            make.set()
         assert "1 ok 50 % 1 failed 50 %" in page
         assert "Why rows failed 1 row 50 % rejected" in words(await part)
 
@@ -192,9 +201,7 @@ async def test_an_ended_run_is_read_again_only_after_a_file_of_it_changed(tmp_pa
     async def look() -> int:
         reads.clear()
         state = viewed.state()
-        viewed.tables.renew_if_due(running=False)
-        while viewed.tables._task is not None:
-            await asyncio.sleep(0.01)
+        await renew(viewed.tables)
         assert state["ok"] == 1
         return len(reads)
 
@@ -234,9 +241,7 @@ async def test_tables_that_the_run_itself_made_replace_the_open_ones(tmp_path, m
     tables = RunTables(run)
 
     async def count() -> int:
-        tables.renew_if_due(running=False)
-        while tables._task is not None:
-            await asyncio.sleep(0.01)
+        await renew(tables)
         return await tables.ask(lambda db: db.row("select count(*) as n from results")["n"], "n")
 
     assert await count() == 1
