@@ -132,8 +132,10 @@ class BatchBuilder:
             yield from batch_items(self.files(record))
 
     def loaded_requests(self) -> Iterator[tuple[str, int, BatchItem]]:
-        """Yield the requests in this part's batches of earlier processes: batch label, line number
-        and row."""
+        """Yield the requests in this part's batches of earlier processes.
+
+        Each comes as the label of its batch, the number of its line, and its row.
+        """
         for record, _ in self._loaded:
             files = self.files(record)
             if record.part != self._part or not files.rows.exists():

@@ -33,9 +33,11 @@ class Delivery(msgspec.Struct, gc=False):
     sent: float
     done: float
     started_at: float = 0.0
+    """``sent``, rounded for outcomes; computed like the next two."""
     finished_at: float = 0.0
+    """``done``, rounded for outcomes."""
     latency_ms: float = 0.0
-    """The same times as outcomes have them."""
+    """Milliseconds between them."""
 
     def __post_init__(self) -> None:
         # Twice as fast as `round` with decimals, and the same for times.

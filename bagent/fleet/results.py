@@ -98,7 +98,7 @@ class ResultHandler:
         return actions
 
     def _take_back(self, request: InFlightRequest) -> list[Action]:
-        """Uncount a request that was not sent; return the retries of its calls."""
+        """Undo the counts of a request that was not sent; return the retries of its calls."""
         fleet, now = self._fleet, self._fleet.clock()
         fleet.requests -= 1
         for call in request.calls:

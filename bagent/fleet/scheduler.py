@@ -231,8 +231,10 @@ class BatchScheduler:
         return batch
 
     def _without_better(self, state: EndpointState, size: BatchSize) -> BatchSize:
-        """Return ``size``, but 0 for calls that should go to another usable endpoint: one that has
-        not failed them, or any if ``state`` has failed them last."""
+        """Return ``size``, but 0 for calls that should go to another usable endpoint.
+
+        That is one that has not failed them, or any if ``state`` has failed them last.
+        """
         states = self._fleet.endpoints.states
 
         def without_better(call: Call) -> int:

@@ -124,7 +124,7 @@ class RunSession:
                 try:
                     return await self._with_servers(stack)
                 finally:
-                    ticker.cancel()  # all is counted; what the journal cannot write, `close` raises
+                    ticker.cancel()  # all is counted; `close` raises what the journal cannot write
         finally:
             self._switch.close()
             if self._stdout is not None:
@@ -417,7 +417,7 @@ class RunSession:
             await fleet.drain(0.0)
 
     async def _tick_forever(self) -> None:
-        """Look at what no event reports, from the wait for servers on."""
+        """Poll what no event reports; this begins before servers are awaited."""
         interval = min(self._progress.interval_s, PROGRESS_INTERVAL_S) - TICK_SECONDS / 2
         due = 0.0
         while True:

@@ -278,5 +278,5 @@ class RowRunner:
             if stop_reason is not None and not self.stop_reason.done():
                 self.stop_reason.set_result(stop_reason)
         if len(written) < len(ended):
-            self._journal.write_all(outcomes[len(written) :])  # raises what the disk refused
+            self._journal.write_all(outcomes[len(written) :])  # raises the error of the disk
         return locations

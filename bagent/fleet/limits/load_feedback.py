@@ -213,8 +213,9 @@ class LoadFeedback:
 def _rows_that_fit(load: EngineLoad, running: int, in_flight: int, *, several: bool) -> float:
     """Return how many own rows may be in flight before all rows fill ``KV_SHARE`` of the cache.
 
-    ``several``: rows that the engine does not have are at others behind the same address, as each
-    has a request of its own. A batch also has rows that have ended, which are in no cache.
+    With ``several`` each row has a request of its own. Rows that the engine does not report are
+    then at other engines behind the same address. In a batch they may also have ended, and use no
+    cache.
     """
     if not running or not load.kv_usage:
         return math.inf
