@@ -260,7 +260,7 @@ def _bar(start: float, end: float, rows: int, *, whole: bool, far: bool) -> Fiel
 
 
 def _without_far_ends(low: float, high: float, ends: list[float] | None) -> tuple[float, float]:
-    """Return the range that the bins divide; numbers beyond it are in the outermost bins.
+    """Return the range that the bins divide; what lies beyond has a bin at each end.
 
     It ends at the outermost hundredths where they are far from the others.
     """
