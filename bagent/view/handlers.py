@@ -274,7 +274,8 @@ class Handlers:
             )
         first, second = [self._catalog.find(name) for name in names]
         for viewed in (first, second):
-            await viewed.tables.ready()
+            if not await viewed.tables.ready():
+                raise UsageError(f"{viewed.name}: {viewed.tables.problem or 'no tables yet'}")
         after = RowKey.parse(request.query.get("after", ""))
         only = request.query.get("only", "different")
         with first.tables.results_file() as file_a, second.tables.results_file() as file_b:

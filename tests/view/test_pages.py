@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from bagent.errors import WriteError
 from bagent.report.overview import costs, throughput
 from bagent.report.queries import ReportDb
 from bagent.rows import RowsConfig, open_rows
 from bagent.store.journal.journal import Journal
+from bagent.store.query import connect_tables
 from bagent.types import Outcome
 from bagent.view.handlers import live_values
 from support.agent_jobs import agent_job, calls
@@ -401,6 +403,20 @@ async def test_two_runs_are_compared_word_by_word(two_runs):
     assert "a blue house" in page
     assert 2 < page.count("at first") < 40  # the beginning of both is left out
     assert "a <del>red</del><ins>blue</ins> house" in row
+
+
+async def test_a_comparison_names_the_run_whose_tables_cannot_be_made(tmp_path, monkeypatch):
+    def connect(runs, *args, **options):
+        if runs[0].path.name == "two":
+            raise WriteError("the disk is full")
+        return connect_tables(runs, *args, **options)
+
+    monkeypatch.setattr("bagent.view.tables.connect_tables", connect)
+    for name in ("one", "two"):
+        make_run(tmp_path / name, [stored(0)])
+    async with viewing(tmp_path) as viewer:
+        page = await viewer.text("compare", ("a", "one"), ("b", "two"), status=400)
+    assert "two: the disk is full" in words(read(page))
 
 
 async def test_a_new_start_streams_its_state_and_renews_the_tables(tmp_path, monkeypatch):
