@@ -76,7 +76,7 @@ class LiveTotals:
     def take_back_unit(self, unit: int) -> None:
         """Stop counting a unit, whose row was edited or has left the input."""
         if not self._replace(unit) and self._has(unit) and unit not in self._ok_replaced:
-            if self._units and self._find(unit) is not None:
+            if self.failed_earlier(unit):
                 return
             self._ok_replaced.add(unit)
             self.changes[OK_CODE] -= 1
