@@ -24,12 +24,9 @@ from worlds.evidence import (
     sent_in,
     unit_of,
 )
-from worlds.network import ANSWER_USD, USED, Sent, base_kind
+from worlds.network import ANSWER_TOKENS, ANSWER_USD, PROMPT_TOKENS, USED, Sent, base_kind
 from worlds.play import History, Start
 from worlds.stages import TOPOLOGIES
-
-PROMPT_TOKENS, ANSWER_TOKENS = 10, 5
-"""What a server counts for one answer."""
 
 Result = dict[str, Any]
 
@@ -47,7 +44,7 @@ def tokens_are_those_of_the_servers(history: History) -> Problems:
             unclear = "usage" in history.world.units[row].replies
             if unclear or any(_is_unclear(sent) for sent in requests):
                 continue
-            prompt, answer = (number * len(used) or None for number in (10, 5))
+            prompt, answer = (n * len(used) or None for n in (PROMPT_TOKENS, ANSWER_TOKENS))
             counts = result["prompt_tokens"], result["completion_tokens"]
             replies = [sent.reply for sent in requests]
             if counts != (prompt, answer):

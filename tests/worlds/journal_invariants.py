@@ -30,7 +30,7 @@ def current_lines(start: Start) -> list[Record]:
         unit = record["key"], record["stage"], record.get("answer", 0)
         if record["status"] == "void":
             current.pop(unit, None)
-        elif current.get(unit, record)["status"] != "ok" or unit not in current:
+        elif unit not in current or current[unit]["status"] != "ok":
             current[unit] = record
     return list(current.values())
 

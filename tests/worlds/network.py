@@ -21,7 +21,9 @@ MODEL = "world-model"
 KEY = "sk-world-secret-0123456789"
 MAX_TOKENS = 64
 """Tokens that an answer may have."""
-ANSWER_USD = 5.0
+PROMPT_TOKENS, ANSWER_TOKENS = 10, 5
+"""What a server counts for one prompt and its answer."""
+ANSWER_USD = float(ANSWER_TOKENS)
 """What an answer costs in worlds with a budget: a dollar for each of its tokens."""
 DELAY = 0.001
 """Seconds for which bytes travel."""
@@ -556,14 +558,18 @@ def _list_body(request: dict[str, Any], sent: Sent) -> bytes:
         )
     ]
     body = {"id": "c1", "object": "text_completion", "model": MODEL, "choices": choices}
-    usage = {"prompt_tokens": 10 * len(choices), "completion_tokens": 5 * len(choices)}
-    return msgspec.json.encode({**body, "usage": usage})
+    return msgspec.json.encode({**body, "usage": _counts(len(choices))})
 
 
 def _usage(kind: str) -> Any:
     if kind == "usage":
         return {"prompt_tokens": -5, "completion_tokens": 10**30, "total_tokens": "many"}
-    return {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    return _counts(1)
+
+
+def _counts(answers: int) -> dict[str, int]:
+    prompt, answer = PROMPT_TOKENS * answers, ANSWER_TOKENS * answers
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 def _stream(body: dict[str, Any]) -> tuple[bytes, int]:

@@ -16,6 +16,7 @@ from worlds.evidence import (
 )
 from worlds.network import Sent, base_kind
 from worlds.play import History, Start
+from worlds.retry_invariants import LONGEST_RETRY_AFTER
 
 LONGEST_IDLE = 20.0
 """Seconds for which a server has nothing to do at most, while a row waits."""
@@ -28,8 +29,6 @@ LONGEST_BACKOFF = 62.0
 
 LONGEST_PAUSE = 75.0
 """Seconds in which nothing is sent at most, while a server is well."""
-
-LONGEST_RETRY_AFTER = 120.0
 
 Span = tuple[float, float]
 
