@@ -30,7 +30,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     """Results that the rows of this part need, finished or not."""
 
     rows_per_s: float | None = None
-    """The speed that displays show; None where nothing remains, or it counts several stages."""
+    """The speed that displays show; None where nothing remains, or the job has stages."""
 
 
 class ProgressFile:
