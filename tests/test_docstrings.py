@@ -53,9 +53,10 @@ def test_the_docstring_of_a_package_lists_no_module_that_is_gone() -> None:
 
 
 def listed(text: str) -> set[str]:
-    """The names in the first column of the lines ``name, name   what it is``."""
-    heads = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\w", text, re.MULTILINE)
-    return {name for head in heads for name in head.split(", ")}
+    """The names in a line such as ``name, other   what they are``, or in a list of quoted names."""
+    columns = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\w", text, re.MULTILINE)
+    items = re.findall(r"(?:^- |; )(``[a-z_]+``(?:, ``[a-z_]+``)*):", text, re.MULTILINE)
+    return {name.strip("`") for head in columns + items for name in head.split(", ")}
 
 
 def test_what_is_silent_is_found_by_name_and_private_names_may_be() -> None:
