@@ -74,8 +74,8 @@ def _reason(
             hint="raise the quota or change the key",
         )
     if fault.status is None and fault.kind == "connect" and fault.passing:
-        which = "the endpoint does" if single else f"all {len(states)} endpoints do"
-        return StoppedEarly(f"{which} not answer since {seconds:.0f} s: {fault.message}")
+        nobody = "the endpoint has not" if single else f"none of {len(states)} endpoints has"
+        return StoppedEarly(f"{nobody} answered for {seconds:.0f} s: {fault.message}")
     which = "the endpoint has" if single else f"all {len(states)} endpoints have"
     message = f"{which} served nothing for {seconds:.0f} s: {fault.message}"
     if passing is not None:

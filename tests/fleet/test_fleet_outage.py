@@ -80,7 +80,7 @@ async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     feeding.cancel()
     seconds = asyncio.get_running_loop().time() - 1000
     assert isinstance(reason, StoppedEarly)
-    assert str(reason).startswith("all 2 endpoints do not answer since 12")
+    assert str(reason).startswith("none of 2 endpoints has answered for 12")
     assert "connection refused" in str(reason)
     assert 120 <= seconds <= 160
     assert s.recorder.ended_at == {}

@@ -36,13 +36,13 @@ def out(*faults, served=True):
 @pytest.mark.parametrize(
     ("faults", "served", "seconds", "kind", "words"),
     [
-        ([GONE, GONE], True, 120, StoppedEarly, "all 2 endpoints do not answer since 120 s: "),
-        ([GONE], False, 120, StoppedEarly, "the endpoint does not answer since 120 s: cannot"),
+        ([GONE, GONE], True, 120, StoppedEarly, "none of 2 endpoints has answered for 120 s: "),
+        ([GONE], False, 120, StoppedEarly, "the endpoint has not answered for 120 s: cannot"),
         ([BROKEN], True, 120, StoppedEarly, "the endpoint has served nothing for 120 s: HTTP 500"),
         ([BROKEN], False, 10, StoppedEarly, "the endpoint has served nothing for 10 s: HTTP 500"),
         ([NO_MODEL], True, 30, NeedsPerson, "the endpoint has served nothing for 30 s: HTTP 404"),
         ([NO_KEY, NO_MODEL], False, 3, NeedsPerson, "all 2 endpoints have served nothing for 3 s"),
-        ([NO_KEY, GONE], True, 120, StoppedEarly, "all 2 endpoints do not answer since 120 s"),
+        ([NO_KEY, GONE], True, 120, StoppedEarly, "none of 2 endpoints has answered for 120 s"),
         (
             [NO_MONEY],
             True,
