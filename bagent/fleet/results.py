@@ -101,6 +101,7 @@ class ResultHandler:
         """Undo the counts of a request that was not sent; return the retries of its calls."""
         fleet, now = self._fleet, self._fleet.clock()
         fleet.requests -= 1
+        request.state.account.cancel(now, request.started, request.tokens)
         for call in request.calls:
             call.in_flight -= 1
             call.attempts -= 1

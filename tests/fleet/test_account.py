@@ -78,6 +78,14 @@ def test_less_used_than_reserved_is_given_back_and_more_is_owed():
     assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
 
 
+def test_a_request_that_was_not_sent_takes_nothing_of_the_limits():
+    account = Account(60, 6000, 120)
+    account.start(0.0, TokenUse(120))
+    assert account.wait(0.0, 100) > 1.0
+    account.cancel(0.0, 0.0, TokenUse(120))
+    assert account.wait(0.0, 120) == 0.0
+
+
 def test_requests_per_minute_and_tokens_per_minute_hold_together():
     account = Account(60, 6000, 120)
     account.start(0.0, TokenUse(10))

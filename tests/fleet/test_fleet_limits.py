@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-from bagent.backends.base import Timeouts
+from bagent.backends.base import Exchange, Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.retry import RetryPolicy
+from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
@@ -176,3 +177,23 @@ async def test_nothing_is_sent_after_draining_began():
     await asyncio.sleep(60)
     assert [row for _, _, row in s.backend.sent] == [0]
     assert list(s.recorder.ended_at) == [0]
+
+
+@on_jumping_clock
+async def test_a_group_that_is_withheld_goes_again_at_once_and_takes_no_share_of_the_rate():
+    s = setup({"a": always()}, limits={"a": 2}, per_minute=60.0)
+    send, withheld = s.backend.send, []
+
+    async def withhold_first(endpoint, group, timeouts):
+        if withheld:
+            return await send(endpoint, group, timeouts)
+        withheld.extend(group)
+        failure = Failure("overloaded", "takes no such group any more", passing=True)
+        return Exchange([failure] * len(group), sent=0.0, withheld=True, connected=False)
+
+    s.backend.send = withhold_first
+    began = asyncio.get_running_loop().time()
+    s.submit(0, 1)
+    await s.fleet.wait_idle()
+    assert withheld and [at - began for at in s.backend.times(0)] == [pytest.approx(0.0, abs=0.01)]
+    assert sorted(s.recorder.replies) == [0, 1]

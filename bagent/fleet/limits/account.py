@@ -317,6 +317,11 @@ class Account:
             )
         return self._started
 
+    def cancel(self, now: float, sent: float, tokens: TokenUse) -> None:
+        """Release what was reserved for a request that started at ``sent`` and was not sent."""
+        self._pacer.cancel()
+        self._settle(now, sent, tokens.total, 0)
+
     def update_limits(
         self,
         at: float,

@@ -97,6 +97,11 @@ class RequestPacer:
             on_time = gap < self.LATE and now - self._next < self.LATE
             self._next = (self._next if on_time else max(now, self._next)) + gap
 
+    def cancel(self) -> None:
+        """Undo the start of a request that was not sent."""
+        if self._rate:
+            self._next -= 1 / self._rate
+
     def on_success(self, now: float, sent: float) -> None:
         """Record that a request sent at ``sent`` was answered well."""
         self._served.append(now)
