@@ -203,7 +203,7 @@ class BatchRows:
             outcome.finished_at = round(self.now(), 4)
         location = tools.journal.write(outcome)
         tools.emit([(outcome, location, conversation.row)])
-        advice = tools.guards.outcome(outcome)
+        advice = tools.guards.ended([(None, outcome)])
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
         tools.sharing.finished(conversation, outcome, location)

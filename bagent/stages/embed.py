@@ -202,7 +202,7 @@ class EmbedStage(RowStage):
 
     def _end(self, item: StageRow, slot: Slot, outcome: Outcome, row: Row | None = None) -> None:
         location = self._context.results.write(outcome, row or item.row)
-        stop_reason: StopReason | None = self._stop_rules.outcome(outcome)
+        stop_reason: StopReason | None = self._stop_rules.ended([(None, outcome)])
         if stop_reason is not None:
             self._context.stop(stop_reason)
         slot.fill(stage_item(item, item.row, outcome, location))

@@ -273,10 +273,9 @@ class RowRunner:
         written = ended[: len(locations)]
         rows = [conversation.row for conversation, _ in written]
         self._emit(list(zip(outcomes, locations, rows, strict=False)))
-        for conversation, outcome in written:
-            stop_reason = self._stop_rules.outcome(outcome, conversation)
-            if stop_reason is not None and not self.stop_reason.done():
-                self.stop_reason.set_result(stop_reason)
+        stop_reason = self._stop_rules.ended(written)
+        if stop_reason is not None and not self.stop_reason.done():
+            self.stop_reason.set_result(stop_reason)
         if len(written) < len(ended):
             self._journal.write_all(outcomes[len(written) :])  # raises the error of the disk
         return locations

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
 from bagent.backends.request import Request, requested_model
+from bagent.observe.formatting import counted
 from bagent.types import PASSING_KINDS, Outcome
 
 ALIKE = 50
@@ -126,26 +127,41 @@ class StopRules:
         if self._early is not None:
             self._early.discard(row)
 
-    def outcome(self, outcome: Outcome, row: Hashable = None) -> StopReason | None:
-        """Count one finished row; ``row`` is the argument of :meth:`begin`."""
-        self._done += 1
-        kind = outcome.error_kind
-        if outcome.status != "ok" and outcome.failed:
-            self._failed += 1
-        if kind == "budget":
+    def ended(self, rows: Iterable[tuple[Hashable, Outcome]]) -> StopReason | None:
+        """Count rows that ended together, as those of one list do; return the reason to stop.
+
+        Each outcome comes with the argument of :meth:`begin`, or None. Those that were served
+        count first, so that alike failures of the others are not taken for those of all.
+        """
+        reason, alike = None, None
+        for row, outcome in sorted(rows, key=_is_failure):
+            self._done += 1
+            self._failed += _is_failure((row, outcome))
+            reason = reason or self._limit_reached(outcome)
+            if self._early is not None:
+                streak = self._early.outcome(outcome, row)
+                alike = alike or streak
+        if reason is not None or alike is None:
+            return reason
+        ok = counted(self._done - self._failed, "row")
+        return StopReason(
+            f"{alike}; {ok} ok, {self._failed} not ok in this start",
+            "remove the cause, or let the run go on with --no-canary",
+        )
+
+    def _limit_reached(self, outcome: Outcome) -> StopReason | None:
+        if outcome.error_kind == "budget":
             return StopReason(
                 f"the account can not pay: {outcome.error}", "raise the quota or change the key"
             )
         if self._stop_after is not None and self._failed >= self._stop_after:
             return StopReason(
-                f"{self._failed} rows failed (limits.stop_after_failures);"
+                f"{counted(self._failed, 'row')} failed (limits.stop_after_failures);"
                 f" the last: {outcome.error}",
                 "look at the failures, then raise the limit or remove the cause",
             )
-        wrong = None if self._early is None else self._early.outcome(outcome, row)
-        if wrong is None:
-            return None
-        counts = f"{self._done - self._failed} rows ok, {self._failed} not ok in this start"
-        return StopReason(
-            f"{wrong}; {counts}", "remove the cause, or let the run go on with --no-canary"
-        )
+        return None
+
+
+def _is_failure(ended: tuple[Hashable, Outcome]) -> bool:
+    return ended[1].status != "ok" and ended[1].failed

@@ -38,7 +38,7 @@ def run(rows: Rows, ends: Callable[[int], float] = lambda number: 0.0) -> tuple[
         open_rows.remove(number)
         kind, endpoint, _ = rows[number]
         failed += kind != "ok"
-        advice = guards.outcome(outcome(number, kind, endpoint), number)
+        advice = guards.ended([(number, outcome(number, kind, endpoint))])
         if isinstance(advice, StopReason):
             return failed, advice.reason
     return -1, ""
@@ -100,3 +100,17 @@ def test_a_run_stops_where_servers_refuse_row_after_row_alike(rows, failed, word
 def test_rows_that_are_bad_themselves_stop_no_run(rows):
     assert run(rows) == (-1, "")
     assert run(rows, ok_rows_take_longer(rows)) == (-1, "")
+
+
+@pytest.mark.parametrize("kind", ["rejected", "schema"])
+@pytest.mark.parametrize("served", [0, 30, 63])
+def test_a_list_with_one_ok_row_is_not_said_to_have_failed_as_a_whole(served, kind):
+    guards = StopRules(canary=True, stop_after=None)
+    rows = [(n, outcome(n, "ok" if n == served else kind, "e0")) for n in range(64)]
+    reason = guards.ended(rows)
+    if kind == "schema":  # the rows' own fault: others were served
+        assert reason is None
+    else:
+        assert reason is not None
+        assert "the last 50 rows that servers answered failed alike" in reason.reason
+        assert "; 1 row ok, 63 not ok in this start" in reason.reason
