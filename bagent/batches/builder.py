@@ -10,12 +10,10 @@ import msgspec
 from bagent.backends.request import Request
 from bagent.batches.files import (
     FOLDER,
-    BatchFileReader,
     BatchFiles,
     BatchFileWriter,
     BatchItem,
     batch_items,
-    batch_units,
 )
 from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_parts, ledger_path, read_ledger
 from bagent.batches.service import BatchService
@@ -27,6 +25,10 @@ MAX_OPEN = 16
 """Open batches: rows of a batch file may name any number of models."""
 
 _BITS = 24
+
+LoadedItem = Callable[[str | None, int, BatchItem], None]
+"""Takes an item of an earlier process: the label of its batch, the number of its line, and the item
+itself. The label is None for what no later row may copy: a copy, or an item of another part."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
@@ -82,8 +84,8 @@ class BatchBuilder:
 
     # --- what an earlier process left -------------------------------------------------------------
 
-    def load(self, report: Report) -> None:
-        """Read the ledgers, and which rows their batches hold.
+    def load(self, report: Report, on_item: LoadedItem | None = None) -> None:
+        """Read the ledgers, and which rows their batches hold; ``on_item`` takes each row.
 
         The first part takes over the batches of another division of the rows.
 
@@ -99,21 +101,25 @@ class BatchBuilder:
                 self.ledgers[part] = Ledger(self._run_dir, part, report)
             else:
                 for record in read_ledger(ledger_path(self._run_dir, part), report).values():
-                    self._load_units(record, report)
+                    self._load_items(record, report, on_item)
         for ledger in self.ledgers.values():
             for record in ledger.live:
-                self._load_units(record, report)
+                self._load_items(record, report, on_item)
         self._next = self.ledgers[self._part].next_number()
         self._remove_strays()
 
-    def _load_units(self, record: BatchRecord, report: Report) -> None:
+    def _load_items(self, record: BatchRecord, report: Report, on_item: LoadedItem | None) -> None:
         if record.state not in LIVE:
             return
         files = self.files(record)
         if files.copies.exists():
             mend_tail(files.copies, report)
         units = UnitSet(record.rows)
-        units.add_all(batch_units(files, self._stage))
+        own = record.part == self._part
+        for number, item in batch_items(files):
+            units.add_all((item.unit(self._stage),))
+            if on_item is not None:
+                on_item(record.label if own and item.of is None else None, number, item)
         units.settle()
         self._loaded.append((record, units))
 
@@ -125,27 +131,6 @@ class BatchBuilder:
             label = path.name.partition(".")[0]
             if label not in live:
                 BatchFiles(self._run_dir, label).remove()
-
-    def loaded_items(self) -> Iterator[BatchItem]:
-        """Yield the rows in batches of earlier processes."""
-        for record, _ in self._loaded:
-            yield from batch_items(self.files(record))
-
-    def loaded_requests(self) -> Iterator[tuple[str, int, BatchItem]]:
-        """Yield the requests in this part's batches of earlier processes.
-
-        Each comes as the label of its batch, the number of its line, and its row.
-        """
-        for record, _ in self._loaded:
-            files = self.files(record)
-            if record.part != self._part or not files.rows.exists():
-                continue
-            reader = BatchFileReader(files)
-            try:
-                for number in range(len(reader)):
-                    yield record.label, number, reader.item(number)
-            finally:
-                reader.close()
 
     def is_loaded(self, record: BatchRecord) -> bool:
         """Return whether an earlier process filled the batch."""

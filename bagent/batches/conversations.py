@@ -91,16 +91,18 @@ class BatchRows:
         self._tools = tools
         self._builder = builder
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        if tools.dedupe:
-            self._remember_loaded()
 
-    def _remember_loaded(self) -> None:
-        """Offer the requests in batches of earlier processes to rows with equal ones."""
-        for label, number, item in self._builder.loaded_requests():
-            conversation = Conversation(self.plan, item.row, item.answer)
-            call = conversation.restore(item.state)
-            if isinstance(call, Call) and call.turn == 1:
-                self._builder.remember(conversation.request_hash, label, number)
+    def remember(self, label: str | None, number: int, item: BatchItem) -> None:
+        """Offer the request of an item that the builder loads to rows with an equal one.
+
+        See :data:`bagent.batches.builder.LoadedItem` for the arguments.
+        """
+        if label is None or not self._tools.dedupe:
+            return
+        conversation = Conversation(self.plan, item.row, item.answer)
+        call = conversation.restore(item.state)
+        if isinstance(call, Call) and call.turn == 1:
+            self._builder.remember(conversation.request_hash, label, number)
 
     def begin(self, row: Row, answer: int) -> None:
         """Start a row, unless an equal request has an answer or is in a batch."""

@@ -158,7 +158,7 @@ class BatchFileReader:
             self._offsets.extend(offset for offset, _ in whole_lines(handle, 0, size))
         if files.copies.exists():
             self._copies = os.open(files.copies, os.O_RDONLY | os.O_CLOEXEC)
-            for offset, item in _items(files.copies):
+            for _, offset, item in _items(files.copies):
                 if item.of is not None:
                     self._of.setdefault(item.of, array("Q")).append(offset)
 
@@ -194,21 +194,18 @@ def read_rows(files: BatchFiles) -> list[tuple[BatchItem, list[BatchItem]]]:
         reader.close()
 
 
-def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
+def _items(path: Path) -> Iterator[tuple[int, int, BatchItem]]:
+    """Yield the number and the offset of each line with its item."""
     with path.open("rb") as handle:
-        for offset, line in whole_lines(handle, 0, os.fstat(handle.fileno()).st_size):
+        lines = whole_lines(handle, 0, os.fstat(handle.fileno()).st_size)
+        for number, (offset, line) in enumerate(lines):
             with suppress(ValueError):  # torn by a crash; its row is read again
-                yield offset, decode_item(line)
+                yield number, offset, decode_item(line)
 
 
-def batch_items(files: BatchFiles) -> Iterator[BatchItem]:
-    """Yield the items of a batch, copies included."""
+def batch_items(files: BatchFiles) -> Iterator[tuple[int, BatchItem]]:
+    """Yield the items of a batch, each after the number of its line; copies come last."""
     for path in (files.rows, files.copies):
         if path.exists():
-            for _, item in _items(path):
-                yield item
-
-
-def batch_units(files: BatchFiles, stage: str) -> Iterator[int]:
-    """Yield the (row, answer) units of a batch, copies included."""
-    return (item.unit(stage) for item in batch_items(files))
+            for number, _, item in _items(path):
+                yield number, item

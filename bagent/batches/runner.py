@@ -430,7 +430,7 @@ class BatchEngine:
             return False
         if edited is None or not self._builder.is_loaded(record):
             return True
-        return not any(edited.has(item) for item in batch_items(files))
+        return not any(edited.has(item) for _, item in batch_items(files))
 
     async def _send_singly(self, record: BatchRecord) -> None:
         """Send the rows of a late batch as single calls; those that ended before are left out."""

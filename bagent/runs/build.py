@@ -19,6 +19,7 @@ from bagent.job.templates.prompt import Prompt
 from bagent.runs.agents_setup import AgentSetup
 from bagent.runs.context import STAGE, RunContext
 from bagent.runs.plan import endpoint_summary, make_plan, requested_models, resolve_model
+from bagent.runs.resume import reads_all_rows
 from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import stage_price
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool, ServerResolver
@@ -287,7 +288,9 @@ async def build_run(
     if context.job.batching.in_batches:
         from bagent.runs.provider_batches import plan_provider_batches
 
-        return plan_provider_batches(plan, pool, models[0], services)
+        return plan_provider_batches(
+            plan, pool, models[0], services, reads_all_rows=reads_all_rows(context)
+        )
     runner = services.row_runner(plan, pool)
     return RunPlan(FleetSet([pool.fleet]), pools_with_models, runner.run, runner.stop_reason)
 

@@ -16,13 +16,13 @@ from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversations import BatchRows, ReadRules, RowTools
 from bagent.batches.edited import EditedItems
+from bagent.batches.files import BatchItem
 from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
 from bagent.batches.scheduler import ProviderBatchScheduler, SendingTimes
 from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
-from bagent.runs.context import STAGE
 from bagent.runs.plan import is_deduplicated, tier_fields
 from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import job_price
@@ -40,9 +40,17 @@ if TYPE_CHECKING:
 
 
 def plan_provider_batches(
-    plan: StagePlan, pool: ServerPool, model: str | None, services: RunServices
+    plan: StagePlan,
+    pool: ServerPool,
+    model: str | None,
+    services: RunServices,
+    *,
+    reads_all_rows: bool,
 ) -> RunPlan:
     """Plan a run whose rows go in batches; too few rows for a batch go through the pool's fleet.
+
+    Args:
+        reads_all_rows: as :func:`bagent.runs.resume.reads_all_rows` returns it.
 
     Raises:
         JobError: a budget, and no price of batches is known.
@@ -63,25 +71,15 @@ def plan_provider_batches(
     builder = BatchBuilder(
         store.path, store.part, _prefix(services), plan.name, service, batch_limits
     )
-    builder.load(messages.notify)
-    sharing = _sharing(job, services)
-    guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
-    tools = RowTools(
-        *(plan, store.journal, pool.fleet, sharing, guards, services.emit),
-        price=price,
-        single_price=job_price(job, pool.resolved.servers.kind, model),
-        dedupe=is_deduplicated(job),
-        tier={} if times is None else tier_fields(job, pool.resolved.servers.kind),
-        tier_until=0.0 if times is None else times.tier_until,
-    )
-    rows = BatchRows(tools, builder)
+    rows = _make_rows(plan, pool, builder, times, price, services)
+    edited = _load(builder, rows, services, find_edited=reads_all_rows)
     engine = BatchEngine(
         service,
         builder,
         rows,
         scheduler,
         EngineTools(
-            rules=_read_rules(price, builder, services, plan, job),
+            rules=ReadRules(job.limits.retries, price, store.done.has, edited),
             post=SubmitterTools(_run_in_fleet(pool.fleet), messages.show, messages.notify),
             on_attempts=services.on_attempts,
             gate=services.gate,
@@ -99,31 +97,50 @@ def plan_provider_batches(
     return RunPlan(fleets, [(pool, model)], run, rows.advice)
 
 
-def _read_rules(
-    price: Price | None, builder: BatchBuilder, services: RunServices, plan: StagePlan, job: Job
-) -> ReadRules:
-    edited = _edited_items(builder, services, plan, job)
-    return ReadRules(job.limits.retries, price, services.store.done.has, edited)
+def _make_rows(
+    plan: StagePlan,
+    pool: ServerPool,
+    builder: BatchBuilder,
+    times: SendingTimes | None,
+    price: Price | None,
+    services: RunServices,
+) -> BatchRows:
+    job, kind = pool.resolved.job, pool.resolved.servers.kind
+    sharing = _sharing(job, services)
+    guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
+    tools = RowTools(
+        *(plan, services.store.journal, pool.fleet, sharing, guards, services.emit),
+        price=price,
+        single_price=job_price(job, kind, plan.settings.model),
+        dedupe=is_deduplicated(job),
+        tier={} if times is None else tier_fields(job, kind),
+        tier_until=0.0 if times is None else times.tier_until,
+    )
+    return BatchRows(tools, builder)
 
 
-def _edited_items(
-    builder: BatchBuilder, services: RunServices, plan: StagePlan, job: Job
+def _load(
+    builder: BatchBuilder, rows: BatchRows, services: RunServices, *, find_edited: bool
 ) -> EditedItems | None:
-    """Return what finds edited rows in batches of earlier starts; None where not all of the input
-    is read."""
-    options, store = services.options, services.store
-    selections = (job.where, options.limit, options.sample, options.shard)
-    is_whole = plan.name == STAGE and all(selection is None for selection in selections)
-    if not builder.records or not is_whole:
+    """Load the batches of earlier starts.
+
+    Return what finds edited rows in them; None where ``find_edited`` is off, or there are none.
+    """
+    stage, store = rows.plan.name, services.store
+    units, indexes = array("Q"), array("Q")
+
+    def on_item(label: str | None, number: int, item: BatchItem) -> None:
+        rows.remember(label, number, item)
+        if find_edited:
+            units.append(item.unit(stage))
+            indexes.append(item.row.index)
+
+    builder.load(services.messages.notify, on_item)
+    if not builder.records or not find_edited:
         return None
-    name = plan.name
-    units, rows = array("Q"), array("Q")
-    for item in builder.loaded_items():
-        units.append(item.unit(name))
-        rows.append(item.row.index)
     unseen = UnseenRows(units)
     store.watched.append(unseen)
-    return EditedItems(name, unseen, UnseenRows(rows), store.journal.replaces)
+    return EditedItems(stage, unseen, UnseenRows(indexes), store.journal.replaces)
 
 
 def make_service(resolved: ResolvedServers, services: RunServices) -> BatchService:

@@ -115,3 +115,19 @@ def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: P
     assert sorted(line["row"] for line in first.lines) == list(range(6))
     assert len(server.made) == 1
     assert {record.state for record in first.records} == {"done"}
+
+
+async def test_a_new_row_takes_the_answer_of_an_equal_one_in_a_batch_of_an_earlier_start(
+    tmp_path: Path,
+) -> None:
+    server = OpenAIServer()
+    rows = [row(0, id="a"), row(1, id="same"), row(2, id="b"), row(3, id="same")]
+    async with served(server) as url:
+        killed = Options(dedupe=True, kill_save=(4, "after"))
+        assert isinstance((await run_rows(tmp_path, url, rows[:3], killed)).error, Killed)
+        run = await run_rows(tmp_path, url, rows, Options(dedupe=True))
+    assert run.error is None
+    assert [len(batch["lines"]) for batch in server.made] == [3]
+    assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3]
+    copies = [line for line in run.lines if line.get("copied_from")]
+    assert [line["row"] for line in copies] == [3]

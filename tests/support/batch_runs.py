@@ -262,7 +262,6 @@ async def run_rows(
     )
     builder = MortalSpool(folder, options.part, "b0", plan.name, service, bounds)
     builder.kill_save = options.kill_save
-    builder.load(notice)
     fleet = make_fleet()
     host = BatchRows(
         RowTools(
@@ -281,6 +280,7 @@ async def run_rows(
         ),
         builder,
     )
+    builder.load(notice, host.remember)
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
         post=SubmitterTools(_plainly, notice, notice, clock),
