@@ -14,7 +14,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import failure_from_status
-from bagent.backends.http.client import NETWORK_ERRORS, network_failure
+from bagent.backends.http.client import NETWORK_ERRORS, network_failure, trusting_context
 from bagent.backends.keys import KeySource
 from bagent.store.journal.segments import write_error
 from bagent.text.json import decode_json, encode_json
@@ -171,7 +171,7 @@ class BatchHttpClient:
             import aiohttp
 
             if self._endpoint.ca_file is not None:
-                self._trusted = ssl.create_default_context(cafile=self._endpoint.ca_file)
+                self._trusted = trusting_context(self._endpoint.ca_file)
             self._session = aiohttp.ClientSession(
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -10,7 +10,6 @@ beside the status. All of these are read.
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ import msgspec
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import failure_from_body, failure_from_status, shorten
-from bagent.backends.http.client import proxy_note
+from bagent.backends.http.client import BadCertificateFile, proxy_note, trusting_context
 from bagent.backends.keys import KeySource
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.openai.raw_request import CHAT, read_by_route
@@ -147,6 +146,8 @@ class OpenAIClient:
         where = endpoint.name + proxy_note(endpoint)
         try:
             return await send(self._open(endpoint))
+        except BadCertificateFile as error:
+            failure = Failure("connect", f"cannot reach {where}: {error}")
         except openai.APIStatusError as error:
             response = error.response
             failure = failure_from_status(error.status_code, response.text, response.headers)
@@ -182,7 +183,7 @@ class OpenAIClient:
                 max_retries=0,
                 http_client=httpx2.AsyncClient(
                     proxy=endpoint.proxy,
-                    verify=ssl.create_default_context(cafile=endpoint.ca_file),
+                    verify=trusting_context(endpoint.ca_file),
                     trust_env=False,
                     follow_redirects=False,
                     event_hooks={"request": hooks},

@@ -141,3 +141,18 @@ def test_the_sdk_renews_a_key_and_takes_nothing_from_the_environment(
     assert refused.kind == "auth"
     assert "old-key-11" not in refused.message
     assert "from-the-environment" not in str(headers)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing.pem", "No such file or directory"), ("empty.pem", "no certificates in it")],
+)
+async def test_a_ca_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, words: str):
+    (tmp_path / "empty.pem").write_text("nothing here\n")
+    endpoint = Endpoint("p", "https://127.0.0.1:1/v1", ca_file=str(tmp_path / name))
+    by_sdk, by_http = OpenAIClient(endpoint), BatchHttpClient(endpoint)
+    for failure in (await by_sdk.retrieve("b1"), await by_http.get("/b1")):
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.passing) == ("connect", False)
+        assert f"p: ca_file {tmp_path / name}: {words}" in failure.message
+    await by_http.close()

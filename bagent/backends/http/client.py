@@ -76,11 +76,7 @@ class Transport:
         if ca_file is None:
             return True
         if ca_file not in self._contexts:
-            try:
-                self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                why = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
-                raise BadCertificateFile(f"ca_file {ca_file}: {why}") from None
+            self._contexts[ca_file] = trusting_context(ca_file)
         return self._contexts[ca_file]
 
     def post(
@@ -135,6 +131,19 @@ class Transport:
 
 class BadCertificateFile(OSError):
     """The file of trusted certificates cannot be read."""
+
+
+def trusting_context(ca_file: str | None) -> ssl.SSLContext:
+    """Return a TLS context that trusts the certificates of a file; None: the system's.
+
+    Raises:
+        BadCertificateFile: it cannot be read, or holds no certificates.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        why = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise BadCertificateFile(f"ca_file {ca_file}: {why}") from None
 
 
 class StreamStalled(TimeoutError):
