@@ -24,6 +24,9 @@ SHORT = 60.0
 CLOSE = 0.2
 """Failures within this share of the run's time are close together."""
 
+ERROR_HASH = "hash(error, finish_reason)"
+"""SQL: the hash of what the pattern of a failed row is made of."""
+
 _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 """``POINTER: MESSAGE`` of a validator; the pointer ``/`` is the whole answer."""
 
@@ -55,20 +58,26 @@ class FailedRows(msgspec.Struct, frozen=True):
 def causes(db: ReportDb) -> list[Cause]:
     """Return the commonest causes of failure, largest first.
 
-    The table ``faults`` is made of them, which numbers them from 1 as ``fault``.
+    The table ``faults`` is made of them, which numbers them from 1 as ``fault``. The table
+    ``patterns`` has the pattern of each error by :data:`ERROR_HASH`.
     """
     from bagent.store.tables.schema import ALIKE
 
-    # Equal errors are counted first: to compare errors but for numbers and quotes takes long.
+    # Each distinct error is evaluated once: to find what differs from row to row takes long.
+    db.run(
+        f"""create or replace temp table patterns as
+            select {ERROR_HASH} as error_hash, {ALIKE} as pattern
+            from (select distinct error, finish_reason from results where error_kind is not null)"""
+    )
     db.run(
         f"""create or replace temp table faults as
-            with equal as (select stage, status, error_kind, error, finish_reason, endpoint,
-                                  count(*) as n
+            with equal as (select stage, status, error_kind, error, endpoint, count(*) as n,
+                                  {ERROR_HASH} as error_hash
                            from results where error_kind is not null group by all),
-                 alike as (select stage, status, error_kind, {ALIKE} as pattern,
+                 alike as (select stage, status, error_kind, pattern,
                                   sum(n)::bigint as "rows", count(distinct endpoint) as endpoints,
                                   left(arg_min(error, (length(error), error)), 400) as example
-                           from equal group by all),
+                           from equal join patterns using (error_hash) group by all),
                  stages as (select stage, count(*) as n from results group by stage)
             select row_number() over (order by "rows" desc, stage, error_kind, pattern) as fault,
                    alike.*, 100.0 * "rows" / n as percent
@@ -83,12 +92,11 @@ def causes(db: ReportDb) -> list[Cause]:
 
 def failed_rows(db: ReportDb) -> list[FailedRows]:
     """Return the rows of each cause, after :func:`causes`."""
-    from bagent.store.tables.schema import ALIKE
-
     rows = db.rows(
         f"""select {FIRST_IDS} as ids, quantile_cont(finished_at, 0.02) as early,
                    quantile_cont(finished_at, 0.98) as late
-            from (select *, {ALIKE} as pattern from results where error_kind is not null)
+            from (select *, {ERROR_HASH} as error_hash from results where error_kind is not null)
+            join patterns using (error_hash)
             join faults using (stage, status, error_kind, pattern)
             group by fault order by fault"""
     )

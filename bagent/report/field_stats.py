@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.duck import literal
 from bagent.observe.formatting import visible
-from bagent.report.failures import FAULTS
+from bagent.report.failures import ERROR_HASH, FAULTS
 from bagent.report.html import number
 from bagent.report.queries import ReportDb
 from bagent.store.tables.schema import pointer
@@ -134,7 +134,7 @@ class Traits:
     length for each stage and field with sizes.
 
     Args:
-        db: the tables, with ``faults`` as :func:`bagent.report.failures.causes` makes it.
+        db: the tables, with those that :func:`bagent.report.failures.causes` makes.
         in_prompt: see :class:`bagent.report.run.ReportInfo`.
         conditions: SQL over ``results`` of further groups of rows to compare with the others.
     """
@@ -322,8 +322,6 @@ def _make_sample(db: ReportDb, conditions: Sequence[str]) -> None:
     The first groups are the commonest failures, the others those of ``conditions``. ``tokens`` are
     those of usable answers only.
     """
-    from bagent.store.tables.schema import ALIKE
-
     bits = [
         f"case when {condition} then {1 << number} else 0 end"
         for number, condition in enumerate(conditions, FAULTS)
@@ -332,8 +330,8 @@ def _make_sample(db: ReportDb, conditions: Sequence[str]) -> None:
     db.run(
         f"""create or replace temp table sampled as
             select r.*, coalesce(1::bigint << (f.fault::int - 1), 0) | others as groups from (
-                select stage, status, error_kind, error, finish_reason, input, endpoint, model,
-                       source, prompt_tokens, error_kind is not null as bad,
+                select stage, status, error_kind, {ERROR_HASH} as error_hash, input, endpoint,
+                       model, source, prompt_tokens, error_kind is not null as bad,
                        case when status in ('ok', 'truncated') then completion_tokens end as tokens,
                        coalesce(finish_reason = 'length', false) or status = 'truncated' as cut,
                        {others} as others
@@ -341,9 +339,10 @@ def _make_sample(db: ReportDb, conditions: Sequence[str]) -> None:
                 where copied_from is null and (endpoint is not null or error_kind is not null)
                 using sample reservoir({SAMPLE} rows) repeatable ({SEED})
                 ) as r
+            left join patterns using (error_hash)
             left join faults as f on r.bad and f.fault <= {FAULTS} and r.stage = f.stage
                  and r.status = f.status and r.error_kind is not distinct from f.error_kind
-                 and {ALIKE} = f.pattern"""
+                 and patterns.pattern = f.pattern"""
     )
 
 
