@@ -200,6 +200,12 @@ def last_stage_of(info: RunInfo | None) -> LastStage | None:
     return LastStage(info.stages[-1], info.query_last)
 
 
+def answer_stage(info: RunInfo | None) -> str | None:
+    """Return the stage whose answers are the run's; None where there is one stage."""
+    last = last_stage_of(info)
+    return None if last is None else last.name
+
+
 def run_codes(
     run_dir: Path, part: str | None, last: LastStage | None, *, accept: bool = False
 ) -> Counter[int]:

@@ -29,7 +29,7 @@ from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.schema import STATUSES
-from bagent.store.totals import last_stage_of
+from bagent.store.totals import answer_stage
 from bagent.view.catalog import RunCatalog, ViewedRun
 from bagent.view.compare import compare_runs, word_diff
 from bagent.view.filters import NUMBER_SORT, TEXT_LENGTH, TEXT_SORT, FieldTest, RowFilter
@@ -113,7 +113,7 @@ class Handlers:
         """Answer with the distributions of the answers, a part of the page of a run."""
         viewed = self._viewed(request)
         info = viewed.info()
-        stage = request.query.get("stage") or _last_stage(info)
+        stage = request.query.get("stage") or answer_stage(info)
         names = answer_fields.property_names(info.answer_columns)
 
         def profiles(db: ReportDb) -> list[answer_fields.FieldProfile]:
@@ -288,12 +288,6 @@ class Handlers:
         return self._catalog.find(request.match_info["run"])
 
 
-def _last_stage(info: RunInfo) -> str | None:
-    """Return the stage whose answers are the run's; None where there is one stage."""
-    last = last_stage_of(info)
-    return None if last is None else last.name
-
-
 def _overview(db: ReportDb) -> dict[str, Any]:
     down = overview.down_endpoints(db)
     return {
@@ -327,7 +321,7 @@ def _find(viewed: ViewedRun, db: ReportDb) -> dict[str, list[_Finding]]:
     """Return what stands out by topic."""
     info = viewed.info()
     alike = failures.causes(db)
-    last_stage = _last_stage(info)
+    last_stage = answer_stage(info)
     suspects = find_suspects(db, last_stage, answer_fields.property_names(info.answer_columns))
     in_prompt = names_in_prompts(info.job, files=viewed.run.is_own(info))
     traits = Traits(db, in_prompt, [suspect.condition for suspect in suspects])

@@ -213,7 +213,7 @@ def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
     run = find_run(first, RUNS)
     access = Access(files=[gold.path])
     with connect_tables([run], log, access=access, settings=SETTINGS) as (connection, folders):
-        return score_run(connection, folders[0], gold, stage or _last_stage(run), rows)
+        return score_run(connection, folders[0], gold, stage or _answer_stage(run), rows)
 
 
 def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> PairScore:
@@ -222,18 +222,16 @@ def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> Pa
     from bagent.store.run_dir import find_run
 
     runs = [find_run(name, RUNS) for name in names]
-    stage_a, stage_b = (stage or _last_stage(run) for run in runs)
+    stage_a, stage_b = (stage or _answer_stage(run) for run in runs)
     access = Access(files=[gold.path])
     with connect_tables(runs, log, access=access, settings=SETTINGS) as (connection, folders):
         return score_pair(connection, (folders[0], folders[1]), gold, (stage_a, stage_b), rows)
 
 
-def _last_stage(run: RunDir) -> str | None:
-    """Return the stage whose answers are the run's; None where there is one stage."""
-    from bagent.store.totals import last_stage_of
+def _answer_stage(run: RunDir) -> str | None:
+    from bagent.store.totals import answer_stage
 
-    last = last_stage_of(run.load_or_report(log))
-    return None if last is None else last.name
+    return answer_stage(run.load_or_report(log))
 
 
 def _holds(expression: str, numbers: dict[str, Any]) -> bool:
