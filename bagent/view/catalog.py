@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,40 @@ MOST_OPEN = 2
 """Runs whose tables are open at a time: a comparison needs two."""
 
 
+class RunStates:
+    """The states of runs, read again only after a file of the run has changed.
+
+    That of a run at which a process works is always read again.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[Path, tuple[Hashable, dict[str, Any]]] = {}
+        self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+    def of(self, run: RunDir) -> dict[str, Any]:
+        """Return the state of a run as its directory tells it."""
+        with self._locks[run.path]:
+            stamp = files_stamp(run)
+            read_stamp, state = self._states.get(run.path, (None, {}))
+            if stamp != read_stamp or state["state"] == "running":
+                state = describe(run, _ignore)
+                self._states[run.path] = stamp, state
+            return state
+
+
 class ViewedRun:
     """One run with its tables and prompts."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, states: RunStates) -> None:
         self.run = run
         self.name = run.path.name
         self.tables = RunTables(run)
         self.prompts = PromptRenderer(run)
-        self._stamp: Hashable = None
-        self._state: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._states = states
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the run as its directory tells it.
-
-        That of a run at which no process works is read again only after a file has changed.
-        """
-        with self._lock:
-            stamp = files_stamp(self.run)
-            if stamp != self._stamp or self._state["state"] == "running":
-                self._state, self._stamp = describe(self.run, _ignore), stamp
-            return self._state
+        """Return the state of the run, as :class:`RunStates` does."""
+        return self._states.of(self.run)
 
     def info(self) -> RunInfo:
         """Return the content of ``run.json``; empty if it is damaged."""
@@ -64,7 +76,7 @@ class RunCatalog:
         self._only = only
         self._open: OrderedDict[str, ViewedRun] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-        self._listed: dict[Path, ViewedRun] = {}
+        self.states = RunStates()
 
     @property
     def single(self) -> str | None:
@@ -74,10 +86,6 @@ class RunCatalog:
     def runs(self) -> list[RunDir]:
         """Return all runs, latest start first."""
         return [self._only] if self._only is not None else list_runs(self._folder)
-
-    def state(self, run: RunDir) -> dict[str, Any]:
-        """Return the state of a run of the list."""
-        return self._listed.setdefault(run.path, ViewedRun(run)).state()
 
     def find(self, name: str) -> ViewedRun:
         """Return a run; the tables of the run not used for longest are closed meanwhile.
@@ -90,7 +98,7 @@ class RunCatalog:
             run = next((run for run in self.runs() if run.path.name == name), None)
             if run is None:
                 raise UsageError(f"there is no run {name}")
-            viewed = self._open[name] = ViewedRun(run)
+            viewed = self._open[name] = ViewedRun(run, self.states)
         self._open.move_to_end(name)
         while len(self._open) > MOST_OPEN:
             _, oldest = self._open.popitem(last=False)

@@ -77,7 +77,7 @@ class Handlers:
         states, problems = [], []
         for run in self._catalog.runs():
             try:
-                states.append(self._catalog.state(run))
+                states.append(self._catalog.states.of(run))
             except BagentError as error:
                 problems.append(f"{run.path.name}: {error.message}")
         return states, problems

@@ -18,7 +18,7 @@ from bagent.store.query import connect_tables, has_fresh_tables
 from bagent.store.run_dir import RunDir
 from bagent.view import catalog as view_catalog
 from bagent.view import tables as view_tables
-from bagent.view.catalog import RunCatalog, ViewedRun
+from bagent.view.catalog import RunCatalog, RunStates, ViewedRun
 from bagent.view.compare import compare_runs
 from bagent.view.filters import FieldTest, RowFilter
 from bagent.view.prompts import PromptRenderer
@@ -196,7 +196,7 @@ async def test_an_ended_run_is_read_again_only_after_a_file_of_it_changed(tmp_pa
     source_of = view_tables.source_of
     monkeypatch.setattr(view_tables, "source_of", lambda run: reads.append(run) or source_of(run))
     monkeypatch.setattr(view_tables, "SHORTEST_PAUSE", 0.0)
-    viewed = ViewedRun(make_run(tmp_path / "job", [stored(0)]))
+    viewed = ViewedRun(make_run(tmp_path / "job", [stored(0)]), RunStates())
 
     async def look() -> int:
         reads.clear()
@@ -251,3 +251,13 @@ async def test_tables_that_the_run_itself_made_replace_the_open_ones(tmp_path, m
         assert has_fresh_tables(run)
     assert await count() == 3
     await tables.close()
+
+
+def test_the_list_of_runs_and_the_page_of_one_read_its_state_once(tmp_path, monkeypatch):
+    reads: list[RunDir] = []
+    describe = view_catalog.describe
+    monkeypatch.setattr(view_catalog, "describe", lambda *a: reads.append(a[0]) or describe(*a))
+    run = make_run(tmp_path / "job", [stored(0)])
+    catalog = RunCatalog(tmp_path, None)
+    assert catalog.states.of(run) == catalog.find("job").state()
+    assert len(reads) == 1
