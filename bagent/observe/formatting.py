@@ -109,6 +109,12 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def retries_text(number: int) -> str:
+    """Write the attempts after a row's first, those too that ``limits.retries`` does not count."""
+    text = counted(number, "retry", "retries")
+    return f"{text} of any cause" if number else text
+
+
 def totals_text(
     totals: Totals,
     *,

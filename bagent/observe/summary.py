@@ -23,6 +23,7 @@ from bagent.observe.formatting import (
     money,
     percent,
     rate,
+    retries_text,
     tools_text,
     totals_text,
     visible,
@@ -238,7 +239,7 @@ def _schema(s: Snapshot) -> Iterator[tuple[str, str]]:
 def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
     if not s.requests and not s.tries:
         return
-    parts = [f"{s.requests:,} sent", counted(s.retries, "retry", "retries")]
+    parts = [f"{s.requests:,} sent", retries_text(s.retries)]
     if s.tries != s.requests:  # a request may hold several rows, or be cut off at the end
         parts[0] += f"; {counted(s.tries, 'row attempt')} ended"
         parts[1] = f"{s.retries:,} of them retries"

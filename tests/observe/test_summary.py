@@ -81,7 +81,7 @@ def test_attempts_of_rows_add_up_where_a_request_holds_several(
         tally.attempts([make.attempt(group)])
     tally.attempts([make.attempt("g3", try_=2)])
     lines = summary_lines(make.snapshot(tally), info(0))
-    assert "requests    3 sent; 4 row attempts ended, 1 of them retries" in lines
+    assert "requests    3 sent; 4 row attempts ended, 1 retry of any cause" in lines
 
 
 def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, clock: Any) -> None:
@@ -106,7 +106,7 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
         "ended       finished, but rows failed",
         "time        10s, 0.70 rows/s (this start)",
         "tokens      unknown prompt, unknown completion; 1 answer without full counts (this start)",
-        "requests    7 sent, 6 retries, 1 throttled answer, "
+        "requests    7 sent, 6 retries of any cause, 1 throttled answer, "
         "failed attempts: timeout 3, rejected 2, bad_response 1, rate_limited 1 (this start)",
         "errors      3 x timeout, at 3 endpoints",
         "                row r1 (genes.jsonl:2) at http://127.0.0.1:8001: "

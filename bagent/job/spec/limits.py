@@ -56,7 +56,8 @@ class LimitsSpec(Section):
         default="auto", description="Rows in flight over one endpoint."
     )
     retries: Annotated[int, IntegerKind(0, 1000)] = Field(
-        default=5, description="Tries of a request after the first."
+        default=5,
+        description="How often a failed row is sent again; for a busy or lost server it is free.",
     )
     hedge: Annotated[float | Literal["off", "auto"] | None, Duration(("off", "auto"))] = Field(
         default="off", description="Send a late request a second time elsewhere, after this long."
