@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from statistics import median_high
 from typing import Any
+
+import msgspec
 
 from bagent.duck import literal
 from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
@@ -33,6 +35,45 @@ _HEADS = {
     "curve": "in flight over time",
 }
 """Columns of the table and their titles."""
+
+
+_ORDER = ("down", "failing", "slow", "slow at times", "ok")
+"""States of endpoints, the worst first."""
+
+
+class StrikingEndpoint(msgspec.Struct, frozen=True):
+    """What stands out at an endpoint."""
+
+    endpoint: str
+    health: str
+    """``failing``, ``slow`` or ``slow at times``."""
+
+    message: str
+    """What was measured, for people."""
+
+    weak: bool = False
+    """It follows from few attempts."""
+
+
+class ServedEndpoint(msgspec.Struct, frozen=True):
+    """One endpoint over the whole run."""
+
+    endpoint: str
+    rows: int
+    failed: int
+    """The rows that failed there in the end, for any reason."""
+
+    p50_ms: float | None
+    """The median time of its successful attempts."""
+
+    slower: float | None
+    """That time relative to the others', see :func:`endpoint_rows`; None without others."""
+
+    health: str
+    """``ok``, or the worst that stands out: ``down``, ``failing``, ``slow``, ``slow at times``."""
+
+    message: str
+    """What stands out, for people; empty where nothing does."""
 
 
 def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
@@ -87,22 +128,15 @@ def _slower(db: ReportDb) -> dict[str, float]:
     return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
-def findings(rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> list[str]:
-    """Describe the endpoints that stand out.
+def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingEndpoint]:
+    """Return what stands out at the endpoints, the slow ones first.
 
     Args:
         rows: as :func:`endpoint_rows` returns them.
-        down: the endpoints that did not come back; nothing else is said of them.
+        down: the endpoints that did not come back, of which nothing is returned.
     """
     rows = [row for row in rows if row["endpoint"] not in down]
-    messages = [f"{end.endpoint} {end.message}" for end in down.values()]
-    messages += [
-        f"{_weak(row)}{row['endpoint']} is slow: half of its attempts take longer than"
-        f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
-        + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
-        for row in rows
-        if row["slower"] is not None and row["slower"] > SLOW
-    ]
+    slow, others = [], []
     tails = [
         row["p99_ms"]
         for row in rows
@@ -111,30 +145,79 @@ def findings(rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> lis
     shares = failing({row["endpoint"]: (row["attempts"], row["failed"]) for row in rows})
     rows_shares = failing({r["endpoint"]: (r["rows"] or 0, r["rows_failed"] or 0) for r in rows})
     for row in rows:
-        if row["endpoint"] in shares:
-            share, others_share = shares[row["endpoint"]]
-            messages.append(
-                f"{_weak(row)}{row['endpoint']} fails {percent(100 * share)} of its attempts"
-                f" (mostly {row['most_error']}), the others {percent(100 * others_share)}"
-            )
-        elif row["endpoint"] in rows_shares:
-            share, others_share = rows_shares[row["endpoint"]]
-            messages.append(
-                f"{_weak(row)}{row['endpoint']}: {percent(100 * share)} of its rows failed"
-                f" (mostly {row['rows_error']}), {percent(100 * others_share)} elsewhere"
-            )
+        name, weak = row["endpoint"], row["attempts"] < FEW
+        if name in shares:
+            text = _failing("attempts", row["most_error"], *shares[name])
+            others.append(StrikingEndpoint(name, "failing", text, weak))
+        elif name in rows_shares:
+            text = _failing("rows", row["rows_error"], *rows_shares[name])
+            others.append(StrikingEndpoint(name, "failing", text, weak))
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
-        if slow_tail and (row["slower"] or 0.0) <= SLOW:
-            messages.append(
-                f"{row['endpoint']} is slow at times: one attempt in a hundred takes longer than"
+        if (row["slower"] or 0.0) > SLOW:
+            tokens = _tokens(row, rows)
+            text = (
+                f"half of its attempts take longer than {milliseconds(row['p50_ms'])},"
+                f" {row['slower']:.1f} times the median of the others"
+                + (f" ({tokens})" if tokens else "")
+            )
+            slow.append(StrikingEndpoint(name, "slow", text, weak))
+        elif slow_tail:
+            text = (
+                "one attempt in a hundred takes longer than"
                 f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
             )
+            others.append(StrikingEndpoint(name, "slow at times", text))
+    return slow + others
+
+
+def findings(rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> list[str]:
+    """Describe the endpoints that stand out; see :func:`striking`."""
+    messages = [f"{end.endpoint} {end.message}" for end in down.values()]
+    messages += [
+        f"{WEAK if each.weak else ''}{each.endpoint} is {each.health}: {each.message}"
+        for each in striking(rows, down)
+    ]
     return messages[:6]
 
 
-def _weak(row: dict[str, Any]) -> str:
-    """The mark of a finding from few attempts."""
-    return WEAK if row["attempts"] < FEW else ""
+def endpoint_states(
+    rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]
+) -> list[ServedEndpoint]:
+    """Return every endpoint; those that stand out come first.
+
+    Args:
+        rows: as :func:`endpoint_rows` returns them.
+        down: the endpoints that did not come back.
+    """
+    stands_out: dict[str, tuple[str, str]] = {}
+    for each in sorted(striking(rows, down), key=lambda each: _ORDER.index(each.health)):
+        stands_out.setdefault(each.endpoint, (each.health, each.message))
+    stands_out |= {name: ("down", end.message) for name, end in down.items()}
+    states = [
+        ServedEndpoint(
+            row["endpoint"],
+            row["rows"] or 0,
+            row["rows_failed"] or 0,
+            row["p50_ms"],
+            row["slower"],
+            *stands_out.get(row["endpoint"], ("ok", "")),
+        )
+        for row in rows
+    ]
+    attempted = {row["endpoint"] for row in rows}
+    states += [
+        ServedEndpoint(name, 0, 0, None, None, "down", end.message)
+        for name, end in down.items()
+        if name not in attempted
+    ]
+    return sorted(states, key=lambda s: (_ORDER.index(s.health), -(s.slower or 0.0), s.endpoint))
+
+
+def _failing(what: str, kind: str, share: float, others_share: float) -> str:
+    return (
+        f"{percent(100 * share)} of its {what} failed (mostly {kind}),"
+        f" {percent(100 * others_share)} elsewhere"
+    )
 
 
 def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -165,6 +248,11 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, Endpo
         down: the endpoints that did not come back.
     """
     attempted = {row["endpoint"] for row in rows}
+    states = {
+        each.endpoint: each.message if each.health == "down" else each.health
+        for each in endpoint_states(rows, down)
+        if each.health != "ok" or each.slower is not None
+    }
     rows = [
         *({"endpoint": name, "attempts": 0} for name in down if name not in attempted),
         *(row for row in rows if row["endpoint"] in down),
@@ -177,7 +265,7 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, Endpo
     table_rows = [
         {
             **row,
-            "state": _state(row, down),
+            "state": states.get(row["endpoint"]),
             "meter": meter((row.get("p50_ms") or 0.0) / longest),
             "curve": sparkline(curves.get(row["endpoint"], [])) or None,
         }
@@ -194,14 +282,6 @@ def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, Endpo
         ),
         table(table_rows, _HEADS),
     )
-
-
-def _state(row: Mapping[str, Any], down: Mapping[str, EndpointEnd]) -> str | None:
-    end = down.get(row["endpoint"])
-    if end is not None:
-        return end.message
-    slower = row.get("slower")
-    return None if slower is None else "slow" if slower > SLOW else "ok"
 
 
 def _curves(db: ReportDb) -> dict[str, list[float]]:

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from bagent.duck import literal
-from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
-from bagent.observe.formatting import counted, duration, milliseconds, money, rate
-from bagent.report.html import Html, join, note, number, part, percent, section, share, time_of_day
+from bagent.observe.formatting import counted, duration, money, rate, retries_text
+from bagent.report.html import Html, join, note, number, part, section, share, time_of_day
 from bagent.report.queries import ANSWERED, ReportDb
 from bagent.types import PASSING_KINDS
 
@@ -27,23 +26,6 @@ GAP_SHARE = 0.05
 
 ENDPOINT_KINDS = PASSING_KINDS | {"auth"}
 """Failures of the endpoint; the others are of the row, its answer, or the job."""
-
-
-class ServedEndpoint(msgspec.Struct, frozen=True):
-    """One endpoint over the whole run."""
-
-    endpoint: str
-    rows: int
-    failed: int
-    p50_ms: float | None
-    slower: float | None
-    """Its median time relative to the median of the others; None without others."""
-
-    health: str
-    """``ok``, ``slow``, ``down``, ``failing``, or ``unknown`` without a sample."""
-
-    message: str
-    """What stands out, for people; empty where nothing does."""
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -80,68 +62,6 @@ class EndpointEnd(msgspec.Struct, frozen=True):
     def message(self) -> str:
         """The event, and what else is known of it."""
         return self.event + self.more
-
-
-def endpoint_states(db: ReportDb, down: Mapping[str, EndpointEnd]) -> list[ServedEndpoint]:
-    """Return every endpoint; those that stand out come first.
-
-    Args:
-        db: the tables of a run.
-        down: as :func:`down_endpoints` returns them.
-    """
-    # A quantile of a million times takes twice as long as to count them in steps of 2 percent.
-    rows = db.rows(
-        """with stepped as (
-               select endpoint, count(*) as n, count(error_kind) as failed, avg(latency_ms) as ms,
-                      case when error_kind is null
-                           then floor(100 * log10(greatest(latency_ms, 0.01))) end as step
-               from results where endpoint is not null and copied_from is null
-               group by endpoint, step),
-           ranked as (
-               select *, sum(n) filter (step is not null) over endpoints as total,
-                      sum(n) filter (step is not null) over (endpoints order by step) as upto
-               from stepped window endpoints as (partition by endpoint))
-           select endpoint, sum(n)::bigint as "rows", sum(failed)::bigint as failed,
-                  min_by(ms, step) filter (2 * upto >= total) as p50
-           from ranked group by endpoint order by endpoint"""
-    )
-    slower_by = times_the_others({r["endpoint"]: r["p50"] for r in rows if r["p50"] is not None})
-    serving = [row for row in rows if row["endpoint"] not in down]
-    shares = failing({row["endpoint"]: (row["rows"], row["failed"]) for row in serving})
-    states = []
-    for row in rows:
-        slower = slower_by.get(row["endpoint"])
-        health, message = _judge(row, slower, shares.get(row["endpoint"]), down)
-        states.append(
-            ServedEndpoint(
-                row["endpoint"], row["rows"], row["failed"], row["p50"], slower, health, message
-            )
-        )
-    served = {row["endpoint"] for row in rows}
-    states += [
-        ServedEndpoint(name, 0, 0, None, None, "down", end.message)
-        for name, end in down.items()
-        if name not in served
-    ]
-    order = ("down", "failing", "slow", "ok", "unknown")
-    return sorted(states, key=lambda s: (order.index(s.health), -(s.slower or 0.0), s.endpoint))
-
-
-def _judge(
-    row: dict[str, Any],
-    slower: float | None,
-    shares: tuple[float, float] | None,
-    down: Mapping[str, EndpointEnd],
-) -> tuple[str, str]:
-    if row["endpoint"] in down:
-        return "down", down[row["endpoint"]].message
-    if shares is not None:
-        own, others = (percent(100 * share) for share in shares)
-        return "failing", f"{own} of its rows failed, {others} elsewhere"
-    if slower is not None and slower > SLOW and row["rows"] >= FEWEST:
-        time_text = milliseconds(row["p50"])
-        return "slow", f"{time_text} a row, {slower:.1f} times the median of the others"
-    return "ok", ""
 
 
 def down_endpoints(db: ReportDb) -> dict[str, EndpointEnd]:
@@ -298,7 +218,7 @@ def _further(db: ReportDb, sums: dict[str, Any]) -> str:
     if sums["copied"]:
         parts.append(f"{sums['copied']:,} copied from equal requests")
     retries = db.row("select count(*) filter (try > 1) as again from attempts")["again"]
-    parts.append(f"{retries:,} retries")
+    parts.append(retries_text(retries))
     return ", ".join(parts)
 
 

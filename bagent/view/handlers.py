@@ -20,14 +20,13 @@ from aiohttp import web
 from bagent.errors import BagentError, UsageError
 from bagent.observe.counters import cost_range
 from bagent.observe.formatting import duration, money, rate
-from bagent.report import answer_fields, failures, fields, html, overview
+from bagent.report import answer_fields, endpoints, failures, fields, html, overview
 from bagent.report.field_stats import LONGEST_VALUE, Traits
 from bagent.report.overview import seconds_range
 from bagent.report.queries import WEAK, ReportDb
 from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
-from bagent.store.run_dir import RunInfo
 from bagent.store.tables.schema import STATUSES
 from bagent.store.totals import answer_stage
 from bagent.view.catalog import RunCatalog, ViewedRun
@@ -293,7 +292,7 @@ def _overview(db: ReportDb) -> dict[str, Any]:
     return {
         "causes": failures.causes(db),
         "throughput": overview.throughput(db, down),
-        "endpoints": overview.endpoint_states(db, down),
+        "endpoints": endpoints.endpoint_states(endpoints.endpoint_rows(db), down),
     }
 
 

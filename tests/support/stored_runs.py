@@ -12,7 +12,7 @@ import msgspec
 from bagent.store.journal.codec import TOMBSTONE, unit_of
 from bagent.store.journal.journal import Journal
 from bagent.store.run_dir import RunDir, RunInfo, Start
-from bagent.types import Outcome
+from bagent.types import Attempt, Outcome
 
 
 def stored(row: int, **changes: Any) -> Outcome:
@@ -35,11 +35,38 @@ def stored(row: int, **changes: Any) -> Outcome:
     return Outcome(**{**values, **changes})
 
 
-def make_run(path: Path, outcomes: Iterable[Outcome], **info: Any) -> RunDir:
-    """A run directory with these outcomes, ended with exit code 0 unless ``info`` has starts."""
+def attempt_of(outcome: Outcome) -> Attempt:
+    """The only attempt of a row, which took as long as the row."""
+    sent = 1000.0 + outcome.row
+    return Attempt(
+        key=outcome.key,
+        row=outcome.row,
+        stage=outcome.stage,
+        answer=outcome.answer,
+        turn=1,
+        try_=1,
+        endpoint=outcome.endpoint or "",
+        sent=sent,
+        done=sent + (outcome.latency_ms or 0.0) / 1000,
+        error_kind=outcome.error_kind,
+        group=f"g{outcome.row}",
+        group_size=1,
+        id=outcome.id,
+    )
+
+
+def make_run(
+    path: Path, outcomes: Iterable[Outcome], *, attempts: bool = False, **info: Any
+) -> RunDir:
+    """A run directory with these outcomes, ended with exit code 0 unless ``info`` has starts.
+
+    ``attempts``: with the attempt of each, see :func:`attempt_of`.
+    """
     run = RunDir.create(path)
     journal = Journal.open(path, "all", clock=time.monotonic, report=print)
     for outcome in outcomes:
+        if attempts:
+            journal.write_attempts([attempt_of(outcome)])
         journal.write(outcome)
     journal.close()
     info.setdefault("starts", [Start(at=1.0, exit_code=0)])

@@ -13,6 +13,7 @@ import pytest
 from msgspec import Raw
 
 from bagent.errors import WriteError
+from bagent.report import endpoints
 from bagent.report.overview import costs, throughput
 from bagent.report.queries import ReportDb
 from bagent.rows import RowsConfig, open_rows
@@ -89,15 +90,19 @@ async def test_the_command_of_a_run_whose_job_has_to_be_changed_says_so(runs):
     assert "edit the job or its input first, as the failures below say, then bagent run" in page
 
 
-async def test_a_run_names_its_slow_endpoint(tmp_path):
+async def test_a_run_names_its_slow_endpoint_as_its_report_does(tmp_path):
     rows = (
         stored(n, endpoint=f"node{n % 3}", latency_ms=900.0 if n % 3 == 1 else 100.0)
         for n in range(90)
     )
-    make_run(tmp_path / "job", rows)
+    run = make_run(tmp_path / "job", rows, attempts=True)
     async with viewing(tmp_path) as viewer:
         page = words(await viewer.page("overview"))
-    assert "What stands out Endpoints node1: slow, 900ms a row, 9.0 times the median" in page
+    with connect_tables([run], print) as (connection, _):
+        db = ReportDb(connection)
+        (finding,) = endpoints.findings(endpoints.endpoint_rows(db), {})
+    assert "is slow: half of its attempts take longer than 900ms, 9.0 times" in finding
+    assert f"What stands out Endpoints {finding}" in page
 
 
 async def test_the_answers_show_values_and_a_click_on_a_bar_lists_its_rows(runs):
