@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,25 @@ if TYPE_CHECKING:
     from bagent.store.results import RunSummary
 
 
-class Result(ResultColumns, frozen=True, kw_only=True, omit_defaults=False):  # type: ignore[misc]
-    """The outcome of one (row, stage, answer), with the columns of ``results`` as fields.
+class _ReadOnlyRecord(msgspec.StructMeta):
+    """A record that no program makes: ``help`` leaves out its parameters, which fill a screen."""
 
-    ``output`` is the validated answer as JSON values, ``input`` the input row. Times are Unix
-    seconds (``*_at``) and milliseconds (``*_ms``). An unknown value is None, never 0.
+    @property
+    def __signature__(cls) -> Signature:
+        return Signature()
+
+
+class Result(  # type: ignore[misc]
+    ResultColumns, frozen=True, kw_only=True, omit_defaults=False, metaclass=_ReadOnlyRecord
+):
+    """The outcome of one (row, stage, answer).
+
+    ``id`` names the row, and ``ok`` is True for a valid answer. ``output`` is the answer as JSON
+    values, ``text`` the answer as it came. ``status``, ``error_kind`` and ``error`` say how a row
+    ended that is not ok. ``input`` is the input row.
+
+    The fields are the columns of ``results``, which ``bagent schema --reference`` describes. Times
+    are Unix seconds (``*_at``) and milliseconds (``*_ms``). An unknown value is None, never 0.
     """
 
     id: Json = None

@@ -8,6 +8,7 @@ import datetime
 import gc
 import itertools
 import os
+import pydoc
 import signal
 import subprocess
 import sys
@@ -62,6 +63,13 @@ def test_importing_the_package_imports_nothing_else() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) <= {"bagent", "__future__"}
+
+
+def test_help_for_a_result_says_first_what_it_is() -> None:
+    text = pydoc.render_doc(bagent.Result, renderer=pydoc.plaintext)
+    first = text.index("The outcome of one")
+    assert first < 200
+    assert text.index("``output`` is the answer") < text.index("Method resolution order")
 
 
 def test_a_job_is_checked_when_it_is_loaded(job_dir: Path) -> None:
