@@ -42,8 +42,10 @@ def test_known_prices_hold_at_the_providers_own_address_only(tmp_path: Path) -> 
 
 
 def test_prices_of_a_job_are_whole_or_wrong(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="output"):
+    with pytest.raises(JobError, match="output: too"):
         job(tmp_path, "anthropic", prices={"input": 1})
+    with pytest.raises(JobError, match="input: and output: too, since they replace the known"):
+        job(tmp_path, "anthropic", prices={"batch": 0.5})
 
 
 def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:

@@ -117,9 +117,11 @@ class PricesSpec(Section):
         set_keys = {name for name in type(self).model_fields if getattr(self, name) is not None}
         if set_keys == {"gpu_hour"}:
             return self
-        if self.input is None or self.output is None:
-            missing = "input" if self.input is None else "output"
+        missing = [name for name in ("input", "output") if getattr(self, name) is None]
+        if missing:
+            needed = " and ".join(f"{name}:" for name in missing)
             raise invalid(
-                f"prices need {missing}: too", "write prices: {input: 0.15, output: 0.60}"
+                f"prices need {needed} too, since they replace the known prices as a whole",
+                "write prices: {input: 0.15, output: 0.60}",
             )
         return self
