@@ -13,6 +13,7 @@ from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
 from support.jobs import parquet, write_job
+from support.provider_bedrock import BedrockWire
 from support.provider_calls import SECRET
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
 from support.provider_server import Fault, serve_in_thread
@@ -82,21 +83,23 @@ def shows_nothing(job_dir: Path, bagent: Bagent, done: Completed) -> None:
         assert SECRET.encode() not in file.read_bytes(), file
 
 
-ELSEWHERE: dict[str, dict[str, Any]] = {
+WITH_SECRETS: dict[str, dict[str, Any]] = {
     "query": {"url": "openai+HERE/v1", "query": {"code": "${VALUE}"}},
     "URL": {"url": "openai+HERE/v1?sig=${VALUE}"},
     "login": {"url": "openai+LOGIN/v1"},
     "header": {"url": "anthropic+HERE/v1", "headers": {"X-Auth": "${VALUE}"}},
     "proxy": {"url": "openai+http://api.outside.test/v1", "proxy": "LOGIN"},
+    "key": {"url": "bedrock://us-east-1?endpoint=HERE", "api_key_env": "VALUE"},
 }
+WIRES = {"header": AnthropicWire, "key": BedrockWire}
 
 
 @pytest.mark.slow  # five commands each
-@pytest.mark.parametrize("where", ELSEWHERE)
-def test_a_secret_in_a_query_a_header_or_a_proxy_is_hidden_as_well(
+@pytest.mark.parametrize("where", WITH_SECRETS)
+def test_a_secret_is_in_no_file_and_no_message_wherever_a_backend_has_it(
     where: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    wire = AnthropicWire() if where == "header" else OpenAIWire()
+    wire = WIRES.get(where, OpenAIWire)()
     with serve_in_thread(
         wire, ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
     ) as server:
@@ -105,7 +108,7 @@ def test_a_secret_in_a_query_a_header_or_a_proxy_is_hidden_as_well(
             name: value.replace("HERE", server.url).replace("LOGIN", login)
             if isinstance(value, str)
             else value
-            for name, value in ELSEWHERE[where].items()
+            for name, value in WITH_SECRETS[where].items()
         }
         write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
         # A name that does not tell of a secret: what is hidden is hidden for where it stands.
