@@ -381,7 +381,8 @@ class FeedStats(msgspec.Struct, frozen=True):
     need. ``finished`` is how many rows of the input an earlier start finished, None if unknown.
     ``most`` is how many rows a limit or a sample lets through at most, None without one.
     ``empty_pipe``: standard input ended without a row. ``unselected`` rows were left out by
-    ``where``.
+    ``where``. ``empty`` counts the rows to be sent without a value in a column of the prompt, by
+    column.
     """
 
     read: int
@@ -394,3 +395,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     most: int | None = None
     empty_pipe: bool = False
     unselected: int = 0
+    empty: dict[str, int] = {}

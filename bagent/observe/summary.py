@@ -40,6 +40,9 @@ LOW_SHARE_FROM = 10
 
 MAX_GROUPS_SHOWN = 10
 
+MOST_COLUMNS = 3
+"""Columns with empty cells that are named."""
+
 _LABEL_WIDTH = 10
 
 _HEADLINES = {
@@ -83,13 +86,27 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
         *info.notes,
         ("ended", headline(s, info)),
         ("time", _time(s, info.worked_s)),
-        *_of_this_start([*_measures(s, info.worked_s), *_schema(s), *_requests(s)], s),
+        *_of_this_start(
+            [*_empty_cells(s), *_measures(s, info.worked_s), *_schema(s), *_requests(s)], s
+        ),
         *_trouble(s, info.advice.run),
         *_errors(s),
         ("results", info.advice.results),
         *after,
     ]
     return list(_aligned(pairs, info.color))
+
+
+def _empty_cells(s: Snapshot) -> Iterator[tuple[str, str]]:
+    counts = sorted(s.feed.empty.items(), key=lambda item: -item[1])
+    texts = [
+        f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} an empty {visible(name, 60)}"
+        for name, rows in counts[:MOST_COLUMNS]
+    ]
+    if texts:
+        more = len(counts) - MOST_COLUMNS
+        texts += [f"{counted(more, 'more column')}"] * (more > 0)
+        yield "empty", "; ".join(texts)
 
 
 def _of_this_start(pairs: list[tuple[str, str]], s: Snapshot) -> Iterator[tuple[str, str]]:
@@ -112,6 +129,7 @@ _COLORS = {
     "dropped": "31",
     "errors": "31",
     "warning": "33",
+    "empty": "33",
     "endpoints": "33",
     "first": "1",
     "cause": "33",
@@ -242,7 +260,6 @@ def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
     parts = [f"{s.requests:,} sent", retries_text(s.retries)]
     if s.tries != s.requests:  # a request may hold several rows, or be cut off at the end
         parts[0] += f"; {counted(s.tries, 'row attempt')} ended"
-        parts[1] = f"{s.retries:,} of them retries"
     if s.throttled:
         parts.append(counted(s.throttled, "throttled answer"))
     if s.failed_tries:

@@ -32,6 +32,7 @@ from bagent.rows import RowReader, read_again
 from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
+from bagent.runs.empty_cells import EmptyCells
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.load_polling import LAST_SECONDS, read_counters, watch_loads
 from bagent.runs.result_lines import ResultLines, StdoutWriter
@@ -96,6 +97,7 @@ class RunSession:
         self._reader = LoadReader(self._transport)
         self._fleet: FleetSet | None = None
         self._feeder: Feeder | None = None
+        self._empty = EmptyCells(context.prompt)
         self._plan: RunPlan | None = None
         self._live = Live(self._counters, lambda: self._fleet.states if self._fleet else ())
         progress.attach(self._live)
@@ -471,6 +473,7 @@ class RunSession:
         if self._context.stages:
             return [[0]] * len(rows)  # later stages need finished rows too
         pending = self._store.pending(rows, self._context.job.answers)
+        self._empty.count(rows, pending)
         if self._lines is not None:
             all_answers = list(range(self._context.job.answers))
             for row, answers in zip(rows, pending, strict=True):
@@ -535,6 +538,7 @@ class RunSession:
             most=rows.most,
             empty_pipe=rows.empty_pipe,
             unselected=rows.unselected,
+            empty=dict(self._empty.counts),
         )
         if feeder is None and self._answers_of_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, expected=self._answers_of_input)

@@ -98,6 +98,22 @@ def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
     assert first["total"] == 6
 
 
+def test_the_summary_says_how_many_of_the_sent_rows_have_no_value_for_the_prompt(
+    fs, job_dir, bagent
+):
+    fs.set_script({"*": [echo()]})
+    values = [{"id": f"r{n}", "text": "" if n % 2 else "t", "note": None} for n in range(6)]
+    values[4] = {"id": "", "text": None, "note": "x"}
+    prompt = {"user": "id={{ id }} {{ text }}{% if note %}{{ note }}{% endif %}"}
+    write_job(job_dir, fs.url, values, id="id", prompt=prompt, results=NO_TABLES)
+    first = bagent([*RUN, "--limit", "1"])
+    done = bagent(RUN)
+    assert (first.code, done.code) == (0, 0)
+    assert "an empty" not in first.err
+    line = "empty       4 rows have an empty text; 1 row has an empty id (this start)"
+    assert line in done.err.splitlines()
+
+
 SECTIONS = [{"name": name, "prompt": "id={{ id }} {{ board }}"} for name in ("one", "two")]
 
 

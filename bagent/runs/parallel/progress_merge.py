@@ -174,6 +174,7 @@ def _feed(parts: Sequence[FeedStats]) -> FeedStats:
         ended=all(part.ended for part in parts),
         finished=None,
         most=_sum_all(part.most for part in parts),
+        empty=_sums(part.empty for part in parts),
     )
 
 
