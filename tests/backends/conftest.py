@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Iterator
 
 import pytest
 
+from support.http_servers import refusing_port
+
 
 @pytest.fixture
-def unused_port() -> int:
+def unused_port() -> Iterator[int]:
     """A port of 127.0.0.1 at which nobody listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    with refusing_port() as port:
+        yield port

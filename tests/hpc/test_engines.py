@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -23,6 +22,7 @@ from bagent.hpc.engines import (
     with_own_cache,
 )
 from bagent.hpc.startup import is_alive
+from support.http_servers import refusing_port
 
 NODES = ["n1.site", "n2.site", "n3.site", "n4.site", "n5.site"]
 LISTEN = """
@@ -31,11 +31,6 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
     server.accept()
     time.sleep(600)
 """
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_ports_are_added_where_the_command_has_none():
@@ -107,10 +102,7 @@ def test_a_command_that_is_not_there_is_said_in_the_log(tmp_path):
 
 
 def test_an_engine_that_listens_is_noted_and_ends_when_asked(tmp_path):
-    port = free_port()
-    supervisor, state = keep(tmp_path, [sys.executable, "-c", LISTEN, str(port)], 3, port)
-
-    async def scenario():
+    async def scenario(supervisor):
         running = asyncio.create_task(supervisor.run())
         async with asyncio.timeout(20):
             while state.state != "listening":
@@ -118,7 +110,9 @@ def test_an_engine_that_listens_is_noted_and_ends_when_asked(tmp_path):
             await supervisor.stop()
             assert await running is True
 
-    asyncio.run(scenario())
+    with refusing_port() as port:
+        supervisor, state = keep(tmp_path, [sys.executable, "-c", LISTEN, str(port)], 3, port)
+        asyncio.run(scenario(supervisor))
     assert (state.state, state.starts) == ("stopped", 1)
     assert state.start_seconds is not None
     assert state.start_seconds >= 0

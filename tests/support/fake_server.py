@@ -13,12 +13,14 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 from aiohttp import web
 
+from support.http_servers import refusing_port
 from support.replies import Script
 from support.request_log import ReceivedRequest
 from support.server_handler import ScriptServer
@@ -56,6 +58,7 @@ class FakeServer:
         self._allow_faults = allow_faults
         self.port = 0
         self._up: Listening | None = None
+        self._held = ExitStack()
 
     @property
     def address(self) -> str:
@@ -119,6 +122,16 @@ class FakeServer:
         """
         self.server.ledger.wait_until(count, what, timeout)
 
+    def wait_until(self, done: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Block until ``done``, which looks at requests, is true.
+
+        Raises:
+            AssertionError: it took longer than ``timeout`` seconds.
+        """
+        changed = self.server.ledger.changed
+        with changed:
+            assert changed.wait_for(done, timeout), [seen.rows for seen in self.requests]
+
     def release(self, gate: str = "gate") -> None:
         """Let go the replies that ``gated(reply, gate)`` holds back."""
         self._call(lambda: self.server.release(gate))
@@ -129,12 +142,12 @@ class FakeServer:
 
     def start(self) -> Self:
         """Listen, on the port of the last time if there was one."""
+        self.port = self._held.enter_context(refusing_port(self.port))
         self._up = Listening(self._script, self._options, self.port, self._ssl)
-        self.port = self._up.port
         return self
 
     def stop(self) -> None:
-        """Close the port and every connection; what was seen stays readable."""
+        """Refuse connections and close every one; what was seen stays readable."""
         assert self._up is not None
         self._up.close()
 
@@ -154,6 +167,7 @@ class FakeServer:
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self._held.close()
         if kind is None and not self._allow_faults:
             assert not self.faults, self.faults
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -49,3 +50,19 @@ def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
         loop.close()
+
+
+@contextmanager
+def refusing_port(port: int = 0) -> Iterator[int]:
+    """A port of 127.0.0.1 that refuses connections, and that the system gives to nobody else.
+
+    A server that sets ``SO_REUSEADDR``, as those of asyncio and of the standard library do, can
+    listen at it meanwhile.
+
+    Args:
+        port: 0 takes a free one.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", port))
+        yield held.getsockname()[1]
