@@ -128,6 +128,8 @@ CANCEL_SECONDS = 1.0
 _MARGIN = 0.3
 _MAX_CHECK_SECONDS = 30.0
 _MIN_CHECK_SECONDS = 0.05
+_MIN_RECHECK_SECONDS = 1.0
+"""In less time an endpoint is not checked again: its last result says more."""
 _CHECK_FIRST, _DETECT_AFTER = 0.0, 0.001
 """Due times: capabilities are detected after all endpoints were checked."""
 _FIRST_PAUSE, _MAX_PAUSE, _PAUSE_GROWTH = 1.0, 5.0, 1.5
@@ -246,6 +248,8 @@ class FleetHealthCheck:
     async def _check(self, index: int) -> None:
         self._unchecked -= self.results[index] is None
         seconds = self._seconds_each()
+        if self.results[index] is not None and seconds < _MIN_RECHECK_SECONDS:
+            return
         result = self.results[index] = await self._send(self._endpoints[index], seconds)
         if result.ready:
             self.ready += 1

@@ -14,7 +14,6 @@ from bagent.backends.http.client import Transport
 from bagent.backends.http.errors import NotConnected
 from support.backend_calls import (
     QUICK,
-    SkippingLoop,
     ask,
     backend,
     endpoint,
@@ -23,8 +22,8 @@ from support.backend_calls import (
     reply,
     request,
     send,
-    skip,
 )
+from support.jumping_loop import run_shifted, skip, stop_clock
 from support.replies import close, ok
 
 NO_LIMITS = Timeouts(connect=None, first_token=None, idle=None, total=None)
@@ -47,7 +46,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_a_connect_failure(
 async def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs, reset):
     fs.set_script({"r1": [ok()], "r2": [close(reset=reset), ok("good")]})
 
-    async with backend() as found:
+    async with backend(clock=lambda: 1000.0) as found:
         to = endpoint(fs.url)
         first, stale, last = [
             await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")
@@ -76,6 +75,7 @@ def test_a_connection_that_was_idle_long_may_have_been_closed_however_late_it_sh
         await closed.wait()
 
     async def main():
+        stop_clock()
         now = [1000.0]
         async with raw_server(serve) as port, backend(clock=lambda: now[0]) as found:
             to = endpoint(f"http://127.0.0.1:{port}")
@@ -88,22 +88,21 @@ def test_a_connection_that_was_idle_long_may_have_been_closed_however_late_it_sh
             closed.set()
             return await sending
 
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        exchange = runner.run(main())
+    exchange = run_shifted(main())
     assert failure(exchange).kind == "connect"
     assert exchange.stale_connection is again
 
 
 def test_a_connection_is_never_used_once_it_was_idle_for_as_long_as_servers_keep_one(fs):
     async def main():
+        stop_clock()
         async with backend() as found:
             to = endpoint(fs.url)
             for seconds in (3.9, 4.1, 0.0):
                 reply(await found.send(to, [request()], NO_LIMITS))
                 skip(seconds)
 
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        runner.run(main())
+    run_shifted(main())
     assert fs.connections == 2
 
 

@@ -18,18 +18,9 @@ from bagent.backends.endpoint import Endpoint
 from bagent.proxy.server import Proxy, ProxyConfig, plain_states, start_proxy
 from support.cli import run_bagent
 from support.fake_server import FakeServer
+from support.jumping_loop import run_shifted, skip
 from support.proxy_calls import Work, ask, chat, post_chat, rows_of, running_proxy
 from support.replies import delta, gated, hang, ok, stream
-
-
-class ShiftedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be set ahead: what is due then happens at once."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        """Seconds, with what was set ahead."""
-        return super().time() + self.ahead
 
 
 def behind(servers: dict[str, FakeServer], work: Work, run: Path) -> Any:
@@ -43,8 +34,7 @@ def behind(servers: dict[str, FakeServer], work: Work, run: Path) -> Any:
         ):
             return await work(proxy, session)
 
-    with asyncio.Runner(loop_factory=ShiftedLoop) as runner:
-        return runner.run(main())
+    return run_shifted(main())
 
 
 def endpoints(servers: dict[str, FakeServer]) -> list[Endpoint]:
@@ -59,9 +49,7 @@ async def get(proxy: Proxy, session: aiohttp.ClientSession, path: str) -> tuple[
 
 async def ahead(seconds: float) -> None:
     """Set the clock ahead, and let the proxy look at what that means."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, ShiftedLoop)
-    loop.ahead += seconds
+    skip(seconds)
     await asyncio.sleep(0.2)
 
 
@@ -106,8 +94,7 @@ def test_what_joins_and_leaves_shows_in_answers_routes_and_tables(tmp_path):
 def test_a_client_of_a_hanging_endpoint_is_answered_by_another(tmp_path):
     async def work(proxy, session):
         first = [asyncio.create_task(ask(proxy, session, row="first")) for _ in range(2)]
-        await until(lambda: bool(hung.requests and well.requests))
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(hung.requests) and any(one.done() for one in first))
         assert (await ask(proxy, session))[0] == 200
         await ahead(61.0)
         await until(lambda: any(seen.method == "POST" for seen in hung.probes))  # the proof

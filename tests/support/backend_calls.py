@@ -69,23 +69,6 @@ def failure(exchange: Exchange) -> Failure:
     return result
 
 
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be set forward; the network goes on as usual."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        """Seconds on the loop's own clock."""
-        return super().time() + self.ahead
-
-
-def skip(seconds: float) -> None:
-    """Set the clock of the running loop, a :class:`SkippingLoop`, forward."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SkippingLoop)
-    loop.ahead += seconds
-
-
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: hours pass in no time, and always the same way."""
+"""Event loops whose clocks jump by themselves, or are set forward by a test."""
 
 from __future__ import annotations
 
@@ -55,11 +55,55 @@ def on_jumping_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable
     return run
 
 
+class ShiftedLoop(asyncio.SelectorEventLoop):
+    """Runs in real time, network included, on a clock that can be set forward.
+
+    So a test decides when a time limit is over, whatever the speed of the machine: limits are
+    long, and are skipped once everything else has happened.
+    """
+
+    ahead = 0.0
+    stopped: float | None = None
+
+    def time(self) -> float:
+        """Seconds on the loop's own clock."""
+        return (super().time() if self.stopped is None else self.stopped) + self.ahead
+
+
+def skip(seconds: float) -> None:
+    """Set the clock of the running loop, a :class:`ShiftedLoop`, forward."""
+    _shifted_loop().ahead += seconds
+
+
+async def turns(count: int = 100) -> None:
+    """Let the loop turn so often: what has begun goes on until it waits for something real."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def stop_clock() -> None:
+    """Let only :func:`skip` move the clock of the running loop, a :class:`ShiftedLoop`."""
+    loop = _shifted_loop()
+    loop.stopped = loop.time() - loop.ahead
+
+
+def _shifted_loop() -> ShiftedLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ShiftedLoop)
+    return loop
+
+
+def run_shifted(main: Coroutine[Any, Any, T]) -> T:
+    """The result of ``main`` on a :class:`ShiftedLoop`."""
+    with asyncio.Runner(loop_factory=ShiftedLoop) as runner:
+        return runner.run(main)
+
+
 def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make a test of a coroutine function: it runs on an event loop in real time."""
+    """Make a test of a coroutine function: it runs on a :class:`ShiftedLoop`."""
 
     @functools.wraps(test)
     def run(*args: Any, **named: Any) -> None:
-        asyncio.run(test(*args, **named))
+        run_shifted(test(*args, **named))
 
     return run
