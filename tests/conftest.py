@@ -17,7 +17,7 @@ import pytest
 
 from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
-from support.in_process import TablesHere, make_tables_here
+from support.in_process import RunClock, TablesHere, make_tables_here
 
 # Workers of xdist inherit it, so that all have the same seed, also around midnight.
 SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat())
@@ -79,6 +79,12 @@ def fs() -> Iterator[FakeServer]:
     """A scripted server that answers every row; ``fs.set_script({...})`` changes that."""
     with FakeServer() as server:
         yield server
+
+
+@pytest.fixture
+def run_clock(monkeypatch: pytest.MonkeyPatch) -> RunClock:
+    """The clock of a run in this process."""
+    return RunClock(monkeypatch)
 
 
 @pytest.fixture

@@ -53,15 +53,13 @@ LLAMA: Routes = {
 }
 
 
-async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
+async def _learn(url: str, seconds: float = 60.0) -> Capabilities | Failure:
     transport = Transport()
     try:
-        end = time.monotonic() + seconds
-        found = await fetch_models(transport, endpoint(url, own=True), seconds)
+        found = await fetch_models(transport, endpoint(url, own=True), 60.0)
         if isinstance(found, Failure):
             return found
-        left = end - time.monotonic()
-        return (await detect_capabilities(transport, endpoint(url), found, left)).capabilities
+        return (await detect_capabilities(transport, endpoint(url), found, seconds)).capabilities
     finally:
         await transport.close()
 
@@ -134,12 +132,13 @@ def test_a_refused_model_list_is_a_failure(status: int, kind: str) -> None:
 
 
 async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
-    """Only the model list answers; all the other routes hang."""
+    """Only the model list answers; all the other routes hang for good."""
+    over = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         if b"/v1/models" not in line:
-            await asyncio.sleep(20)
+            await over.wait()
             return
         while (await reader.readline()).strip():
             pass
@@ -149,12 +148,10 @@ async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
         await writer.drain()
 
     async with raw_server(handle) as port:
-        began = time.monotonic()
-        found = await _learn(f"http://127.0.0.1:{port}/v1", 0.5)
-        found, seconds = found, time.monotonic() - began
+        found = await _learn(f"http://127.0.0.1:{port}/v1", 0.2)
+        over.set()
     assert isinstance(found, Capabilities)
     assert fields(found, "models engine version metrics") == (("m",), "vllm", None, None)
-    assert seconds < 2.0
 
 
 CHAT = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "length"}]}
@@ -162,7 +159,7 @@ TEXT = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
 VECTORS = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 1}}
 
 
-async def _prove(url: str, model: str | None = "m", seconds: float = 5.0) -> ProbeResult | Failure:
+async def _prove(url: str, model: str | None = "m", seconds: float = 60.0) -> ProbeResult | Failure:
     backend = OpenAIBackend(Transport())
     try:
         return await CompletionProbe(backend).prove(endpoint(url), model, seconds)
@@ -212,7 +209,7 @@ def listed(refusals, own, headers=None):
         app = web.Application()
         app.router.add_get("/v1/models", answer)
         async with serve_app(app) as url, backend() as client:
-            return await client.probe(endpoint(f"{url}/v1", own=own), 5.0)
+            return await client.probe(endpoint(f"{url}/v1", own=own), 60.0)
 
     return asyncio.run(main()), times
 
@@ -225,5 +222,5 @@ def test_a_busy_provider_is_asked_for_its_models_again_and_not_before_it_says():
 
 
 def test_a_provider_that_names_too_late_a_time_for_its_models_is_not_asked_again():
-    found, asked = listed(9, own=False, headers={"Retry-After": "30"})
+    found, asked = listed(9, own=False, headers={"Retry-After": "90"})
     assert (found.kind, len(asked)) == ("rate_limited", 1)

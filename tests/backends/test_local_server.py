@@ -199,7 +199,5 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         async with start_local(LocalConfig(tmp_path / "log", start_seconds=0.01)):
             pass
 
-    begun = time.monotonic()
     with pytest.raises(UsageError, match=r"not ready within 0.01 s"):
         asyncio.run(main())
-    assert time.monotonic() - begun < 10

@@ -14,6 +14,7 @@ from bagent.backends.http.client import Transport
 from bagent.bench.client import send_request
 from bagent.bench.records import RequestRow
 from bagent.bench.workload import LoadRequest
+from support.backend_calls import raw_server
 from support.fake_server import FakeServer
 from support.replies import (
     ABSENT,
@@ -27,12 +28,13 @@ from support.replies import (
     stream,
     usage_chunk,
 )
+from support.response_bodies import sse
 
 CHAT = (
     b'{"model":"fake-model","messages":[{"role":"user","content":"id=r"}],"stream":true,'
     b'"stream_options":{"include_usage":true}}'
 )
-LIMITS = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=1.0)
+LIMITS = Timeouts(connect=60.0, first_token=60.0, idle=60.0, total=60.0)
 
 
 def sent(reply: Reply, limits: Timeouts = LIMITS, request: LoadRequest | None = None) -> RequestRow:
@@ -71,16 +73,40 @@ def test_thinking_is_a_first_token_and_no_first_answer() -> None:
     assert row.first_token < row.first_answer
 
 
-def test_tokens_are_known_piece_by_piece_only_where_each_is_told() -> None:
+async def stream_and_note(chunks: list[Any]) -> RequestRow:
+    """The row of a request whose answer's next chunk is sent once the one before was noted."""
+    row = RequestRow(0, 0, 0, "e", "chat", -1.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"id=r")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        for number, chunk in enumerate(chunks[:-2], 1):
+            writer.write(sse(chunk))
+            while len(row.chunk_at) < number:
+                await asyncio.sleep(0.001)
+        writer.write(b"".join(map(sse, [*chunks[-2:], "data: [DONE]\n\n"])))
+
+    transport, ticks = Transport(), itertools.count(1)
+    async with raw_server(serve) as port:
+        to = Endpoint("e", f"http://127.0.0.1:{port}/v1")
+        request = LoadRequest("/chat/completions", CHAT, True)
+        await send_request(transport, to, request, row, LIMITS, lambda: float(next(ticks)))
+    await transport.close()
+    return row
+
+
+async def test_tokens_are_known_piece_by_piece_only_where_each_is_told() -> None:
     chunks = [
         {**delta("a"), "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
         {**delta("b c"), "usage": {"prompt_tokens": 5, "completion_tokens": 3}},
         delta(finish_reason="stop"),
         usage_chunk(5, 3),
     ]
-    row = sent(stream(chunks, gap=0.05))
+    row = await stream_and_note(chunks)
+    assert row.status == "ok", row.error
     assert row.chunk_tokens == [1, 3] and len(row.chunk_at) == 2
-    assert sent(stream([delta("a"), delta("b"), *chunks[2:]], gap=0.05)).chunk_tokens == []
+    row = await stream_and_note([delta("a"), delta("b"), *chunks[2:]])
+    assert len(row.chunk_at) == 2 and row.chunk_tokens == []
 
 
 @pytest.mark.parametrize("usage", [[usage_chunk(5, 0)], [usage_chunk(5, None)], []])
@@ -108,8 +134,8 @@ def test_without_a_usage_to_believe_pieces_are_counted_and_that_is_said(usage: l
 def test_failures_have_a_kind_and_are_not_sent_again(
     reply: Reply, kind: str, code: int | None
 ) -> None:
-    limits = Timeouts(connect=0.3, first_token=0.3, idle=0.3, total=0.3)
-    row = sent(reply, limits)
+    short = Timeouts(connect=60.0, first_token=0.3, idle=0.3, total=0.3)
+    row = sent(reply, short if reply.action == "hang" else LIMITS)
     assert (row.status, row.error_kind, row.code) == ("failed", kind, code), row.error
     assert row.error and row.done > row.sent
 

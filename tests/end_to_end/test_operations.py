@@ -7,8 +7,19 @@ import sys
 import pytest
 
 from support.cli import run_bagent
-from support.jobs import results_by_id, write_job
-from support.replies import at_barrier, close, echo, error_body, hang, raw, slow, status
+from support.in_process import meanwhile
+from support.jobs import results_by_id, wait_until, write_job
+from support.replies import (
+    at_barrier,
+    close,
+    echo,
+    error_body,
+    gated,
+    hang,
+    raw,
+    slow,
+    status,
+)
 from support.run_outcomes import NO_TABLES, RUN, shell
 
 BAGENT = f"{sys.executable} -m bagent"
@@ -54,11 +65,19 @@ def test_as_many_requests_are_in_flight_as_were_asked_for(fs, job_dir):
     assert len(fs.requests) == 150
 
 
-def test_waiting_for_a_slot_is_no_part_of_a_requests_time_limit(fs, job_dir):
-    fs.set_script({"*": [slow(0.2, echo())]})
-    limits = {"concurrency": 2, "timeout": "1s", "retries": 0}
-    write_job(job_dir, fs.url, 14, limits=limits, results=NO_TABLES)
-    done = run_bagent(RUN, job_dir)
+def test_waiting_for_a_slot_is_no_part_of_a_requests_time_limit(fs, job_dir, run_clock):
+    fs.set_script({f"r{n}": [gated(echo(), f"pair {(n - 1) // 2}")] for n in range(1, 7)})
+    limits = {"concurrency": 2, "timeout": "60s", "retries": 0}
+    write_job(job_dir, fs.url, 6, limits=limits, results=NO_TABLES)
+
+    def answer_late():
+        for pair in range(3):
+            fs.wait_for(2 * pair + 2)
+            run_clock.skip(40)
+            fs.release(f"pair {pair}")
+
+    with meanwhile(answer_late):
+        done = run_bagent(RUN, job_dir)
     assert done.code == 0, done.err
     assert fs.peak_in_flight <= 2
 
@@ -82,7 +101,7 @@ def test_a_low_limit_of_open_files_costs_no_row(fs, job_dir, limit, least, most,
 # --- causes ---------------------------------------------------------------------------------------
 
 
-def test_each_failed_row_and_the_summary_tell_the_real_cause(fs, job_dir):
+def test_each_failed_row_and_the_summary_tell_the_real_cause(fs, job_dir, run_clock):
     script = {
         "r1": [status(400, error_body(400, "first cause"))],
         "r2": [status(400, error_body(400, "first cause"))],
@@ -92,9 +111,21 @@ def test_each_failed_row_and_the_summary_tell_the_real_cause(fs, job_dir):
         "*": [echo()],
     }
     fs.set_script(script)
-    limits = {"retries": 1, "timeout": "0.6s"}
+    limits = {"retries": 1, "timeout": "60s"}
     write_job(job_dir, fs.url, 8, limits=limits)
-    done = run_bagent(RUN, job_dir)
+
+    def attempts():
+        files = job_dir.glob("runs/job/journal/attempts-*.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in files)
+
+    def skip_limits():
+        for attempt in (1, 2):
+            fs.wait_until(lambda number=attempt: fs.count("r4") == number)
+            wait_until(lambda: attempts() == len(fs.requests) - 1)
+            run_clock.skip(61)
+
+    with meanwhile(skip_limits):
+        done = run_bagent(RUN, job_dir)
     assert done.code == 1
     found = results_by_id(job_dir)
     kinds = {name: found[name]["error_kind"] for name in ("r1", "r3", "r4", "r5")}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,9 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from bagent.fleet.fleet import Fleet
 from support.cli import Running
 from support.fake_server import FakeServer
-from support.jobs import write_job
+from support.http_servers import refusing_port
+from support.in_process import meanwhile
+from support.jobs import wait_for_text, write_job
+from support.jumping_loop import turns
 from support.replies import echo, error_body, gated, ok, refused, slow, status
 
 pytestmark = pytest.mark.database
@@ -102,10 +107,28 @@ def test_resumed(fs, job_dir, bagent):
     assert (bagent(command).code, len(fs.requests)) == (0, 5)
 
 
-def test_stopped_by_the_deadline(fs, job_dir, bagent):
+def test_stopped_by_the_deadline(fs, job_dir, bagent, run_clock, monkeypatch):
     fs.set_script({"r1": [echo()], "*": [gated(echo())]})
     write_job(job_dir, fs.url, 3, limits={"concurrency": 1})
-    done = bagent([*RUN, "--deadline", "10s", "--deadline-margin", "9.5s"])
+
+    drain, draining = Fleet.drain, threading.Event()
+
+    async def note_drain(fleet, seconds):
+        waiting = asyncio.ensure_future(drain(fleet, seconds))
+        await turns()
+        draining.set()
+        return await waiting
+
+    def skip_to_deadline():
+        fs.wait_for(2)
+        run_clock.skip(101)
+        assert draining.wait(20)
+        run_clock.skip(100)
+
+    monkeypatch.setattr(Fleet, "drain", note_drain)
+
+    with meanwhile(skip_to_deadline):
+        done = bagent([*RUN, "--deadline", "200s", "--deadline-margin", "100s"])
     command = check(bagent, done, "deadline")
     fs.set_script({"*": [echo()]})
     command[command.index("--deadline") + 1] = "none"  # the same would stop as early again
@@ -124,18 +147,19 @@ def test_stopped_by_the_budget(fs, job_dir, bagent):
     assert (again.code, fs.count("r1")) == (0, 1), again.err
 
 
-def test_a_deadline_after_the_last_server_died_says_so(job_dir, bagent):
-    def kill():
+def test_a_deadline_after_the_last_server_died_says_so(job_dir, bagent, run_clock):
+    def kill_and_skip_to_deadline():
         own.wait_for(2)
         own.stop()
+        wait_for_text(job_dir, "runs/job/run.log", "does not answer")
+        run_clock.skip(198)
 
     with FakeServer() as own:
         own.set_script({"*": [slow(0.2, echo())]})
         write_job(job_dir, own.url, 99, limits={"concurrency": 1})
-        killer = threading.Thread(target=kill)
-        killer.start()
-        done = bagent([*RUN, "--deadline", "6s", "--deadline-margin", "3s", "--wait-hosts", "1m"])
-        killer.join()
+        limits = ["--deadline", "200s", "--deadline-margin", "3s", "--wait-hosts", "10m"]
+        with meanwhile(kill_and_skip_to_deadline):
+            done = bagent([*RUN, *limits])
         own.start()
     assert done.code == 75, done.err
     assert "the deadline is 3 s away, and no endpoint works: cannot connect to" in done.err
@@ -181,9 +205,10 @@ def test_stopped_by_a_signal(fs, job_dir, bagent):
     assert (again.code, fs.count("r1")) == (0, 1), again.err
 
 
-def test_stopped_by_an_outage(fs, job_dir, bagent, unused_tcp_port_here):
-    write_job(job_dir, f"http://127.0.0.1:{unused_tcp_port_here}/v1", 3)
-    done = bagent([*RUN, "--wait-hosts", "1s"])
+def test_stopped_by_an_outage(fs, job_dir, bagent):
+    with refusing_port() as port:
+        write_job(job_dir, f"http://127.0.0.1:{port}/v1", 3)
+        done = bagent([*RUN, "--wait-hosts", "1s"])
     command = check(bagent, done, "outage")
     fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 3)
@@ -216,12 +241,3 @@ def test_no_tables(fs, job_dir, bagent):
     blocked.rmdir()
     assert (bagent(command).code, len(fs.requests)) == (0, 3)
     assert blocked.is_file()
-
-
-@pytest.fixture
-def unused_tcp_port_here():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

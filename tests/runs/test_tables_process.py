@@ -43,7 +43,7 @@ def test_a_closed_child_is_gone_and_has_made_nothing(tmp_path: Path) -> None:
     assert len(_children() - others) == 1
     child.close()
     child.close()
-    assert _children() == others
+    assert _children() <= others
     assert not (tmp_path / "run" / "results.parquet").exists()
 
 

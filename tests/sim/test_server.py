@@ -7,7 +7,6 @@ import base64
 import json
 import math
 import struct
-import time
 
 import aiohttp
 import pytest
@@ -179,7 +178,6 @@ async def test_closing_ends_requests_in_flight_at_once() -> None:
             task = asyncio.create_task(session.post(sim.urls[0] + "/v1/completions", json=body))
             while not sim.replicas[0].engine.running:
                 await asyncio.sleep(0.001)
-            begun = time.perf_counter()
-        assert time.perf_counter() - begun < 2
+        assert sim.replicas[0].engine.stats.aborted == 1
         with pytest.raises(aiohttp.ClientError):
             await task

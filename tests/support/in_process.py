@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,9 +33,46 @@ from bagent.store.run_dir import RunInfo
 from bagent.store.tables import build, parquet
 from bagent.store.tables.outputs import TableOutputs
 from bagent.store.tables.parquet import MemoryLimits
+from support.jumping_loop import ShiftedLoop
 
 if TYPE_CHECKING:
+    import pytest
     from duckdb import DuckDBPyConnection
+
+
+class RunClock:
+    """The clock of the next run in this process: that of its event loop.
+
+    A test's thread skips time limits once everything else has happened, so that they may be long.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(execute, "_uvloop_factory", lambda: self._make_loop)
+
+    def _make_loop(self) -> ShiftedLoop:
+        self._loop = ShiftedLoop()
+        return self._loop
+
+    def skip(self, seconds: float) -> None:
+        """Set the clock forward, and wait until what is due then has begun."""
+        begun = threading.Event()
+
+        def forward() -> None:
+            self._loop.ahead += seconds
+            self._loop.call_later(0, begun.set)
+
+        self._loop.call_soon_threadsafe(forward)
+        assert begun.wait(60)
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    """Do ``work`` in a thread beside the block; what it raises is raised at the end."""
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(work)
+        yield
+        future.result()
+
 
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,

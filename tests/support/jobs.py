@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,34 @@ def journal_lines(run: Path) -> list[dict[str, Json]]:
         whole = path.read_bytes().rpartition(b"\n")[0]
         lines += [msgspec.json.decode(line) for line in whole.splitlines() if line.strip()]
     return lines
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Block until ``done`` is true.
+
+    Raises:
+        AssertionError: it was not within a minute.
+    """
+    for _ in range(6000):
+        if done():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen in a minute")
+
+
+def wait_for_text(folder: Path, files: str, *texts: str) -> None:
+    """Block until the files that match a pattern have these texts."""
+
+    def written() -> bool:
+        content = "".join(path.read_text("utf-8", "replace") for path in folder.glob(files))
+        return all(text in content for text in texts)
+
+    wait_until(written)
+
+
+def wait_for_outcomes(folder: Path, *ids: str) -> None:
+    """Block until the journal of the run has the outcomes of these rows."""
+    wait_for_text(folder, "runs/job/journal/rows-*.jsonl", *(f'"id":"{name}"' for name in ids))
 
 
 def parquet(run: Path, table: str = "results") -> list[dict[str, Json]]:

@@ -21,7 +21,7 @@ import pytest
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
 from bagent.tools.mcp import McpConfig, McpServer
-from support.jumping_loop import in_event_loop
+from support.jumping_loop import in_event_loop, skip
 from support.tool_pools import ENV, asked, opened
 
 pytestmark = [
@@ -157,9 +157,10 @@ def test_a_call_that_only_reads_is_run_again_when_its_server_died(tmp_path: Path
 
 @in_event_loop
 async def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path) -> None:
-    async with opened(tmp_path, small(tmp_path, timeout=1)) as pool:
+    async with opened(tmp_path, small(tmp_path, timeout=60)) as pool:
         hanging = asyncio.ensure_future(pool.call(asked("hang")))
         beside = await pool.call(asked("add", a=1, b=1))
+        skip(61)
         hung = await hanging
         after = await pool.call(asked("add", a=2, b=2))
     assert (beside.text, hung.error, after.text) == ("2", "timeout", "4")

@@ -12,7 +12,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolExecutor, ToolResult
-from support.jumping_loop import in_event_loop
+from support.jumping_loop import in_event_loop, skip, turns
 from support.tool_pools import abandoned_runs, answers, asked, once, opened
 
 SOURCE = '''
@@ -167,8 +167,11 @@ def test_what_a_function_returns_or_raises_goes_back(
 
 @in_event_loop
 async def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: Path) -> None:
-    async with opened(base, entry("wait_for_gate", timeout=0.2)) as pool:
-        first = await pool.call(asked("wait_for_gate", x=1))
+    async with opened(base, entry("wait_for_gate", timeout=60)) as pool:
+        hanging = asyncio.ensure_future(pool.call(asked("wait_for_gate", x=1)))
+        await turns()
+        skip(61)
+        first = await hanging
         abandoned = abandoned_runs(pool, "wait_for_gate")
         gate(base).set()
         async with asyncio.timeout(20):
@@ -193,8 +196,11 @@ async def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -
 
 @in_event_loop
 async def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(base: Path) -> None:
-    async with opened(base, entry("block", timeout=0.3)) as pool:
-        first = await pool.call(asked("block", x=1))
+    async with opened(base, entry("block", timeout=60)) as pool:
+        blocked = asyncio.ensure_future(pool.call(asked("block", x=1)))
+        await turns()
+        skip(61)
+        first = await blocked
         async with asyncio.timeout(20):
             while not abandoned_runs(pool, "block"):
                 await asyncio.sleep(0.01)
