@@ -54,9 +54,7 @@ class EndpointPool:
         for state in states:
             state.turns = turns
             self.states.append(state)
-            existing = self._by_name.get(state.name)
-            if existing is None or existing.leaving:  # it came back, or its tags changed
-                self._by_name[state.name] = state
+            self._by_name[state.name] = state
             self._limits[state] = 0
             self.update(state)
 

@@ -301,6 +301,14 @@ class EndpointState:
         """Send it nothing more."""
         self._set(EndpointStatus.LEAVING)
 
+    def take_over(self, former: EndpointState) -> None:
+        """Take the requests in flight of its former state: the server works on them still."""
+        for request in former.requests:
+            request.state = self
+        self.requests, self.in_flight = former.requests, former.in_flight
+        self.exclusive = former.exclusive
+        former.requests, former.in_flight = {}, 0
+
     def open_circuit(self, fault: Failure | None) -> float:
         """Send it nothing; return the seconds until the next check."""
         self._set(EndpointStatus.OPEN)

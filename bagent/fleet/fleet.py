@@ -261,18 +261,18 @@ class Fleet:
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Add endpoints; each gets calls once a probe has reached it."""
-        self._health.join(states)
+        self._on_removed(self._health.join(states))
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
         """Send nothing more to these endpoints; remove them once they have nothing in flight."""
-        for state in self._health.leave(names):
-            self._on_removed(state)
+        self._on_removed(self._health.leave(names))
         self._update_events()
 
-    def _on_removed(self, state: EndpointState) -> None:
-        self._router.remove(state)
-        self._apply(self._rules.after_removal(state))
+    def _on_removed(self, states: Sequence[EndpointState]) -> None:
+        for state in states:
+            self._router.remove(state)
+            self._apply(self._rules.after_removal(state))
 
     def on_load_sample(self, state: EndpointState, load: EngineLoad | None, reason: str) -> None:
         """Record the load of an engine, by which its limit may have changed."""
@@ -577,6 +577,7 @@ class Fleet:
             exchange = Exchange([failure] * len(calls), sent=sent, done=unix())
         finally:
             self._free(request)
+        state = request.state  # it may have left and come back
         self._apply(self._results.handle(request, exchange))
         if self._waiting.suspended:
             self._apply(self._rules.after_success(state))
@@ -585,7 +586,7 @@ class Fleet:
         if fleet.closed:
             self._abandon(call for call in calls if not call.in_flight)
         if self._health.remove_if_done(state):
-            self._on_removed(state)
+            self._on_removed([state])
         self._endpoints.update(state)
         self._pump()
 

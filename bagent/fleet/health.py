@@ -111,12 +111,24 @@ class Health:
 
     # --- endpoints that join and leave ------------------------------------------------------------
 
-    def join(self, states: Sequence[EndpointState]) -> None:
-        """Add endpoints; each gets calls once a probe has reached it."""
-        self._fleet.endpoints.add(*states)
+    def join(self, states: Sequence[EndpointState]) -> list[EndpointState]:
+        """Add endpoints; each gets calls once a probe has reached it.
+
+        One that comes back while it is leaving, perhaps with other tags, takes over the requests
+        in flight of its former state. Return the former states, which are removed.
+        """
+        endpoints = self._fleet.endpoints
+        removed = []
         for state in states:
+            former = endpoints.get(state.name)
+            if former is not None:
+                endpoints.remove(former)
+                state.take_over(former)
+                removed.append(former)
+            endpoints.add(state)
             self._reports.sample(state, "joined")
             self.probe(state)
+        return removed
 
     def leave(self, names: Sequence[str]) -> list[EndpointState]:
         """Send nothing more to these endpoints; return those that are removed at once."""
@@ -132,11 +144,14 @@ class Health:
 
     def remove_if_done(self, state: EndpointState) -> bool:
         """Remove an endpoint that is leaving and has nothing in flight; return whether it was."""
-        endpoints = self._fleet.endpoints
-        done = state.leaving and not state.requests and state in endpoints.states
+        done = state.leaving and not state.requests and not self._is_removed(state)
         if done:
-            endpoints.remove(state)
+            self._fleet.endpoints.remove(state)
         return done
+
+    def _is_removed(self, state: EndpointState) -> bool:
+        """Return whether an endpoint was removed, or came back as another state."""
+        return self._fleet.endpoints.get(state.name) is not state
 
     # --- probes ---------------------------------------------------------------------------------
 
@@ -166,6 +181,8 @@ class Health:
                     began = clock()  # it may have died after it answered
                     result = await self._backend.probe(state.endpoint, seconds)
         self._probing.discard(state)
+        if self._is_removed(state):
+            return
         if isinstance(result, Failure) and result.status is None and state.last_answer < began:
             self._mark_down(state, result, clock())
             self._listener.on_probe(state, None, answered=False)
@@ -375,7 +392,8 @@ class Health:
         for last in (False, True):
             result = await self._backend.probe(state.endpoint, seconds)
             failed = isinstance(result, Failure) and result.status is None
-            if not failed or state.last_answer >= began or not state.up or fleet.closed:
+            gone = not state.up or fleet.closed or self._is_removed(state)
+            if not failed or state.last_answer >= began or gone:
                 return False
             if not last:
                 await asyncio.sleep(seconds)

@@ -109,3 +109,23 @@ async def test_all_room_of_an_endpoint_that_joins_is_used_at_once():
     assert s.backend.shares == {"old": 4, "new": 4}
     s.fleet.abandon_waiting()
     await s.fleet.wait_idle()
+
+
+@on_jumping_clock
+async def test_an_endpoint_that_comes_back_still_has_what_it_works_on():
+    """It began with its whole limit, beside the rows that it had before it left."""
+    s = setup({"old": always(seconds=10.0), "other": always(seconds=10.0)}, limit=4)
+    s.submit(*range(20))
+    await asyncio.sleep(1.0)
+    old = s.states[0]
+    s.fleet.leave(["old"])
+    await asyncio.sleep(2.0)
+    again = EndpointState(old.endpoint, InFlightLimit(4, 4), old.account)
+    s.fleet.join([again])
+    assert again in s.fleet.states
+    assert old not in s.fleet.states
+    await s.fleet.wait_idle()
+    assert s.backend.peak["old"] == 4
+    assert sorted(s.recorder.replies) == list(range(20))
+    assert max(s.recorder.ended_at.values()) < 1035.0
+    assert (again.in_flight, s.fleet.limit) == (0, 8)

@@ -549,8 +549,6 @@ def limits_are_kept(history: History) -> Problems:
             if job.concurrency != "auto" and rows > int(job.concurrency):
                 yield f"{rows} in flight at {at}"
                 return
-            if "hosts" in events_of(history, start.number):
-                continue  # a server that came back may still work on what it had
             if job.per_endpoint != "auto" and running[endpoint] > int(job.per_endpoint):
                 yield f"{running[endpoint]} in flight at endpoint {endpoint} at {at}"
                 return
