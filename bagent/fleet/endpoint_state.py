@@ -31,6 +31,9 @@ LATE_ANSWER_SECONDS = 0.5
 """For so long after a connection broke, an answer to an older request may come from a server that
 has died since."""
 
+SHORT_WAIT = 5.0
+"""Seconds for which a call that failed elsewhere waits for the account of an endpoint, at most."""
+
 DEFAULT_RETRY_AFTER_MAX = 120.0
 """Cap on a server's Retry-After in seconds, where no other is set."""
 
@@ -213,6 +216,10 @@ class EndpointState:
             return 0
         limit = 1 if self.status else self.limit.value  # half open
         return max(0, limit - self.in_flight)
+
+    def has_room_soon(self, now: float) -> bool:
+        """Return whether it may be sent calls, and its account does not have it wait for long."""
+        return self.usable and self.account.wait(now, 0) <= SHORT_WAIT
 
     @property
     def oldest_wait(self) -> float | None:

@@ -226,12 +226,13 @@ class BatchScheduler:
         take = fleet.waiting.take
         batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
         if several and not batch.calls and fleet.waiting.has_urgent:
-            batch.calls = take(state.name, self._without_better(state, size), selective=False)
+            size = self._without_better(state, size, now)
+            batch.calls = take(state.name, size, selective=False)
         batch.warms = batch.warms and bool(batch.calls)
         return batch
 
-    def _without_better(self, state: EndpointState, size: BatchSize) -> BatchSize:
-        """Return ``size``, but 0 for calls that should go to another usable endpoint.
+    def _without_better(self, state: EndpointState, size: BatchSize, now: float) -> BatchSize:
+        """Return ``size``, but 0 for calls that should go to another endpoint soon.
 
         That is one that has not failed them, or any if ``state`` has failed them last.
         """
@@ -241,7 +242,7 @@ class BatchScheduler:
             last = call.avoid[-1:] == (state.name,)
             better = any(
                 other is not state
-                and other.usable
+                and other.has_room_soon(now)
                 and fits(other, call.min_context)
                 and (last or other.name not in call.avoid)
                 for other in states

@@ -118,6 +118,23 @@ async def test_a_rate_limit_of_one_account_holds_up_no_other():
     assert end < 1050
 
 
+@on_jumping_clock
+async def test_a_row_does_not_wait_for_an_endpoint_whose_account_pauses_for_long():
+    """Rows that one endpoint had failed waited until the other one's pause was over."""
+
+    def failing(row, number):
+        return Answer(GOOD, 1.0) if number > 2 else Answer(BROKEN, 1.0)
+
+    def pausing(row, number):
+        return Answer(throttled(60.0), 1.0) if number == 1 else Answer(GOOD, 1.0)
+
+    s = setup({"a": failing, "b": pausing}, limit=2, own_accounts=True)
+    await s.run(4)
+    assert len(s.recorder.replies) == 4
+    late = [end for row, end in s.recorder.ended_at.items() if end > 1010.0]
+    assert len(late) <= 1, "only the row that the pause was asked for"
+
+
 def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alone():
     dead_until = {}
 

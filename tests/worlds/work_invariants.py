@@ -53,7 +53,9 @@ def no_server_idles_while_a_row_waits(history: History) -> Problems:
             own = [sent for sent in requests if sent.endpoint == index]
             busy = [(sent.at, end if sent.over is None else sent.over) for sent in own]
             ill = _ill(history, index, own)
-            elsewhere = _failed_here(history, start, index, end)
+            others = [sent for sent in requests if sent.endpoint != index]
+            at_work = _merged((s.at, end if s.over is None else s.over) for s in others)
+            elsewhere = _shared(_failed_here(history, start, index, end), at_work)
             blocked = _merged([*busy, *full, *ill, *elsewhere, (start.began, start.began + 2.0)])
             for begin, until in waiting:
                 for first, last in _gaps(blocked, begin, until):
@@ -162,6 +164,13 @@ def _merged(spans: Sequence[Span] | Iterator[Span]) -> list[Span]:
         else:
             merged.append((begin, end))
     return merged
+
+
+def _shared(spans: Iterator[Span], others: Sequence[Span]) -> Iterator[Span]:
+    """Yield the parts of spans that others overlap."""
+    for begin, end in spans:
+        for first, last in others:
+            yield max(begin, first), min(end, last)
 
 
 def _gaps(blocked: Sequence[Span], begin: float, end: float) -> Iterator[Span]:
