@@ -346,6 +346,8 @@ def _limited(seed: int, random: Random) -> World:
         job = replace(job, deadline=random.choice([12.0, 20.0, 40.0]), retries=min(job.retries, 1))
         if sum(2 * row.seconds * len(row.replies) for row in failing) > 0.5 * (job.deadline or 0.0):
             job = replace(job, concurrency="auto", per_endpoint="auto")
+        if any(row.seconds >= 3.0 for row in failing):
+            job = replace(job, deadline=max(20.0, job.deadline or 0.0))
     else:
         most = 2 * 64.0 * len(failing) * (1 + job.retries) + 100.0
         job = replace(job, budget=max(most, random.choice([200.0, 300.0, 600.0])))

@@ -46,6 +46,9 @@ from worlds.spec import Event, JobSpec, World
 REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
 
+REPAIR_SECONDS = 15.0
+"""Seconds that a person needs at least to do something about what stopped a start with 76."""
+
 TICK_SECONDS, CALM_TICK_SECONDS = 0.5, 2.0
 """Seconds between two ticks of a run, more than outside: they take a third of the CPU. Where
 nothing happens to a process any more, and no row is hedged, little depends on them."""
@@ -212,7 +215,7 @@ class Player:
                 start = starts[-1]
                 if start.stuck or self._is_over(start):
                     break
-                self._clock.now += REFUSED_PAUSE if start.refused else self._world.pause
+                self._clock.now += self._pause_after(start)
             files = self._read_files()
             self._machine.kill()
             for item in self._machine.graveyard:
@@ -226,6 +229,12 @@ class Player:
     def _make_service(self, resolved: Any, services: Any) -> provider.WorldBatches:
         endpoint = resolved.servers.endpoints[0]
         return provider.WorldBatches(self._provider, endpoint, services.messages.notify)
+
+    def _pause_after(self, start: Start) -> float:
+        """Return after how many seconds the same command is given again."""
+        if start.refused:
+            return REFUSED_PAUSE
+        return max(self._world.pause, REPAIR_SECONDS if start.code == 76 else 0.0)
 
     def _is_over(self, start: Start) -> bool:
         if start.code not in (0, 1, 2) or start.refused:

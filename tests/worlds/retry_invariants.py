@@ -46,6 +46,9 @@ LONGEST_DOWN = 6.5
 HOSTFILE_NOTICED = 2.1
 """Seconds within which a rewritten hostfile is read."""
 
+UNSURE_SECONDS = 35.0
+"""Seconds until a batch whose creation failed is surely not there."""
+
 SHORT_RECOVERY = 2.0
 """Seconds of health that nobody has to notice."""
 
@@ -353,7 +356,8 @@ def slots_are_used(history: History) -> Problems:
 @invariant
 def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
     """After the last fault of a server, a start needs no more than its work and a minute. The
-    pauses of a provider's batches double, so one may last as long as all before it."""
+    pauses of a provider's batches double, so one may last as long as all before it. A batch is
+    polled at a twentieth of its age, and made anew half a minute after its creation failed."""
     world, start = history.world, history.starts[-1]
     if world.events or start.code not in (0, 1):
         return
@@ -365,8 +369,8 @@ def a_start_goes_on_once_servers_are_well(history: History) -> Problems:
         well += well - start.began
     if any("+3600" in reply for row in world.rows for reply in row.replies):
         well += 1.2 * LONGEST_RETRY_AFTER
-    slow = (course.partition(":") for course in world.batches)
-    well += sum(float(seconds) for kind, _, seconds in slow if kind == "slow")
+    well += sum(1.06 * float(c.partition(":")[2]) for c in world.batches if c.startswith("slow:"))
+    well += sum(UNSURE_SECONDS for c in world.batches if c in ("429", "500", "503", "lost-reply"))
     if start.ended > well + 60.0 + 5.0 * work_seconds(history):
         yield f"servers were well at {well}, the start ended at {start.ended}"
 
@@ -455,17 +459,19 @@ def an_outage_stops_in_time(history: History) -> Problems:
 @invariant
 def an_outage_has_its_time(history: History) -> Problems:
     """Once servers have served a start, it waits two minutes for one of them to come back, and half
-    a minute where all refuse key or model. What was served in between ends an outage."""
+    a minute where all refuse key or model. What was served in between ends an outage, but not what
+    is answered after the last request of any kind: the start has stopped by then."""
     for start in history.starts:
         reason = start.ending.reason if start.ending is not None else ""
         if "answer since" not in reason and "served nothing for" not in reason:
             continue
         if start.woken or events_of(history, start.number) & {"hosts"}:
             continue
+        asked = max(at for at, _ in history.network.asked_at if at < start.ended)
         answers = [
             sent.done
             for sent in sent_in(history, start.number)
-            if sent.done is not None and is_answer(sent)
+            if sent.done is not None and sent.done <= asked and is_answer(sent)
         ]
         if not answers:
             continue

@@ -185,7 +185,7 @@ def each_stage_has_its_results(history: History) -> Problems:
         return
     rows = len(world.rows)
     counts = Counter(result["stage"] for result in start.results)
-    good = Counter(result["stage"] for result in start.results if result["status"] == "ok")
+    good = Counter(r["stage"] for r in start.results if not is_failed(history, r))
     by_topology = {
         "pipeline": dict.fromkeys(("step1", "step2", "step3"), rows),
         "judge": {"answer": rows * ANSWERS["judge"], "judge": good["answer"]},
