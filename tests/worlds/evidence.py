@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,15 +147,18 @@ def new_results(history: History, start: Start) -> dict[int, dict[str, Any]]:
 
 
 def made_results(history: History, start: Start) -> list[dict[str, Any]]:
-    """Return the results that this start made, of all stages."""
+    """Return the results whose lines this start wrote, of all stages. It writes a line once more
+    where it reads a batch again of which a killed start has not noted that it was read."""
     previous = before(history, start)
-    old = set() if previous is None else set(map(_line, previous.results))
-    return [result for result in start.results if _line(result) not in old]
+    lines = Counter(map(_line, start.row_records))
+    if previous is not None:
+        lines -= Counter(map(_line, previous.row_records))
+    return [result for result in start.results if _line(result) in lines]
 
 
 def _line(result: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("stage", "row", "id", "answer", "finished_at", "status")
-    return tuple(str(result[name]) for name in names)
+    names = ("stage", "row", "id", "finished_at", "status")
+    return (*(str(result.get(name)) for name in names), result.get("answer") or 0)
 
 
 def attempts_of(history: History, start: Start) -> list[dict[str, Any]]:

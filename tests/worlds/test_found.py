@@ -331,3 +331,64 @@ def test_a_list_that_was_not_sent_is_no_attempt():
             events=(Event(1, "term", 1.0),),
         )
     )
+
+
+def test_a_server_that_comes_back_keeps_its_limit():
+    """It got as many rows as it may have, beside those that it had before it left."""
+    holds(
+        World(
+            seed=8200001,
+            job=JobSpec(per_endpoint=2),
+            rows=tuple(RowSpec(f"r{number}", seconds=12.0) for number in range(8)),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+            events=(Event(0, "hosts", 0.1, hosts=(1,)), Event(0, "hosts", 3.0, hosts=(0, 1))),
+        )
+    )
+
+
+def test_rows_do_not_wait_for_the_long_pause_of_another_server():
+    """One server had failed them, and had nothing to do while the other one paused."""
+    holds(
+        World(
+            seed=8200002,
+            job=JobSpec(concurrency=4),
+            rows=tuple(RowSpec(f"r{number}") for number in range(8)),
+            endpoints=(
+                EndpointSpec(windows=(Window(0.0135, 0.5, "500"),)),
+                EndpointSpec(windows=(Window(0.0135, 0.1, "429+100"),)),
+            ),
+        )
+    )
+
+
+def test_a_person_has_time_to_mend_what_a_start_needs():
+    """The same command was given a second after each 76, and no start was left at the end."""
+    holds(
+        World(
+            seed=8103310,
+            job=JobSpec(retries=5, concurrency="auto"),
+            rows=(RowSpec("r0", replies=("500",)),),
+            endpoints=(EndpointSpec(windows=(Window(5.0, 65.0, "401"),)),),
+            pause=1.0,
+        )
+    )
+
+
+def test_an_answer_while_a_stopped_start_drains_ends_no_outage():
+    """The check of one server failed, and so ended the outage, just before that of the other one
+    passed; the invariant took the last answers for signs of a server that serves."""
+    holds(
+        World(
+            seed=8051519,
+            job=JobSpec(
+                kind="stages", topology="pipeline", retries=0, concurrency="auto",
+                temperature=0.7, priced=True, on_failure="include",
+            ),
+            rows=(RowSpec("r0"), RowSpec("r4", seconds=0.2, stage="step2"), RowSpec("r2")),
+            endpoints=(
+                EndpointSpec(windows=(Window(10.0, 30.0, "error200"),)),
+                EndpointSpec(windows=(Window(0.5, 20.5, "403"),)),
+            ),
+            events=(Event(0, "kill-at-call", 27.71), Event(1, "term", 0.16)),
+        )
+    )  # fmt: skip

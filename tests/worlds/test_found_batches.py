@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, World
+from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 from worlds.test_found import holds
 
 
@@ -43,5 +43,33 @@ def test_a_row_equal_to_one_in_a_batch_of_a_killed_start_is_not_sent():
             rows=(*rows, RowSpec("r5", same=0)),
             endpoints=(EndpointSpec(),),
             events=(Event(0, "kill-at-call", 27.0),),
+        )
+    )
+
+
+def test_a_slow_batch_is_polled_at_a_twentieth_of_its_age():
+    """The invariant gave the start the time of the batch, and not that until its end is noticed."""
+    holds(
+        World(
+            seed=8104951,
+            job=JobSpec(kind="batches", concurrency="auto"),
+            rows=(RowSpec("r0", replies=("500",)),),
+            endpoints=(EndpointSpec(windows=(Window(0.5, 1.5, "502"),)),),
+            batches=("ok", "500", "failed", "slow:900", "429", "ok"),
+        )
+    )
+
+
+def test_a_batch_that_is_read_again_counts_where_it_is_read():
+    """A start was killed after it had written a failure, before it noted that the batch was read;
+    the next one writes it again, and counts it."""
+    holds(
+        World(
+            seed=8051979,
+            job=JobSpec(kind="batches", retries=0, concurrency="auto", per_endpoint=1),
+            rows=(RowSpec("r0", replies=("500",)),),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "full", 0.43, 1000.43), Event(2, "kill-at-call", 58.93)),
+            batches=("500", "failed", "500"),
         )
     )

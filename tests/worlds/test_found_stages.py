@@ -62,3 +62,15 @@ def test_rows_that_a_stage_left_out_fail_once():
     )
     assert problems(history) == []
     assert history.starts[0].code == 0
+
+
+def test_an_accepted_truncated_answer_goes_on_to_the_next_stage():
+    """The invariant took it for a failure, which is dropped."""
+    holds(
+        World(
+            seed=8104581,
+            job=JobSpec(kind="stages", topology="pipeline", truncated="accept", on_failure="drop"),
+            rows=(RowSpec("r2", replies=("length",), seconds=0.2, stage="step2"),),
+            endpoints=(EndpointSpec(),),
+        )
+    )
