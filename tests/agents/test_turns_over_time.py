@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -38,37 +37,28 @@ def wait_for_noted(job_dir, name):
         time.sleep(0.02)
 
 
-def overlap(runs):
-    """How many of the runs went on at the same time, at most."""
-    edges = sorted(itertools.chain.from_iterable(((r["began"], 1), (r["ended"], -1)) for r in runs))
-    return max(itertools.accumulate(step for _, step in edges))
-
-
 def test_no_slot_is_held_while_tools_run(job_dir, bagent):
-    with FakeServer({"*": [calls(("wait", '{"seconds":1.5}')), ok("done")]}) as fs:
-        agent_job(job_dir, fs.url, 10, limits={"concurrency": 2})
+    with FakeServer({"*": [calls(("meet", '{"count":8}')), ok("done")]}) as fs:
+        agent_job(job_dir, fs.url, 10, limits={"concurrency": 2}, tools=["meet"])
         done = bagent(["run", "job.yaml"])
         assert done.code == 0, done.err
         assert fs.peak_in_flight <= 2
         assert len(fs.requests) == 20
-    assert overlap(runs_of(job_dir)) >= 8
+        answers = [text for seen in fs.requests for text in answers_in(seen.body)]
+    assert answers == ["met"] * 10
 
 
 def test_rows_that_wait_for_tools_are_open_only_up_to_a_multiple_of_the_slots(job_dir, bagent):
-    with FakeServer({"*": [calls(("wait", '{"seconds":2}')), ok("done")]}) as fs:
-        tools = [{"python": "tools.py:wait", "concurrency": 100}]
+    with FakeServer({"*": [calls(("wait_for_gate", "{}")), ok("done")]}) as fs:
+        tools = [{"python": "tools.py:wait_for_gate", "concurrency": 100}]
         agent_job(job_dir, fs.url, 30, limits={"concurrency": 1}, agent={"tools": tools})
-        done = bagent(["run", "job.yaml"])
+        with Running(["run", "job.yaml"], job_dir) as running:
+            fs.wait_for(4)
+            time.sleep(1.0)  # others have the time to come too early
+            most = len(fs.requests)
+            (job_dir / "gate").touch()
+            done = running.finish()
         assert done.code == 0, done.err
-        first = {}
-        open_now, most = set(), 0
-        for seen in fs.requests:
-            row = seen.rows[0]
-            first.setdefault(row, seen)
-            open_now.add(row)
-            most = max(most, len(open_now))
-            if len(seen.body["messages"]) > 1:
-                open_now.discard(row)
     assert 4 <= most <= 9
 
 
@@ -78,7 +68,6 @@ def test_the_row_s_limit_bounds_its_tools_too(job_dir, bagent):
         agent_job(job_dir, fs.url, agent={"tools": tools}, limits={"row": "1s"})
         done = bagent(["run", "job.yaml"])
         assert done.code == 1, done.err
-        assert done.seconds < 15
     row = results_by_id(job_dir)["r1"]
     assert (row["status"], row["error_kind"]) == ("failed", "timeout")
     assert "limits.row" in row["error"]
@@ -224,9 +213,8 @@ def test_a_tool_starts_as_soon_as_its_call_is_whole_in_the_stream(job_dir, bagen
     assert [run["words"] for run in runs] == ["waited 0.1", "1+2"]
     assert ended is None or asked >= ended
     # The stream goes on for 2.8 s after the first call is whole, and for 2.1 s after the second.
-    assert runs[1]["ended"] - runs[0]["began"] < 1.5
     (row,) = parquet(job_dir / "runs/job", "attempts")[:1]
-    assert row["done"] - runs[0]["ended"] > 1.5
+    assert runs[1]["ended"] < row["done"]
 
 
 def test_what_ran_before_a_stream_was_cut_is_kept_and_not_run_again(job_dir, bagent):

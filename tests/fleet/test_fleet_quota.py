@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
 from bagent.fleet.batch_size import BatchSizeRule
 from support.scripted_fleet import GOOD, Answer, run_rows, throttled
 
 PER_MINUTE = 120
+NOW = 1_796_000_000.0
 
 
 def bucket():
@@ -30,12 +30,13 @@ def bucket():
         reset = (PER_MINUTE - left) * 60 / PER_MINUTE
         # Heads come when the request does, 0.5 s before the end: on the test's own clock that is
         # not to be seen, so they are dated half a second back.
-        return RateLimits(time.time() - 0.5, Allowance(PER_MINUTE, int(left), reset))
+        return RateLimits(NOW - 0.5, Allowance(PER_MINUTE, int(left), reset))
 
     return script
 
 
-def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows():
+def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows(monkeypatch):
+    monkeypatch.setattr("bagent.fleet.results.unix", lambda: NOW)
     script = bucket()
     s = run_rows({"a": script, "b": script}, 300, limit=8, hosted=True)
     assert len(s.recorder.replies) == 300

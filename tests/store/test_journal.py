@@ -256,4 +256,4 @@ def test_no_descriptor_is_left_open(store, outcome):
         journal.read_at(location)
     journal.close()
     journal.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # others may be closed meanwhile

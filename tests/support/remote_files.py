@@ -29,6 +29,8 @@ class FileServer:
     files: dict[str, bytes] = field(default_factory=dict)
     faults: list[int | str] = field(default_factory=list)
     """For the next requests that read or write a file: a status code, ``cut``, or ``ok``."""
+    faulty: dict[str, int] = field(default_factory=dict)
+    """The status code of each request that reads a file of this name."""
     ranges: bool = True
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of each request."""
@@ -72,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._list(name.rstrip("/"), query)
             return
         self.site.requests.append((self.command, name, self.headers.get("Range", "")))
-        fault = self.site.faults.pop(0) if self.site.faults else "ok"
+        fault = self.site.faults.pop(0) if self.site.faults else self.site.faulty.get(name, "ok")
         if isinstance(fault, int):
             self._reply(fault, b"<Error><Code>Fault</Code></Error>")
             return
