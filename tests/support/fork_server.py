@@ -156,8 +156,12 @@ def _wait_for_command(control: socket.socket) -> Command | None:
         if not size:
             return None
         message = control.recv(struct.unpack("i", size)[0], socket.MSG_WAITALL)
+        begun, begin = os.pipe()
         pid = os.fork()
         if pid == 0:
+            os.setsid()
+            os.close(begun)
+            os.close(begin)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, before)
             for number, descriptor in enumerate(descriptors[:3]):
@@ -166,6 +170,9 @@ def _wait_for_command(control: socket.socket) -> Command | None:
                 os.close(descriptor)
             control.close()
             return msgspec.json.decode(message, type=Command)
+        os.close(begin)
+        os.read(begun, 1)  # until the fork leads a process group, which a test may signal at once
+        os.close(begun)
         ends[pid] = descriptors.pop()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -186,7 +193,6 @@ def _report_ends(ends: dict[int, int]) -> None:
 
 def _run(command: Command) -> None:
     """Become the command, as ``python -m bagent`` would."""
-    os.setsid()
     os.chdir(command.cwd)
     os.environ.clear()
     os.environ.update(command.env)
