@@ -165,18 +165,25 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[bytes]:
     """Return the journal lines of outcomes, each with its newline."""
-    for outcome in outcomes:
-        if (
-            outcome.output is not None
-            or outcome.response is not None
-            or outcome.logprobs is not None
-            or type(outcome.id) not in _SIMPLE
-        ):
-            return list(map(encode_outcome, outcomes))
-    try:  # msgspec checks that all these values fit JSON in UTF-8
-        return _ENCODER.encode_lines(outcomes).splitlines(keepends=True)
+    lines: list[bytes] = []
+    try:  # msgspec checks that all values but raw JSON fit JSON in UTF-8
+        for outcome in outcomes:
+            if (
+                outcome.response is not None
+                or outcome.logprobs is not None
+                or type(outcome.id) not in _SIMPLE
+            ):
+                return list(map(encode_outcome, outcomes))
+            if outcome.output is not None:
+                _RAW.decode(outcome.output)
+        text = _ENCODER.encode_lines(outcomes)
+        if not text.isascii():
+            text.decode()
+        lines = text.splitlines(keepends=True)
     except _REFUSALS:
-        return list(map(encode_outcome, outcomes))
+        pass
+    # Raw JSON may have line breaks.
+    return lines if len(lines) == len(outcomes) else list(map(encode_outcome, outcomes))
 
 
 def encode_records(records: Sequence[msgspec.Struct]) -> bytes:
