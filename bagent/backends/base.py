@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -115,4 +115,31 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+class SentCall(msgspec.Struct, eq=False):
+    """A call on its way that no task waits for."""
+
+    cancel: Callable[[], None]
+    """Abandons it; its end is reported in the next turn of the event loop."""
+    exchange: Callable[[], Exchange]
+    """Returns its exchange once its end was reported; called once."""
+
+
+@runtime_checkable
+class DirectBackend(Protocol):
+    """A backend that sends the usual call without a task, which costs half of sending it."""
+
+    def send_now(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        timeouts: Timeouts,
+        on_end: Callable[[], None],
+    ) -> SentCall | None:
+        """Send one call, and have ``on_end`` called at its end.
+
+        Return None, and send nothing, if the call needs :meth:`Backend.send`.
+        """
         ...

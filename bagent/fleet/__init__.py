@@ -4,6 +4,7 @@ fleet                           calls in, requests out, results back
 call, actions                   records: a call, what is to be done
 state                           endpoints, counters, background tasks, notices and samples
 queue, scheduler, batch_size    which calls go next, and how many share a request
+sender                          sends requests, with a task or without
 prefix_affinity, context_length, tail_latency   which endpoint suits them
 results, retry                  what a result means for the endpoint, and for the call
 endpoint_pool, endpoint_state   endpoints, and their circuit breakers
@@ -13,9 +14,10 @@ hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the pro
 
 How a retry works
 -----------------
-`fleet.py:Fleet._send` gets the 429 as an `Exchange` from the backend, and gives up its slot.
-`results.py:ResultHandler.handle` records the attempt, and `results.py:ResultHandler._throttle`
-slows account and endpoint down (`limits/account.py:Account.on_refusal`).
+`sender.py:RequestSender.exchanges` gets the 429 as an `Exchange` from the backend.
+`results.py:ResultHandler.handle` frees its slot and records the attempt, and
+`results.py:ResultHandler._throttle` slows account and endpoint down
+(`limits/account.py:Account.on_refusal`).
 `retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:count_and_decide`
 computes the delay, and the rule returns `Retry(call, at)`, or `Fail` if the attempts are
 used up. `fleet.py:Fleet._apply` does what it says: `queue.py:CallQueues.sleep` keeps the call until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.base import Exchange, SentCall, Timeouts
 from bagent.backends.request import Request, answer_limit
 from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, RequestReservation, TokenUse
 from bagent.fleet.prefix_affinity import PrefixGroup
@@ -126,15 +126,20 @@ class InFlightRequest(msgspec.Struct, eq=False):
     reserved_usd: float = 0.0  # of the budget, until it ends
     cost_usd: float = 0.0  # once it is sent: what it reserved, until its answer says less
     task: asyncio.Task[None] | None = None
+    sent: SentCall | None = None  # set where no task sends it
+    exchange: Exchange | None = None  # what came of it, once its task has it
+    ended: bool = False
     cancel_reason: str = ""  # why the fleet cancelled it
     streaming: bool = False  # a part of the answer was forwarded: it cannot be sent elsewhere
     uncancellable: bool = False  # cancelled only if its endpoint is dead
 
     def cancel(self, reason: str) -> None:
-        """Cancel the task that sends the request; it finds the reason in ``cancel_reason``."""
-        if not self.cancel_reason:
+        """Cancel the request, unless it has ended; what sends it finds ``cancel_reason``."""
+        if not (self.cancel_reason or self.ended):
             self.cancel_reason = reason
-            if self.task is not None:  # else `begin` raises
+            if self.sent is not None:
+                self.sent.cancel()
+            elif self.task is not None:  # else `begin` raises
                 self.task.cancel()
 
     def begin(self) -> None:
@@ -162,6 +167,9 @@ class InFlightRequest(msgspec.Struct, eq=False):
                 tokens = account.estimate(prompt, answer_limit(call.request))
                 self.tokens = tokens if self.tokens is NO_TOKENS else self.tokens + tokens
         self.reservation = account.start(self.started, self.tokens)
+
+
+EndedRequest = tuple[InFlightRequest, Exchange]
 
 
 def attempt_record(

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 
-from bagent.backends.base import Backend, Exchange
+from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe
-from bagent.clocks import unix
 from bagent.fleet.actions import (
     LAST,
     Action,
@@ -35,7 +34,6 @@ from bagent.fleet.call import (
     EndedCall,
     InFlightRequest,
     TakeEnded,
-    timeouts_for,
     urgent_calls,
 )
 from bagent.fleet.context_length import ContextRouter, fits
@@ -45,12 +43,8 @@ from bagent.fleet.prefix_affinity import PrefixAffinity
 from bagent.fleet.results import ResultHandler
 from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
-from bagent.fleet.state import (
-    FleetConfig,
-    FleetReports,
-    FleetState,
-    FleetTasks,
-)
+from bagent.fleet.sender import RequestSender
+from bagent.fleet.state import FleetConfig, FleetReports, FleetState, FleetTasks
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 __all__ = ["Fleet", "FleetConfig"]
@@ -110,6 +104,7 @@ class Fleet:
         self._router = ContextRouter(fleet, backend, tasks, self._on_counted)
         self._rules = RetryRules(fleet, self._router, random)
         self._results = ResultHandler(fleet, self._rules, reports, on_attempts)
+        self._sender = RequestSender(fleet, backend, tasks, self._hand_over_soon)
         self._hedger = Hedger(fleet)
         self._scheduler = BatchScheduler(fleet, backend, tasks, self.on_change)
         self._affinity = PrefixAffinity(config.prefix)
@@ -121,6 +116,7 @@ class Fleet:
         self._parked_wait: float | None = None
         self._lingering: Lingering | None = None
         self._ended: list[EndedCall] = []  # those that were not handed over yet
+        self._handing_over = False  # what ended in this turn still holds its slots
         self._room, self._idle = asyncio.Event(), asyncio.Event()
         self.room = 0
         self._update_events()
@@ -175,7 +171,7 @@ class Fleet:
         for call in calls:
             if call.deadline is not None:
                 self._start_sweep()
-        ready, blocked = waiting.ready, self._full or bool(self._ended)
+        ready, blocked = waiting.ready, self._full or self._handing_over
         if blocked or (lingering and all(lingering.lacks_more_than(c, ready) for c in calls)):
             self._update_events()  # the end of a request or the timer pumps
             return
@@ -184,8 +180,7 @@ class Fleet:
 
     def _end(self, ended: Sequence[EndedCall]) -> None:
         """End calls; what waits for them runs in the next turn of the event loop."""
-        if not self._ended:  # else it is due
-            self._loop.call_soon(self._hand_over)
+        self._hand_over_soon()
         for entry in ended:
             call = entry[0]
             if call.in_flight:
@@ -194,10 +189,27 @@ class Fleet:
                 call.ended = True
                 self._ended.append(entry)
 
+    def _hand_over_soon(self) -> None:
+        if not self._handing_over:
+            self._handing_over = True
+            self._loop.call_soon(self._hand_over)
+
     def _hand_over(self) -> None:
-        """Hand over the calls that ended in this turn, then give their slots away."""
-        awaited = self._state.hand_over(self._ended, self._tasks.stop)
-        self._ended.clear()
+        """Handle what ended in this turn: requests, then calls. Then give their slots away."""
+        requests = self._sender.take_ended()
+        try:
+            self._apply(self._results.handle(self._sender.exchanges(requests)))
+        except Exception as error:  # noqa: BLE001 - it stops the fleet
+            self._tasks.stop(error)
+        for state in dict.fromkeys(request.state for request in requests):
+            if self._health.remove_if_done(state):
+                self._on_removed([state])
+            self._endpoints.update(state)
+        ended, self._ended = self._ended, []
+        awaited = self._state.hand_over(ended, self._tasks.stop)
+        self._handing_over = False
+        if self._state.closed:
+            self._abandon(c for request in requests for c in request.calls if not c.in_flight)
         if awaited:
             self._loop.call_soon(self._pump)  # after the tasks that await them
         else:
@@ -299,9 +311,10 @@ class Fleet:
 
         def count() -> None:
             nonlocal late
+            self._hand_over()
             late = self._state.in_flight
 
-        await self._tasks.drain(seconds, count)
+        await self._sender.drain(seconds, count)
         self._hand_over()
         await asyncio.sleep(0)  # for what awaits their futures
         self._abandon(list(self._state.awaited))
@@ -429,7 +442,7 @@ class Fleet:
         ``first`` gets the calls pinned to it before all others. Nothing is started while calls
         that have ended hold their slots.
         """
-        if self._ended:
+        if self._handing_over:
             return
         waiting, scheduler = self._waiting, self._scheduler
         now = self._state.clock()
@@ -491,8 +504,7 @@ class Fleet:
         if not self._started:
             self._loop.call_soon(self._next_turn)
         self._started += 1 + len(calls) // ROWS_PER_START
-        self._state.occupy(request)
-        self._tasks.spawn(self._send(request))
+        self._sender.start(request)
 
     def _start_last(self, now: float) -> None:
         """Start a call with which endpoints died, alone, once no other call is left."""
@@ -553,48 +565,6 @@ class Fleet:
         self.room = room = min(room, limit + lookahead - in_flight - ready - asleep)
         if (room > 0) != self._room.is_set():
             (self._room.set if room > 0 else self._room.clear)()
-        idle = not (ready or asleep or in_flight or self._ended)
+        idle = not (ready or asleep or in_flight or self._handing_over)
         if idle != self._idle.is_set():
             (self._idle.set if idle else self._idle.clear)()
-
-    # --- one request ----------------------------------------------------------------------------
-
-    async def _send(self, request: InFlightRequest) -> None:
-        """Send a request, apply its results, and give its slots away."""
-        fleet, state, calls = self._state, request.state, request.calls
-        timeouts = timeouts_for(calls, self._config.timeouts, request.started)
-        group, sent = [call.request for call in calls], unix()
-        try:
-            request.begin()
-            exchange = await self._backend.send(state.endpoint, group, timeouts)
-            if self._config.budget is not None:
-                request.cost_usd = self._config.budget.cost(group, exchange)
-        except asyncio.CancelledError:
-            if not request.cancel_reason or request.task is None:
-                raise
-            request.task.uncancel()
-            failure = Failure("connect", request.cancel_reason, passing=True)
-            exchange = Exchange([failure] * len(calls), sent=sent, done=unix())
-        finally:
-            self._free(request)
-        state = request.state  # it may have left and come back
-        self._apply(self._results.handle(request, exchange))
-        if self._waiting.suspended:
-            self._apply(self._rules.after_success(state))
-        if exchange.status is not None:
-            state.on_answer(fleet.clock(), request.started)
-        if fleet.closed:
-            self._abandon(call for call in calls if not call.in_flight)
-        if self._health.remove_if_done(state):
-            self._on_removed([state])
-        self._endpoints.update(state)
-        self._pump()
-
-    def _free(self, request: InFlightRequest) -> None:
-        """Free the slots of a request that has ended, and what it reserved of the budget."""
-        state = request.state
-        self._state.release(request)
-        if state.warming is not None:
-            self._scheduler.warmer.end(state)
-        if self._config.budget is not None:
-            self._config.budget.ledger.settle(request.reserved_usd, request.cost_usd)

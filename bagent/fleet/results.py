@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bagent.backends.base import Exchange
 from bagent.backends.http.rate_limit_headers import RateLimits
@@ -15,6 +15,7 @@ from bagent.fleet.call import (
     CallResult,
     Delivery,
     EndedCall,
+    EndedRequest,
     InFlightRequest,
     attempt_record,
 )
@@ -33,7 +34,7 @@ class ResultHandler:
         fleet: its endpoints and counters.
         rules: decide on calls that failed.
         reports: shows what accounts report.
-        on_attempts: receives the records of a request, one for each of its calls.
+        on_attempts: receives the records of requests, one for each of their calls.
     """
 
     def __init__(
@@ -51,11 +52,30 @@ class ResultHandler:
         # Other parts and starts of a run, and its other fleets, send to the same endpoints.
         self._prefix = secrets.token_hex(4)
 
-    def handle(self, request: InFlightRequest, exchange: Exchange) -> list[Action]:
-        """Record the results of a request; return what is to be done, in order."""
-        return self._take_back(request) if exchange.withheld else self._record(request, exchange)
+    def handle(self, ended: Iterable[EndedRequest]) -> Iterator[Action]:
+        """Free the slots of requests that ended together, and record their results.
 
-    def _record(self, request: InFlightRequest, exchange: Exchange) -> list[Action]:
+        Yields what is to be done, in order; do each before the next is taken.
+        """
+        fleet, attempts = self._fleet, list[Attempt]()
+        try:
+            for request, exchange in ended:
+                fleet.release(request)
+                if exchange.withheld:
+                    yield from self._take_back(request)
+                else:
+                    yield from self._record(request, exchange, attempts)
+                if fleet.waiting.suspended:
+                    yield from self._rules.after_success(request.state)
+                if exchange.status is not None:
+                    request.state.on_answer(fleet.clock(), request.started)
+        finally:
+            if attempts:
+                self._on_attempts(attempts)
+
+    def _record(
+        self, request: InFlightRequest, exchange: Exchange, attempts: list[Attempt]
+    ) -> list[Action]:
         state, calls = request.state, request.calls
         group = f"{state.name}/{self._prefix}-{next(self._serial)}"
         if exchange.limits is not None:
@@ -63,7 +83,6 @@ class ResultHandler:
         delivery = Delivery(state.name, group, exchange.sent, exchange.done)
         completed: list[EndedCall] = []
         replies: list[Reply] = []
-        attempts: list[Attempt] = []
         failed: list[tuple[Call, Failure]] = []
         for call, result in zip(calls, exchange.results, strict=True):
             call.in_flight -= 1
@@ -81,8 +100,7 @@ class ResultHandler:
                     failed.append((call, failure))
             attempts.append(attempt_record(call, result, failure, exchange, delivery))
         if len(calls) == 1:
-            attempts[0].try_ = request.attempt  # the call may have a copy, which is a later one
-        self._on_attempts(attempts)
+            attempts[-1].try_ = request.attempt  # the call may have a copy, which is a later one
         if replies:
             self._count_replies(request, replies, exchange)
         actions: list[Action] = []

@@ -557,7 +557,8 @@ class Hedger:
         for state in fleet.endpoints.states:
             for request in state.requests:
                 call = request.calls[0]
-                if len(request.calls) != 1 or call.ended or call.pinned_to is not None:
+                over = request.ended or call.ended
+                if len(request.calls) != 1 or over or call.pinned_to is not None:
                     continue
                 if call.in_flight > 1:
                     copies += 1

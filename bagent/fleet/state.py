@@ -87,16 +87,6 @@ class FleetTasks:
         for probe in self.probes:
             probe.cancel()
 
-    async def drain(self, seconds: float, on_timeout: Callable[[], None]) -> None:
-        """Wait up to ``seconds`` for the requests, call ``on_timeout``, then cancel the others."""
-        if not self.requests:
-            return
-        _, pending = await asyncio.wait(set(self.requests), timeout=seconds)
-        on_timeout()
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-
 
 class FleetReports:
     """Passes on notices and samples.
@@ -218,13 +208,16 @@ class FleetState:
         self.requests += 1
 
     def release(self, request: InFlightRequest) -> None:
-        """Free the slots of a request that has ended."""
+        """Free the slots of a request that has ended, and what it reserved of the budget."""
         state, rows = request.state, len(request.calls)
         state.in_flight -= rows
         del state.requests[request]
         state.exclusive = False
+        state.warming = None  # its prefix cache is filled, or the calls that wait have to try
         self.in_flight -= rows
         self.requests_in_flight -= 1
+        if self.config.budget is not None:
+            self.config.budget.ledger.settle(request.reserved_usd, request.cost_usd)
 
     def cancel_copies(self, call: Call) -> None:
         """Cancel the other requests that carry an answered call."""

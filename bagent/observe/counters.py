@@ -434,28 +434,25 @@ class RunCounters:
         return answers
 
     def attempts(self, attempts: Sequence[Attempt]) -> None:
-        """Count rows' parts in one HTTP request; those of one request may come in several lists."""
-        first = attempts[0]
-        endpoint = first.endpoint
-        if first.group != self._group:
-            self._group = first.group
-            self._requests += 1
-            self._throttled += first.status_code == 429 or first.error_kind == "rate_limited"
-        count, failed = len(attempts), 0
+        """Count rows' parts in HTTP requests; those of one request may come in several lists."""
+        self._tries += len(attempts)
         for a in attempts:
+            if a.group != self._group:
+                self._group = a.group
+                self._requests += 1
+                self._throttled += a.status_code == 429 or a.error_kind == "rate_limited"
             if a.try_ > 1:
                 self._retries += 1
+            count, failed = self.by_endpoint.get(a.endpoint, (0, 0))
             if a.error_kind is not None:
                 failed += 1
                 self._failed_tries[a.error_kind] = self._failed_tries.get(a.error_kind, 0) + 1
-        self._tries += count
-        count_before, failed_before = self.by_endpoint.get(endpoint, (0, 0))
-        self.by_endpoint[endpoint] = count_before + count, failed_before + failed
-        if count > failed and first.done is not None:
-            times = self.times.get(endpoint)
-            if times is None:
-                times = self.times[endpoint] = deque(maxlen=_RECENT_TIMES)
-            times.extend([first.done - first.sent] * (count - failed))
+            elif a.done is not None:
+                times = self.times.get(a.endpoint)
+                if times is None:
+                    times = self.times[a.endpoint] = deque(maxlen=_RECENT_TIMES)
+                times.append(a.done - a.sent)
+            self.by_endpoint[a.endpoint] = count + 1, failed
 
     def to_do(self, open_rows: int, feed: FeedStats) -> int | None:
         """Return how many results are still to be made, see :func:`estimate_to_do`."""

@@ -37,7 +37,11 @@ from support.scripted_fleet import (
 )
 def test_the_limit_of_a_row_ends_it_whatever_it_waits_for(answer):
     s = run_rows(
-        {"a": lambda row, number: answer}, 20, row_seconds=10.0, retry=RetryPolicy(retries=10**6)
+        {"a": lambda row, number: answer},
+        20,
+        limit=20,
+        row_seconds=10.0,
+        retry=RetryPolicy(retries=10**6),
     )
     assert sorted(s.recorder.failures) == list(range(20))
     assert s.recorder.ended_at[0] <= 1010.3

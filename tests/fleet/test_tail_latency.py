@@ -36,7 +36,8 @@ def test_a_copy_that_is_not_needed_before_it_is_sent_leaves_its_slot_free():
         s = setup(scripts, hedge=1.0)
         s.request(s.call(0))
         await asyncio.sleep(5.0)
-        gate.set()  # the answer is handled before the copy's task runs
+        gate.set()
+        await asyncio.sleep(0)  # the answer is there; its row ends in the next turn
         s.fleet.tick()
         await asyncio.wait_for(s.fleet.wait_idle(), 10.0)
         return s

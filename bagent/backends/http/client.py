@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from bagent.backends.http.errors import (
     SwitchedProtocol,
     os_error_text,
 )
-from bagent.backends.http.pool import CONNECTION_IDLE, Connect, PlainPool
+from bagent.backends.http.pool import CONNECTION_IDLE, Connect, PlainPool, PooledRequest
 from bagent.backends.http.proxies import without_userinfo
 from bagent.types import Failure
 
@@ -43,14 +43,9 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 
-def connection_reused() -> bool:
-    """Return whether this task's last request used a kept-open connection."""
-    return CONNECTION_IDLE.get() is not None
-
-
-def connection_idle_seconds() -> float:
-    """Return how long the connection of this task's last request had been idle, 0 if new."""
-    return CONNECTION_IDLE.get() or 0.0
+def connection_idle() -> float | None:
+    """Return how long the connection of this task's last request had been idle, None if new."""
+    return CONNECTION_IDLE.get()
 
 
 class Transport:
@@ -96,6 +91,23 @@ class Transport:
         CONNECTION_IDLE.set(0.0)
         return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
 
+    def start(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        timeouts: Timeouts,
+        on_end: Callable[[], None],
+    ) -> PooledRequest | None:
+        """POST as :meth:`post` does, over an idle connection; return None if there is none.
+
+        ``on_end`` is called once the request has ended. Then call its ``response`` and ``end``.
+        """
+        if not PlainPool.serves(endpoint, endpoint.url):
+            return None
+        request = self._plain.post(endpoint, path, body, timeouts)
+        return request if request.start(on_end) else None
+
     async def get(
         self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None
     ) -> tuple[int, bytes, Mapping[str, str]]:
@@ -111,7 +123,7 @@ class Transport:
         try:
             return await self._plain_get(endpoint, url, timeouts)
         except NETWORK_ERRORS as error:
-            if not (connection_reused() and is_stale(error)):
+            if connection_idle() is None or not is_stale(error):
                 raise
         return await self._plain_get(endpoint, url, timeouts)
 

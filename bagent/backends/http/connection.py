@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httptools
@@ -44,6 +44,7 @@ class Connection(asyncio.Protocol):
         "idle_since",
         "kept",
         "loop",
+        "on_end",
         "parser",
         "status",
         "transport",
@@ -54,13 +55,15 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.waiter: asyncio.Future[None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        """Called once the response is complete or has failed; set only with ``whole``."""
         self.error: BaseException | None = None
         self.idle_since = 0.0
+        self.parser: Any = None
         self.reset()
 
     def reset(self) -> None:
         """Clear the state of the last response."""
-        self.parser: Any = None
         self.fields: list[tuple[str, str]] = []
         self.headed = False
         self.complete = False
@@ -77,7 +80,8 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes, body: bytes) -> None:
         """Start a request."""
         self.reset()
-        self.parser = httptools.HttpResponseParser(self)
+        if self.parser is None:
+            self.parser = httptools.HttpResponseParser(self)
         assert self.transport is not None
         if len(body) < 65536:
             self.transport.write(data + body)
@@ -188,8 +192,11 @@ class Connection(asyncio.Protocol):
     def wake(self) -> None:
         """Wake the waiting request."""
         waiter, self.waiter = self.waiter, None
+        on_end, self.on_end = self.on_end, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        if on_end is not None:
+            on_end()
 
     def fail(self, error: BaseException) -> None:
         """Abort the connection with an error."""
@@ -245,6 +252,13 @@ class PlainResponse:
         connection.whole = True
         while not connection.complete:
             await wait_for_data(connection)
+        return connection.take()
+
+    def body(self) -> bytes:
+        """Return the whole body of a response that has ended; raise what broke it off."""
+        connection = self._connection
+        if not connection.complete and connection.error is not None:
+            raise connection.error
         return connection.take()
 
     async def iter_any(self) -> AsyncIterator[bytes]:

@@ -22,7 +22,7 @@ from yarl import URL
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.connection import Connection, PlainResponse, wait_for_data
-from bagent.backends.http.errors import BadAddress, ConnectTimeout, NotConnected
+from bagent.backends.http.errors import BadAddress, ConnectTimeout, HttpError, NotConnected
 from bagent.backends.http.resolver import Resolver
 
 NAME_SECONDS = 300.0
@@ -287,7 +287,9 @@ class PlainPool:
 
 
 class PooledRequest:
-    """One request, from sending to returning its connection (``async with``).
+    """One request, from sending to returning its connection.
+
+    Use ``async with``, or :meth:`start`, :meth:`response` and :meth:`end`, which need no task.
 
     Raises:
         HttpError: the connection or the answer was bad.
@@ -303,6 +305,7 @@ class PooledRequest:
         "_pool",
         "_target",
         "_timeouts",
+        "idle",
     )
 
     def __init__(self, pool: PlainPool, target: _Target, body: bytes, timeouts: Timeouts) -> None:
@@ -313,35 +316,73 @@ class PooledRequest:
         self._connection: Connection | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._limit: TimeoutGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self.idle: float | None = None
+        """Seconds for which its connection had been idle; None if it is new."""
+
+    def start(self, on_end: Callable[[], None]) -> bool:
+        """Send it over an idle connection; ``on_end`` is called once it has ended.
+
+        Return False, and do nothing, if there is no such connection.
+        """
+        connection = self._take_idle(self._loop.time())
+        if connection is None:
+            return False
+        self._send(connection)
+        connection.whole, connection.on_end = True, on_end
+        return True
+
+    def cancel(self) -> None:
+        """Abandon it; it ends in the next turn of the event loop."""
+        self._loop.call_soon(self._abandon)
+
+    def response(self) -> PlainResponse:
+        """Return the response to a request that has ended; raise its error if it got none."""
+        connection = self._connection
+        assert connection is not None
+        if not connection.headed and connection.error is not None:
+            raise connection.error
+        return PlainResponse(connection)
 
     async def __aenter__(self) -> PlainResponse:
-        self._loop = loop = asyncio.get_running_loop()
+        loop, total = self._loop, self._timeouts.total
         began = loop.time()
-        total = self._timeouts.total
-        connection = self._pool.take(self._target, began)
-        if connection is not None:
-            CONNECTION_IDLE.set(began - connection.idle_since)
-            if total is not None:
-                self._limit = self._pool.limit(total)
-                self._limit.begin(connection, began)
-        else:
-            CONNECTION_IDLE.set(None)
+        connection = self._take_idle(began)
+        CONNECTION_IDLE.set(self.idle)
+        if connection is None:
             connection = await self._connected()
             if total is not None:  # it began earlier, so it is not the last of its group
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
-        self._connection = connection
+            self._connection = connection
         try:
-            body = self._body
-            if self._target.has_body:
-                connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
-            else:
-                connection.send(self._target.head + b"\r\n", b"")
+            self._send(connection)
             while not connection.headed:
                 await wait_for_data(connection)
         except BaseException:
-            self._end(loop.time())
+            self.end()
             raise
         return PlainResponse(connection)
+
+    def _take_idle(self, began: float) -> Connection | None:
+        """Take an idle connection, if there is one."""
+        self._connection = connection = self._pool.take(self._target, began)
+        if connection is not None:
+            self.idle = began - connection.idle_since
+            if self._timeouts.total is not None:
+                self._limit = self._pool.limit(self._timeouts.total)
+                self._limit.begin(connection, began)
+        return connection
+
+    def _send(self, connection: Connection) -> None:
+        body = self._body
+        if self._target.has_body:
+            connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
+        else:
+            connection.send(self._target.head + b"\r\n", b"")
+
+    def _abandon(self) -> None:
+        if self._connection is not None:
+            self._connection.fail(HttpError("abandoned"))
 
     async def _connected(self) -> Connection:
         limits = self._timeouts
@@ -360,13 +401,14 @@ class PooledRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(self._loop.time())
+        self.end()
 
-    def _end(self, now: float) -> None:
+    def end(self) -> None:
+        """Return the connection to the pool."""
         if self._limit is not None and self._connection is not None:
             self._limit.end(self._connection)
         if self._expiry is not None:
             self._expiry.cancel()
         if self._connection is not None:
-            self._pool.give_back(self._target, self._connection, now)
+            self._pool.give_back(self._target, self._connection, self._loop.time())
             self._connection = None

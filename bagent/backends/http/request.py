@@ -17,14 +17,14 @@ from bagent.backends.http.client import (
     NOT_CONNECTED,
     StreamTimeout,
     Transport,
-    connection_idle_seconds,
-    connection_reused,
+    connection_idle,
     is_stale,
     network_failure,
     proxy_note,
 )
 from bagent.backends.http.connection import PlainResponse, limit_body
 from bagent.backends.http.errors import PayloadError
+from bagent.backends.http.pool import PooledRequest
 from bagent.backends.http.rate_limit_headers import read_rate_limits
 from bagent.backends.profile import EndpointProfiles
 from bagent.types import Failure, Reply
@@ -138,9 +138,35 @@ class HttpExchange:
                 request.endpoint, request.path, request.body, request.timeouts
             ) as response:
                 self._note(exchange, response, request.endpoint)
-                raw = await _read_utf8(response)
+                raw = _to_utf8(await read_body(response), response.headers)
         except NETWORK_ERRORS as error:
-            return self._broken(error, request, exchange)
+            return self._broken(error, request, exchange, connection_idle())
+        return self._received(response, raw, exchange)
+
+    def start(self, request: HttpRequest, on_end: Callable[[], None]) -> PooledRequest | None:
+        """Post ``request`` over an idle connection, if there is one; pass it to :meth:`finish`
+        after ``on_end`` was called."""
+        return self._transport.start(
+            request.endpoint, request.path, request.body, request.timeouts, on_end
+        )
+
+    def finish(
+        self, pooled: PooledRequest, request: HttpRequest, exchange: Exchange
+    ) -> tuple[bytes, Mapping[str, str]] | Failure:
+        """Return what :meth:`post` returns for a request that has ended."""
+        try:
+            response = pooled.response()
+            self._note(exchange, response, request.endpoint)
+            raw = _to_utf8(response.body(), response.headers)
+        except NETWORK_ERRORS as error:
+            return self._broken(error, request, exchange, pooled.idle)
+        finally:
+            pooled.end()
+        return self._received(response, raw, exchange)
+
+    def _received(
+        self, response: aiohttp.ClientResponse | PlainResponse, raw: bytes, exchange: Exchange
+    ) -> tuple[bytes, Mapping[str, str]] | Failure:
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
             return failure_from_status(
@@ -165,20 +191,18 @@ class HttpExchange:
                         response, reader, stream_timeout, request, exchange
                     )
                 stream_timeout.disable()
-                raw = await _read_utf8(response)
+                raw = _to_utf8(await read_body(response), response.headers)
         except NETWORK_ERRORS as error:
             if reader.whole:  # cut after the stop reason: the answer is complete
                 return reader.result()
-            failure = self._broken(error, request, exchange)
+            failure = self._broken(error, request, exchange, connection_idle())
             text = reader.text[:MAX_PARTIAL_TEXT]
             return msgspec.structs.replace(failure, text=text) if text else failure
         finally:
             exchange.first_token = reader.first_token
-        exchange.first_byte = self._clock()
-        if not 200 <= response.status < 300:
-            return failure_from_status(
-                response.status, raw.decode("utf-8", "replace"), response.headers
-            )
+        answer = self._received(response, raw, exchange)
+        if isinstance(answer, Failure):
+            return answer
         if EVENTS.match(raw):  # a stream with another content type
             reader.feed(raw)
             return reader.result()
@@ -210,13 +234,16 @@ class HttpExchange:
             pieces = reader.pieces
         return reader.result()
 
-    def _broken(self, error: BaseException, request: HttpRequest, exchange: Exchange) -> Failure:
-        """Convert a network error, and decide whether the request may be resent at no cost."""
+    def _broken(
+        self, error: BaseException, request: HttpRequest, exchange: Exchange, idle: float | None
+    ) -> Failure:
+        """Convert a network error, and decide whether the request may be resent at no cost.
+
+        ``idle`` is for how many seconds its connection had been idle, None if it was new.
+        """
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.stale_connection = (
-            connection_reused()
-            and (quick or connection_idle_seconds() >= LONG_IDLE)
-            and is_stale(error)
+            idle is not None and (quick or idle >= LONG_IDLE) and is_stale(error)
         )
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         exchange.cut = isinstance(error, PayloadError)
@@ -278,12 +305,11 @@ _ENCODINGS = re.compile(
 """Character sets of text that are decoded; Python has others, whose decoding is slow."""
 
 
-async def _read_utf8(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+def _to_utf8(raw: bytes, headers: Mapping[str, str]) -> bytes:
     """Return the body of a response, converted to UTF-8 from the charset that it names."""
-    raw = await read_body(response)
     if raw.isascii() and b"\0" not in raw[:4]:  # zeros: UTF-16 or UTF-32
         return raw
-    charset = _CHARSET.search(response.headers.get("Content-Type", ""))
+    charset = _CHARSET.search(headers.get("Content-Type", ""))
     if charset is None or not _ENCODINGS.fullmatch(charset[1]):
         return raw
     try:

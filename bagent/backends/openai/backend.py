@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.base import TOO_LONG, Ask, Exchange, Timeouts
+from bagent.backends.base import TOO_LONG, Ask, Exchange, SentCall, Timeouts
 from bagent.backends.batching.routes import ROUTE_PATHS, GroupRoutes, group_body, group_results
 from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.batching.wire import read_group
@@ -169,7 +169,8 @@ class OpenAIBackend:
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """Return the limit by what is known of the endpoint."""
-        return 1 if self._by_responses(endpoint, request) else self._groups.limit(endpoint, request)
+        limit = self._groups.limit(endpoint, request)
+        return 1 if limit == 1 or self._by_responses(endpoint, request) else limit
 
     def _by_responses(self, endpoint: Endpoint, request: Request) -> bool:
         """Return whether a call goes to ``/responses``."""
@@ -212,8 +213,51 @@ class OpenAIBackend:
             result = await self._send_able(
                 endpoint, request, form, timeouts, exchange, by_responses
             )
+        return self._ended(endpoint, group, form, exchange, result, by_responses)
+
+    def send_now(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        timeouts: Timeouts,
+        on_end: Callable[[], None],
+    ) -> SentCall | None:
+        """Send one plain call over an idle connection; None for other calls, and without one."""
+        form = self._forms.of(endpoint, request)
+        if (
+            request.returning
+            or request.settings.schema_excludes_tools
+            or (request.stream and form.stream)
+            or self._profiles.of(endpoint).awaits_sample
+            or self._by_responses(endpoint, request)
+        ):
+            return None
+        exchange = Exchange(results=[], sent=self._clock())
+        http_request = self._http_request(endpoint, request, form, timeouts)
+        pooled = self._http.start(http_request, on_end)
+        if pooled is None:
+            return None
+
+        def finish() -> Exchange:
+            answer = self._http.finish(pooled, http_request, exchange)
+            result = self._read_whole(request, answer, exchange)
+            return self._ended(endpoint, (request,), form, exchange, result)
+
+        return SentCall(pooled.cancel, finish)
+
+    def _ended(
+        self,
+        endpoint: Endpoint,
+        group: Sequence[Request],
+        form: Form,
+        exchange: Exchange,
+        result: list[Reply | Failure] | Reply | Failure,
+        by_responses: bool = False,
+    ) -> Exchange:
+        """Complete the exchange of a request that has ended; learn from a failure."""
         exchange.done = self._clock()
         if isinstance(result, Failure) and exchange.status is not None:
+            request = group[0]
             if not exchange.learned:
                 exchange.learned = (
                     not by_responses and self._learn_api(endpoint, request, result)
@@ -270,11 +314,7 @@ class OpenAIBackend:
         by_responses: bool,
     ) -> Reply | Failure:
         stream = request.stream and form.stream
-        body = self._writer(endpoint, request, form, by_responses).body(
-            request, key="prompt" if request.prompt is not None else None, stream=stream
-        )
-        path = RESPONSES if by_responses else request.path
-        http_request = HttpRequest(endpoint, path, body, timeouts)
+        http_request = self._http_request(endpoint, request, form, timeouts, by_responses)
         if stream or by_responses:
             reader = None
             if stream:
@@ -287,16 +327,36 @@ class OpenAIBackend:
         waits = self._profiles.of(endpoint).awaits_sample
         sample = self._groups.awaits_sample(endpoint, request) if waits else None
         if sample is None:
-            return (await self._send_whole(request, http_request, exchange))[0]
+            return self._read_whole(
+                request, await self._http.post(http_request, exchange), exchange
+            )
         sample.sampling = True
         try:
-            http_request.body = body[:-1] + b',"return_token_ids":true}'
-            result, raw = await self._send_whole(request, http_request, exchange)
-            if isinstance(result, Reply):
-                await self._learner.check_sample(endpoint, request, sample, result, raw, timeouts)
+            http_request.body = http_request.body[:-1] + b',"return_token_ids":true}'
+            answer = await self._http.post(http_request, exchange)
+            result = self._read_whole(request, answer, exchange)
+            if isinstance(result, Reply) and not isinstance(answer, Failure):
+                await self._learner.check_sample(
+                    endpoint, request, sample, result, answer[0], timeouts
+                )
         finally:
             sample.sampling = False
         return result
+
+    def _http_request(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        form: Form,
+        timeouts: Timeouts,
+        by_responses: bool = False,
+    ) -> HttpRequest:
+        """Return the HTTP request of one call."""
+        body = self._writer(endpoint, request, form, by_responses).body(
+            request, key="prompt" if request.prompt is not None else None, stream=form.stream
+        )
+        path = RESPONSES if by_responses else request.path
+        return HttpRequest(endpoint, path, body, timeouts)
 
     async def _send_group(
         self,
@@ -330,21 +390,24 @@ class OpenAIBackend:
         exchange.learned = groups.refused(endpoint, way, answer)
         return answer
 
-    async def _send_whole(
-        self, request: Request, http_request: HttpRequest, exchange: Exchange
-    ) -> tuple[Reply | Failure, bytes]:
-        answer = await self._http.post(http_request, exchange)
+    def _read_whole(
+        self,
+        request: Request,
+        answer: tuple[bytes, Mapping[str, str]] | Failure,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        """Return the reply in the body of a response that was not streamed, or the failure."""
         if isinstance(answer, Failure):
-            return answer, b""
+            return answer
         raw, headers = answer
         if request.body is not None and raw.lstrip()[:1] == b"{":
-            return read_line_reply(request, raw, headers), raw
+            return read_line_reply(request, raw, headers)
         content_type = headers.get("Content-Type", "")
         if content_type.startswith(SSE) or (raw[:1] != b"{" and EVENTS.match(raw)):
             reader = StreamReader(exchange.sent, self._clock)
             reader.feed(raw)
-            return reader.result(), raw
-        return read_reply(raw, content_type, headers), raw
+            return reader.result()
+        return read_reply(raw, content_type, headers)
 
     async def _ask(
         self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts
