@@ -93,7 +93,7 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
         value = decode_strict(text)
         if value is not NOT_JSON and schema.accepts_clean(value):
             output = msgspec.Raw(msgspec.json.encode(value))
-            reasoning = _clean(reply.reasoning)
+            reasoning = _clean(reply.reasoning) if reply.reasoning else None
             return AnswerResult(
                 "ok", output=output, value=value, text=text, reasoning=reasoning, how="plain"
             )

@@ -133,7 +133,7 @@ class EndpointProfile(msgspec.Struct):
     @property
     def awaits_sample(self) -> bool:
         """Whether a template waits for a chat answer to confirm it."""
-        return any(
+        return bool(self.shapes) and any(
             route.template is not None and not route.off and not route.sampled
             for route in self.shapes.values()
         )

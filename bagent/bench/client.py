@@ -17,7 +17,7 @@ from bagent.backends.http.client import (
     NETWORK_ERRORS,
     StreamTimeout,
     Transport,
-    connection_reused,
+    connection_idle,
     network_failure,
 )
 from bagent.backends.http.connection import PlainResponse
@@ -71,7 +71,7 @@ async def send_request(
         _note_stream(row, reader)
         raise
     row.done = clock()
-    row.opened = not connection_reused()
+    row.opened = connection_idle() is None
     _note_stream(row, reader)
     if isinstance(result, Reply) and not _has_answer(result):
         result = Failure("empty", "an answer without content", status=row.code)

@@ -212,8 +212,6 @@ def urgent_calls(calls: Sequence[Call], now: float) -> list[Call]:
 
     They go in a request of their own: together, their deadline would end it for all.
     """
-    if len(calls) < 2:
-        return []
     deadlines = [call.deadline for call in calls if call.deadline is not None]
     if len(deadlines) < 2:
         return []
@@ -223,10 +221,13 @@ def urgent_calls(calls: Sequence[Call], now: float) -> list[Call]:
 
 def timeouts_for(calls: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
     """Return ``timeouts`` with a total no longer than the earliest deadline of ``calls``."""
-    deadlines = [call.deadline for call in calls if call.deadline is not None]
-    if not deadlines:
+    earliest: float | None = None
+    for call in calls:
+        if call.deadline is not None and (earliest is None or call.deadline < earliest):
+            earliest = call.deadline
+    if earliest is None:
         return timeouts
-    remaining = max(0.1, round(min(deadlines) - now, 1))
+    remaining = max(0.1, round(earliest - now, 1))
     if timeouts.total is not None and timeouts.total <= remaining:
         return timeouts
     return msgspec.structs.replace(timeouts, total=remaining)

@@ -201,7 +201,7 @@ class Fleet:
             self._apply(self._results.handle(self._sender.exchanges(requests)))
         except Exception as error:  # noqa: BLE001 - it stops the fleet
             self._tasks.stop(error)
-        for state in dict.fromkeys(request.state for request in requests):
+        for state in {request.state: None for request in requests}:
             if self._health.remove_if_done(state):
                 self._on_removed([state])
             self._endpoints.update(state)
@@ -493,7 +493,7 @@ class Fleet:
 
     def _start(self, state: EndpointState, calls: Sequence[Call], now: float) -> None:
         """Start a request with ``calls``, and another one before it with the urgent of them."""
-        urgent = urgent_calls(calls, now)
+        urgent = urgent_calls(calls, now) if len(calls) > 1 else []
         if urgent:
             self._start(state, urgent, now)
             calls = [call for call in calls if call not in urgent]

@@ -135,7 +135,8 @@ class ResultHandler:
         state.account.on_success(now, request.started)
         reserved = request.tokens.total // len(request.calls)
         counts_tokens = state.account.counts_tokens
-        for usage in [reply.usage for reply in replies]:
+        for reply in replies:
+            usage = reply.usage
             if usage.completion is not None:
                 fleet.expected += EXPECTED_WEIGHT * (usage.completion - fleet.expected)
             if counts_tokens:

@@ -208,20 +208,20 @@ class BatchScheduler:
 
     def _batch_for(self, state: EndpointState, now: float) -> Batch:
         fleet, batch = self._fleet, Batch(state)
-        most = self._rows_before_end(state, now)
+        several = len(fleet.endpoints.states) > 1
+        most = self._rows_before_end(state, now) if several else math.inf
         if most < 1:
             return batch
-        if self._waits_for_detection(state, now):
+        if self._detecting and self._waits_for_detection(state, now):
             batch.lingering = Lingering(self._start_at or now)
             return batch
         size = _single if fleet.config.group.single else self._size_rule(batch, now)
-        if most < state.room:
+        if most is not math.inf and most < state.room:
             size = _at_most(size, int(most))
         if fleet.contexts:
             size = _fitting(size, state)
         if state.cold and fleet.config.prefix.warms(own=state.endpoint.own):
             size = self._warming_size(batch, size, now)
-        several = len(fleet.endpoints.states) > 1
         leave_to = self._leave_rule(batch, now) if several else None
         take = fleet.waiting.take
         batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
@@ -259,8 +259,7 @@ class BatchScheduler:
             if fleet.remaining is None:
                 return math.inf
             ready = max(ready, fleet.remaining - fleet.in_flight)
-        several = len(fleet.endpoints.states) > 1
-        if not (several and fleet.in_flight) or fleet.waiting.is_pinned(state.name):
+        if not fleet.in_flight or fleet.waiting.is_pinned(state.name):
             return math.inf
         if fleet.tail.is_too_slow(state.name, now, ready):
             return 0
@@ -278,7 +277,7 @@ class BatchScheduler:
         The first endpoint alone would take all calls, and the prefixes it then has cached.
         """
         due = self._start_at
-        return state.cold and self._detecting > 0 and due is not None and now < due
+        return state.cold and due is not None and now < due
 
     def _warming_size(self, batch: Batch, size: BatchSize, now: float) -> BatchSize:
         """Return the size rule for an endpoint with a cold cache: 1 where a call goes ahead."""

@@ -20,7 +20,7 @@ class RequestSender:
         fleet: its configuration and counters.
         backend: sends the usual call without a task if it is a :class:`DirectBackend`.
         tasks: run the requests that need one.
-        on_end: called when a request has ended; see :meth:`take_ended`.
+        on_end: called when a request has ended, once until :meth:`take_ended` is called.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class RequestSender:
 
     def _add_ended(self, request: InFlightRequest) -> None:
         request.ended = True
+        if not self._ended:
+            self._on_end()
         self._ended.append(request)
-        self._on_end()
 
     def take_ended(self) -> list[InFlightRequest]:
         """Return the requests that have ended since the last call; see :meth:`exchanges`."""

@@ -397,12 +397,13 @@ class RunCounters:
         silent = self._cached.unknown
         self._cached.add([o.cached_tokens for o in answers])
         if self._cached.unknown > silent:
-            silent_answers = (o for o in answers if o.cached_tokens is None)
-            self._prompt_of_silent += sum(o.prompt_tokens or 0 for o in silent_answers)
+            self._prompt_of_silent += sum(
+                [o.prompt_tokens or 0 for o in answers if o.cached_tokens is None]
+            )
         self._reasoning.add([o.reasoning_tokens for o in answers])
         costs = [o.cost_usd for o in answers]
         self._outcomes_cost += self._cost.add(costs)
-        self._cost_squares += sum(cost * cost for cost in costs if cost is not None)
+        self._cost_squares += sum([cost * cost for cost in costs if cost is not None])
         first_tries = [o.first_try_valid for o in answers]
         self._valid += first_tries.count(True)
         self._not_valid += first_tries.count(False)

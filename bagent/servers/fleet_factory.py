@@ -173,7 +173,8 @@ def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
     size = None if batching.size == "auto" else int(batching.size)
     single = batching.mode == "single" or batching.in_batches or size == 1
     if batching.mode == "auto":
-        single |= not TRAITS[servers.kind].groups_rows
+        hosted = bool(servers.endpoints) and not any(each.own for each in servers.endpoints)
+        single |= hosted or not TRAITS[servers.kind].groups_rows
     return BatchSizeRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from bagent.backends.http.errors import (
     SwitchedProtocol,
     os_error_text,
 )
-from bagent.backends.http.pool import CONNECTION_IDLE, Connect, PlainPool, PooledRequest
+from bagent.backends.http.pool import CONNECTION_IDLE, Connect, PlainPool
 from bagent.backends.http.proxies import without_userinfo
 from bagent.types import Failure
 
@@ -57,6 +57,8 @@ class Transport:
 
     def __init__(self, connect: Connect | None = None) -> None:
         self._plain = PlainPool(IDLE_SECONDS, connect)
+        self.start = self._plain.start
+        """Starts a POST that needs no task: :meth:`bagent.backends.http.pool.PlainPool.start`."""
         self._other: AiohttpClient | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
 
@@ -90,23 +92,6 @@ class Transport:
         trusted = self._trusted(endpoint.ca_file)
         CONNECTION_IDLE.set(0.0)
         return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
-
-    def start(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        timeouts: Timeouts,
-        on_end: Callable[[], None],
-    ) -> PooledRequest | None:
-        """POST as :meth:`post` does, over an idle connection; return None if there is none.
-
-        ``on_end`` is called once the request has ended. Then call its ``response`` and ``end``.
-        """
-        if not PlainPool.serves(endpoint, endpoint.url):
-            return None
-        request = self._plain.post(endpoint, path, body, timeouts)
-        return request if request.start(on_end) else None
 
     async def get(
         self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None

@@ -165,6 +165,24 @@ class PlainPool:
             self._targets[endpoint, path] = target
         return PooledRequest(self, target, body, timeouts)
 
+    def start(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        timeouts: Timeouts,
+        on_end: Callable[[], None],
+    ) -> PooledRequest | None:
+        """POST ``body`` over an idle connection, without a task; None if there is none.
+
+        ``on_end`` is called once it has ended; see :class:`PooledRequest`.
+        """
+        target = self._targets.get((endpoint, path))
+        if target is None:
+            return None
+        request = PooledRequest(self, target, body, timeouts)
+        return request if request.start(on_end) else None
+
     def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> PooledRequest:
         """GET an absolute URL; use with ``async with``.
 

@@ -143,13 +143,6 @@ class HttpExchange:
             return self._broken(error, request, exchange, connection_idle())
         return self._received(response, raw, exchange)
 
-    def start(self, request: HttpRequest, on_end: Callable[[], None]) -> PooledRequest | None:
-        """Post ``request`` over an idle connection, if there is one; pass it to :meth:`finish`
-        after ``on_end`` was called."""
-        return self._transport.start(
-            request.endpoint, request.path, request.body, request.timeouts, on_end
-        )
-
     def finish(
         self, pooled: PooledRequest, request: HttpRequest, exchange: Exchange
     ) -> tuple[bytes, Mapping[str, str]] | Failure:

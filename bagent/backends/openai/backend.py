@@ -234,7 +234,9 @@ class OpenAIBackend:
             return None
         exchange = Exchange(results=[], sent=self._clock())
         http_request = self._http_request(endpoint, request, form, timeouts)
-        pooled = self._http.start(http_request, on_end)
+        pooled = self._transport.start(
+            endpoint, http_request.path, http_request.body, timeouts, on_end
+        )
         if pooled is None:
             return None
 

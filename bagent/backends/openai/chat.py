@@ -288,8 +288,13 @@ class BodyWriter:
         return choice
 
     def _payload(self, request: Request) -> bytes:
-        """Return the messages or the prompt in the form of the API."""
-        return _payload(request)
+        """Return the messages or the prompt in the form of the API, without blocks of others."""
+        messages = request.messages
+        if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
+            return request.payload
+        return encode_payload(
+            [{k: v for k, v in message.items() if k != PROVIDER_BLOCKS} for message in messages]
+        )
 
     def _own_body(self, body: Mapping[str, Json]) -> bytes:
         """Return a body written by the user, without streaming and with the chosen model."""
@@ -304,16 +309,6 @@ class BodyWriter:
 def _without_strict(tool: Json) -> Json:
     function = {key: value for key, value in tool["function"].items() if key != "strict"}
     return {**tool, "function": function}
-
-
-def _payload(request: Request) -> bytes:
-    """Return the payload without the blocks of other providers."""
-    messages = request.messages
-    if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
-        return request.payload
-    return encode_payload(
-        [{k: v for k, v in message.items() if k != PROVIDER_BLOCKS} for message in messages]
-    )
 
 
 def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:

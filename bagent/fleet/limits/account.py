@@ -253,17 +253,14 @@ class Account:
         self._tokens = TokenPace(tpm) if tpm else None
         self._longest = longest
         self._hosted = hosted
+        self.counts_tokens = hosted or self._tokens is not None
+        """Whether token estimates matter."""
         self._mean = 0.0
         self._answers = 0
         self._started = NOTHING
         self._last = NO_TOKENS  # of the latest request
         self._quotas: dict[str, RateQuota] = {}
         self._reported: dict[str, float] = {}  # limits, by name
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether token estimates matter."""
-        return self._tokens is not None or self._hosted
 
     @property
     def last_served(self) -> float:
@@ -375,7 +372,7 @@ class Account:
         elif name == "tokens":
             limit = limit if self._tpm is None else min(limit, self._tpm)
             if self._tokens is None:
-                self._tokens = TokenPace(limit)
+                self._tokens, self.counts_tokens = TokenPace(limit), True
             else:
                 self._tokens.resize(limit)
 
