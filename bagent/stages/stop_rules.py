@@ -72,11 +72,13 @@ class EarlyFailures:
 
     def _count(self, streak: _Streak, outcome: Outcome, number: int, endpoint: str) -> str | None:
         kind = outcome.error_kind or outcome.status
-        if kind in PASSING_KINDS or (streak.served and kind not in JOB_KINDS):
+        if kind in PASSING_KINDS:
             return None
         if kind != streak.kind:
             streak.kind = kind
             streak.numbers.clear()
+        if streak.served and kind not in JOB_KINDS:
+            return None
         streak.numbers.append(number)
         count = len(streak.numbers)
         if count < ALIKE or (count - ALIKE) % CHECK_EVERY or not self._decided(streak.numbers):

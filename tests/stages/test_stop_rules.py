@@ -95,6 +95,7 @@ def test_a_run_stops_where_servers_refuse_row_after_row_alike(rows, failed, word
         [("ok", "e0", "m")] * 64 + [("context_overflow", "e0", "m")] * 73,
         [("overloaded", "e0", "m")] * 200,
         [("rejected" if n % 2 else "schema", "e0", "m") for n in range(200)],
+        [("ok" if n == 0 else "rejected" if n % 9 else "refused", "e0", "m") for n in range(200)],
     ],
 )
 def test_rows_that_are_bad_themselves_stop_no_run(rows):

@@ -392,3 +392,16 @@ def test_an_answer_while_a_stopped_start_drains_ends_no_outage():
             events=(Event(0, "kill-at-call", 27.71), Event(1, "term", 0.16)),
         )
     )  # fmt: skip
+
+
+def test_rows_refused_for_another_reason_interrupt_those_that_failed_alike():
+    """They were left out, and the last four rows were said to have failed alike."""
+    kinds = ("ok", "422", "filter", "422", "filter", "422", "filter", "422", "ok")
+    holds(
+        World(
+            seed=8201440,
+            job=JobSpec(concurrency=1, alike=4),
+            rows=tuple(RowSpec(f"r{n}", replies=(kind,)) for n, kind in enumerate(kinds)),
+            endpoints=(EndpointSpec(),),
+        )
+    )
