@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil, log2
 
 from bagent.types import PASSING_KINDS
 from worlds.evidence import (
@@ -171,7 +172,9 @@ def retries_are_counted(history: History) -> Problems:
             spare = kinds.count("cut")
             spare += _is_suspected(sent_in(history, start.number), requests)
             if len(history.world.endpoints) > 1:
-                spare += limit + 2  # a server under suspicion fails rows for free
+                # A server under suspicion fails rows for free, each time after a longer pause.
+                seconds = (requests[-1].over or start.ended) - requests[0].at
+                spare += max(limit + 2, len(history.world.endpoints) * ceil(log2(seconds + 2.0)))
             if counted - spare > limit or (failed and counted + maybe < limit):
                 yield f"row {row}: {kinds} with {limit} attempts allowed, {results.get(row)}"
 

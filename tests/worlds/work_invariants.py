@@ -27,6 +27,9 @@ NOTICED = 35.0
 LONGEST_BACKOFF = 62.0
 """Seconds between two attempts of a row at most, without a Retry-After."""
 
+DEADLY = 2
+"""Broken connections of a row after which it may run last."""
+
 LONGEST_PAUSE = 75.0
 """Seconds in which nothing is sent at most, while a server is well."""
 
@@ -95,12 +98,15 @@ def _fed_until(history: History, start: Start) -> float:
 
 
 def _waits(history: History, start: Start, end: float) -> Iterator[Span]:
-    """Yield when rows waited: before their first request, and between the others."""
+    """Yield when rows waited: before their first request, and between the others. One with which
+    two servers died waits for the end of all others."""
     for requests in sent_by_row(history, start.number).values():
         ordered = sorted(requests, key=lambda sent: sent.at)
         yield start.began, min(ordered[0].at, end)
+        broken = 0
         for first, second in pairwise(ordered):
-            if first.over is not None:
+            broken += first.status is None
+            if first.over is not None and broken < DEADLY:
                 ready = first.over + LONGEST_BACKOFF
                 ready += 1.2 * min(first.retry_after or 0.0, LONGEST_RETRY_AFTER)
                 yield ready, min(second.at, end)
