@@ -2,7 +2,8 @@
 
 Its stdin has a line with :class:`~bagent.bench.plan.LoadConfig`, then one with
 :class:`~bagent.bench.workers.WorkerCommand` for each stage. It writes lines of
-:class:`~bagent.bench.workers.LoadWorkerProgress` to stdout and ends with its stdin.
+:class:`~bagent.bench.workers.LoadWorkerProgress` to stdout, the first once it may be signalled, and
+ends with its stdin.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ async def work() -> None:
     generator = LoadGenerator(msgspec.json.decode(first, type=LoadConfig), transport)
     loop.add_signal_handler(signal.SIGTERM, generator.stopping.set)
     gc.freeze()
+    _write(LoadWorkerProgress(generator.share))  # from now on a signal ends the stage alone
     try:
         while line := await reader.readline():
             command = msgspec.json.decode(line, type=WorkerCommand)

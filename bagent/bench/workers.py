@@ -127,6 +127,9 @@ class ProcessWorkers:
             self._processes.append(process)
             config = msgspec.structs.replace(self._config, worker=number)
             self._send(process, msgspec.json.encode(config))
+        for process in self._processes:
+            assert process.stdout is not None
+            await process.stdout.readline()  # before it, SIGTERM would end the process
         return self
 
     async def run(self, stage: LoadStage) -> list[WorkerShare]:
