@@ -28,7 +28,7 @@ from support.in_process import READ_AT_START, run_in_process
 Json = Any
 KillAt = float | Callable[[], object]
 
-KEPT = ("PATH", "TMPDIR", "SSL_CERT_FILE", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+KEPT = ("PATH", "PYTHONPATH", "TMPDIR", "SSL_CERT_FILE", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,12 @@ def no_locks_env(folder: Path, error: str = "ENOSYS") -> dict[str, str]:
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n")
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": _before_others(folder)}
+
+
+def _before_others(folder: Path) -> str:
+    """Return PYTHONPATH with this folder first."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def hanging_names_env(folder: Path, *, own_loop: bool = False) -> dict[str, str]:
@@ -337,4 +342,4 @@ def hanging_names_env(folder: Path, *, own_loop: bool = False) -> dict[str, str]
         "socket.getaddrinfo = slow",
     ]
     (folder / "sitecustomize.py").write_text("\n".join(["import socket, sys, time", *lines, ""]))
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": _before_others(folder)}

@@ -102,9 +102,8 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, other = socket.socketpair()
         self._turn = threading.Lock()
-        variables = {
-            name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ
-        }
+        names = ("PATH", "PYTHONPATH", "VIRTUAL_ENV")
+        variables = {name: os.environ[name] for name in names if name in os.environ}
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(other.fileno())],
             env=variables | {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
