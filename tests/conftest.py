@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
@@ -49,6 +50,20 @@ def pytest_collection() -> Iterator[None]:
     gc.freeze()
     gc.enable()
     make_tables_here()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Report nothing of a passed test from a worker of xdist but the call.
+
+    Messages between processes take three times as long as pytest takes to run a short test.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
