@@ -28,6 +28,9 @@ TOOL_TOKENS = 200
 
 TOOLS_FILE = b"from worlds.agents import act, look\n"
 
+NOTES = {f"note{number}": f"note {number}" for number in range(3)}
+"""The files that the tool ``read`` reads, which has no side effects."""
+
 FAULTY = frozenset({"fail", "exit", "hang", "junk", "object"})
 """What a call does where its answer is an error."""
 
@@ -41,6 +44,7 @@ def job_keys() -> dict[str, Json]:
             "tools": [
                 {"python": "tools.py:act", **policy},
                 {"python": "tools.py:look", "coalesce": True, "cache": 10, **policy},
+                {"builtin": "read_file", "name": "read", "root": "notes", **policy},
             ],
         }
     }
@@ -58,7 +62,9 @@ def tool_calls(row: RowSpec, number: int, version: int, turn: int) -> list[dict[
     for index, call in enumerate(row.calls[turn]):
         tool, _, does = call.partition(":")
         arguments: dict[str, Json] = {"topic": index, "does": does}
-        if tool != "look":
+        if tool == "read":
+            arguments = {"path": "missing" if does == "fail" else f"note{index}"}
+        elif tool != "look":
             arguments = {
                 "row": number, "version": version, "turn": turn, "number": index, "does": does,
             }  # fmt: skip
@@ -223,12 +229,15 @@ def answers_right(answer: ToolAnswer, call: str, row: int, version: int) -> bool
     text = f"topic {answer.call}" if tool == "look" else f"did {row}.{version}.{answer.turn}"
     if tool == "none":
         return "there is no tool" in answer.text
+    if tool == "read" and does == "ok":
+        return answer.text == f"note {answer.call}"
     if does == "much":
         return answer.text.startswith(text) and "[cut" in answer.text
     if does not in FAULTY:
         exact = text if tool == "look" else f"{text}.{answer.call}"
         return answer.text == exact
-    said = {"fail": "no luck", "hang": f"longer than {TOOL_SECONDS:g} s"}.get(does, "")
+    luck = "missing" if tool == "read" else "no luck"
+    said = {"fail": luck, "hang": f"longer than {TOOL_SECONDS:g} s"}.get(does, "")
     return answer.text.startswith("error") and said in answer.text
 
 

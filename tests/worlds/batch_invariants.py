@@ -32,7 +32,7 @@ def each_batch_is_read(history: History) -> Problems:
     if last.code not in (0, 1):
         return
     for batch in provider.batches.values():
-        if not provider.fetched[batch.id]:
+        if not provider.fetched[batch.id] and not batch.refused:
             yield f"{batch} was never read"
 
 
@@ -54,8 +54,9 @@ def a_paid_answer_is_a_result(history: History) -> Problems:
 
 @invariant_for("batches")
 def batches_are_made_once(history: History) -> Problems:
-    """No two batches of a provider have the same requests."""
-    labels = Counter(batch.label for batch in history.provider.batches.values())
+    """No two batches of a provider have the same requests, unless it has refused the first."""
+    batches = history.provider.batches.values()
+    labels = Counter(batch.label for batch in batches if not batch.refused)
     for label, count in labels.items():
         if count > 1:
             yield f"{count} batches have the label {label}"

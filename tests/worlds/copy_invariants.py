@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bagent.types import PASSING_KINDS
 from worlds.evidence import (
-    DISK,
     Problems,
-    events_of,
     invariant,
     invariant_for,
     is_answer,
+    may_lose_answers,
     results_of,
 )
 from worlds.network import Sent, answer_text
@@ -46,8 +45,7 @@ def copies_have_the_right_answer(history: History) -> Problems:
 @invariant_for("copies")
 def an_answered_prompt_is_not_sent_again(history: History) -> Problems:
     """What was answered well is on disk, and no row with this prompt is sent any more."""
-    kinds = {kind for start in history.starts for kind in events_of(history, start.number)}
-    if kinds & DISK or any(start.killed_by_power for start in history.starts):
+    if any(s.killed_by_power or may_lose_answers(history, s) for s in history.starts):
         return
     answered: dict[int, Sent] = {}
     for start in history.starts:

@@ -23,6 +23,7 @@ from worlds.evidence import (
     sent_by_row,
     sent_in,
     unit_of,
+    units_read,
 )
 from worlds.network import ANSWER_TOKENS, ANSWER_USD, PROMPT_TOKENS, USED, Sent, base_kind
 from worlds.play import History, Start
@@ -231,7 +232,7 @@ def skipped_rows_were_finished(history: History) -> Problems:
             continue
         if history.world.job.answers > 1:
             continue  # what is skipped counts rows
-        snapshot, rows = start.ending.snapshot, len(history.world.units)
+        snapshot, rows = start.ending.snapshot, units_read(history, start)
         done = snapshot.this_start.done
         if snapshot.skipped + done != rows:
             yield f"start {start.number}: {snapshot.skipped} skipped and {done} done of {rows}"

@@ -5,43 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Literal
 
+from worlds import draw_jobs
+from worlds.drawing import (
+    AT_WORK,
+    BAD,
+    CRASHES,
+    FAILING,
+    HEALED,
+    PATIENT,
+    UNANSWERED,
+    WINDOWS,
+    draw_events,
+    draw_job,
+    draw_rerun,
+    draw_rows,
+    draw_windows,
+)
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
-from worlds.stages import TOPOLOGIES, long_text
-
-HEALED = 120.0
-"""Seconds of a world after which all its servers are well."""
-
-AT_WORK = 0.013
-"""When servers have answered the probes of a start, and its first rows arrive."""
-
-_PASSING = (
-    "500", "502", "503", "503+4", "504", "408", "529", "529+2", "429", "429+3", "429+d4",
-    "429+m1500", "cut", "reset", "junk", "error200", "blank", "nochoice", "html",
-)  # fmt: skip
-_PATIENT = ("503+3600", "529+3600", "429+3600")
-"""Replies of servers that ask for an hour."""
-_FAILING = ("500", "502", "504", "cut", "junk", "error200", "blank", "nochoice", "html")
-_LASTING = ("400", "422", "overflow", "filter", "length")
-_BROKEN = ("cut", "reset", "junk", "error200", "nochoice", "html")
-_CRASHES = ("crash:1", "crash:3", "crash:8", "crash:20")
-_GOOD = ("ok", "usage", "slow:4")
-_WINDOWS = (
-    "down", "silent", "hang", "500", "502", "503", "503+5", "429+7", "401", "403", "lost-model",
-    "reset", "cut", "junk", "blank", "html", "error200",
-)  # fmt: skip
-_BAD = ("500", "429+7", "lost-model", "lost-model", "reset", "reset", "reset", "reset", "cut")
-_UNANSWERED = ("silent", "hang", "hang")
-_FAULTY_CALLS = ("act:fail", "look:fail", "act:hang", "none:ok", "act:junk", "act:exit")
-_CALLS = (
-    "act:ok", "act:ok", "act:ok", "act:quick", "act:slow", "look:ok", "look:slow", "act:much",
-    "act:object", *_FAULTY_CALLS,
-)  # fmt: skip
-_TEXTS = (
-    "stone", "", " ", "\u0000\u0007", "{{ text }}", "{% raw", "\u202eabc", "caf\u00e9 \U0001f600",
-    "a\r\nb", "</script>", "' or 1=1 --", "=cmd()", "\ufeff", "x" * 3000,
-)  # fmt: skip
 
 
 def draw(seed: int) -> World:
@@ -49,165 +31,62 @@ def draw(seed: int) -> World:
     random = Random(seed)
     names = list(_THEMES)
     theme = random.choices(names, [_WEIGHTS.get(name, 3) for name in names])[0]
-    return _THEMES[theme](seed, random)
+    world = _THEMES[theme](seed, random)
+    if world.job.kind == "single" and random.random() < 0.08:
+        world = replace(world, job=replace(world.job, system=random.choice([600, 9000])))
+    if world.job.kind in ("single", "schema", "lists", "agents") and random.random() < 0.06:
+        world = replace(world, limit=random.randint(1, 1 + len(world.rows)))
+    if random.random() < 0.1:
+        looks = [Event(0, "look", round(random.uniform(0.0, 12.0), 2)) for _ in range(3)]
+        world = replace(world, events=(*world.events, *looks))
+    if random.random() < 0.05:
+        refuses = random.choice(["max_tokens", "temperature"])
+        endpoints = (replace(world.endpoints[0], refuses=refuses), *world.endpoints[1:])
+        world = replace(world, endpoints=endpoints)
+    return _printed(world, random) if random.random() < 0.08 else world
 
 
-def _rows(
-    random: Random, count: int, faulty: float, *, lasting: bool = True
-) -> tuple[RowSpec, ...]:
-    rows = []
-    for number in range(count):
-        replies: list[str] = []
-        if random.random() < faulty:
-            most = random.choice([1, 1, 1, 2, 3, 4])
-            replies = [random.choice(_PASSING) for _ in range(random.randint(0, most))]
-            if replies and random.random() < 0.06:
-                replies[0] = random.choice(_PATIENT)
-            last = random.random()
-            if lasting and last < 0.25:
-                replies.append(random.choice(_LASTING))
-            elif last < 0.3 and lasting:
-                replies = ["unreadable"]
-            elif last < 0.4:
-                replies.append(random.choice(_FAILING))
-            else:
-                replies.append(random.choice(_GOOD))
-        seconds = random.choice([0.2, 1.0, 1.0, 3.0])
-        rows.append(
-            RowSpec(
-                _id(random, number),
-                random.choice(_TEXTS) if random.random() < 0.2 else "stone",
-                tuple(replies) or ("ok",),
-                seconds,
-            )
-        )
-    return tuple(rows)
-
-
-def _id(random: Random, number: int) -> str | int | None:
-    odd = random.random()
-    if odd < 0.03:
-        return number
-    if odd < 0.05:
-        return random.choice(["same", "\u0000", "=1+1", "../x", "r1"])
-    return f"r{number}"
-
-
-def _windows(random: Random, *, kinds: tuple[str, ...] = _WINDOWS) -> tuple[Window, ...]:
-    windows = []
-    begin = random.choice([0.0, 0.5, 2.0, 5.0, 10.0])
-    for _ in range(random.choice([0, 1, 1, 2])):
-        end = begin + random.choice([1.0, 5.0, 20.0, 60.0])
-        windows.append(Window(begin, min(end, HEALED), random.choice(kinds)))
-        begin = end + random.choice([1.0, 10.0])
-        if begin >= HEALED:
-            break
-    return tuple(windows)
-
-
-def _job(random: Random) -> JobSpec:
-    return JobSpec(
-        retries=random.choice([0, 1, 2, 2, 5]),
-        concurrency=random.choice([1, 2, 4, 8, 8, "auto"]),
-        per_endpoint=random.choice(["auto", "auto", 1, 3]),
-        temperature=random.choice([0.0, 0.0, 0.7]),
-        hedge=random.choice(["off", "off", "off", "off", "auto", 2.0]),
-        truncated=random.choice(["fail", "fail", "accept"]),
-        allow_failures=random.choice([0, 0, 0, 2]),
-        segment_bytes=random.choice([None, None, 300, 3000]),
-        priced=random.random() < 0.2,
-    )
-
-
-def _rerun_options(random: Random) -> dict[str, Any]:
-    """Return more options of a command that is given after the end."""
-    named = ",".join(random.sample(["rejected", "truncated", "refused", "invalid", "empty"], 2))
-    return random.choice([{}, {}, {"retry": "all"}, {"retry": named}, {"skip_failed": True}])
+def _printed(world: World, random: Random) -> World:
+    """Return a world whose results go to standard output as well, to a reader that may go away."""
+    options = {**world.job.options, "output": "-", "ordered": random.random() < 0.4}
+    events = world.events
+    if random.random() < 0.2:
+        lines = random.randint(0, 1 + len(world.units))
+        events = (*events, Event(random.choice([0, 0, 1]), "reader-gone", lines))
+    return replace(world, job=replace(world.job, options=options), events=events)
 
 
 def _faulty_rows(seed: int, random: Random) -> World:
-    rows = _rows(random, random.randint(1, 24), random.choice([0.2, 0.5, 1.0]))
+    rows = draw_rows(random, random.randint(1, 24), random.choice([0.2, 0.5, 1.0]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2, 3])))
-    world = World(seed, _job(random), rows, endpoints, rerun=random.random() < 0.5)
-    return replace(world, rerun_options=_rerun_options(random))
-
-
-def _kinds(seed: int, random: Random) -> World:
-    """Rows with a schema, or several in a request, through faults of rows and processes."""
-    kind = random.choice(["schema", "lists"])
-    rows = list(_rows(random, random.randint(1, 24), random.choice([0.1, 0.4])))
-    if kind == "schema":
-        for number in range(len(rows)):
-            if random.random() < 0.4 and rows[number].replies != ("unreadable",):
-                wrong = ("invalid",) * random.choice([1, 2, 3])
-                rows[number] = replace(rows[number], replies=(*wrong, *rows[number].replies))
-    endpoints = tuple(
-        EndpointSpec(windows=_windows(random) if random.random() < 0.3 else ())
-        for _ in range(random.choice([1, 1, 2]))
-    )
-    events = _events(random, random.choice([0, 0, 1, 2]))
-    if kind == "lists" and random.random() < 0.15:
-        at = round(random.uniform(0.0, 2.0), 2)
-        events = (Event(0, "tight", at, at + 1000.0), *events)
-    job = replace(_job(random), kind=kind)
-    if kind == "schema" and random.random() < 0.4:
-        job = replace(job, answers=random.choice([2, 3]), temperature=0.7)
-    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
+    world = World(seed, draw_job(random), rows, endpoints, rerun=random.random() < 0.5)
+    return replace(world, rerun_options=draw_rerun(random))
 
 
 def _faulty_servers(seed: int, random: Random) -> World:
-    rows = _rows(random, random.randint(1, 30), random.choice([0.0, 0.1]))
+    rows = draw_rows(random, random.randint(1, 30), random.choice([0.0, 0.1]))
     endpoints = tuple(
         EndpointSpec(
             speed=random.choice([1.0, 1.0, 3.0]),
-            windows=_windows(random) if random.random() < 0.7 else (),
+            windows=draw_windows(random) if random.random() < 0.7 else (),
             capacity=random.choice([None, None, None, 2, 4]),
         )
         for _ in range(random.choice([1, 2, 3, 4]))
     )
-    return World(seed, _job(random), rows, endpoints)
+    return World(seed, draw_job(random), rows, endpoints)
 
 
 def _crashes(seed: int, random: Random) -> World:
-    rows = _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+    rows = draw_rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
-    events = _events(random, random.randint(1, 4))
+    events = draw_events(random, random.randint(1, 4))
     pause = random.choice([0.0, 5.0, 90.0])
-    return World(seed, _job(random), rows, endpoints, events, pause, random.random() < 0.3)
-
-
-def _events(random: Random, starts: int) -> tuple[Event, ...]:
-    events: list[Event] = []
-    edited = random.randint(0, 12)
-    for start in range(starts):
-        kind = random.choice(
-            ["kill", "kill-at-call", "kill-at-call", "kill-at-call", "power", "power-at-call",
-             "term", "int", "full", "tight", "short", "sync-fails", "stop-file", "rival", "edit",
-             "edit-back"]
-        )  # fmt: skip
-        at = round(random.uniform(0.0, random.choice([0.5, 6.0])), 2)
-        until = 0.0
-        if kind.endswith("-at-call") or kind == "rival":
-            at = round(random.uniform(1, 60), 2)
-        elif kind in ("full", "tight", "short", "sync-fails"):
-            until = at + random.choice([0.1, 1.0, 1000.0])
-        elif kind.startswith("edit"):
-            at = float(edited)
-            if kind == "edit" and random.random() < 0.5:
-                events.append(Event(start + random.choice([1, 1, 2]), "edit-back", at))
-            if start and random.random() < 0.3:
-                events.append(Event(start, "kill-at-call", round(random.uniform(1, 60), 2)))
-        events.append(Event(start, kind, at, until))  # type: ignore[arg-type]
-        if random.random() < 0.1:
-            events.append(Event(start, "rival", random.randint(1, 60)))
-        if kind in ("term", "int") and random.random() < 0.3:
-            events.append(Event(start, "int", round(at + random.uniform(0.1, 3.0), 2)))
-    return tuple(events)
+    return World(seed, draw_job(random), rows, endpoints, events, pause, random.random() < 0.3)
 
 
 def _suspensions(seed: int, random: Random) -> World:
     """A process is suspended for a while, as with a laptop, and the same command given again."""
-    rows = _rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
+    rows = draw_rows(random, random.randint(1, 16), random.choice([0.0, 0.3]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
     at = round(random.uniform(0.0, 6.0), 2)
     events = [Event(0, "suspend", at, at + random.choice([10.0, 50.0, 61.0, 75.0, 300.0]))]
@@ -215,7 +94,7 @@ def _suspensions(seed: int, random: Random) -> World:
         kind = random.choice(["kill", "kill-at-call", "term", "power", "none", "none"])
         if kind != "none":
             events.append(Event(start, kind, round(random.uniform(0.0, 20.0), 2)))  # type: ignore[arg-type]
-    return World(seed, _job(random), rows, endpoints, tuple(events))
+    return World(seed, draw_job(random), rows, endpoints, tuple(events))
 
 
 def _late_rows(seed: int, random: Random) -> World:
@@ -230,7 +109,7 @@ def _late_rows(seed: int, random: Random) -> World:
     endpoints = tuple(
         EndpointSpec(random.choice([1.0, 1.0, 18.0])) for _ in range(random.choice([2, 3]))
     )
-    job = replace(_job(random), hedge=random.choice(["auto", 2.0, 3.0]), timeout=60.0)
+    job = replace(draw_job(random), hedge=random.choice(["auto", 2.0, 3.0]), timeout=60.0)
     if random.random() < 0.6:
         job = replace(job, concurrency="auto", per_endpoint="auto")
     return World(seed, job, rows, endpoints)
@@ -239,109 +118,52 @@ def _late_rows(seed: int, random: Random) -> World:
 def _long_illness(seed: int, random: Random) -> World:
     """One server is ill for a long time, while another has work for longer."""
     begin = random.choice([0.0, 2.0])
-    ill = Window(begin, begin + 40.0, random.choice(_WINDOWS))
+    ill = Window(begin, begin + 40.0, random.choice(WINDOWS))
     rows = tuple(RowSpec(f"r{number}", seconds=5.0) for number in range(50))
     job = JobSpec(concurrency=2)
     return World(seed, job, rows, (EndpointSpec(), EndpointSpec(windows=(ill,))))
 
 
 def _everything(seed: int, random: Random) -> World:
-    rows = _rows(random, random.randint(1, 24), 0.3)
+    rows = draw_rows(random, random.randint(1, 24), 0.3)
     endpoints = tuple(
-        EndpointSpec(random.choice([1.0, 2.0]), _windows(random) if random.random() < 0.5 else ())
+        EndpointSpec(
+            random.choice([1.0, 2.0]), draw_windows(random) if random.random() < 0.5 else ()
+        )
         for _ in range(random.choice([1, 2, 3]))
     )
-    events = list(_events(random, random.randint(0, 3)))
+    events = list(draw_events(random, random.randint(0, 3)))
     if random.random() < 0.3:
         for _ in range(random.choice([1, 2])):
             numbers = range(len(endpoints))
             hosts = tuple(random.sample(numbers, random.randint(0, len(numbers))))
             events.append(Event(0, "hosts", round(random.uniform(0.0, 6.0), 2), hosts=hosts))
         events.append(Event(0, "hosts", 20.0, hosts=tuple(range(len(endpoints)))))
-    return World(seed, _job(random), rows, endpoints, tuple(events), random.choice([1.0, 90.0]))
+    return World(seed, draw_job(random), rows, endpoints, tuple(events), random.choice([1.0, 90.0]))
 
 
 def _outage(seed: int, random: Random) -> World:
     """All servers fail for good in the same moment; a person repairs them much later."""
     begin = random.choice([0.0, 0.0, 3.0, 10.0])
     endpoints = tuple(
-        EndpointSpec(windows=(Window(begin, 300.0, random.choice(_WINDOWS)),))
+        EndpointSpec(windows=(Window(begin, 300.0, random.choice(WINDOWS)),))
         for _ in range(random.choice([1, 2, 3]))
     )
-    rows = _rows(random, random.randint(55, 70), 0.0)
-    return World(seed, _job(random), rows, endpoints, pause=300.0)
-
-
-def _agents(seed: int, random: Random) -> World:
-    """Agents with tools, through faults of rows, servers, tools and processes."""
-    rows = []
-    for row in _rows(random, random.randint(1, 12), random.choice([0.0, 0.2, 0.6])):
-        replies = row.replies
-        if replies != ("unreadable",):
-            replies = ("ok",) * random.choice([0, 0, 1, 2]) + replies
-            replies = tuple("400" if reply == "overflow" else reply for reply in replies)
-        turns = random.choice([0, 1, 1, 2, 2, 3, 4, 6])
-        faulty = random.random() < 0.1
-        calls = tuple(
-            tuple(
-                random.choice(_FAULTY_CALLS if faulty else _CALLS)
-                for _ in range(random.choice([1, 1, 2, 3]))
-            )
-            for _ in range(turns)
-        )
-        rows.append(replace(row, replies=replies, calls=calls))
-    endpoints = tuple(
-        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
-        for _ in range(random.choice([1, 1, 2]))
-    )
-    events = _events(random, random.choice([0, 0, 1, 2, 3]))
-    if random.random() < 0.3:  # while tools run
-        events = (Event(0, "kill", round(random.uniform(0.3, 6.0), 2)), *events)
-    job = replace(_job(random), kind="agents")
-    return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
-
-
-def _stages(seed: int, random: Random) -> World:
-    """Rows through the stages of a topology, and faults of rows, servers and processes."""
-    topology = random.choice([*TOPOLOGIES, "pipeline", "pipeline"])
-    rows = tuple(
-        replace(row, stage=random.choice(TOPOLOGIES[topology]))
-        if row.replies != ("unreadable",)
-        else replace(row, replies=("ok",))
-        for row in _rows(random, random.randint(1, 10), random.choice([0.0, 0.2, 0.5]))
-    )
-    if topology == "split":
-        rows = tuple(
-            replace(row, text=long_text(number, random.choice([1, 5, 20, 60])))
-            for number, row in enumerate(rows)
-        )
-    endpoints = tuple(
-        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
-        for _ in range(random.choice([1, 2, 2]))
-    )
-    events = _events(random, random.choice([0, 0, 1, 2, 3]))
-    job = replace(_job(random), kind="stages", topology=topology)
-    if topology == "pipeline":
-        job = replace(job, on_failure=random.choice(["include", "include", "drop"]))
-    if random.random() < 0.5:  # a row fails, and comes out well in the next start
-        job = replace(job, retries=random.choice([0, 1]))
-        failures = ("500",) * (job.retries + random.choice([1, 2, 3]))
-        first = replace(rows[0], replies=(*failures, "ok"), stage=TOPOLOGIES[topology][0])
-        rows = (first, *rows[1:])
-    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.7)
+    rows = draw_rows(random, random.randint(55, 70), 0.0)
+    return World(seed, draw_job(random), rows, endpoints, pause=300.0)
 
 
 def _limited(seed: int, random: Random) -> World:
     """Starts with a deadline or a budget."""
-    rows = _rows(random, random.randint(4, 24), random.choice([0.0, 0.2]))
+    rows = draw_rows(random, random.randint(4, 24), random.choice([0.0, 0.2]))
     endpoints = tuple(
-        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        EndpointSpec(windows=draw_windows(random) if random.random() < 0.2 else ())
         for _ in range(random.choice([1, 1, 2]))
     )
-    job = _job(random)
+    job = draw_job(random)
     # A start with less time or money than rows that fail need for their tries never ends them, and
     # the next one begins with them again.
-    failing = [row for row in rows if row.replies[-1] in _FAILING]
+    failing = [row for row in rows if row.replies[-1] in FAILING]
     if random.random() < 0.5:
         job = replace(job, deadline=random.choice([12.0, 20.0, 40.0]), retries=min(job.retries, 1))
         if sum(2 * row.seconds * len(row.replies) for row in failing) > 0.5 * (job.deadline or 0.0):
@@ -353,7 +175,7 @@ def _limited(seed: int, random: Random) -> World:
         job = replace(job, budget=max(most, random.choice([200.0, 300.0, 600.0])))
     if random.random() < 0.3:
         job = replace(job, answers=2, temperature=0.7)
-    events = _events(random, random.choice([0, 0, 1]))
+    events = draw_events(random, random.choice([0, 0, 1]))
     return World(seed, job, rows, endpoints, events, pause=90.0)
 
 
@@ -370,23 +192,23 @@ def _paid_in_vain(seed: int, random: Random) -> World:
 
 def _limits(seed: int, random: Random) -> World:
     """Limits of rows and failures, and a pace of requests."""
-    rows = _rows(random, random.randint(4, 20), random.choice([0.2, 0.6]))
+    rows = draw_rows(random, random.randint(4, 20), random.choice([0.2, 0.6]))
     rows = tuple(
-        replace(row, replies=("ok",)) if {*row.replies} & {*_PATIENT} else row for row in rows
+        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
     )
     endpoints = tuple(
-        EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
+        EndpointSpec(windows=draw_windows(random) if random.random() < 0.2 else ())
         for _ in range(random.choice([1, 1, 2]))
     )
-    job, kind = _job(random), random.choice(["row", "failures", "rpm"])
+    job, kind = draw_job(random), random.choice(["row", "failures", "rpm"])
     if kind == "row":
         job = replace(job, row_seconds=random.choice([2.0, 5.0, 15.0]), timeout=60.0)
     elif kind == "failures":  # rows that fail in each start leave one failure or more for others
-        failing = sum(row.replies[-1] in _FAILING for row in rows)
+        failing = sum(row.replies[-1] in FAILING for row in rows)
         job = replace(job, stop_after=failing * job.answers + random.choice([1, 1, 2, 4]))
     else:
         job = replace(job, rpm=random.choice([30, 60, 120, 300]))
-    events = _events(random, random.choice([0, 0, 1]))
+    events = draw_events(random, random.choice([0, 0, 1]))
     return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.3)
 
 
@@ -402,39 +224,39 @@ def _refusals(seed: int, random: Random) -> World:
         )
         for number in range(random.randint(6, 26))
     )
-    job = replace(_job(random), alike=alike, concurrency=random.choice([1, 2, 4, 8]))
+    job = replace(draw_job(random), alike=alike, concurrency=random.choice([1, 2, 4, 8]))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
-    events = _events(random, random.choice([0, 0, 0, 1]))
+    events = draw_events(random, random.choice([0, 0, 0, 1]))
     return World(seed, job, rows, endpoints, events)
 
 
 def _killers(seed: int, random: Random) -> World:
     """Rows with which servers crash, once or again and again."""
-    rows = list(_rows(random, random.randint(2, 12), random.choice([0.0, 0.2])))
+    rows = list(draw_rows(random, random.randint(2, 12), random.choice([0.0, 0.2])))
     for _ in range(random.choice([1, 1, 2, 3])):
         number = random.randrange(len(rows))
-        crashes = tuple(random.choice(_CRASHES) for _ in range(random.choice([1, 2, 2, 3, 4])))
+        crashes = tuple(random.choice(CRASHES) for _ in range(random.choice([1, 2, 2, 3, 4])))
         rows[number] = replace(rows[number], replies=(*crashes, *rows[number].replies))
         if "unreadable" in rows[number].replies:
             rows[number] = replace(rows[number], replies=(*crashes, "ok"))
     endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2, 2, 3])))
-    job = replace(_job(random), timeout=60.0)
-    events = _events(random, random.choice([0, 0, 0, 1]))
+    job = replace(draw_job(random), timeout=60.0)
+    events = draw_events(random, random.choice([0, 0, 0, 1]))
     return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.5)
 
 
 def _leaving(seed: int, random: Random) -> World:
     """A server goes from bad to worse, leaves the hostfile meanwhile, and may come back."""
-    rows = _rows(random, random.choice([1, 2, 3, 5, 12]), random.choice([0.0, 0.2]))
+    rows = draw_rows(random, random.choice([1, 2, 3, 5, 12]), random.choice([0.0, 0.2]))
     begin = random.choice([AT_WORK, AT_WORK, AT_WORK, random.uniform(0.1, 3.0)])
     seconds = random.choice([0.1, 0.1, 0.2, 0.4, 2.0])
     worse = begin + seconds + random.choice([4.0, 15.0, 40.0])
     ill = (
-        Window(begin, begin + seconds, random.choice(_BAD)),
+        Window(begin, begin + seconds, random.choice(BAD)),
         Window(
             begin + seconds,
             worse,
-            random.choice(random.choice([_WINDOWS, _UNANSWERED, _UNANSWERED])),
+            random.choice(random.choice([WINDOWS, UNANSWERED, UNANSWERED])),
         ),
     )
     count = random.choice([1, 2, 2, 3])
@@ -444,8 +266,119 @@ def _leaving(seed: int, random: Random) -> World:
     if random.random() < 0.4:
         back = at + random.choice([2.0, 10.0, 30.0])
         events.append(Event(0, "hosts", back, hosts=tuple(range(count + 1))))
-    job = replace(_job(random), retries=random.choice([0, 0, 0, 1, 2]), hedge="off")
+    job = replace(draw_job(random), retries=random.choice([0, 0, 0, 1, 2]), hedge="off")
     return World(seed, job, rows, endpoints, tuple(events))
+
+
+def _rejoining(seed: int, random: Random) -> World:
+    """A server leaves the hostfile, comes back while it still works on rows, and leaves again; or
+    its tags change, which makes it a new one beside the old."""
+    count = random.choice([2, 2, 3])
+    endpoints = tuple(
+        EndpointSpec(
+            random.choice([1.0, 1.0, 2.0]),
+            draw_windows(random) if random.random() < 0.1 else (),
+            most=random.choice([None, None, 2, 4]),
+        )
+        for _ in range(count)
+    )
+    seconds = random.choice([(1.0, 5.0), (5.0, 15.0), (15.0,)])
+    rows = tuple(
+        RowSpec(
+            f"r{number}", seconds=random.choice(seconds), replies=(random.choice(_FEW_BAD), "ok")
+        )
+        for number in range(random.randint(6, 24))
+    )
+    present, weight, at = set(range(count)), 1.0, random.uniform(0.0, 3.0)
+    events = []
+    for _ in range(random.choice([2, 3, 3, 4, 5])):
+        if random.random() < 0.25:
+            weight = 3.0 - weight
+        else:
+            present ^= {random.choice([0, 0, 0, count - 1])}
+        hosts = tuple(sorted(present)) or (1,)
+        events.append(Event(0, "hosts", round(at, 2), hosts=hosts, weight=weight))
+        at += random.choice([random.uniform(0.2, 2.0), random.uniform(2.1, 5.0), 12.0])
+    job = replace(draw_job(random), hedge="off", timeout=60.0)
+    return World(seed, job, rows, endpoints, tuple(events))
+
+
+_FEW_BAD = ("ok", "ok", "ok", "ok", "ok", "500", "503", "reset")
+
+
+def _contexts(seed: int, random: Random) -> World:
+    """Servers with contexts of several lengths, and prompts that only some of them take."""
+    lengths = random.sample([512, 1024, 4096], 2)
+    endpoints = tuple(
+        EndpointSpec(
+            random.choice([1.0, 1.0, 2.0]),
+            draw_windows(random) if random.random() < 0.25 else (),
+            context=random.choice(lengths),
+            tokenizes=random.random() < 0.5,
+        )
+        for _ in range(random.choice([1, 2, 3, 3]))
+    )
+    longest = max(endpoint.context for endpoint in endpoints)
+    rows = []
+    for row in draw_rows(random, random.randint(1, 20), random.choice([0.0, 0.2])):
+        tokens = random.choice([10, 10, 250, 600, 1800, 5000])
+        if row.replies != ("unreadable",):
+            short = tuple(reply for reply in row.replies if reply != "overflow")
+            replies = ("overflow",) if tokens > longest - 100 else (*short, "ok")
+            row = replace(row, text="stone " * (tokens * 4 // 6), replies=replies)
+        rows.append(row)
+    events = draw_events(random, random.choice([0, 0, 0, 1]))
+    job = replace(draw_job(random), hedge="off")
+    return World(seed, job, tuple(rows), endpoints, events)
+
+
+def _paced(seed: int, random: Random) -> World:
+    """Servers that take so many requests a minute, and say so or not."""
+    tells: Literal["", "after", "limits"] = random.choice(["", "", "after", "limits", "limits"])
+    pace = random.choice([20, 40, 60, 120])
+    endpoints = tuple(
+        EndpointSpec(pace=random.choice([pace, pace, None]), tells=tells)
+        for _ in range(random.choice([1, 1, 2]))
+    )
+    rows = draw_rows(random, random.randint(10, 70), random.choice([0.0, 0.0, 0.1]), lasting=False)
+    rows = tuple(
+        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
+    )
+    job = replace(draw_job(random), hedge="off", concurrency=random.choice([2, 8, 16, "auto"]))
+    if random.random() < 0.3:
+        job = replace(job, tpm=random.choice([2000, 8000]), rpm=random.choice([None, 60]))
+    return World(seed, job, rows, endpoints, draw_events(random, random.choice([0, 0, 0, 1])))
+
+
+def _full_drain(seed: int, random: Random) -> World:
+    """The disk fills while a start that was stopped still waits for what it has sent."""
+    rows = tuple(
+        RowSpec(
+            f"r{number}",
+            seconds=random.choice([1.0, 3.0, 4.0, 5.0]),
+            replies=(random.choice(["ok", "ok", "ok", "400"]),),
+        )
+        for number in range(random.randint(8, 24))
+    )
+    kind = random.choice(["term", "int", "stop-file", "term", "deadline", "failures", "alike"])
+    job, at, events = draw_job(random), round(random.uniform(0.05, 2.5), 2), list[Event]()
+    job = replace(job, concurrency=random.choice([2, 8, "auto"]), per_endpoint="auto")
+    if kind == "deadline":
+        job = replace(job, deadline=random.choice([12.0, 20.0]), concurrency=1)
+        at = 0.75 * (job.deadline or 0.0)
+    elif kind == "failures":
+        refused = sum(row.replies == ("400",) for row in rows)
+        job = replace(job, stop_after=refused * random.choice([1, 2, 3]) // 3 + 1)
+    elif kind == "alike":
+        job = replace(job, alike=4)
+        rows = tuple(replace(row, replies=("400",)) for row in rows)
+    else:
+        events.append(Event(0, kind, at))  # type: ignore[arg-type]
+    fault = random.choice(["full", "full", "full", "full", "tight", "sync-fails"])
+    begin = round(at + random.uniform(0.01, 1.5), 2)
+    events.append(Event(0, fault, begin, begin + random.choice([2.0, 1000.0, 1000.0])))  # type: ignore[arg-type]
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
+    return World(seed, job, rows, endpoints, tuple(events), rerun=random.random() < 0.3)
 
 
 def _relapses(seed: int, random: Random) -> World:
@@ -454,8 +387,8 @@ def _relapses(seed: int, random: Random) -> World:
     again = begin + random.choice([90.0, 135.0, 150.0])
     count, first, second = (
         random.choice([1, 1, 2]),
-        random.choice(_WINDOWS),
-        random.choice(_WINDOWS),
+        random.choice(WINDOWS),
+        random.choice(WINDOWS),
     )
     windows = (
         Window(begin, begin + random.choice([5.0, 20.0, 60.0]), first),
@@ -464,70 +397,8 @@ def _relapses(seed: int, random: Random) -> World:
     rows = tuple(
         RowSpec(f"r{number}", seconds=random.choice([5.0, 15.0])) for number in range(14 * count)
     )
-    job = replace(_job(random), concurrency=count, timeout=60.0, hedge="off")
+    job = replace(draw_job(random), concurrency=count, timeout=60.0, hedge="off")
     return World(seed, job, rows, tuple(EndpointSpec(windows=windows) for _ in range(count)))
-
-
-def _with_copies(random: Random, rows: tuple[RowSpec, ...]) -> tuple[RowSpec, ...]:
-    """Return rows of which many have the prompt of an earlier one."""
-    leads: list[int] = []
-    copies: list[RowSpec] = []
-    for number, row in enumerate(rows):
-        if row.replies == ("unreadable",):
-            copies.append(row)
-        elif leads and random.random() < 0.6:
-            lead = random.choice(leads)
-            copies.append(replace(row, same=lead, text=rows[lead].text))
-        else:
-            leads.append(number)
-            copies.append(row)
-    return tuple(copies)
-
-
-def _copies(seed: int, random: Random) -> World:
-    """Rows with equal prompts, which are sent once, through faults of rows and processes."""
-    rows = _with_copies(random, _rows(random, random.randint(2, 20), random.choice([0.2, 0.6])))
-    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
-    events = tuple(
-        event
-        for event in _events(random, random.choice([0, 1, 2]))
-        if not event.kind.startswith("edit")
-    )
-    job = replace(_job(random), kind="copies", hedge="off")
-    return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.5)
-
-
-_COURSES = (
-    "ok", "ok", "slow:40", "slow:900", "expired", "lost-line", "lost-reply", "failed", "cut",
-    "429", "500", "503",
-)  # fmt: skip
-
-
-def _batches(seed: int, random: Random) -> World:
-    """Rows in batches of a provider, which fail, expire, are lost, and outlive the process."""
-    rows = tuple(
-        replace(row, replies=tuple("500" if r in _BROKEN else r for r in row.replies))
-        for row in _rows(random, random.randint(1, 16), random.choice([0.0, 0.3, 0.6]))
-    )
-    endpoint = EndpointSpec(windows=_windows(random) if random.random() < 0.2 else ())
-    courses = tuple(random.choice(_COURSES) for _ in range(random.choice([0, 3, 6])))
-    if random.random() < 0.6:
-        rows = _with_copies(random, rows)
-    events = _events(random, random.choice([0, 1, 2, 3]))
-    job = replace(_job(random), kind="batches")
-    return World(seed, job, rows, (endpoint,), events, batches=courses, rerun=random.random() < 0.3)
-
-
-def _shards(seed: int, random: Random) -> World:
-    """Shards of the rows, one after the other, through crashes."""
-    rows = _rows(random, random.randint(1, 20), random.choice([0.0, 0.3]))
-    events = tuple(
-        event
-        for event in _events(random, random.choice([0, 1, 2, 3]))
-        if event.kind not in ("edit", "rival")
-    )
-    job = replace(_job(random), kind="shards", shards=random.choice([2, 2, 3]))
-    return World(seed, job, rows, (EndpointSpec(),), events)
 
 
 def _fair(seed: int, random: Random) -> World:
@@ -544,31 +415,36 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "rows": _faulty_rows,
     "servers": _faulty_servers,
     "crashes": _crashes,
-    "kinds": _kinds,
+    "kinds": draw_jobs.kinds,
     "everything": _everything,
     "outage": _outage,
     "fair": _fair,
     "suspensions": _suspensions,
     "late rows": _late_rows,
     "long illness": _long_illness,
-    "agents": _agents,
-    "stages": _stages,
+    "agents": draw_jobs.agents,
+    "stages": draw_jobs.stages,
     "limited": _limited,
-    "batches": _batches,
-    "shards": _shards,
+    "batches": draw_jobs.batches,
+    "shards": draw_jobs.shards,
     "paid in vain": _paid_in_vain,
     "limits": _limits,
     "refusals": _refusals,
     "killers": _killers,
     "leaving": _leaving,
     "relapses": _relapses,
-    "copies": _copies,
+    "rejoining": _rejoining,
+    "full drain": _full_drain,
+    "contexts": _contexts,
+    "paced": _paced,
+    "killed tools": draw_jobs.killed_tools,
+    "copies": draw_jobs.copies,
 }
 
 _WEIGHTS = {
     "rows": 5, "servers": 5, "crashes": 7, "kinds": 5, "everything": 4, "outage": 1, "fair": 1,
-    "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 3,
-    "leaving": 5, "relapses": 2, "refusals": 2, "copies": 2, "limits": 2,
-    "paid in vain": 1,
+    "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 4,
+    "leaving": 5, "relapses": 2, "full drain": 2, "killed tools": 2, "contexts": 2, "paced": 2,
+    "refusals": 2, "copies": 2, "limits": 2, "paid in vain": 1,
 }  # fmt: skip
 """How often each theme is drawn; 3 for others."""

@@ -20,6 +20,7 @@ from worlds.evidence import (
     outcome_invariant,
     sent_by_row,
     sent_in,
+    units_read,
     version_of,
 )
 from worlds.network import KEY, base_kind
@@ -85,10 +86,14 @@ def the_exit_code_agrees(history: History) -> Problems:
         if start.code in (75, 76) and start.ending is not None and not start.ending.reason:
             yield f"{where}: no reason"
         well = not any(map(history.network.windows, range(len(history.world.endpoints))))
-        asked = kinds & {"term", "int", "stop-file", "rival", "hosts"} or start.woken
+        asked = kinds & {"term", "int", "stop-file", "rival", "hosts", "reader-gone"}
         job = history.world.job
         limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
-        if start.code in (75, 76) and well and not asked and not limited and not kinds & DISK:
+        if (
+            start.code in (75, 76)
+            and well
+            and not (asked or start.woken or limited or kinds & DISK)
+        ):
             alike = len(history.world.units) >= history.world.job.alike
             busy = any(
                 base_kind(r) in ("429", "503", "529")
@@ -155,7 +160,7 @@ def status_counts_the_results(history: History) -> Problems:
         state = "ended" if start.code in (0, 1) else "stopped"
         if status["state"] != state:
             yield f"{where} ended with {start.code}, status says it is {status['state']}"
-        rows = len(history.world.units)
+        rows = units_read(history, start)
         if status["total_is_exact"] and status["total"] != rows:
             yield f"{where}: {rows} rows, status says {status['total']}"
         remain = rows - statuses.total()

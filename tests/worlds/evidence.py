@@ -10,7 +10,7 @@ from typing import Any
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 from worlds.network import GOOD, LASTING, Sent, base_kind, is_good
 from worlds.play import History, Start
-from worlds.spec import RowSpec
+from worlds.spec import EndpointSpec, RowSpec
 
 Problems = Iterator[str]
 Invariant = Callable[[History], Problems]
@@ -71,6 +71,14 @@ def sent_in(history: History, start: int) -> list[Sent]:
 def sent_by_row(history: History, start: int) -> dict[Any, list[Sent]]:
     """Return the requests of one start by row, or by what else tells those of stages apart."""
     return history.sent_by_row[start]
+
+
+def units_read(history: History, start: Start) -> int:
+    """Return how many answers of rows a start has to read."""
+    world = history.world
+    if world.limit is None or start.number:
+        return len(world.units)
+    return min(world.limit, len(world.rows)) * world.job.answers
 
 
 def unit_of(history: History, record: dict[str, Any]) -> int:
@@ -167,6 +175,13 @@ def attempts_of(history: History, start: Start) -> list[dict[str, Any]]:
     return start.attempts[0 if previous is None else len(previous.attempts) :]
 
 
+def may_lose_answers(history: History, start: Start) -> bool:
+    """Return whether answers that came may be missing after a start: the disk took no more, and it
+    said so with 74, or it was killed before it could."""
+    disk = events_of(history, start.number) & DISK
+    return bool(disk) and (start.code not in ORDERLY or start.suspended)
+
+
 def is_simple(history: History) -> bool:
     """Return whether servers and processes of a world have no fault of their own."""
     world = history.world
@@ -175,9 +190,16 @@ def is_simple(history: History) -> bool:
         and world.job.hedge == "off"
         and not world.events
         and (world.job.row_seconds, world.job.rpm, world.job.stop_after) == (None, None, None)
-        and not any(endpoint.windows or endpoint.capacity for endpoint in world.endpoints)
+        and world.job.tpm is None
+        and not any(map(_has_fault, world.endpoints))
         and not any(history.network.crashes)
     )
+
+
+def _has_fault(endpoint: EndpointSpec) -> bool:
+    """Return whether a server may refuse what another one takes."""
+    limited = endpoint.capacity or endpoint.pace or endpoint.refuses
+    return bool(endpoint.windows or limited) or endpoint.context != EndpointSpec().context
 
 
 def is_answer(sent: Sent) -> bool:

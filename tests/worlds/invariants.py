@@ -13,11 +13,14 @@ from worlds import (
     count_invariants,
     end_invariants,
     journal_invariants,
+    limit_invariants,
+    output_invariants,
     retry_invariants,
     row_invariants,
     shard_invariants,
     stage_invariants,
     stop_invariants,
+    watch_invariants,
     work_invariants,
 )
 from worlds.evidence import INVARIANTS
@@ -36,6 +39,9 @@ MODULES = (
     journal_invariants,
     work_invariants,
     copy_invariants,
+    output_invariants,
+    limit_invariants,
+    watch_invariants,
 )
 """Where the invariants are; importing them lists them."""
 

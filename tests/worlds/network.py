@@ -129,6 +129,8 @@ class Network:
     in_flight: Counter[int] = field(default_factory=Counter)
     asked_at: list[tuple[float, int]] = field(default_factory=list)
     """When each endpoint got a request or a connection, of whatever kind."""
+    levels: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """How many requests each server with a pace would take, and when it was so many."""
     crashes: list[list[Window]] = field(default_factory=list)
     """When each endpoint was down, since a row had crashed it."""
 
@@ -168,6 +170,25 @@ class Network:
         """Take an endpoint down for some time."""
         self.crashes[index].append(Window(self.clock.now, self.clock.now + seconds, "down"))
         self._drop_all(index)
+
+    def admit(self, index: int, pace: int) -> float:
+        """Take a request from the bucket of a server with a pace; return the seconds until it takes
+        one, or 0.0."""
+        level, at = self.levels.get(index, (float(pace), self.clock.now))
+        level = min(float(pace), level + (self.clock.now - at) * pace / 60.0)
+        taken = level >= 1.0
+        self.levels[index] = level - taken, self.clock.now
+        return 0.0 if taken else (1.0 - level) * 60.0 / pace
+
+    def limits(self, index: int, pace: int) -> dict[str, str]:
+        """Return the headers that name the limits of a server with a pace."""
+        level, _ = self.levels.get(index, (float(pace), 0.0))
+        reset = (pace - level) * 60.0 / pace
+        return {
+            "x-ratelimit-limit-requests": str(pace),
+            "x-ratelimit-remaining-requests": str(int(level)),
+            "x-ratelimit-reset-requests": f"{reset:.3f}s",
+        }
 
     def windows(self, index: int) -> tuple[Window, ...]:
         """Return when an endpoint was not well."""
@@ -296,6 +317,11 @@ class ServerConnection(asyncio.Transport):
         state = network.state(self.index)
         state = "hang" if state == "silent" else state
         network.asked_at.append((network.clock.now, self.index))
+        spec = network.world.endpoints[self.index]
+        if path == b"/tokenize" and spec.tokenizes and state is None:
+            count = {"count": tokens_of(msgspec.json.decode(body)), "max_model_len": spec.context}
+            self._later(0.01, self._respond, 200, msgspec.json.encode(count), {})
+            return
         if method == b"GET" or not (b"completions" in path or b"embeddings" in path):
             self._serve_other(path.decode(), state)
             return
@@ -304,7 +330,7 @@ class ServerConnection(asyncio.Transport):
         marks = [match for text in texts if (match := MARK.search(text.encode()))]
         answer = int(request.get("seed") or 1) - 1 if network.world.job.answers > 1 else 0
         rows = tuple(network.world.unit(int(mark[1]), answer) for mark in marks)
-        if not rows or request.get("max_tokens") == 1:
+        if not rows or _answer_limit(request) == 1:
             self._reply(None, state or "ok", 0.05, request)
             return
         versions = tuple(int(mark[2]) for mark in marks)
@@ -317,14 +343,25 @@ class ServerConnection(asyncio.Transport):
         network.sent.append(sent)
         network.in_flight[self.index] += len(rows)
         self._sent = sent
-        spec = network.world.endpoints[self.index]
-        if spec.capacity is not None and network.in_flight[self.index] > spec.capacity:
-            state = "503"
+        state = state or self._refusal(spec, request)
         reply, seconds = self._choose(spec, sent, state)
         sent.reply, sent.by_endpoint = reply, state is not None
         if request.get("tools"):
             self._read_turns(sent, request["messages"])
         self._reply(sent, reply, seconds, request)
+
+    def _refusal(self, spec: EndpointSpec, request: dict[str, Any]) -> str | None:
+        """Return why a server that is well does not take a request."""
+        network = self._network
+        if spec.refuses and spec.refuses in request:
+            return f"refuses-{spec.refuses}"
+        if tokens_of(request) + MAX_TOKENS > spec.context:
+            return "overflow"
+        if spec.capacity is not None and network.in_flight[self.index] > spec.capacity:
+            return "503"
+        if spec.pace is not None and (seconds := network.admit(self.index, spec.pace)):
+            return f"429+{int(seconds) + 1}" if spec.tells == "after" else "429"
+        return None
 
     def _read_turns(self, sent: Sent, messages: list[dict[str, Any]]) -> None:
         """Note the conversation of an agent; a good reply may ask for tools."""
@@ -365,7 +402,10 @@ class ServerConnection(asyncio.Transport):
         if state == "lost-model":
             models: list[dict[str, Any]] = []
         else:
-            models = [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 4096}]
+            context = self._network.world.endpoints[self.index].context
+            models = [
+                {"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": context}
+            ]
         if path.startswith("/v1/models"):
             status = _status_of(state)
             if status != 200:
@@ -396,7 +436,7 @@ class ServerConnection(asyncio.Transport):
         if kind == "reset":
             self._later(seconds, self.drop, ConnectionResetError(104, "reset"))
             return
-        headers = self._retry_after(sent, wait, seconds) if wait and sent is not None else {}
+        headers = self._headers(sent, wait, seconds)
         if sent is not None and isinstance(request.get("prompt"), list) and kind in GOOD:
             status, body = 200, _list_body(request, sent)
         else:
@@ -420,6 +460,14 @@ class ServerConnection(asyncio.Transport):
             self._later(seconds, self._end_response, body[first:])
         else:
             self._later(seconds, self._respond, status, body, headers, cut and (first or 0.5))
+
+    def _headers(self, sent: Sent | None, wait: str, seconds: float) -> dict[str, str]:
+        """Return the headers of a reply about rates."""
+        headers = self._retry_after(sent, wait, seconds) if wait and sent is not None else {}
+        spec = self._network.world.endpoints[self.index]
+        if spec.pace is not None and spec.tells == "limits":
+            headers |= self._network.limits(self.index, spec.pace)
+        return headers
 
     def _retry_after(self, sent: Sent, wait: str, seconds: float) -> dict[str, str]:
         """Return the header that names when to ask again."""
@@ -482,6 +530,15 @@ class ServerConnection(asyncio.Transport):
         self._client.data_received(body)
 
 
+def tokens_of(request: dict[str, Any]) -> int:
+    """Return what servers count for the prompt of a request."""
+    return 8 + sum(len(text.encode()) for text in _texts(request)) // 4
+
+
+def _answer_limit(request: dict[str, Any]) -> int | None:
+    return request.get("max_tokens", request.get("max_completion_tokens"))
+
+
 def _texts(request: dict[str, Any]) -> list[str]:
     """Return the texts of a request, one for each row that it may carry."""
     texts = request.get("input", request.get("prompt"))
@@ -520,6 +577,16 @@ def _body(kind: str, request: dict[str, Any], text: str) -> tuple[int, bytes]:
             "tokens in the messages, Please reduce the length of the messages."
         )
         return 400, _error(400, message)
+    if kind == "refuses-max_tokens":
+        message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use"
+        return 400, _error(400, f"{message} 'max_completion_tokens' instead.")
+    if kind == "refuses-temperature":
+        message = "Unsupported value: 'temperature' does not support 0.7 with this model. Only the"
+        return 400, _error(400, f"{message} default (1) value is supported.")
+    if kind == "quota":
+        message = "You exceeded your current quota, please check your plan and billing details."
+        error = {"message": message, "type": "insufficient_quota", "code": "insufficient_quota"}
+        return 429, msgspec.json.encode({"error": error})
     if kind == "400":
         return 400, _error(400, "the image in this message cannot be decoded")
     if kind == "error200":

@@ -37,7 +37,7 @@ from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, iter_results
 from bagent.store.run_dir import RunDir
-from worlds import agents, provider, stages
+from worlds import agents, provider, stages, stdout, tables, watch
 from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
 from worlds.machine import Machine
 from worlds.network import KEY, MAX_TOKENS, MODEL, SCHEMA, Network, Sent
@@ -58,6 +58,9 @@ CALM_AFTER = 30.0
 
 PROGRESS_SECONDS = 20.0
 """Seconds between two counts of the progress, for the same reason."""
+
+TABLES_EVERY = 40
+"""The tables are made in one world of so many: they take as long as some ten worlds."""
 
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
@@ -102,6 +105,12 @@ class Start:
     """Lines of rows in the journal, of all starts so far."""
     tool_records: list[dict[str, Json]] = field(default_factory=list)
     """Tool calls in the journal, of all starts so far."""
+    moments: list[watch.Moment] = field(default_factory=list)
+    """What people saw while it went on."""
+    endpoints: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Attempts of each endpoint at the end, and how many of them failed."""
+    printed: list[dict[str, Json]] = field(default_factory=list)
+    """Lines on standard output, of a start that ended in order."""
     reports: list[str] = field(default_factory=list)
     """What readers of the journal complained about."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -133,6 +142,8 @@ class History:
     """The files of the run at the end."""
     tool_runs: list[agents.ToolRun]
     provider: provider.Provider
+    tables: dict[str, list[dict[str, Json]]] | None = None
+    """The rows of the tables at the end; None: they were not made in this world."""
 
     @property
     def priced(self) -> bool:
@@ -178,11 +189,12 @@ class Player:
         self._network.alive = lambda: not self._machine.dead
         self._tools = agents.ToolBox(self._clock)
         self._provider = provider.Provider(self._network)
+        self._stdout = stdout.Stdout()
         self._rival: RunStore | None = None
         self._loop: WorldLoop | None = None
         self._versions: Counter[int] = Counter()
         self._rerun = False
-        self._contexts: dict[tuple[bool, int], RunContext] = {}
+        self._contexts: dict[tuple[bool, int, bool], RunContext] = {}
         self._ended_shards: set[int] = set()
         self._starts: list[Start] = []
 
@@ -194,6 +206,7 @@ class Player:
             self._clock.installed(),
             self._machine.installed(),
             self._tools.installed(),
+            self._stdout.installed(),
             mock.patch.object(provider_batches, "make_service", self._make_service),
             mock.patch.object(tempfile, "tempdir", str(self._folder)),
             mock.patch.object(gc, "unfreeze", lambda: None),
@@ -224,7 +237,15 @@ class Player:
             if self._machine.graveyard:
                 self._machine.graveyard.clear()
                 gc.collect()
-        return History(self._world, starts, self._network, files, self._tools.runs, self._provider)
+        made = tables.read(self._run) if self._world.seed % TABLES_EVERY == 0 else None
+        return History(
+            self._world, starts, self._network, files, self._tools.runs, self._provider, made
+        )
+
+    def _lines_read(self, number: int) -> int | None:
+        """Return the lines that the reader of stdout takes of a start; None: all."""
+        lines = [int(e.at) for e in self._events(number) if e.kind == "reader-gone"]
+        return min(lines, default=None)
 
     def _make_service(self, resolved: Any, services: Any) -> provider.WorldBatches:
         endpoint = resolved.servers.endpoints[0]
@@ -238,6 +259,8 @@ class Player:
 
     def _is_over(self, start: Start) -> bool:
         if start.code not in (0, 1, 2) or start.refused:
+            return False
+        if self._world.limit is not None and not start.number:
             return False
         shards = self._world.job.shards
         self._ended_shards.add(start.number % shards)
@@ -285,17 +308,24 @@ class Player:
                 "row": world.job.row_seconds,
                 "stop_after_failures": world.job.stop_after,
                 "rpm": world.job.rpm,
+                "tpm": world.job.tpm,
             },
             "output": {},
             "results": {"allow_failures": world.job.allow_failures},
             **_kind_keys(world),
         }
+        if world.job.stream is not None:
+            job["stream"] = world.job.stream
+        if world.job.system:
+            job["prompt"]["system"] = "stone " * (world.job.system // 6)
         job["output"] = {**job["output"], "truncated": world.job.truncated}
         if world.job.answers > 1:
             job["answers"] = world.job.answers
             job["sampling"]["seed"] = 1
         if is_priced(world):  # a dollar for each token of an answer
             job["prices"] = {"input": 0, "output": 1_000_000}
+            if world.job.kind == "batches":
+                job["prices"]["batch"] = 1
             job["limits"]["budget_usd"] = world.job.budget
         # Defaults are left out: to read a job takes a seventh of the CPU of a small world.
         limits = job["limits"].items()
@@ -303,6 +333,10 @@ class Player:
         job = {key: value for key, value in job.items() if value not in (None, _USUAL.get(key))}
         (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
         (self._folder / "tools.py").write_bytes(agents.TOOLS_FILE)
+        if world.job.kind == "agents":
+            (self._folder / "notes").mkdir()
+            for name, text in agents.NOTES.items():
+                (self._folder / "notes" / name).write_text(text)
         self._write_rows({})
 
     def _write_rows(self, versions: Mapping[int, int]) -> None:
@@ -321,9 +355,14 @@ class Player:
         ]
         (self._folder / "rows.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
 
-    def _write_hosts(self, numbers: Any) -> None:
-        text = "".join(f"server{number}:8000\n" for number in numbers)
-        (self._folder / "hosts").write_bytes(text.encode())
+    def _write_hosts(self, numbers: Sequence[int], weight: float) -> None:
+        lines = []
+        for number in numbers:
+            most = self._world.endpoints[number].most
+            tags = "" if most is None else f" max_concurrency={most}"
+            tags += "" if weight == 1.0 else f" weight={weight:g}"
+            lines.append(f"server{number}:8000{tags}\n")
+        (self._folder / "hosts").write_bytes("".join(lines).encode())
 
     @cached_property
     def _run(self) -> Path:
@@ -345,7 +384,7 @@ class Player:
         start = Start(number, self._clock.now, answers=self._world.job.answers)
         self._starts.append(start)
         machine.start_process()
-        self._write_hosts(range(len(self._world.endpoints)))
+        self._write_hosts(range(len(self._world.endpoints)), 1.0)
         self._edit(start)
         self._plan_calls(number, start)
         self._network.begin_process(number)
@@ -394,14 +433,18 @@ class Player:
         }
 
     def _execute(self, start: Start) -> None:
+        self._watcher = watcher = watch.Watcher(RunDir(self._run), lambda: self._clock.now)
+        start.moments = watcher.moments
         host = RunHost(
-            NoProgress(),
+            watcher,
             io.BytesIO(),
+            stdout=self._stdout.begin(self._lines_read(start.number)),
             simulation=Simulation(lambda: self._make_loop(start), self._network.connect),
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                key = self._rerun, start.number % self._world.job.shards
+                limited = self._world.limit is not None and not start.number
+                key = self._rerun, start.number % self._world.job.shards, limited
                 if key not in self._contexts:
                     self._contexts[key] = prepare(self._options(start.number))
                 context = replace(self._contexts[key], warnings=[])
@@ -410,6 +453,8 @@ class Player:
             start = self._starts[-1]
             start.ending, start.code = ending, ending.code
             start.lines = summarize(context, ending).lines
+            start.printed = self._stdout.lines()
+            start.endpoints = watcher.endpoints()
         except BagentError as error:
             start = self._starts[-1]
             start.code, start.error = error.exit_code, str(error)
@@ -421,6 +466,7 @@ class Player:
 
     def _options(self, start: int) -> RunOptions:
         return RunOptions(
+            limit=None if start else self._world.limit,
             job=Path("job.yaml"),
             cwd=self._folder,
             env={"WORLD_KEY": KEY},
@@ -438,7 +484,8 @@ class Player:
         for event in self._events(start.number):
             action = self._action(event, start)
             if action is not None:
-                loop.call_at(STEADY_OFFSET + start.began + event.at, action)
+                at = event.until if event.kind.endswith("-at-call") else event.at
+                loop.call_at(STEADY_OFFSET + start.began + at, action)
         return loop
 
     def _set_ticks(self, loop: WorldLoop, start: Start) -> None:
@@ -456,19 +503,28 @@ class Player:
         machine = self._machine
         machine.faults.clear()
         for event in self._events(number):
-            if event.kind == "kill-at-call":
-                machine.die_at = int(event.at)
-                machine.cut = event.at % 1.0
-            elif event.kind == "power-at-call":
-                machine.on_call = int(event.at), self._lose_power
+            if event.kind.endswith("-at-call"):
+                if not event.until:
+                    self._die_at_call(event)
             elif event.kind == "rival":
                 machine.on_call = int(event.at), lambda: self._start_rival(start)
             elif event.kind in ("full", "short", "tight", "sync-fails"):
                 began = start.began
                 machine.faults.append((event.kind, began + event.at, began + event.until))
 
+    def _die_at_call(self, event: Event) -> None:
+        """Kill the process, or cut the power, so many system calls from now."""
+        machine = self._machine
+        if event.kind == "kill-at-call":
+            machine.die_at = machine.calls + int(event.at)
+            machine.cut = event.at % 1.0
+        else:
+            machine.on_call = machine.calls + int(event.at), self._lose_power
+
     def _action(self, event: Event, start: Start) -> Callable[[], None] | None:
         match event.kind:
+            case "kill-at-call" | "power-at-call" if event.until:
+                return lambda: self._die_at_call(event)
             case "term":
                 return lambda: self._signal(signal.SIGTERM)
             case "int":
@@ -478,9 +534,11 @@ class Player:
             case "power":
                 return self._lose_power
             case "hosts":
-                return lambda: self._write_hosts(event.hosts)
+                return lambda: self._write_hosts(event.hosts, event.weight)
             case "stop-file":
                 return lambda: (self._run / "stop").write_bytes(b"")  # type: ignore[return-value]
+            case "look":
+                return self._watcher.look
             case "suspend":
                 return lambda: self._suspend(start, event.until - event.at)
         return None
@@ -597,7 +655,7 @@ def _kind_keys(world: World) -> dict[str, Json]:
     if world.job.kind == "agents":
         return agents.job_keys()
     if world.job.kind == "batches":
-        return provider.job_keys()
+        return provider.job_keys(world.job.by)
     if world.job.kind == "stages":
         return stages.job_keys(world.job.topology, world.job.on_failure)
     if world.job.kind == "lists":

@@ -15,7 +15,7 @@ from bagent.backends.failures import failure_from_status
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import fetch_all
-from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
+from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms
 from bagent.types import Failure, Reply, Usage
 from worlds.network import MARK, MODEL, Network, Sent, answer_text, base_kind
@@ -29,12 +29,17 @@ REPLY_SECONDS = 0.5
 """How long the provider takes for each of its replies."""
 
 
-def job_keys() -> dict[str, Json]:
-    """Return the keys of a job whose rows go in batches."""
+def job_keys(by: float | None = None) -> dict[str, Json]:
+    """Return the keys of a job whose rows go in batches.
+
+    Args:
+        by: seconds in which all are to be done, if need be by single calls.
+    """
+    late = {"mode": "cheapest", "by": f"{by:g}s"} if by is not None else {}
     return {
         "hostfile": None,
         "backend": {"url": "openai+http://server0:8000/v1", "api_key_env": "WORLD_KEY"},
-        "batching": {"mode": "provider", "size": SIZE},
+        "batching": {"mode": "provider", "size": SIZE, **late},
     }
 
 
@@ -52,6 +57,10 @@ class Batch:
     """The start that made it."""
     answers: bytes = b""
     """Empty until they were fetched first."""
+    cancelled: float | None = None
+    """When the client cancelled it."""
+    refused: bool = False
+    """The provider refused it as a whole."""
 
 
 @dataclass
@@ -78,13 +87,27 @@ class Provider:
             batch.answers = b"".join(answer for answer in reversed(answers) if answer)
         return batch.answers
 
+    def faults(self, batch: Batch) -> tuple[BatchError, ...]:
+        """Return why a batch is refused as a whole: its size, or rows that every server refuses."""
+        if batch.course == "full":
+            return (BatchError("Enqueued token limit reached", "token_limit_exceeded"),)
+        if batch.course != "faults":
+            return ()
+        faults = []
+        for number, line in enumerate(self.files[batch.file].splitlines(), 1):
+            match = MARK.search(line)
+            assert match is not None
+            if self.network.world.units[int(match[1])].replies in (("400",), ("422",)):
+                faults.append(BatchError("it cannot be read", "invalid", number))
+        return tuple(faults)
+
     def _answer(self, batch: Batch, number: int, line: bytes) -> bytes:
         network = self.network
         name = msgspec.json.decode(line)["name"]
         match = MARK.search(line)
         assert match is not None
         row, version = int(match[1]), int(match[2])
-        expired = batch.course == "expired" and number % 2
+        expired = number % 2 and (batch.course == "expired" or batch.cancelled is not None)
         lost = batch.course == "lost-line" and number == 0
         if expired or lost:
             status: Json = "expired"
@@ -123,7 +146,7 @@ class WorldBatches(LearnedForms):
         if failure is not None:
             return failure
         for batch in self._provider.batches.values():
-            if batch.label == record.label:
+            if batch.label == record.label and not batch.refused:
                 return batch.id
         return None
 
@@ -136,6 +159,10 @@ class WorldBatches(LearnedForms):
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
         """Make the batch; the reply may be lost."""
         provider, course = self._provider, self._provider.course()
+        if course == "quota":
+            await asyncio.sleep(REPLY_SECONDS)
+            provider.refused[course] += 1
+            return failure_from_status(400, "Enqueued token limit reached for the model", {})
         if course in ("429", "500", "503"):
             await asyncio.sleep(REPLY_SECONDS)
             provider.refused[course] += 1
@@ -164,16 +191,24 @@ class WorldBatches(LearnedForms):
         batch = self._provider.batches[str(record.batch_id)]
         course, _, seconds = batch.course.partition(":")
         age = self._provider.network.clock.now - batch.created
-        if age < float(seconds or 5.0):
+        if age < float(seconds or 5.0) and batch.cancelled is None:
             return BatchStatus("in_progress")
+        if not batch.answers and (faults := self._provider.faults(batch)):
+            batch.refused = True
+            return BatchStatus("failed", over=True, faults=faults)
         if course == "failed" and not batch.answers:
             batch.course = "ok"
             return failure_from_status(500, "no status", {})
         return BatchStatus("completed", over=True, ended=batch.rows, outputs=("answers",))
 
     async def cancel(self, record: BatchRecord) -> Failure | None:
-        """Do nothing: batches of worlds are never late."""
-        return None
+        """End a batch; each second row of it was not answered."""
+        failure = await self._reply()
+        if failure is None:
+            self._provider.batches[
+                str(record.batch_id)
+            ].cancelled = self._provider.network.clock.now
+        return failure
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
         """Download the answers; the first download may break off."""

@@ -558,9 +558,17 @@ def limits_are_kept(history: History) -> Problems:
             if job.concurrency != "auto" and rows > int(job.concurrency):
                 yield f"{rows} in flight at {at}"
                 return
-            if job.per_endpoint != "auto" and running[endpoint] > int(job.per_endpoint):
+            most = _most_in_flight(history, endpoint)
+            if most is not None and running[endpoint] > most:
                 yield f"{running[endpoint]} in flight at endpoint {endpoint} at {at}"
                 return
+
+
+def _most_in_flight(history: History, endpoint: int) -> int | None:
+    """Return how many rows one server may have in flight; None: as many as it takes."""
+    job, tag = history.world.job, history.world.endpoints[endpoint].most
+    limits = [] if job.per_endpoint == "auto" else [int(job.per_endpoint)]
+    return min([*limits, *([] if tag is None else [tag])], default=None)
 
 
 @invariant

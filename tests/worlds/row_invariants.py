@@ -8,7 +8,6 @@ from typing import Any
 from bagent.types import PASSING_KINDS
 from worlds.clock import EPOCH
 from worlds.evidence import (
-    DISK,
     Problems,
     answers_row,
     before,
@@ -19,6 +18,7 @@ from worlds.evidence import (
     is_due,
     is_failed,
     kept_invariant,
+    may_lose_answers,
     may_lose_requests,
     new_results,
     outcome_invariant,
@@ -28,6 +28,7 @@ from worlds.evidence import (
     sent_by_row,
     terminal,
     unit_of,
+    units_read,
     version_of,
 )
 from worlds.network import DELAY, LASTING, answer_text, base_kind
@@ -41,7 +42,7 @@ def each_row_has_one_outcome(history: History) -> Problems:
         numbers = [unit_of(history, result) for result in start.results]
         if len(set(numbers)) < len(numbers):
             yield f"start {start.number}: rows {numbers}"
-        if start.code in (0, 1) and numbers != list(range(len(history.world.units))):
+        if start.code in (0, 1) and numbers != list(range(units_read(history, start))):
             yield f"start {start.number} ended with {start.code}: rows {numbers}"
 
 
@@ -136,12 +137,14 @@ def a_start_that_ends_has_done_all(history: History) -> Problems:
             continue
         results = {} if previous is None else results_of(previous)
         sent = sent_by_row(history, start.number)
-        for row, spec in enumerate(history.world.units):
+        for row, spec in enumerate(history.world.units[: units_read(history, start)]):
             result = results.get(row)
             due = result is None or is_due(history, start, row, result)
             kind = results_of(start).get(row, {}).get("error_kind")
-            if kind == "tool" or (kind == "timeout" and history.world.job.row_seconds):
-                continue  # its last turn was in the journal, or it had no time for a request
+            if kind in ("tool", "context_overflow"):
+                continue  # its last turn was in the journal, or it was counted before it was sent
+            if kind == "timeout" and history.world.job.row_seconds:
+                continue  # it had no time for a request
             if due and row not in sent and spec.replies != ("unreadable",):
                 yield f"start {start.number}: row {row} was not sent, before it was {result}"
 
@@ -172,9 +175,10 @@ def outcomes_count_their_attempts(history: History) -> Problems:
 
 @row_invariant
 def an_answer_that_arrived_is_finished(history: History) -> Problems:
-    """A row whose answer came is on disk, from the moment after."""
+    """A row whose answer came is on disk, from the moment after. Where the disk is full, the start
+    ends with 74, whatever else stops it."""
     for start in history.starts:
-        if events_of(history, start.number) & DISK:
+        if may_lose_answers(history, start):
             continue
         end = start.ended - (1.0 if start.killed_by_power else 0.0)
         results = results_of(start)

@@ -44,6 +44,18 @@ class EndpointSpec:
     windows: tuple[Window, ...] = ()
     capacity: int | None = None
     """Requests in flight above this are refused with 503."""
+    most: int | None = None
+    """The tag ``max_concurrency`` of its line in the hostfile."""
+    context: int = 4096
+    """Tokens of a prompt and its answer."""
+    tokenizes: bool = False
+    """It counts tokens for others."""
+    pace: int | None = None
+    """Requests a minute that it takes, from a bucket of so many; others get a 429."""
+    tells: Literal["", "after", "limits"] = ""
+    """What a server with a pace says: when to ask again, or its limits in each answer."""
+    refuses: str = ""
+    """A parameter of requests that it no longer takes: ``max_tokens`` or ``temperature``."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +67,20 @@ class Event:
     kind: Literal[
         "term", "int", "kill", "kill-at-call", "power", "power-at-call", "full", "short",
         "tight", "sync-fails", "hosts", "stop-file", "rival", "edit", "edit-back", "suspend",
+        "reader-gone", "look",
     ]  # fmt: skip
     at: float
     """Seconds after the start began; for ``-at-call`` and ``rival`` the number of the system call;
     for ``edit`` and ``edit-back`` the number of the row that gets a new text, or the one before it,
-    before the start."""
+    before the start; for ``reader-gone`` the number of lines after which stdout is closed."""
     until: float = 0.0
     """When a fault of the disk ends (``tight``: it has room for short writes only), or when the
-    same command is given again while the process is suspended, which wakes up at its end."""
+    same command is given again while the process is suspended, which wakes up at its end. For
+    ``-at-call`` the second of the start from which on calls are counted."""
     hosts: tuple[int, ...] = ()
     """Numbers of the endpoints that a rewritten hostfile lists; with none it is empty."""
+    weight: float = 1.0
+    """The tag ``weight`` of all its lines."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,14 @@ class JobSpec:
     """Longest time of one row."""
     rpm: int | None = None
     """Requests a minute."""
+    tpm: int | None = None
+    """Tokens a minute."""
+    system: int = 0
+    """Bytes of a system prompt, which all rows share."""
+    stream: bool | None = None
+    """Whether answers are streamed; None: where that helps."""
+    by: float | None = None
+    """Seconds until when all rows of a job with batches are to be done."""
     stop_after: int | None = None
     """Failed rows after which a start stops."""
     on_failure: str = ""
@@ -126,6 +150,8 @@ class World:
     events: tuple[Event, ...] = ()
     pause: float = 5.0
     """Seconds between two starts."""
+    limit: int | None = None
+    """Rows that the first command takes, with ``--limit``; the later ones take all."""
     rerun: bool = False
     """The same command is given once more after the end."""
     rerun_options: dict[str, Any] = field(default_factory=dict)

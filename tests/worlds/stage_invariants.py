@@ -10,13 +10,12 @@ import msgspec
 
 from bagent.types import PASSING_KINDS
 from worlds.evidence import (
-    DISK,
     ORDERLY,
     Problems,
-    events_of,
     invariant_for,
     is_answer,
     is_failed,
+    may_lose_answers,
     recovered_soon,
     sent_in,
 )
@@ -53,7 +52,7 @@ def each_result_is_there_once(history: History) -> Problems:
 def an_answered_request_is_not_sent_again(history: History) -> Problems:
     """What was answered well is on disk, whatever kills the process, and is not asked again, unless
     its row had another text meanwhile."""
-    if any(start.killed_by_power for start in history.starts) or _kinds(history) & DISK:
+    if any(s.killed_by_power or may_lose_answers(history, s) for s in history.starts):
         return
     answered: dict[str, Sent] = {}
     for start in history.starts:
@@ -144,7 +143,7 @@ def a_reduction_has_each_row_once(history: History) -> Problems:
     start, topology = history.starts[-1], history.world.job.topology
     source = {
         "map_reduce": "map", "tree_reduce": "map", "plan": "work", "broadcast": "broadcast",
-        "split": "read",
+        "split": "read", "grouped": "map",
     }  # fmt: skip
     if start.code not in (0, 1) or topology not in source or _ambiguous_ids(history):
         return
@@ -156,18 +155,35 @@ def a_reduction_has_each_row_once(history: History) -> Problems:
     good = [
         r for r in start.results if r["stage"] == source[topology] and not is_failed(history, r)
     ]
-    one = topology in ("map_reduce", "tree_reduce", "split")
-    for row in (None,) if one else range(len(history.world.rows)):
-        top = [r for r in _remaining(start) if row in (None, r["row"])]
-        expected = leaves(" ".join(r["text"] for r in good if row in (None, r["row"])))
+    for rows in _groups(history):
+        top = [r for r in _remaining(start) if _is_of(r, rows)]
+        expected = leaves(" ".join(r["text"] for r in good if r["row"] in rows))
         top = [r for r in top if r["status"] == "ok"] or top  # a failed group is dropped
         if len(top) != 1 and (not top or top[0]["status"] == "ok"):
             yield f"{len(top)} rows remain: {[r['id'] for r in top]}"
             continue
         made = leaves(top[0]["text"] or "")
-        good_nodes = all(r["status"] == "ok" for r in results if row in (None, r["row"]))
+        good_nodes = all(r["status"] == "ok" for r in results if _is_of(r, rows))
         if good_nodes and made != expected:
             yield f"made of {made}, expected {expected}"
+
+
+def _groups(history: History) -> list[set[int]]:
+    """Return the rows of which a reduction makes one."""
+    rows, topology = history.world.rows, history.world.job.topology
+    if topology in ("map_reduce", "tree_reduce", "split"):
+        return [set(range(len(rows)))]
+    if topology == "grouped":
+        texts = sorted({row.text for row in rows})
+        return [{n for n, row in enumerate(rows) if row.text == text} for text in texts]
+    return [{number} for number in range(len(rows))]
+
+
+def _is_of(result: Result, rows: set[int]) -> bool:
+    """Return whether a result of a reduction is of a group; one of several rows names them in its
+    answer."""
+    named = {int(mark[0]) for mark in LEAF.findall(result["text"] or "")}
+    return result["row"] in rows or (result["row"] is None and named <= rows)
 
 
 def _remaining(start: Start) -> list[Result]:
@@ -192,6 +208,7 @@ def each_stage_has_its_results(history: History) -> Problems:
         "vote": {"sample": rows * ANSWERS["vote"]},
         "map_reduce": {"map": rows},
         "tree_reduce": {"map": rows},
+        "grouped": {"map": rows},
         "broadcast": {"broadcast": rows * len(world.endpoints)},
         "split": {"read": counts["piece"]},
         "embed": {"note": rows, "vector": rows},
@@ -375,10 +392,6 @@ def _content(result: Result) -> tuple[Any, bytes]:
 
 def _key(result: Result) -> Key:
     return result["stage"], result["row"], result["id"], result["answer"]
-
-
-def _kinds(history: History) -> set[str]:
-    return {kind for start in history.starts for kind in events_of(history, start.number)}
 
 
 def _last(history: History) -> str:

@@ -35,6 +35,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "vote": ("sample",),
     "map_reduce": ("map", "reduce"),
     "tree_reduce": ("map", "reduce"),
+    "grouped": ("map", "reduce"),
     "plan": ("plan", "work", "reduce"),
     "blackboard": ("alpha", "beta"),
     "broadcast": ("broadcast", "reduce"),
@@ -56,7 +57,8 @@ LAST = {
 def job_keys(topology: str, on_failure: str = "") -> dict[str, Json]:
     """Return the keys of a job with a topology."""
     first = f"[{TOPOLOGIES[topology][0]}] {MARK} {{{{ text }}}}"
-    name = {"vote": "self_consistency", "plan": "plan_map_reduce"}.get(topology, topology)
+    names = {"vote": "self_consistency", "plan": "plan_map_reduce", "grouped": "tree_reduce"}
+    name = names.get(topology, topology)
     keys: dict[str, Json] = {"prompt": {"user": first}, "topology": {"name": name}}
     parts = keys["topology"]
     match topology:
@@ -88,8 +90,10 @@ def job_keys(topology: str, on_failure: str = "") -> dict[str, Json]:
             parts["reduce"] = _REDUCE
     if on_failure:
         parts["on_failure"] = on_failure
-    if topology == "tree_reduce":
+    if topology in ("tree_reduce", "grouped"):
         parts["fanin"] = FANIN
+    if topology == "grouped":
+        parts["by"] = ["text"]
     if topology in ANSWERS:
         keys["answers"] = ANSWERS[topology]
         keys["sampling"] = {"temperature": 0.7, "max_tokens": 64, "seed": 1}

@@ -44,7 +44,7 @@ def no_server_idles_while_a_row_waits(history: History) -> Problems:
     if job.deadline is not None or job.budget is not None or job.rpm is not None:
         return
     for start in history.starts:
-        if start.suspended or start.woken or events_of(history, start.number) & {"hosts", *DISK}:
+        if start.suspended or start.woken or events_of(history, start.number) & DISK:
             continue
         end = _fed_until(history, start)
         waiting = _merged(_waits(history, start, end))
@@ -59,7 +59,9 @@ def no_server_idles_while_a_row_waits(history: History) -> Problems:
             others = [sent for sent in requests if sent.endpoint != index]
             at_work = _merged((s.at, end if s.over is None else s.over) for s in others)
             elsewhere = _shared(_failed_here(history, start, index, end), at_work)
-            blocked = _merged([*busy, *full, *ill, *elsewhere, (start.began, start.began + 2.0)])
+            absent = _absent(history, start, index)
+            beginning = start.began, start.began + 2.0
+            blocked = _merged([*busy, *full, *ill, *elsewhere, *absent, beginning])
             for begin, until in waiting:
                 for first, last in _gaps(blocked, begin, until):
                     if last - first > LONGEST_IDLE:
@@ -110,6 +112,21 @@ def _waits(history: History, start: Start, end: float) -> Iterator[Span]:
                 ready = first.over + LONGEST_BACKOFF
                 ready += 1.2 * min(first.retry_after or 0.0, LONGEST_RETRY_AFTER)
                 yield ready, min(second.at, end)
+
+
+def _absent(history: History, start: Start, index: int) -> Iterator[Span]:
+    """Yield when a server was not in the hostfile, and until its return is noticed."""
+    written = [e for e in history.world.events if e.start == start.number and e.kind == "hosts"]
+    since = None
+    for event in sorted(written, key=lambda event: event.at):
+        at = start.began + event.at
+        if event.hosts and index not in event.hosts:
+            since = at if since is None else since
+        elif event.hosts and since is not None:
+            yield since, at + NOTICED
+            since = None
+    if since is not None:
+        yield since, start.ended
 
 
 def _ill(history: History, index: int, own: Sequence[Sent]) -> Iterator[Span]:

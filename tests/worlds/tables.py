@@ -1,0 +1,34 @@
+"""Tables of a world: made by the real program at its end, and read by DuckDB."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bagent.store.tables.build import TableOptions, make_tables
+
+COLUMNS = {
+    "results": "row, stage, id, answer, status, error_kind, text, attempts, prompt_tokens,"
+    " completion_tokens, cost_usd, finished_at, copied_from",
+    "attempts": "row, stage, answer, turn, try, status_code, error_kind, endpoint",
+    "tool_calls": "row, stage, turn, name, error",
+}
+"""The columns that are read of each table."""
+
+
+def read(run: Path) -> dict[str, list[dict[str, Any]]] | None:
+    """Make the tables of a run, and return their rows; None where it has no journal."""
+    if not (run / "journal").is_dir():
+        return None
+    import duckdb
+
+    make_tables(run, TableOptions(memory_mb=100), lambda _: None)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    with duckdb.connect() as connection:
+        for name, columns in COLUMNS.items():
+            query = f"SELECT {columns} FROM read_parquet($path)"
+            rows = connection.execute(query, {"path": os.fspath(run / f"{name}.parquet")})
+            names = [column[0] for column in rows.description]
+            tables[name] = [dict(zip(names, row, strict=True)) for row in rows.fetchall()]
+    return tables
