@@ -438,7 +438,11 @@ class BatchEngine:
         record.cost_usd = self._rows.max_single_cost(rows)
         remaining = [(item, copies) for item, copies in rows if not self._is_over(item)]
         if remaining:
-            await self._alone(remaining, record.cost_usd, "late")
+            self._check_budget(record.cost_usd)
+        # Equal rows join it no more. On disk it stays sealed: after a kill it is sent again.
+        record.state = "ended"
+        if remaining:
+            await self._alone(remaining, "late")
         for item, copies in rows:
             if self._is_over(item):
                 for copy in copies:
@@ -532,14 +536,16 @@ class BatchEngine:
         self._builder.seal_all()
         for files in self._builder.small():
             rows = read_rows(files)
-            await self._alone(rows, self._rows.max_single_cost(rows), "too few for a batch")
+            self._check_budget(self._rows.max_single_cost(rows))
+            await self._alone(rows, "too few for a batch")
         self._settle()
 
-    async def _alone(
-        self, rows: list[tuple[BatchItem, list[BatchItem]]], most_usd: float, reason: str
-    ) -> None:
+    def _check_budget(self, most_usd: float) -> None:
+        """Raise where the budget does not cover single calls of so many dollars."""
         if not self._scheduler.affords(self._builder.records, most_usd, self._builder.spent):
             self._raise_over_budget()
+
+    async def _alone(self, rows: list[tuple[BatchItem, list[BatchItem]]], reason: str) -> None:
         self._notice(f"{len(rows)} rows are {reason}: they are asked singly")
         await self._rows.send_singly(rows)
 

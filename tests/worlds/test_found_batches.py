@@ -73,3 +73,17 @@ def test_a_batch_that_is_read_again_counts_where_it_is_read():
             batches=("500", "failed", "500"),
         )
     )
+
+
+def test_a_row_equal_to_one_that_failed_in_single_calls_is_sent():
+    """It joined the late batch, whose rows were being sent as single calls, and was lost."""
+    rows = (RowSpec("r0", replies=("500",)), RowSpec("r1", same=0))
+    holds(
+        World(
+            seed=70086,
+            job=JobSpec(kind="batches", retries=0, by=305.0),
+            rows=rows,
+            endpoints=(EndpointSpec(),),
+            batches=("slow:900",),
+        )
+    )
