@@ -127,8 +127,7 @@ def wait_step(argv: list[str]) -> int:
         return ""
 
     options = ["--min-fraction", f"{args.min_fraction:g}", "--timeout", args.timeout]
-    child = _hosts(folder.hosts, folder.ready, options)
-    with _stopping(child):
+    with _hosts(folder.hosts, folder.ready, options) as child:
         code = await_engines(child, reason)
     if code:
         _show_logs(folder)
@@ -151,8 +150,8 @@ def late_step(argv: list[str]) -> int:
             return 0
         write_atomic(missing, *(f"{line}\n" for line in lines))
         answered.unlink(missing_ok=True)
-        child = _hosts(missing, answered, ["--min-hosts", "1", "--timeout", f"{LATE_SECONDS:g}s"])
-        with _stopping(child):
+        options = ["--min-hosts", "1", "--timeout", f"{LATE_SECONDS:g}s"]
+        with _hosts(missing, answered, options) as child:
             code = child.wait()
         if code not in (0, EXIT_STOPPED):
             return max(0, code)
@@ -230,24 +229,31 @@ def _show_logs(folder: JobFolder) -> None:
         sys.stderr.write(f"--- and {len(failed) - MAX_LOGS} more failed: {folder.engines}\n")
 
 
-def _hosts(source: Path, write: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bagent", "hosts", str(source), "--wait", *options]
-    return subprocess.Popen([*command, "--write", str(write)], stdout=subprocess.DEVNULL)
-
-
 @contextlib.contextmanager
-def _stopping(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Terminate the child at a stop signal, and exit with 75."""
+def _hosts(source: Path, write: Path, options: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``bagent hosts --wait``; the block has to wait for its end.
+
+    A stop signal terminates it, also one that comes while it starts, and the block ends with 75.
+    """
+    command = [sys.executable, "-m", "bagent", "hosts", str(source), "--wait", *options]
+    child: subprocess.Popen[bytes] | None = None
+    stopped = False
 
     def stop(number: int, frame: object) -> None:
-        child.terminate()
-        child.wait()
-        raise SystemExit(EXIT_STOPPED)
+        nonlocal stopped
+        stopped = True
+        if child is not None:
+            child.terminate()
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        child = subprocess.Popen([*command, "--write", str(write)], stdout=subprocess.DEVNULL)
+        if stopped:
+            child.terminate()
+        yield child
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stopped:
+        raise SystemExit(EXIT_STOPPED)

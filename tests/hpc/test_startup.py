@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -88,6 +89,22 @@ def test_a_launcher_that_ended_ends_the_waiting(folder, capsys, monkeypatch):
     (folder / "launcher.log").write_text("srun: error: no such program\n")
     assert wait(folder, 2**22 + 1, monkeypatch) == 76
     assert "srun: error: no such program" in capsys.readouterr().err
+
+
+@pytest.mark.process("signal")
+def test_a_stop_signal_ends_the_waiting_command_also_while_it_starts(folder, monkeypatch):
+    start, started = subprocess.Popen, []
+
+    def start_and_signal(command, **options):
+        started.append(start(["sleep", "600"]))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    with pytest.raises(SystemExit) as ended:
+        wait(folder, os.getpid(), monkeypatch)
+    assert ended.value.code == 75
+    assert started[0].wait(20) == -signal.SIGTERM
 
 
 @pytest.mark.process("workers")
