@@ -148,7 +148,8 @@ class ResultHandler:
             first = exchange.first_token
             ttft = None if first is None else first - exchange.sent
             state.feedback.add_latency(request.started, latency, ttft, len(replies))
-        fleet.tail.add(state.name, now, latency, len(replies))
+        if len(fleet.endpoints.states) > 1:
+            fleet.tail.add(state.name, now, latency, len(replies))
         state.limit.on_success(len(replies), state.in_flight + len(request.calls))
 
     def _handle_failure(

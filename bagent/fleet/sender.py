@@ -46,7 +46,7 @@ class RequestSender:
         calls = request.calls
         timeouts = timeouts_for(calls, self._fleet.config.timeouts, request.started)
         if self._send_now is not None and len(calls) == 1:
-            on_end = partial(self._on_direct_end, request)
+            on_end = partial(self._on_request_end, request)
             request.sent = self._send_now(
                 request.state.endpoint, calls[0].request, timeouts, on_end
             )
@@ -71,22 +71,19 @@ class RequestSender:
         finally:
             if request.exchange is None:
                 self._fleet.release(request)
-        self._add_ended(request)
+        self._on_request_end(request)
 
-    def _on_direct_end(self, request: InFlightRequest) -> None:
-        del self._direct[request]
+    def _on_request_end(self, request: InFlightRequest) -> None:
+        self._direct.pop(request, None)
         if self._drained:
             self._fleet.release(request)
         else:
-            self._add_ended(request)
-        if self._none_direct is not None and not self._direct:
+            request.ended = True
+            if not self._ended:
+                self._on_end()
+            self._ended.append(request)
+        if self._none_direct is not None and not self._direct and not self._none_direct.done():
             self._none_direct.set_result(None)
-
-    def _add_ended(self, request: InFlightRequest) -> None:
-        request.ended = True
-        if not self._ended:
-            self._on_end()
-        self._ended.append(request)
 
     def take_ended(self) -> list[InFlightRequest]:
         """Return the requests that have ended since the last call; see :meth:`exchanges`."""

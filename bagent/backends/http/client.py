@@ -57,8 +57,9 @@ class Transport:
 
     def __init__(self, connect: Connect | None = None) -> None:
         self._plain = PlainPool(IDLE_SECONDS, connect)
-        self.start = self._plain.start
-        """Starts a POST that needs no task: :meth:`bagent.backends.http.pool.PlainPool.start`."""
+        self.reserve = self._plain.reserve
+        """Returns a POST that needs no task: :meth:`bagent.backends.http.pool.PlainPool.reserve`.
+        """
         self._other: AiohttpClient | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
 

@@ -165,23 +165,13 @@ class PlainPool:
             self._targets[endpoint, path] = target
         return PooledRequest(self, target, body, timeouts)
 
-    def start(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        timeouts: Timeouts,
-        on_end: Callable[[], None],
-    ) -> PooledRequest | None:
-        """POST ``body`` over an idle connection, without a task; None if there is none.
-
-        ``on_end`` is called once it has ended; see :class:`PooledRequest`.
-        """
+    def reserve(self, endpoint: Endpoint, path: str, timeouts: Timeouts) -> PooledRequest | None:
+        """Return a POST that has an idle connection, to be started; None if there is none."""
         target = self._targets.get((endpoint, path))
         if target is None:
             return None
-        request = PooledRequest(self, target, body, timeouts)
-        return request if request.start(on_end) else None
+        request = PooledRequest(self, target, b"", timeouts)
+        return request if request.take_idle() is not None else None
 
     def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> PooledRequest:
         """GET an absolute URL; use with ``async with``.
@@ -307,7 +297,8 @@ class PlainPool:
 class PooledRequest:
     """One request, from sending to returning its connection.
 
-    Use ``async with``, or :meth:`start`, :meth:`response` and :meth:`end`, which need no task.
+    Use ``async with``, or what needs no task: :meth:`PlainPool.reserve`, :meth:`start`,
+    :meth:`response` and :meth:`end`.
 
     Raises:
         HttpError: the connection or the answer was bad.
@@ -338,17 +329,13 @@ class PooledRequest:
         self.idle: float | None = None
         """Seconds for which its connection had been idle; None if it is new."""
 
-    def start(self, on_end: Callable[[], None]) -> bool:
-        """Send it over an idle connection; ``on_end`` is called once it has ended.
-
-        Return False, and do nothing, if there is no such connection.
-        """
-        connection = self._take_idle(self._loop.time())
-        if connection is None:
-            return False
+    def start(self, body: bytes, on_end: Callable[[], None]) -> None:
+        """Send it over its idle connection; ``on_end`` is called once it has ended."""
+        connection = self._connection
+        assert connection is not None
+        self._body = body
         self._send(connection)
         connection.whole, connection.on_end = True, on_end
-        return True
 
     def cancel(self) -> None:
         """Abandon it; it ends in the next turn of the event loop."""
@@ -365,7 +352,7 @@ class PooledRequest:
     async def __aenter__(self) -> PlainResponse:
         loop, total = self._loop, self._timeouts.total
         began = loop.time()
-        connection = self._take_idle(began)
+        connection = self.take_idle()
         CONNECTION_IDLE.set(self.idle)
         if connection is None:
             connection = await self._connected()
@@ -381,8 +368,9 @@ class PooledRequest:
             raise
         return PlainResponse(connection)
 
-    def _take_idle(self, began: float) -> Connection | None:
-        """Take an idle connection, if there is one."""
+    def take_idle(self) -> Connection | None:
+        """Take an idle connection, if there is one; its time limit begins."""
+        began = self._loop.time()
         self._connection = connection = self._pool.take(self._target, began)
         if connection is not None:
             self.idle = began - connection.idle_since

@@ -223,22 +223,23 @@ class OpenAIBackend:
         on_end: Callable[[], None],
     ) -> SentCall | None:
         """Send one plain call over an idle connection; None for other calls, and without one."""
-        form = self._forms.of(endpoint, request)
         if (
-            request.returning
+            endpoint.url.startswith("https")
+            or request.returning
             or request.settings.schema_excludes_tools
-            or (request.stream and form.stream)
             or self._profiles.of(endpoint).awaits_sample
             or self._by_responses(endpoint, request)
         ):
             return None
-        exchange = Exchange(results=[], sent=self._clock())
-        http_request = self._http_request(endpoint, request, form, timeouts)
-        pooled = self._transport.start(
-            endpoint, http_request.path, http_request.body, timeouts, on_end
-        )
+        form = self._forms.of(endpoint, request)
+        if request.stream and form.stream:
+            return None
+        pooled = self._transport.reserve(endpoint, request.path, timeouts)
         if pooled is None:
             return None
+        exchange = Exchange(results=[], sent=self._clock())
+        http_request = self._http_request(endpoint, request, form, timeouts)
+        pooled.start(http_request.body, on_end)
 
         def finish() -> Exchange:
             answer = self._http.finish(pooled, http_request, exchange)

@@ -204,7 +204,8 @@ class BodyWriter:
         self.native_schema = native_schema
         self._strict = strict
         self._limit_key = completion_limit
-        self._messages_key = messages_key
+        self._limit_member = b',"%b":%%d' % completion_limit.encode()
+        self._messages_name = b'"%b":' % messages_key.encode()
         self._without = without
         self._hint = _HINTS.get(hints)
         self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
@@ -214,10 +215,10 @@ class BodyWriter:
         if request.body is not None:
             return self._own_body(request.body)
         head, limited, chosen = self._kept_head(request)
-        parts = [head, b'"', (key or self._messages_key).encode(), b'":', self._payload(request)]
+        name = self._messages_name if key is None else b'"%b":' % key.encode()
+        parts = [head, name, self._payload(request)]
         if request.max_tokens is not None and not limited:
-            limit = max(request.max_tokens, self.least_limit)
-            parts.append(b',"%s":%d' % (self._limit_key.encode(), limit))
+            parts.append(self._limit_member % max(request.max_tokens, self.least_limit))
         if request.tool_choice is not None and not chosen:
             choice = self._tool_choice(request.tool_choice)
             parts.append(b',"tool_choice":' + encode_payload(choice))

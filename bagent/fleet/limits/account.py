@@ -249,6 +249,8 @@ class Account:
         self, rpm: float | None, tpm: float | None, longest: float, *, hosted: bool = False
     ) -> None:
         self._pacer = RequestPacer(rpm, longest)
+        self.on_success = self._pacer.on_success
+        """Records that a request was answered well: :meth:`RequestPacer.on_success`."""
         self._tpm = tpm
         self._tokens = TokenPace(tpm) if tpm else None
         self._longest = longest
@@ -375,10 +377,6 @@ class Account:
                 self._tokens, self.counts_tokens = TokenPace(limit), True
             else:
                 self._tokens.resize(limit)
-
-    def on_success(self, now: float, sent: float) -> None:
-        """Record that a request sent at ``sent`` was answered well."""
-        self._pacer.on_success(now, sent)
 
     def on_answer(
         self,
