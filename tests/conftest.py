@@ -12,13 +12,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from support.cli import Completed, ProcessUse, run_bagent
-from support.fake_server import FakeServer
-from support.in_process import RunClock, TablesHere, make_tables_here
+# The process that gives tests to workers runs none, and begins sooner without these modules.
+if TYPE_CHECKING:
+    from support.cli import Completed
+    from support.fake_server import FakeServer
+    from support.in_process import RunClock
 
 # Workers of xdist inherit it, so that all have the same seed, also around midnight.
 SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat())
@@ -49,6 +52,12 @@ def pytest_collection() -> Iterator[None]:
     yield
     gc.freeze()
     gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Make tables in this process from now on."""
+    from support.in_process import make_tables_here
+
     make_tables_here()
 
 
@@ -72,6 +81,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     Runs here make tables at their end for tests with the marker ``tables`` or ``database``.
     """
+    from support.cli import ProcessUse
+    from support.in_process import TablesHere
+
     markers = ("process", "real", "slow")
     ProcessUse.allowed = any(item.get_closest_marker(name) for name in markers)
     TablesHere.database = item.get_closest_marker("database") is not None
@@ -92,6 +104,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def fs() -> Iterator[FakeServer]:
     """A scripted server that answers every row; ``fs.set_script({...})`` changes that."""
+    from support.fake_server import FakeServer
+
     with FakeServer() as server:
         yield server
 
@@ -99,6 +113,8 @@ def fs() -> Iterator[FakeServer]:
 @pytest.fixture
 def run_clock(monkeypatch: pytest.MonkeyPatch) -> RunClock:
     """The clock of a run in this process."""
+    from support.in_process import RunClock
+
     return RunClock(monkeypatch)
 
 
@@ -113,4 +129,6 @@ def job_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def bagent(job_dir: Path) -> Callable[..., Completed]:
     """``bagent(["run", "job.yaml"], ...)`` in ``job_dir``; see ``run_bagent``."""
+    from support.cli import run_bagent
+
     return partial(run_bagent, cwd=job_dir)
