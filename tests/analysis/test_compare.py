@@ -30,7 +30,7 @@ def answer(row: int, value: Any, **changes: Any) -> Any:
 def run(tmp_path: Path) -> Any:
     def make(name: str, outcomes: list[Any], properties: str = "") -> Path:
         columns = [(one, "BIGINT") for one in properties.split()]
-        make_run(tmp_path / name, outcomes, answer_columns=columns)
+        make_run(tmp_path / name, outcomes, answer_columns=columns, duckdb=False)
         make_tables(tmp_path / name, TableOptions(), print)
         return tmp_path / name
 
