@@ -288,12 +288,15 @@ class Agent:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, outcome: Outcome) -> None:
-        """Stop tools that started early; have a row start over that failed for good."""
+        """Stop tools that started early; have a row start over that failed for good.
+
+        That is noted after its outcome: a row without one goes on where it was.
+        """
         kind = outcome.error_kind
         is_resumed = kind is not None and kind in PASSING_KINDS
         self._tools.close(is_resumed=is_resumed)
         if self._has_written and kind is not None and not is_resumed:
-            self._tools.forget_turns()
+            self._conversation.on_written = self._tools.forget_turns
 
 
 def _asks_for_tools(reply: Reply) -> bool:

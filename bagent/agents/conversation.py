@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -112,6 +113,8 @@ class Conversation(msgspec.Struct, eq=False):
     """Usage of all turns."""
     summary_usage: Usage | None = None
     """Usage of summaries of the conversation, which may be by another model."""
+    on_written: Callable[[], None] | None = None
+    """Called once the outcome is written."""
     _prompt_sha: str | None = None
     _reasks: int = 0
     _grown: bool = False

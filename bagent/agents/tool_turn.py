@@ -364,6 +364,10 @@ class ToolTurnRunner:
         if spending is not None:
             name = unit_of(int(unit.key, 16), unit.stage, unit.answer)
             spending.spend(name, *self._conversation.spent())
+        self._log_turn(turn, messages, begun)
+
+    def _log_turn(self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()) -> None:
+        unit = self.key
         self._agent.log.write_turn(
             Turn(
                 unit.key,
@@ -390,8 +394,8 @@ class ToolTurnRunner:
         ]
 
     def forget_turns(self) -> None:
-        """Have the next start begin the conversation again."""
-        self.write_turn(0, [])
+        """Have the next start begin the conversation again, whose cost its outcome counts."""
+        self._log_turn(0, [])
 
     def record_interrupted_call(self, turn: int, call: ToolCall, started: float) -> None:
         """Write a call that may have run to the table of tool calls."""

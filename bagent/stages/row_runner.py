@@ -201,6 +201,8 @@ class RowRunner:
         outcome = await converse(conversation, call, self._fleet)
         if outcome is not None:  # else the run ends first, and a later start resumes the row
             self._finish([(conversation, outcome)])
+            if conversation.on_written is not None:
+                conversation.on_written()
 
     def _on_ended(self, calls: Sequence[EndedCall]) -> None:
         """Write the outcomes of rows whose calls have ended, or ask again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from worlds.invariants import problems
 from worlds.play import play
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, World
@@ -79,5 +81,20 @@ def test_turns_of_a_second_segment_survive_a_loss_of_power():
             rows=rows,
             endpoints=(EndpointSpec(),),
             events=(Event(0, "power", 2.87),),
+        )
+    )
+
+
+@pytest.mark.parametrize("call", [53.5, 54.5])
+def test_a_row_out_of_turns_goes_on_where_its_end_was_not_written(call):
+    """It was to start over before its outcome was on disk: a kill between both ran its tools with
+    side effects once more."""
+    holds(
+        World(
+            seed=8203664,
+            job=JobSpec(kind="agents"),
+            rows=(RowSpec("r0", calls=(("act:ok",),) * 6),),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "kill-at-call", call),),
         )
     )
