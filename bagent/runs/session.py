@@ -224,6 +224,7 @@ class RunSession:
         feeding = asyncio.create_task(self._feed(plan, feeder))
         stop = await self._wait_for_end(feeding, plan)
         if stop is not None:
+            self._switch.request(stop)  # a signal while it drains does not change the reason
             stop = self._with_dead_fleet(stop)
             feeding.cancel()
             await self._drain(plan.fleets, stop)

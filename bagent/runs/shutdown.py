@@ -79,7 +79,7 @@ class StopRequests:
 
 
 class StopSwitch:
-    """Collects reasons to stop: the first one counts, and a second signal ends the draining.
+    """Collects reasons to stop: the first one counts, and a later signal ends the draining.
 
     Use it inside the event loop. :meth:`close` restores the signals.
 
@@ -94,6 +94,7 @@ class StopSwitch:
         self.requested: asyncio.Future[Stop] = self._loop.create_future()
         self.hurried = asyncio.Event()
         self.code: int | None = None
+        self._has_signal = False
         self._timer: asyncio.TimerHandle | None = None
         if requests is not None:
             requests.listen(self._notify_loop)
@@ -156,12 +157,13 @@ class StopSwitch:
 
     def _signalled(self, number: int) -> None:
         name = signal.Signals(number).name
+        first, self._has_signal = not self._has_signal, True
         if not self.requested.done():
             reason = "interrupted" if number == signal.SIGINT else f"got {name}"
             self.request(Stop(EXIT_STOPPED, reason))
             return
         self.hurried.set()
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and not first:
             self.code = EXIT_INTERRUPTED
 
 

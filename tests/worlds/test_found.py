@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from worlds.invariants import problems
 from worlds.play import play
 from worlds.retry_invariants import retry_after_is_kept
@@ -405,3 +407,19 @@ def test_rows_refused_for_another_reason_interrupt_those_that_failed_alike():
             endpoints=(EndpointSpec(),),
         )
     )
+
+
+@pytest.mark.parametrize("kind", ["term", "int"])
+def test_a_signal_while_a_stopped_start_drains_keeps_its_code(kind):
+    """It made 75 of the 76 of a start that needed a person, and left the reason as it was."""
+    history = play(
+        World(
+            seed=8204274,
+            job=JobSpec(stop_after=1),
+            rows=(RowSpec("r0", replies=("unreadable",)), RowSpec("r1", replies=("slow:4",))),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, kind, 0.4),),
+        )
+    )
+    assert history.starts[0].code == 76
+    assert history.starts[0].ended < 1.0
