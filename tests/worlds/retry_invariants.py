@@ -97,7 +97,7 @@ def the_slower_copy_is_cancelled(history: History) -> Problems:
             for first in requests:
                 if first.done is None or not is_answer(first):
                     continue
-                for other in requests:
+                for other in (sent for sent in requests if sent.versions == first.versions):
                     over = min(start.ended, start.ended if other.over is None else other.over)
                     if other is not first and _runs(other, first.done) and over > first.done + 0.1:
                         yield f"row {row} was answered at {first.done}, its copy ran until {over}"
