@@ -96,6 +96,9 @@ def _counts(history: History, start: Start, results: list[Result]) -> Problems:
     )
     if (own.done, own.ok, own.failed, own.copied) != expected:
         yield f"{where}: {own}, results {expected}"
+    sent = sum(bool(result["attempts"]) and _is_own(result) for result in results)
+    if own.sent != sent:
+        yield f"{where}: {own.sent} were sent, {sent} of its results have attempts"
     if own.by_status != Counter(result["status"] for result in results):
         yield f"{where}: {own.by_status}, results {[r['status'] for r in results]}"
     grouped = Counter[str]()

@@ -145,8 +145,9 @@ def _everything(seed: int, random: Random) -> World:
 def _outage(seed: int, random: Random) -> World:
     """All servers fail for good in the same moment; a person repairs them much later."""
     begin = random.choice([0.0, 0.0, 3.0, 10.0])
+    quotas = random.choice([(), ("quota",) * 60])
     endpoints = tuple(
-        EndpointSpec(windows=(Window(begin, 300.0, random.choice(WINDOWS)),))
+        EndpointSpec(windows=(Window(begin, 300.0, random.choice([*WINDOWS, *quotas])),))
         for _ in range(random.choice([1, 2, 3]))
     )
     rows = draw_rows(random, random.randint(55, 70), 0.0)
