@@ -141,7 +141,7 @@ def test_an_endpoint_that_dies_on_the_way_is_dead_and_one_that_fails_is_failing(
     with (
         simulated("replicas=2&decode=400") as good,
         simulated("decode=400&dead_after=12") as dying,
-        simulated("decode=400&malformed_rate=30%&seed=1") as failing,
+        simulated("decode=400&malformed_rate=80%&seed=1") as failing,
     ):
         lines = [*addresses(good), *addresses(dying), *addresses(failing)]
         summary = measure(lines, concurrency=[4], requests=120, seconds=None)

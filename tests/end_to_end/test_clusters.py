@@ -18,11 +18,13 @@ BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
 
 
 def test_a_terminal_that_goes_away_ends_a_run_in_good_order(fs, job_dir):
-    fs.set_script({"*": [slow(0.2, echo())]})
+    fs.set_script({"*": [gated(echo())]})
     write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
     with Running(RUN, job_dir) as running:
-        fs.wait_for(6)
+        fs.wait_for(4)
         running.send(signal.SIGHUP)
+        running.wait_for_err("waiting up to")
+        fs.release()
         done = running.finish()
     assert done.code == 75, done.err
     assert "SIGHUP" in done.err
