@@ -268,12 +268,11 @@ class ToolRunner:
             flight = self._start(key, arguments)
         return await self._wait(flight, limit), shared, False
 
-    async def close(self) -> None:
-        """Stop all runs; calls that wait for them get an error."""
+    def cancel(self) -> set[asyncio.Task[str]]:
+        """Cancel all runs and return them; calls that wait for them get an error."""
         for task in self._all:
             task.cancel()
-        if self._all:
-            await asyncio.wait(self._all)
+        return set(self._all)
 
     # --- runs ---------------------------------------------------------------------------------
 
@@ -452,7 +451,9 @@ class ToolExecutor:
 
     async def close(self) -> None:
         """Stop all runs."""
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+        cancelled = set().union(*(runner.cancel() for runner in self._runners.values()))
+        if cancelled:
+            await asyncio.wait(cancelled)
 
 
 def _result(
