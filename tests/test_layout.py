@@ -87,6 +87,7 @@ def test_local_names_say_what_a_value_is() -> None:
     offenders = [
         f"{path}:{node.lineno}: {name}"
         for path, inside in nodes().items()
+        if any(VAGUE_NAMES.intersection(bound_names(node)) for node in inside)
         for function in inside
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
