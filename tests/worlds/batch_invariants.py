@@ -11,13 +11,15 @@ from worlds.play import History
 
 @invariant_for("batches")
 def no_row_is_paid_twice(history: History) -> Problems:
-    """Whatever kills the process, a row that the provider answered well is in no other batch."""
+    """Whatever kills the process, a row that the provider answered well is in no other batch. The
+    answer to a single call is lost if it comes in the moment of the kill."""
+    killed_at = {start.ended for start in history.starts if start.code is None}
     answered: dict[tuple[int, int], Sent] = {}
     for sent in history.network.sent:
         unit = sent.rows[0], sent.versions[0]
         if unit in answered and not _is_edited_back(history, unit):
             yield f"row {unit} was answered in the batch of {answered[unit].at} and of {sent.at}"
-        if is_answer(sent):
+        if is_answer(sent) and sent.done not in killed_at:
             answered[unit] = sent
 
 
