@@ -238,8 +238,8 @@ class RunSession:
             task.cancel()
         await asyncio.gather(feeding, *background, return_exceptions=True)
         stop = await self._finish_stdout(stop)
-        if stop is not None and self._switch.code is not None:
-            stop = msgspec.structs.replace(stop, code=self._switch.code)
+        if stop is not None and self._switch.interrupted:
+            stop = msgspec.structs.replace(stop, code=EXIT_INTERRUPTED)
         if self._store.journal.failure is not None:  # perhaps since the stop
             stop = stop_for_error(self._store.journal.failure)
         return self._ended(stop)

@@ -16,7 +16,6 @@ import msgspec
 
 from bagent.errors import (
     EXIT_CANNOT_WRITE,
-    EXIT_INTERRUPTED,
     EXIT_NEEDS_PERSON,
     EXIT_STOPPED,
     BagentError,
@@ -93,7 +92,7 @@ class StopSwitch:
         self._requests = requests
         self.requested: asyncio.Future[Stop] = self._loop.create_future()
         self.hurried = asyncio.Event()
-        self.code: int | None = None
+        self.interrupted = False
         self._has_signal = False
         self._timer: asyncio.TimerHandle | None = None
         if requests is not None:
@@ -105,7 +104,6 @@ class StopSwitch:
     def request(self, stop: Stop) -> None:
         """Stop for this reason, unless another one came first."""
         if not self.requested.done():
-            self.code = stop.code
             self.requested.set_result(stop)
 
     def budget_exhausted(self, message: str, *, spent: bool) -> None:
@@ -164,7 +162,7 @@ class StopSwitch:
             return
         self.hurried.set()
         if number == signal.SIGINT and not first:
-            self.code = EXIT_INTERRUPTED
+            self.interrupted = True
 
 
 def stop_for_stdout(error: OSError) -> Stop:

@@ -423,3 +423,16 @@ def test_a_signal_while_a_stopped_start_drains_keeps_its_code(kind):
     )
     assert history.starts[0].code == 76
     assert history.starts[0].ended < 1.0
+
+
+def test_two_reasons_to_stop_in_one_moment_have_the_code_of_the_one_told():
+    """The reader of stdout left at the row that was one too many: 75, and why a person must act."""
+    holds(
+        World(
+            seed=8205591,
+            job=JobSpec(concurrency=4, alike=4, options={"output": "-", "ordered": False}),
+            rows=tuple(RowSpec(f"r{number}", replies=("400",)) for number in range(8)),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+            events=(Event(0, "reader-gone", 3),),
+        )
+    )
