@@ -14,7 +14,7 @@ hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the pro
 
 How a retry works
 -----------------
-`sender.py:RequestSender.exchanges` gets the 429 as an `Exchange` from the backend.
+`sender.py:RequestSender.exchange` gets the 429 as an `Exchange` from the backend.
 `results.py:ResultHandler.handle` frees its slot and records the attempt, and
 `results.py:ResultHandler._throttle` slows account and endpoint down
 (`limits/account.py:Account.on_refusal`).

@@ -169,9 +169,6 @@ class InFlightRequest(msgspec.Struct, eq=False):
         self.reservation = account.start(self.started, self.tokens)
 
 
-EndedRequest = tuple[InFlightRequest, Exchange]
-
-
 def attempt_record(
     call: Call,
     result: Reply | Failure,

@@ -69,7 +69,7 @@ class Fleet:
         states: the endpoints; at least one.
         backend: their protocol.
         config: limits and policies.
-        on_attempts: receives the records of a request, one for each of its calls.
+        on_attempts: receives the records of requests, one for each of their calls.
         on_sample: receives an endpoint's state whenever it changes.
         notice: receives messages for people.
         random: source of jitter.
@@ -198,7 +198,7 @@ class Fleet:
         """Handle what ended in this turn: requests, then calls. Then give their slots away."""
         requests = self._sender.take_ended()
         try:
-            self._apply(self._results.handle(self._sender.exchanges(requests)))
+            self._apply(self._results.handle(requests, self._sender.exchange))
         except Exception as error:  # noqa: BLE001 - it stops the fleet
             self._tasks.stop(error)
         for state in {request.state: None for request in requests}:

@@ -15,7 +15,6 @@ from bagent.fleet.call import (
     CallResult,
     Delivery,
     EndedCall,
-    EndedRequest,
     InFlightRequest,
     attempt_record,
 )
@@ -52,26 +51,49 @@ class ResultHandler:
         # Other parts and starts of a run, and its other fleets, send to the same endpoints.
         self._prefix = secrets.token_hex(4)
 
-    def handle(self, ended: Iterable[EndedRequest]) -> Iterator[Action]:
+    def handle(
+        self,
+        requests: Iterable[InFlightRequest],
+        exchange_of: Callable[[InFlightRequest], Exchange],
+    ) -> Iterator[Action]:
         """Free the slots of requests that ended together, and record their results.
 
-        Yields what is to be done, in order; do each before the next is taken.
+        Yields what is to be done, in order; do each before the next is taken. A bug in the reading
+        of a result is raised after the other requests.
         """
-        fleet, attempts = self._fleet, list[Attempt]()
+        attempts = list[Attempt]()
+        fault: Exception | None = None
         try:
-            for request, exchange in ended:
-                fleet.release(request)
-                if exchange.withheld:
-                    yield from self._take_back(request)
-                else:
-                    yield from self._record(request, exchange, attempts)
-                if fleet.waiting.suspended:
-                    yield from self._rules.after_success(request.state)
-                if exchange.status is not None:
-                    request.state.on_answer(fleet.clock(), request.started)
+            for request in requests:
+                try:
+                    yield from self._handle(request, exchange_of, attempts)
+                except Exception as error:  # noqa: BLE001 - the other results are recorded first
+                    fault = error
         finally:
             if attempts:
                 self._on_attempts(attempts)
+        if fault is not None:
+            raise fault
+
+    def _handle(
+        self,
+        request: InFlightRequest,
+        exchange_of: Callable[[InFlightRequest], Exchange],
+        attempts: list[Attempt],
+    ) -> Iterator[Action]:
+        fleet = self._fleet
+        try:
+            exchange = exchange_of(request)
+        finally:
+            fleet.release(request)
+        if exchange.withheld:
+            yield from self._take_back(request)
+        else:
+            yield from self._record(request, exchange, attempts)
+        if fleet.waiting.suspended:
+            yield from self._rules.after_success(request.state)
+        if exchange.status is not None:
+            request.state.on_answer(fleet.clock(), request.started)
 
     def _record(
         self, request: InFlightRequest, exchange: Exchange, attempts: list[Attempt]

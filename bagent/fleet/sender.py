@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from bagent.backends.base import Backend, DirectBackend, Exchange, Timeouts
 from bagent.clocks import unix
-from bagent.fleet.call import EndedRequest, InFlightRequest, timeouts_for
+from bagent.fleet.call import InFlightRequest, timeouts_for
 from bagent.fleet.state import FleetState, FleetTasks
 from bagent.types import Failure
 
@@ -47,9 +47,14 @@ class RequestSender:
         timeouts = timeouts_for(calls, self._fleet.config.timeouts, request.started)
         if self._send_now is not None and len(calls) == 1:
             on_end = partial(self._on_request_end, request)
-            request.sent = self._send_now(
-                request.state.endpoint, calls[0].request, timeouts, on_end
-            )
+            try:
+                request.sent = self._send_now(
+                    request.state.endpoint, calls[0].request, timeouts, on_end
+                )
+            except Exception as error:  # noqa: BLE001 - it stops the fleet
+                self._fleet.release(request)
+                self._tasks.stop(error)
+                return
         if request.sent is None:
             self._tasks.spawn(self._send(request, timeouts))
         else:
@@ -86,22 +91,21 @@ class RequestSender:
             self._none_direct.set_result(None)
 
     def take_ended(self) -> list[InFlightRequest]:
-        """Return the requests that have ended since the last call; see :meth:`exchanges`."""
+        """Return the requests that have ended since the last call; see :meth:`exchange`."""
         ended, self._ended = self._ended, []
         return ended
 
-    def exchanges(self, ended: Iterable[InFlightRequest]) -> Iterator[EndedRequest]:
-        """Yield requests that have ended with what came of them."""
-        budget = self._fleet.config.budget
-        for request in ended:
-            exchange = request.exchange if request.sent is None else request.sent.exchange()
-            assert exchange is not None
-            if request.cancel_reason:
-                failure = Failure("connect", request.cancel_reason, passing=True)
-                exchange = Exchange([failure] * len(request.calls), exchange.sent, done=unix())
-            elif budget is not None:
-                request.cost_usd = budget.cost([call.request for call in request.calls], exchange)
-            yield request, exchange
+    def exchange(self, request: InFlightRequest) -> Exchange:
+        """Return what came of a request that has ended; call it once for each."""
+        budget, calls = self._fleet.config.budget, request.calls
+        exchange = request.exchange if request.sent is None else request.sent.exchange()
+        assert exchange is not None
+        if request.cancel_reason:
+            failure = Failure("connect", request.cancel_reason, passing=True)
+            return Exchange([failure] * len(calls), exchange.sent, done=unix())
+        if budget is not None:
+            request.cost_usd = budget.cost([call.request for call in calls], exchange)
+        return exchange
 
     async def drain(self, seconds: float, on_timeout: Callable[[], None]) -> None:
         """Wait up to ``seconds`` for requests and tasks, call ``on_timeout``, cancel the others.

@@ -81,3 +81,31 @@ async def test_a_bug_in_what_reads_an_answer_stops_the_fleet():
     s.recorder.on_reply = fault
     s.submit(0)
     assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
+
+
+@on_jumping_clock
+async def test_a_bug_in_what_reads_one_answer_loses_no_other_of_its_turn():
+    def fault(call, reply):
+        if call.row == 0:
+            raise RuntimeError("a bug")
+
+    s = direct(lambda row, number: Answer())
+    s.recorder.on_reply = fault
+    s.submit(0, 1, 2)
+    assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
+    assert await s.fleet.drain(0.0) == 0
+    assert sorted(s.recorder.replies) == [1, 2]
+    assert sorted(attempt.row for attempt in s.attempts) == [1, 2]
+
+
+@on_jumping_clock
+async def test_a_bug_in_the_sending_of_a_call_stops_the_fleet():
+    class Faulty(Direct):
+        def send_now(self, endpoint, request, timeouts, on_end):
+            raise RuntimeError("a bug")
+
+    scripts = {"a": lambda row, number: Answer()}
+    s = setup(scripts, backend=Faulty(scripts))
+    s.submit(0)
+    assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
+    assert await s.fleet.drain(0.0) == 0
