@@ -78,6 +78,7 @@ class BatchBuilder:
         self._small: list[BatchFileWriter] = []
         self._recent = RecentAnswers()
         self._loaded: list[tuple[BatchRecord, UnitSet]] = []
+        self._closed: set[str] = set()
         self.ledgers: dict[str, Ledger] = {}
         self._next = 1
         self.seals = 0
@@ -213,17 +214,21 @@ class BatchBuilder:
             batch = int(label.rpartition("-")[2])
             self._recent.put(request_hash, batch << _BITS | number)
 
+    def close(self, record: BatchRecord) -> None:
+        """Let no more equal requests join a batch: from now on its rows are taken from it."""
+        self._closed.add(record.label)
+
     def leader(self, request_hash: int | None) -> tuple[str, int] | None:
-        """Return the batch and line number of an equal request that is not answered yet."""
+        """Return the batch and line number of an equal request whose answer is not read yet."""
         packed = None if request_hash is None else self._recent.get(request_hash)
         if packed is None:
             return None
         batch, number = packed >> _BITS, packed & ((1 << _BITS) - 1)
+        label = self._label(batch)
         record = self.ledgers[self._part].records.get(batch)
         is_open = any(writer.number == batch for writer in self._open.values())
-        if is_open or (record is not None and record.state in ("sealed", "sending", "waiting")):
-            return self._label(batch), number
-        return None
+        is_live = record is not None and record.state in LIVE and label not in self._closed
+        return (label, number) if is_open or is_live else None
 
     def copy(self, label: str, item: BatchItem) -> None:
         """Add a row that takes the answer of line ``item.of`` of a batch.

@@ -439,8 +439,8 @@ class BatchEngine:
         remaining = [(item, copies) for item, copies in rows if not self._is_over(item)]
         if remaining:
             self._check_budget(record.cost_usd)
-        # Equal rows join it no more. On disk it stays sealed: after a kill it is sent again.
-        record.state = "ended"
+        self._builder.close(record)
+        record.state = "ended"  # not on disk: after a kill it is sent again
         if remaining:
             await self._alone(remaining, "late")
         for item, copies in rows:
@@ -460,6 +460,7 @@ class BatchEngine:
 
     def _reading(self, record: BatchRecord) -> ResultReader:
         tools = self._tools
+        self._builder.close(record)
         return ResultReader(
             record, self._rows, self._builder, self._service, tools.rules, tools.on_attempts
         )

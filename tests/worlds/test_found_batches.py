@@ -87,3 +87,18 @@ def test_a_row_equal_to_one_that_failed_in_single_calls_is_sent():
             batches=("slow:900",),
         )
     )
+
+
+def test_a_row_equal_to_one_in_a_batch_that_is_not_read_yet_is_not_sent():
+    """The batch had ended when its start was killed, so the next start sent an equal row."""
+    rows = (RowSpec("r0", replies=("500", "ok")), RowSpec("r1", seconds=3.0, same=0))
+    holds(
+        World(
+            seed=8205397,
+            job=JobSpec(kind="batches", retries=0, concurrency="auto", per_endpoint=1),
+            rows=rows,
+            endpoints=(EndpointSpec(refuses="max_tokens"),),
+            events=(Event(0, "kill-at-call", 3.87, 13.49635158074463),),
+            batches=("faults", "failed", "faults", "ok", "faults", "failed"),
+        )
+    )
