@@ -76,7 +76,7 @@ def sent_by_row(history: History, start: int) -> dict[Any, list[Sent]]:
 def units_read(history: History, start: Start) -> int:
     """Return how many answers of rows a start has to read."""
     world = history.world
-    if world.limit is None or start.number:
+    if world.limit is None or not start.limited:
         return len(world.units)
     return min(world.limit, len(world.rows)) * world.job.answers
 

@@ -95,6 +95,8 @@ class Start:
     """While it was suspended another process took the run over."""
     answers: int = 1
     """Answers of each row."""
+    limited: bool = False
+    """It was given ``--limit``, or woke up from a start that was."""
     options: dict[str, Json] = field(default_factory=dict)
     """Options that the command had besides those of the job."""
     loop_errors: list[str] = field(default_factory=list)
@@ -260,7 +262,7 @@ class Player:
     def _is_over(self, start: Start) -> bool:
         if start.code not in (0, 1, 2) or start.refused:
             return False
-        if self._world.limit is not None and not start.number:
+        if start.limited:
             return False
         shards = self._world.job.shards
         self._ended_shards.add(start.number % shards)
@@ -382,6 +384,7 @@ class Player:
         number = len(self._starts)
         machine = self._machine
         start = Start(number, self._clock.now, answers=self._world.job.answers)
+        start.limited = self._world.limit is not None and not number
         self._starts.append(start)
         machine.start_process()
         self._write_hosts(range(len(self._world.endpoints)), 1.0)
@@ -443,8 +446,7 @@ class Player:
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                limited = self._world.limit is not None and not start.number
-                key = self._rerun, start.number % self._world.job.shards, limited
+                key = self._rerun, start.number % self._world.job.shards, start.limited
                 if key not in self._contexts:
                     self._contexts[key] = prepare(self._options(start.number))
                 context = replace(self._contexts[key], warnings=[])
@@ -574,6 +576,7 @@ class Player:
             len(self._starts), self._clock.now, woken=True, answers=self._world.job.answers
         )
         woken.versions, woken.options = self._starts[-1].versions, start.options
+        woken.limited = start.limited
         owner = read_owner(self._run / "owner.json")
         woken.lost = owner is None or owner.pid != machine.pid
         self._starts.append(woken)
