@@ -33,7 +33,10 @@ def draw(seed: int) -> World:
     theme = random.choices(names, [_WEIGHTS.get(name, 3) for name in names])[0]
     world = _THEMES[theme](seed, random)
     if world.job.kind == "single" and random.random() < 0.08:
-        world = replace(world, job=replace(world.job, system=random.choice([600, 9000])))
+        size = random.choice([600, 9000])
+        if theme == "contexts":
+            size = 600  # a longer one decides which rows fit, and their replies are drawn
+        world = replace(world, job=replace(world.job, system=size))
     if world.job.kind in ("single", "schema", "lists", "agents") and random.random() < 0.06:
         world = replace(world, limit=random.randint(1, 1 + len(world.rows)))
     if random.random() < 0.1:
