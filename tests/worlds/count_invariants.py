@@ -35,7 +35,8 @@ Result = dict[str, Any]
 @invariant_for("single", "schema", "agents")
 def tokens_are_those_of_the_servers(history: History) -> Problems:
     """A row's tokens and cost are those of all its answers in the start that ended it, also of
-    answers that could not be used; an answer whose counts make no sense has none."""
+    answers that could not be used; an answer whose counts make no sense has none. Of two copies
+    that are answered at once, one counts."""
     for start in history.starts:
         if start.woken or (start.number and history.world.job.kind == "agents"):
             continue  # turns of earlier starts count too
@@ -45,12 +46,13 @@ def tokens_are_those_of_the_servers(history: History) -> Problems:
             unclear = "usage" in history.world.units[row].replies
             if unclear or any(_is_unclear(sent) for sent in requests):
                 continue
-            prompt, answer = (n * len(used) or None for n in (PROMPT_TOKENS, ANSWER_TOKENS))
+            count = len({sent.done for sent in used})
+            prompt, answer = (n * count or None for n in (PROMPT_TOKENS, ANSWER_TOKENS))
             counts = result["prompt_tokens"], result["completion_tokens"]
             replies = [sent.reply for sent in requests]
             if counts != (prompt, answer):
                 yield f"start {start.number} row {row}: tokens {counts}, answered {replies}"
-            cost = ANSWER_USD * len(used) if history.priced and used else None
+            cost = ANSWER_USD * count if history.priced and count else None
             if history.priced and result["cost_usd"] != cost:
                 yield f"start {start.number} row {row}: ${result['cost_usd']}, answered {replies}"
 

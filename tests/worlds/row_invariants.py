@@ -106,8 +106,10 @@ def _may_be_sent(history: History, start: Start, row: int) -> bool:
 def fresh_rows_go_first(history: History) -> Problems:
     """Until a run has ended, rows without a result are sent before those that failed: the latter
     cannot take the time of every start. A connection that is opened for one delays it a little,
-    and the answers of one row are asked for together."""
+    and the answers of one row are asked for together. ``--ordered`` sends in input order."""
     answers = history.world.job.answers
+    if history.world.job.options.get("ordered"):
+        return
     for start in history.starts[1:]:
         earlier = history.starts[: start.number]
         if start.woken or {0, 1} & set(map(recorded_code, earlier)):
