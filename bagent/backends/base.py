@@ -124,12 +124,12 @@ class SentCall(msgspec.Struct, eq=False):
     cancel: Callable[[], None]
     """Abandons it; its end is reported in the next turn of the event loop."""
     exchange: Callable[[], Exchange]
-    """Returns its exchange once its end was reported; called once."""
+    """Returns what came of it. Call it once, after its end was reported."""
 
 
 @runtime_checkable
 class DirectBackend(Protocol):
-    """A backend that sends the usual call without a task, which costs half of sending it."""
+    """A backend that can send a call without a task. The task takes half of the time of sending."""
 
     def send_now(
         self,

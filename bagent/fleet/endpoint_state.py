@@ -218,7 +218,7 @@ class EndpointState:
         return max(0, limit - self.in_flight)
 
     def has_room_soon(self, now: float) -> bool:
-        """Return whether it may be sent calls, and its account does not have it wait for long."""
+        """Return whether it is usable and its account lets it start a request soon."""
         return self.usable and self.account.wait(now, 0) <= SHORT_WAIT
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _ReadOnlyRecord(msgspec.StructMeta):
-    """A record that no program makes: ``help`` leaves out its parameters, which fill a screen."""
+    """The type of records that programs only read: ``help`` leaves out their many parameters."""
 
     @property
     def __signature__(cls) -> Signature:

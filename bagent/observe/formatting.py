@@ -110,7 +110,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def retries_text(number: int) -> str:
-    """Write the attempts after a row's first, those too that ``limits.retries`` does not count."""
+    """Write how many attempts were not a row's first; ``limits.retries`` may count fewer."""
     text = counted(number, "retry", "retries")
     return f"{text} of any cause" if number else text
 

@@ -104,8 +104,8 @@ def _empty_cells(s: Snapshot) -> Iterator[tuple[str, str]]:
         for name, rows in counts[:MOST_COLUMNS]
     ]
     if texts:
-        more = len(counts) - MOST_COLUMNS
-        texts += [f"{counted(more, 'more column')}"] * (more > 0)
+        if len(counts) > MOST_COLUMNS:
+            texts.append(counted(len(counts) - MOST_COLUMNS, "more column"))
         yield "empty", "; ".join(texts)
 
 

@@ -93,8 +93,8 @@ async def test_a_call_that_is_cancelled_after_its_end_leaves_the_connection_to_o
     assert fs.connections == 1
 
 
-async def test_calls_that_wait_for_more_than_one_answer_have_a_task(fs):
-    fs.set_script({"r0": [ok()]})
+async def test_calls_that_are_streamed_or_need_optional_features_have_a_task(fs):
+    fs.set_script({"r0": [ok(), ok()]})
     to = endpoint(fs.url)
     async with backend() as of:
         await of.send(to, [request("r0")], QUICK)
@@ -104,3 +104,4 @@ async def test_calls_that_wait_for_more_than_one_answer_have_a_task(fs):
             request(settings=msgspec.structs.replace(PLAIN, schema_excludes_tools=True)),
         ):
             assert await send_now(of, to, call) is None
+        assert await send_now(of, to, request("r0")) is not None

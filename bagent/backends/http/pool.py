@@ -166,7 +166,7 @@ class PlainPool:
         return PooledRequest(self, target, body, timeouts)
 
     def reserve(self, endpoint: Endpoint, path: str, timeouts: Timeouts) -> PooledRequest | None:
-        """Return a POST that has an idle connection, to be started; None if there is none."""
+        """Return a POST over an idle connection, not sent yet; None if no connection is idle."""
         target = self._targets.get((endpoint, path))
         if target is None:
             return None
