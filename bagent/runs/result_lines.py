@@ -31,7 +31,8 @@ class ResultLines:
 
     In input order a line waits until all lines before it are printed. Its answer is then read from
     the journal, its input stays in memory, and :meth:`wait_for_room` bounds how many lines wait.
-    A resumed run and a run of several stages print all rows in order at the end.
+    A resumed run of several stages prints all rows in order at the end. In completion order it
+    prints at the end what earlier starts wrote, and this one did not replace.
 
     Args:
         store: the open run.
@@ -67,8 +68,8 @@ class ResultLines:
         return self._late
 
     def earlier(self) -> Iterator[bytes]:
-        """Yield the lines of rows that earlier starts finished, for completion order."""
-        if not (self._ordered or self.of_input) and self._store.finished:
+        """Yield the current lines of earlier starts, for the end of completion order."""
+        if not (self._ordered or self.of_input) and self._store.recorded:
             yield from self._store.earlier_lines()
 
     def expect(self, row: Row, answers: list[int]) -> None:

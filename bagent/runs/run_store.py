@@ -105,6 +105,7 @@ class RunStore:
     def __post_init__(self) -> None:
         self.progress = ProgressFile(self.path, self.part)
         self._opened = self.journal.end
+        self._earlier = {(i.segment.part, i.segment.number): len(i) for i in self.done.indexes}
         self.watched: list[UnseenRows] = [self.missing] if self.missing else []
         """Units that are marked while the input is read."""
 
@@ -273,8 +274,9 @@ class RunStore:
         return stage_causes(self.path, None if self.part == "all" else self.part)
 
     def earlier_lines(self) -> Iterator[bytes]:
-        """Yield the result lines of finished rows, in the order of writing."""
-        return self._lines(ResultQuery(done=self.done))
+        """Yield the current results that earlier starts wrote, in the order of writing."""
+        self.journal.save_index()
+        return self._lines(ResultQuery(first=self._earlier))
 
     def ordered_lines(self) -> Iterator[bytes]:
         """Yield the result lines of every row, in input order."""

@@ -202,7 +202,6 @@ class RunSession:
         self._switch.budget_exhausted(message, spent=self._budgets.spent > 0)
 
     async def _end_without_servers(self) -> SessionResult:
-        await self._print_earlier()
         self._store.input_ended()
         self._store.forget_missing()
         self._store.forget_edited()
@@ -324,12 +323,12 @@ class RunSession:
         return tasks
 
     async def _feed(self, plan: RunPlan, feeder: Feeder) -> None:
-        """Print what earlier starts finished, then send the remaining rows."""
-        await self._print_earlier()
+        """Send the remaining rows, then print what earlier starts wrote and is still current."""
         if self._lines is not None and self._lines.of_input:
             await plan.run(self._with_finished_printed(feeder, self._lines))
         else:
             await plan.run(feeder)
+        await self._print_earlier()
 
     async def _with_finished_printed(
         self, feeder: Feeder, lines: ResultLines

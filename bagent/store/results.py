@@ -21,8 +21,8 @@ from bagent.store.journal.codec import (
     decode_outcome_line,
     status_of,
 )
-from bagent.store.journal.done_index import DoneIndex, HashMap, count_outcomes
-from bagent.store.journal.reader import JournalReader, LineRef, Selection
+from bagent.store.journal.done_index import HashMap, count_outcomes
+from bagent.store.journal.reader import JournalReader, LineRef, SegmentLines, Selection
 from bagent.store.journal.segments import Report
 from bagent.store.run_dir import RunInfo, working_seconds
 from bagent.store.tables.row_feed import InputFinder
@@ -54,13 +54,13 @@ class ResultQuery:
         statuses: only these; None means all. ``failed`` stands for all failures, as in totals.
         stages: only these; None means all.
         ordered: by stage, row and answer; else in the order of finishing.
-        done: only units in this index.
+        first: only the first so many lines of each segment.
     """
 
     statuses: frozenset[str] | None = None
     stages: frozenset[str] | None = None
     ordered: bool = False
-    done: DoneIndex | None = None
+    first: SegmentLines | None = None
 
     def selection(self) -> Selection:
         """Return the filter in codes of the index."""
@@ -70,7 +70,7 @@ class ResultQuery:
             codes = frozenset(c for c in all_codes if status_of(c) in self.statuses)
             if "failed" in self.statuses:
                 codes |= set(all_codes) - FINISHED_CODES
-        return Selection(self.stages, codes, None if self.done is None else self.done.has)
+        return Selection(self.stages, codes, self.first)
 
 
 def check_statuses(names: Iterable[str], option: str) -> frozenset[str]:

@@ -21,11 +21,13 @@ def ids(store, expected: ResultQuery | None = None) -> list[str]:
     return [r["id"] for r in iter_results(store.path, expected, report=store.reports.append)]
 
 
-def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outcome, failure):
+def test_results_of_earlier_starts_are_those_that_no_later_one_replaced(store, outcome, failure):
     store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
     done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert ids(store, ResultQuery(done=done)) == ["r0", "r2"]
-    assert ids(store, ResultQuery(done=done, ordered=True)) == ["r0", "r2"]
+    first = {(index.segment.part, index.segment.number): len(index) for index in done.indexes}
+    store.write(outcome(1), outcome(3))
+    assert ids(store, ResultQuery(first=first)) == ["r0", "r2"]
+    assert ids(store, ResultQuery(first=first, ordered=True)) == ["r0", "r2"]
 
 
 def test_the_input_is_found_also_out_of_order(store, outcome):

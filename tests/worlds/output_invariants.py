@@ -30,9 +30,6 @@ def stdout_has_the_results(history: History) -> Problems:
         if "reader-gone" in events_of(history, start.number):
             continue
         if start.code in (0, 1) and world.job.kind != "shards":
-            if world.job.kind == "stages" and start.number:
-                # A failed section of a board that an earlier start finished is not printed again.
-                results = _counts(r for r in start.results if r["status"] == "ok")
             if results - printed:
                 yield f"{where}: of the results not printed {results - printed}"
         elif not _prints_late(history, start):

@@ -74,3 +74,21 @@ def test_an_accepted_truncated_answer_goes_on_to_the_next_stage():
             endpoints=(EndpointSpec(),),
         )
     )
+
+
+def test_stdout_has_no_result_that_a_later_one_replaced():
+    """The reduction of nothing was printed again, although its rows were sent again just then."""
+    holds(
+        World(
+            seed=8205450,
+            job=JobSpec(
+                kind="stages",
+                topology="map_reduce",
+                retries=0,
+                options={"output": "-", "ordered": False},
+            ),
+            rows=(RowSpec("r0", replies=("500", "ok"), seconds=3.0, stage="map"),),
+            endpoints=(EndpointSpec(),),
+            rerun=True,
+        )
+    )

@@ -9,7 +9,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, pairwise
 from operator import add
@@ -40,6 +40,10 @@ _FLIPPED = bytes([1, 0]) + bytes(254)
 _FAILED = bytes(code not in FINISHED_CODES for code in range(256))
 
 
+SegmentLines = Mapping[tuple[str, int], int]
+"""How many lines segments have, by part and number."""
+
+
 class LineRef(NamedTuple):
     """The location of a line: ``segment`` is a position in ``indexes``, ``code`` a ``code_of``."""
 
@@ -65,11 +69,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A filter of current outcomes by stage name, code and unit; None means all."""
+    """A filter of current outcomes by stage name, code and place; None means all."""
 
     stages: frozenset[str] | None = None
     codes: frozenset[int] | None = None
-    has: Callable[[int], bool] | None = None
+    first: SegmentLines | None = None
 
 
 class JournalReader:
@@ -165,17 +169,16 @@ class JournalReader:
         index = self.indexes[segment]
         lost = self.superseded().get(segment)
         every = selection.stages is None or selection.stages.issuperset(index.stage_names)
-        if lost is None and every and selection.codes is None and selection.has is None:
+        if lost is None and every and selection.codes is None and selection.first is None:
             return None
         selected = (lost or bytearray(len(index))).translate(_FLIPPED)
         if selection.codes is not None:
             for ordinal, code in enumerate(index.column("codes")):
                 if code not in selection.codes:
                     selected[ordinal] = 0
-        if selection.has is not None:
-            for ordinal, unit in enumerate(index.column("units")):
-                if not selection.has(unit):
-                    selected[ordinal] = 0
+        if selection.first is not None:
+            count = selection.first.get((index.segment.part, index.segment.number), 0)
+            selected[count:] = bytes(max(0, len(index) - count))
         if selection.stages is not None and not every:
             numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
             for ordinal, stage in enumerate(index.column("stages")):
@@ -200,7 +203,7 @@ class JournalReader:
             return
         low, high = min(r.low for r in runs), max(r.high for r in runs) + 1
         width = max(1, (high - low) * _WINDOW_LINES // sum(r.count for r in runs))
-        narrow = Selection(frozenset({stage}), selection.codes, selection.has)
+        narrow = Selection(frozenset({stage}), selection.codes, selection.first)
         while low < high:
             upto = min(low + width, high)
             near = [run for run in runs if run.low < upto and run.high >= low]
