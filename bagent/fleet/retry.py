@@ -4,6 +4,7 @@
 What happened                             Attempt      Next endpoint         When
 ========================================  ===========  ====================  ====================
 answered with a passing failure           counted      any, another first    backoff, Retry-After
+timed out, while nothing else was served  counted      any, another first    after a check
 429, or server busy                       free [a]     any, another first    backoff, Retry-After
 connection failed, server is down         free         any that is up        after the probe
 connection failed, server is up           counted      any, another first    probe, then backoff
@@ -471,8 +472,12 @@ class RetryRules:
                 call=call, failure=_with_reason(failure, decision), delivery=delivery, sent=sent
             )
             actions.append(Suspend(state, suspended))
-        if check_due:
-            actions.append(CheckEndpoint(state, call.request, suspect=state.keeps_failing))
+        # Nobody knows whether row or server is at fault, and few slots make few failures in a row.
+        timed_out = failure.kind == "timeout" and failure.status is None
+        hangs = timed_out and state.last_served <= sent
+        if check_due or hangs:
+            suspect = state.keeps_failing or (hangs and isinstance(decision, Retry))
+            actions.append(CheckEndpoint(state, call.request, suspect=suspect))
         return actions
 
     def _retry_or_fail(

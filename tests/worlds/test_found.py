@@ -436,3 +436,16 @@ def test_two_reasons_to_stop_in_one_moment_have_the_code_of_the_one_told():
             events=(Event(0, "reader-gone", 3),),
         )
     )
+
+
+def test_a_server_that_serves_nothing_until_a_timeout_is_checked():
+    """With one slot it hung for all tries of a row, which failed, before it was suspected."""
+    holds(
+        World(
+            seed=8204164,
+            job=JobSpec(concurrency=1),
+            rows=(RowSpec("r0"), RowSpec("r1"), RowSpec("r2", replies=("usage",))),
+            endpoints=(EndpointSpec(windows=(Window(2.0, 62.0, "hang"),)),),
+            pause=90.0,
+        )
+    )
