@@ -152,7 +152,7 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
         elif name in rows_shares:
             text = _failing("rows", row["rows_error"], *rows_shares[name])
             others.append(StrikingEndpoint(name, "failing", text, weak))
-        slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
+        tail_ratio = _tail_ratio(row, [tail for tail in tails if tail != row["p99_ms"]])
         if (row["slower"] or 0.0) > SLOW:
             tokens = _tokens(row, rows)
             text = (
@@ -161,10 +161,10 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
                 + (f" ({tokens})" if tokens else "")
             )
             slow.append(StrikingEndpoint(name, "slow", text, weak))
-        elif slow_tail:
+        elif tail_ratio:
             text = (
                 "one attempt in a hundred takes longer than"
-                f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
+                f" {milliseconds(row['p99_ms'])}, {tail_ratio:.1f} times as long as at the others"
             )
             others.append(StrikingEndpoint(name, "slow at times", text))
     return slow + others
@@ -230,8 +230,8 @@ def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
-    """How many times the others' median p99 its own is; 0 where that is no finding."""
+def _tail_ratio(row: dict[str, Any], other_tails: list[float]) -> float:
+    """Return its p99 relative to the median of the others'; 0 where that is no finding."""
     if row["p99_ms"] is None or not other_tails or row["attempts"] - row["failed"] < 100:
         return 0.0
     typical = median_high(other_tails)

@@ -57,7 +57,8 @@ class LimitsSpec(Section):
     )
     retries: Annotated[int, IntegerKind(0, 1000)] = Field(
         default=5,
-        description="How often a failed row is sent again; for a busy or lost server it is free.",
+        description="How often a failed row is sent again."
+        " Retries for a busy or lost server do not count.",
     )
     hedge: Annotated[float | Literal["off", "auto"] | None, Duration(("off", "auto"))] = Field(
         default="off", description="Send a late request a second time elsewhere, after this long."
