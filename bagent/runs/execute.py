@@ -181,12 +181,9 @@ def _run_open(
         messages.warn(warning)
     if context.options.debug and stop is not None and stop.error is not None:
         raise stop.error
-    ending = finish_run(
+    return finish_run(
         context, snapshot, stop, tables=store.tables, notice=messages.warn, store=store
     )
-    if lines is not None and lines.late and stop is None:
-        lines.print_all(host.stdout)
-    return ending
 
 
 def _run_session(

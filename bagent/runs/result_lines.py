@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import BinaryIO
 
 import msgspec
 
@@ -62,14 +61,11 @@ class ResultLines:
         """Wait while too many lines wait for an earlier row."""
         await self._room.wait()
 
-    @property
-    def late(self) -> bool:
-        """Whether all lines are printed at the end."""
-        return self._late
-
-    def earlier(self) -> Iterator[bytes]:
-        """Yield the current lines of earlier starts, for the end of completion order."""
-        if not (self._ordered or self.of_input) and self._store.recorded:
+    def remaining(self) -> Iterator[bytes]:
+        """Yield the lines that are printed once all rows have ended."""
+        if self._late:
+            yield from self._store.ordered_lines()
+        elif not (self._ordered or self.of_input) and self._store.recorded:
             yield from self._store.earlier_lines()
 
     def expect(self, row: Row, answers: list[int]) -> None:
@@ -134,19 +130,6 @@ class ResultLines:
         if len(self._ready) <= MOST_LINES:
             self._room.set()
         return lines
-
-    def print_all(self, descriptor: int | None) -> None:
-        """Print every row's current result in input order; on stdout without a descriptor."""
-        if descriptor is None:
-            _write_lines(sys.stdout.buffer, self._store.ordered_lines())
-            return
-        with open(descriptor, "wb", closefd=False) as stream:
-            _write_lines(stream, self._store.ordered_lines())
-
-
-def _write_lines(stream: BinaryIO, lines: Iterable[bytes]) -> None:
-    for line in lines:
-        stream.write(line + b"\n")
 
 
 def _line(outcome: Outcome, data: Json) -> bytes:

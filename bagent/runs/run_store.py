@@ -275,7 +275,6 @@ class RunStore:
 
     def earlier_lines(self) -> Iterator[bytes]:
         """Yield the current results that earlier starts wrote, in the order of writing."""
-        self.journal.save_index()
         return self._lines(ResultQuery(first=self._earlier))
 
     def ordered_lines(self) -> Iterator[bytes]:
@@ -283,6 +282,7 @@ class RunStore:
         return self._lines(ResultQuery(ordered=True))
 
     def _lines(self, query: ResultQuery) -> Iterator[bytes]:
+        self.journal.save_index()
         find = partial(InputRows, input_reader(self.rows.encode())) if self.keep_input else None
         for result in iter_results(self.path, query, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")

@@ -323,12 +323,12 @@ class RunSession:
         return tasks
 
     async def _feed(self, plan: RunPlan, feeder: Feeder) -> None:
-        """Send the remaining rows, then print what earlier starts wrote and is still current."""
+        """Send the remaining rows, then print the lines that wait for their end."""
         if self._lines is not None and self._lines.of_input:
             await plan.run(self._with_finished_printed(feeder, self._lines))
         else:
             await plan.run(feeder)
-        await self._print_earlier()
+        await self._print_remaining()
 
     async def _with_finished_printed(
         self, feeder: Feeder, lines: ResultLines
@@ -347,9 +347,9 @@ class RunSession:
                 if self._stdout is not None:
                     self._stdout.put(line)
 
-    async def _print_earlier(self) -> None:
+    async def _print_remaining(self) -> None:
         if self._stdout is not None and self._lines is not None:
-            for number, line in enumerate(self._lines.earlier()):
+            for number, line in enumerate(self._lines.remaining()):
                 self._stdout.put(line)
                 await self._stdout.wait_for_room()
                 if number % 64 == 0:

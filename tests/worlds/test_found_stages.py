@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worlds.invariants import problems
 from worlds.play import play
-from worlds.spec import EndpointSpec, JobSpec, RowSpec, World
+from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, World
 from worlds.test_found import holds
 
 
@@ -92,3 +92,17 @@ def test_stdout_has_no_result_that_a_later_one_replaced():
             rerun=True,
         )
     )
+
+
+def test_a_reader_that_leaves_before_ordered_lines_of_stages_stops_the_start():
+    """They were written after the end, so the start ended with 0 and then with a broken pipe."""
+    world = World(
+        seed=8217269,
+        job=JobSpec(kind="stages", topology="map_reduce", options={"output": "-", "ordered": True}),
+        rows=(RowSpec("r0"), RowSpec("r1")),
+        endpoints=(EndpointSpec(),),
+        events=(Event(0, "reader-gone", 1),),
+    )
+    history = play(world)
+    assert problems(history) == []
+    assert [start.code for start in history.starts] == [75, 0]
