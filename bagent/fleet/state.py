@@ -246,13 +246,21 @@ class FleetState:
                 on_fault(error)
         return awaited
 
+    def _count_copies(self) -> int:
+        """Return how many calls in flight are copies, or have ended with another copy."""
+        if self.config.hedge is None:
+            return 0
+        requests = (request for state in self.endpoints.states for request in state.requests)
+        calls = [call for request in requests for call in request.calls]
+        return len(calls) - len({call for call in calls if not call.ended})
+
     def stats(self) -> FleetStats:
         """Return the counters."""
         now = self.clock()
         accounts = {state.account for state in self.endpoints.states}
         staying = [state for state in self.endpoints.states if not state.leaving]
         return FleetStats(
-            in_flight=self.in_flight,
+            in_flight=self.in_flight - self._count_copies(),
             limit=self.limit,
             ready=self.waiting.ready,
             retrying=self.waiting.asleep,

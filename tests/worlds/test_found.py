@@ -449,3 +449,21 @@ def test_a_server_that_serves_nothing_until_a_timeout_is_checked():
             pause=90.0,
         )
     )
+
+
+def test_the_progress_counts_a_row_once_while_a_copy_of_it_is_under_way():
+    """One row too many remained, of a total that was shown as exact."""
+    calls = (
+        ("read:ok",),
+        ("act:junk", "act:junk", "act:exit"),
+        ("act:hang", "act:ok", "act:fail"),
+        ("look:slow",),
+    )
+    holds(
+        World(
+            seed=9500428,
+            job=JobSpec(kind="agents", retries=5, concurrency="auto", hedge=2.0, stream=False),
+            rows=(RowSpec("r0", replies=("slow:4",), seconds=3.0, calls=calls),),
+            endpoints=(EndpointSpec(), EndpointSpec()),
+        )
+    )

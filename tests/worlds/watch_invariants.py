@@ -37,9 +37,7 @@ def progress_is_what_is_written(history: History) -> Problems:
             if shown.fraction is not None and not 0.0 <= shown.fraction <= 1.0:
                 yield f"{where}: a part of {shown.fraction} is done"
             remaining = units_read(history, start) - moment.results
-            # A copy of a late row counts as one more while it is under way.
-            alone = history.world.job.hedge == "off"
-            exact = shown.total_is_exact and alone and not _is_edited(history)
+            exact = shown.total_is_exact and not _is_edited(history)
             if exact and shown.remaining not in (None, remaining):
                 yield f"{where}: {shown.remaining} remain, not {remaining}"
 
