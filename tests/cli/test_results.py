@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
 import sys
 from itertools import cycle
@@ -444,7 +443,7 @@ def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
     outcomes = [stored(row.index, key=f"{row.key:016x}", id=row.id) for row in rows]
     rows_json = json.loads(config.to_json())
     make_run(job_dir / "runs" / "joined", list(reversed(outcomes)), rows=rows_json)
-    home = {"HOME": os.environ["HOME"]}
+    home = {"HOME": str(Path.home())}
     inputs = [row["input"] for row in bagent(["results", "--with-input"], env=home).lines()]
     assert inputs == [{"id": "a", "t": 1}, {"id": "b", "t": 2}]
     assert "input" not in bagent(["results"]).lines()[0]
