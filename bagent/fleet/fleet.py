@@ -199,12 +199,12 @@ class Fleet:
         requests = self._sender.take_ended()
         try:
             self._apply(self._results.handle(requests, self._sender.exchange))
+            for state in {request.state: None for request in requests}:
+                if self._health.remove_if_done(state):
+                    self._on_removed([state])
+                self._endpoints.update(state)
         except Exception as error:  # noqa: BLE001 - it stops the fleet
             self._tasks.stop(error)
-        for state in {request.state: None for request in requests}:
-            if self._health.remove_if_done(state):
-                self._on_removed([state])
-            self._endpoints.update(state)
         ended, self._ended = self._ended, []
         awaited = self._state.hand_over(ended, self._tasks.stop)
         self._handing_over = False
