@@ -18,6 +18,9 @@ from bagent.report.svg import meter, sparkline
 
 MOST = 60
 
+FEW_FOR_TAIL = 100
+"""Successful attempts from which the slowest hundredth means something."""
+
 _HEADS = {
     "endpoint": "endpoint",
     "state": "state",
@@ -137,11 +140,13 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
     """
     rows = [row for row in rows if row["endpoint"] not in down]
     slow, others = [], []
-    tails = [
-        row["p99_ms"]
-        for row in rows
-        if row["p99_ms"] is not None and row["attempts"] - row["failed"] >= FEW
-    ]
+    tails = times_the_others(
+        {
+            row["endpoint"]: row["p99_ms"]
+            for row in rows
+            if row["p99_ms"] is not None and row["attempts"] - row["failed"] >= FEW
+        }
+    )
     shares = failing({row["endpoint"]: (row["attempts"], row["failed"]) for row in rows})
     rows_shares = failing({r["endpoint"]: (r["rows"] or 0, r["rows_failed"] or 0) for r in rows})
     for row in rows:
@@ -152,7 +157,7 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
         elif name in rows_shares:
             text = _failing("rows", row["rows_error"], *rows_shares[name])
             others.append(StrikingEndpoint(name, "failing", text, weak))
-        tail_ratio = _tail_ratio(row, [tail for tail in tails if tail != row["p99_ms"]])
+        tail = tails.get(name, 0.0)
         if (row["slower"] or 0.0) > SLOW:
             tokens = _tokens(row, rows)
             text = (
@@ -161,10 +166,10 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
                 + (f" ({tokens})" if tokens else "")
             )
             slow.append(StrikingEndpoint(name, "slow", text, weak))
-        elif tail_ratio:
+        elif tail > 2 * SLOW and row["attempts"] - row["failed"] >= FEW_FOR_TAIL:
             text = (
                 "one attempt in a hundred takes longer than"
-                f" {milliseconds(row['p99_ms'])}, {tail_ratio:.1f} times as long as at the others"
+                f" {milliseconds(row['p99_ms'])}, {tail:.1f} times as long as at the others"
             )
             others.append(StrikingEndpoint(name, "slow at times", text))
     return slow + others
@@ -228,15 +233,6 @@ def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"{number(row['tokens_per_busy_s'])} tokens a second in each request,"
         f" the others {number(median_high(speeds))}"
     )
-
-
-def _tail_ratio(row: dict[str, Any], other_tails: list[float]) -> float:
-    """Return its p99 relative to the median of the others'; 0 where that is no finding."""
-    if row["p99_ms"] is None or not other_tails or row["attempts"] - row["failed"] < 100:
-        return 0.0
-    typical = median_high(other_tails)
-    ratio = row["p99_ms"] / typical if typical > 0 else 0.0
-    return ratio if ratio > 2 * SLOW else 0.0
 
 
 def endpoints(db: ReportDb, rows: list[dict[str, Any]], down: Mapping[str, EndpointEnd]) -> Html:
