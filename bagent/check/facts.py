@@ -37,7 +37,6 @@ from bagent.types import Json, Row
 
 if TYPE_CHECKING:
     from bagent.job.spec.agent import AgentSpec, ToolSpec
-    from bagent.job.spec.job import Job
 
 MAX_WARNED = 10
 """Endpoints that warnings name."""
