@@ -30,7 +30,7 @@ class RunStates:
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     def of(self, run: RunDir) -> dict[str, Any]:
-        """Return the state of a run as its directory tells it."""
+        """Return the state of a run, read from its directory."""
         with self._locks[run.path]:
             stamp = files_stamp(run)
             read_stamp, state = self._states.get(run.path, (None, {}))
@@ -77,6 +77,7 @@ class RunCatalog:
         self._open: OrderedDict[str, ViewedRun] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self.states = RunStates()
+        """The states of all runs, whether their tables are open or not."""
 
     @property
     def single(self) -> str | None:
