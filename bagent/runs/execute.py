@@ -217,12 +217,11 @@ def _result_lines(
     if context.options.output != "-":
         yield None
         return
-    with nullcontext(host.stdout) if host.stdout is not None else redirect_stdout() as descriptor:
-        of_input = not context.stages
-        with closing(
-            ResultLines(store, context.options.ordered, descriptor, of_input=of_input)
-        ) as lines:
-            yield lines
+    with (
+        nullcontext(host.stdout) if host.stdout is not None else redirect_stdout() as descriptor,
+        closing(ResultLines(store, context.options.ordered, descriptor)) as lines,
+    ):
+        yield lines
 
 
 def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

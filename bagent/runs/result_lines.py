@@ -30,28 +30,25 @@ class ResultLines:
 
     In input order a line waits until all lines before it are printed. Its answer is then read from
     the journal, its input stays in memory, and :meth:`wait_for_room` bounds how many lines wait.
-    A resumed run of several stages prints all rows in order at the end. In completion order it
-    prints at the end what earlier starts wrote, and this one did not replace.
+    A job with stages prints all rows at the end then. In completion order it prints at the end what
+    earlier starts wrote and this one did not replace.
 
     Args:
         store: the open run.
         ordered: input order.
         descriptor: where lines go during the run.
-        of_input: print the rows of this start's input alone, finished ones when they are read;
-            the run has one stage.
     """
 
-    def __init__(
-        self, store: RunStore, ordered: bool, descriptor: int, *, of_input: bool = False
-    ) -> None:
+    def __init__(self, store: RunStore, ordered: bool, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.of_input = of_input
+        self.of_input = store.last is None
+        """Only rows of this start's input are printed, finished ones when they are read: the job
+        has no stages."""
         self._store = store
         self._ordered = ordered
         self._finished = None
-        if of_input and store.finished:
+        if self.of_input and store.finished:
             self._finished = OutcomeLookup(store.path, store.done, store.notes.append)
-        self._late = ordered and not of_input and (store.recorded > 0 or store.last is not None)
         self._expected: deque[tuple[int, int]] = deque()
         self._ready: dict[tuple[int, int], tuple[Callable[[], Outcome], Json]] = {}
         self._room = asyncio.Event()
@@ -63,22 +60,24 @@ class ResultLines:
 
     def remaining(self) -> Iterator[bytes]:
         """Yield the lines that are printed once all rows have ended."""
-        if self._late:
+        if self.of_input:
+            return
+        if self._ordered:
             yield from self._store.ordered_lines()
-        elif not (self._ordered or self.of_input) and self._store.recorded:
+        elif self._store.recorded:
             yield from self._store.earlier_lines()
 
-    def expect(self, row: Row, answers: list[int]) -> None:
+    def expect(self, row: Row, answers: int) -> None:
         """Note the rows in the order of their lines. Runs in the reader's thread."""
-        if self._ordered and not self._late:
-            self._expected.extend((row.index, answer) for answer in answers)
+        if self._ordered:
+            self._expected.extend((row.index, answer) for answer in range(answers))
 
     def add(self, outcome: Outcome, location: int, row: Row) -> list[bytes]:
         """Return the lines that can be printed now that ``outcome`` is known."""
         data = row.data if self._store.keep_input else None
         if not self._ordered:
             return [_line(outcome, data)]
-        if self._late:
+        if not self.of_input:
             return []
         read = partial(self._store.journal.read_at, location)
         return self._add_ready((outcome.row, outcome.answer), read, data)

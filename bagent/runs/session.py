@@ -180,8 +180,6 @@ class RunSession:
         context, lines = self._context, self._lines
         if context.stages or context.job.batching.in_batches:
             return True
-        if lines is not None and not lines.of_input:
-            lines = None
         given_by_program = lines is not None and context.options.program_rows is not None
         if not given_by_program and (context.piped or not has_ended(self._store.info)):
             return True
@@ -475,9 +473,8 @@ class RunSession:
         pending = self._store.pending(rows, self._context.job.answers)
         self._empty.count(rows, pending)
         if self._lines is not None:
-            all_answers = list(range(self._context.job.answers))
-            for row, answers in zip(rows, pending, strict=True):
-                self._lines.expect(row, all_answers if self._lines.of_input else answers)
+            for row in rows:
+                self._lines.expect(row, self._context.job.answers)
         return pending
 
     def _all_finished(self, keys: Sequence[int]) -> bool:
