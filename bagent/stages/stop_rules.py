@@ -63,7 +63,7 @@ class EarlyFailures:
             streak = self._streaks.get((endpoint, model))
             if streak is None:
                 streak = self._streaks[endpoint, model] = _Streak()
-            if outcome.status == "ok" or not outcome.failed:
+            if not outcome.failed:
                 streak.served = True
                 streak.numbers.clear()
             elif reason is None:
@@ -132,13 +132,13 @@ class StopRules:
     def ended(self, rows: Iterable[tuple[Hashable, Outcome]]) -> StopReason | None:
         """Count rows that ended together, as those of one list do; return the reason to stop.
 
-        Each outcome comes with the argument of :meth:`begin`, or None. Those that were served
-        count first, so that alike failures of the others are not taken for those of all.
+        Each outcome comes with the row that was given to :meth:`begin`, or None. Those that did not
+        fail count first, so that the failures of the others are not taken for failures of all.
         """
         reason, alike = None, None
-        for row, outcome in sorted(rows, key=_is_failure):
+        for row, outcome in sorted(rows, key=lambda ended: ended[1].failed):
             self._done += 1
-            self._failed += _is_failure((row, outcome))
+            self._failed += outcome.failed
             reason = reason or self._limit_reached(outcome)
             if self._early is not None:
                 streak = self._early.outcome(outcome, row)
@@ -154,7 +154,7 @@ class StopRules:
     def _limit_reached(self, outcome: Outcome) -> StopReason | None:
         if outcome.error_kind == "budget":
             return StopReason(
-                f"the account can not pay: {outcome.error}", "raise the quota or change the key"
+                f"the account cannot pay: {outcome.error}", "raise the quota or change the key"
             )
         if self._stop_after is not None and self._failed >= self._stop_after:
             return StopReason(
@@ -163,7 +163,3 @@ class StopRules:
                 "look at the failures, then raise the limit or remove the cause",
             )
         return None
-
-
-def _is_failure(ended: tuple[Hashable, Outcome]) -> bool:
-    return ended[1].status != "ok" and ended[1].failed
