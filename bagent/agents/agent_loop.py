@@ -288,9 +288,9 @@ class Agent:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, outcome: Outcome) -> None:
-        """Stop tools that started early; have a row start over that failed for good.
+        """Stop tools that started early; let a row that failed for good start over.
 
-        That is noted after its outcome: a row without one goes on where it was.
+        This is noted once the outcome is written: a row without an outcome resumes where it was.
         """
         kind = outcome.error_kind
         is_resumed = kind is not None and kind in PASSING_KINDS

@@ -394,7 +394,7 @@ class ToolTurnRunner:
         ]
 
     def forget_turns(self) -> None:
-        """Have the next start begin the conversation again, whose cost its outcome counts."""
+        """Have the next start begin the conversation again; the outcome counts what it cost."""
         self._log_turn(0, [])
 
     def record_interrupted_call(self, turn: int, call: ToolCall, started: float) -> None:

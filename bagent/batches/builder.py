@@ -26,7 +26,7 @@ MAX_OPEN = 16
 
 _BITS = 24
 
-LoadedItem = Callable[[str | None, int, BatchItem], None]
+OnItem = Callable[[str | None, int, BatchItem], None]
 """Takes an item of an earlier process: the label of its batch, the number of its line, and the item
 itself. The label is None for what no later row may copy: a copy, or an item of another part."""
 
@@ -85,7 +85,7 @@ class BatchBuilder:
 
     # --- what an earlier process left -------------------------------------------------------------
 
-    def load(self, report: Report, on_item: LoadedItem | None = None) -> None:
+    def load(self, report: Report, on_item: OnItem | None = None) -> None:
         """Read the ledgers, and which rows their batches hold; ``on_item`` takes each row.
 
         The first part takes over the batches of another division of the rows.
@@ -109,7 +109,7 @@ class BatchBuilder:
         self._next = self.ledgers[self._part].next_number()
         self._remove_strays()
 
-    def _load_items(self, record: BatchRecord, report: Report, on_item: LoadedItem | None) -> None:
+    def _load_items(self, record: BatchRecord, report: Report, on_item: OnItem | None) -> None:
         if record.state not in LIVE:
             return
         files = self.files(record)

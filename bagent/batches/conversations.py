@@ -95,7 +95,7 @@ class BatchRows:
     def remember(self, label: str | None, number: int, item: BatchItem) -> None:
         """Offer the request of an item that the builder loads to rows with an equal one.
 
-        See :data:`bagent.batches.builder.LoadedItem` for the arguments.
+        See :data:`bagent.batches.builder.OnItem` for the arguments.
         """
         if label is None or not self._tools.dedupe:
             return

@@ -542,7 +542,7 @@ class BatchEngine:
         self._settle()
 
     def _check_budget(self, most_usd: float) -> None:
-        """Raise where the budget does not cover single calls of so many dollars."""
+        """Raise where the budget does not cover single calls that cost ``most_usd``."""
         if not self._scheduler.affords(self._builder.records, most_usd, self._builder.spent):
             self._raise_over_budget()
 

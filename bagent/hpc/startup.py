@@ -233,7 +233,8 @@ def _show_logs(folder: JobFolder) -> None:
 def _hosts(source: Path, write: Path, options: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start ``bagent hosts --wait``; the block has to wait for its end.
 
-    A stop signal terminates it, also one that comes while it starts, and the block ends with 75.
+    A stop signal terminates it, also one that comes while it starts; the process then exits with 75
+    after the block.
     """
     command = [sys.executable, "-m", "bagent", "hosts", str(source), "--wait", *options]
     child: subprocess.Popen[bytes] | None = None

@@ -93,6 +93,7 @@ class StopSwitch:
         self.requested: asyncio.Future[Stop] = self._loop.create_future()
         self.hurried = asyncio.Event()
         self.interrupted = False
+        """Whether Ctrl-C came after another signal, for which the exit code is 130."""
         self._has_signal = False
         self._timer: asyncio.TimerHandle | None = None
         if requests is not None:
@@ -155,13 +156,13 @@ class StopSwitch:
 
     def _signalled(self, number: int) -> None:
         name = signal.Signals(number).name
-        first, self._has_signal = not self._has_signal, True
+        is_repeated, self._has_signal = self._has_signal, True
         if not self.requested.done():
             reason = "interrupted" if number == signal.SIGINT else f"got {name}"
             self.request(Stop(EXIT_STOPPED, reason))
             return
         self.hurried.set()
-        if number == signal.SIGINT and not first:
+        if number == signal.SIGINT and is_repeated:
             self.interrupted = True
 
 

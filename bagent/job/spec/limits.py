@@ -57,7 +57,7 @@ class LimitsSpec(Section):
     )
     retries: Annotated[int, IntegerKind(0, 1000)] = Field(
         default=5,
-        description="How often a failed row is sent again."
+        description="How many times a failed row is retried."
         " Retries for a busy or lost server do not count.",
     )
     hedge: Annotated[float | Literal["off", "auto"] | None, Duration(("off", "auto"))] = Field(

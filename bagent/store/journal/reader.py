@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A filter of current outcomes by stage name, code and place; None means all."""
+    """A filter of current outcomes by stage name, code and line number; None means all."""
 
     stages: frozenset[str] | None = None
     codes: frozenset[int] | None = None
