@@ -2,7 +2,7 @@
 
 - ``html``, ``svg``: the toolkit, shared with ``bagent view``: escaping, tables, sections, the page
   skeleton, templates; charts
-- ``overview``, ``answer_fields``, ``suspects``: totals, causes, endpoints, answers, doubtful ones
+- ``overview``, ``answer_fields``, ``suspects``: totals, throughput, answers, doubtful ones
 - ``run``: the page of a run, made by SQL from its tables
 - ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
 - ``field_stats``: the statistics of input fields that ``fields`` describes

@@ -1,4 +1,4 @@
-"""The section that compares endpoints: speed, errors, load over time."""
+"""The comparison of endpoints for report and view: speed, errors, load over time."""
 
 from __future__ import annotations
 

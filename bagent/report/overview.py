@@ -1,4 +1,4 @@
-"""What the page of a run says first: the main numbers, throughput, endpoints."""
+"""The main numbers of a run, its throughput, and the endpoints that went down."""
 
 from __future__ import annotations
 
