@@ -85,7 +85,7 @@ class BatchBuilder:
 
     # --- what an earlier process left -------------------------------------------------------------
 
-    def load(self, report: Report, on_item: OnItem | None = None) -> None:
+    def load(self, report: Report, on_item: OnItem) -> None:
         """Read the ledgers, and which rows their batches hold; ``on_item`` takes each row.
 
         The first part takes over the batches of another division of the rows.
@@ -109,7 +109,7 @@ class BatchBuilder:
         self._next = self.ledgers[self._part].next_number()
         self._remove_strays()
 
-    def _load_items(self, record: BatchRecord, report: Report, on_item: OnItem | None) -> None:
+    def _load_items(self, record: BatchRecord, report: Report, on_item: OnItem) -> None:
         if record.state not in LIVE:
             return
         files = self.files(record)
@@ -119,8 +119,7 @@ class BatchBuilder:
         own = record.part == self._part
         for number, item in batch_items(files):
             units.add_all((item.unit(self._stage),))
-            if on_item is not None:
-                on_item(record.label if own and item.of is None else None, number, item)
+            on_item(record.label if own and item.of is None else None, number, item)
         units.settle()
         self._loaded.append((record, units))
 
