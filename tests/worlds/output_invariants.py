@@ -9,6 +9,7 @@ from typing import Any
 from worlds.evidence import ORDERLY, Problems, events_of, invariant, made_results
 from worlds.journal_invariants import current_lines
 from worlds.play import History, Start
+from worlds.tables import COLUMNS
 
 Record = dict[str, Any]
 
@@ -83,20 +84,21 @@ def tables_are_the_journal(history: History) -> Problems:
         return
     last = history.starts[-1]
     lines = {
-        "results": (current_lines(last), ("row", "stage", "status", "error_kind", "text",
-                    "prompt_tokens", "completion_tokens", "cost_usd", "finished_at")),
-        "attempts": (last.attempts, ("row", "stage", "turn", "try", "status_code", "error_kind",
-                     "endpoint")),
-        "tool_calls": (last.tool_records, ("row", "stage", "turn", "name", "error")),
-    }  # fmt: skip
-    for name, (records, columns) in lines.items():
-        expected, table = (_values(rows, columns) for rows in (records, history.tables[name]))
+        "results": current_lines(last),
+        "attempts": last.attempts,
+        "tool_calls": last.tool_records,
+    }
+    for name, columns in COLUMNS.items():
+        expected, table = (_values(rows, columns) for rows in (lines[name], history.tables[name]))
         if expected != table:
             yield f"{name}: not in the table {expected - table}, only there {table - expected}"
 
 
 def _values(rows: Iterable[Record], columns: tuple[str, ...]) -> Counter[tuple[Any, ...]]:
-    return Counter((*(row.get(name) for name in columns), row.get("answer") or 0) for row in rows)
+    records = (
+        {"answer": 0} | row for row in rows
+    )  # the journal leaves a first answer's number out
+    return Counter(tuple(record.get(name) for name in columns) for record in records)
 
 
 def _counts(results: Iterable[Record]) -> Counter[tuple[str, ...]]:

@@ -9,12 +9,12 @@ from typing import Any
 from bagent.store.tables.build import TableOptions, make_tables
 
 COLUMNS = {
-    "results": "row, stage, id, answer, status, error_kind, text, attempts, prompt_tokens,"
-    " completion_tokens, cost_usd, finished_at, copied_from",
-    "attempts": "row, stage, answer, turn, try, status_code, error_kind, endpoint",
-    "tool_calls": "row, stage, turn, name, error",
-}
-"""The columns that are read of each table."""
+    "results": ("row", "stage", "answer", "status", "error_kind", "text", "prompt_tokens",
+                "completion_tokens", "cost_usd", "finished_at"),
+    "attempts": ("row", "stage", "answer", "turn", "try", "status_code", "error_kind", "endpoint"),
+    "tool_calls": ("row", "stage", "turn", "name", "error"),
+}  # fmt: skip
+"""The columns of each table that are compared with the journal."""
 
 
 def read(run: Path) -> dict[str, list[dict[str, Any]]] | None:
@@ -27,8 +27,7 @@ def read(run: Path) -> dict[str, list[dict[str, Any]]] | None:
     tables: dict[str, list[dict[str, Any]]] = {}
     with duckdb.connect() as connection:
         for name, columns in COLUMNS.items():
-            query = f"SELECT {columns} FROM read_parquet($path)"
+            query = f"SELECT {', '.join(columns)} FROM read_parquet($path)"
             rows = connection.execute(query, {"path": os.fspath(run / f"{name}.parquet")})
-            names = [column[0] for column in rows.description]
-            tables[name] = [dict(zip(names, row, strict=True)) for row in rows.fetchall()]
+            tables[name] = [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
     return tables
