@@ -24,11 +24,15 @@ class Moment:
     at: float
     by_status: dict[str, int]
     """The results in the journal, counted."""
-    results: int
     snapshot: Snapshot | None = None
     """What the progress shows then."""
     status: dict[str, Any] = field(default_factory=dict)
     """What ``bagent status`` says then."""
+
+    @property
+    def results(self) -> int:
+        """Return how many results the journal has."""
+        return sum(self.by_status.values())
 
 
 class Watcher(NoProgress):
@@ -64,5 +68,4 @@ class Watcher(NoProgress):
 
     def _moment(self) -> Moment:
         results = iter_results(self._run.path, ResultQuery(), report=lambda _: None)
-        statuses = Counter(result["status"] for result in results)
-        return Moment(self._clock(), dict(statuses), statuses.total())
+        return Moment(self._clock(), dict(Counter(result["status"] for result in results)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from worlds.evidence import (
     DISK,
@@ -15,31 +16,38 @@ from worlds.evidence import (
     units_read,
 )
 from worlds.play import History, Start
+from worlds.watch import Moment
 
 
 @outcome_invariant
 def progress_is_what_is_written(history: History) -> Problems:
     """At each update the progress counts the rows of the journal by status, and those that remain
     are the others."""
+    for start, moment in _moments(history):
+        shown = moment.snapshot
+        if shown is None:
+            continue
+        where = f"start {start.number} at {moment.at}"
+        counts = {status: count for status, count in shown.by_status.items() if count}
+        if counts != moment.by_status:
+            yield f"{where}: shown {counts}, written {moment.by_status}"
+        if shown.ok + shown.failed + shown.accepted != moment.results:
+            yield f"{where}: {shown.ok} ok, {shown.failed} failed, {moment.results} written"
+        if shown.fraction is not None and not 0.0 <= shown.fraction <= 1.0:
+            yield f"{where}: a part of {shown.fraction} is done"
+        remaining = units_read(history, start) - moment.results
+        exact = shown.total_is_exact and not _is_edited(history)
+        if exact and shown.remaining not in (None, remaining):
+            yield f"{where}: {shown.remaining} remain, not {remaining}"
+
+
+def _moments(history: History) -> Iterator[tuple[Start, Moment]]:
+    """Yield the looks at each start whose process and disk were well."""
     for start in history.starts:
         if start.suspended or start.woken or events_of(history, start.number) & DISK:
             continue
         for moment in start.moments:
-            shown = moment.snapshot
-            if shown is None:
-                continue
-            where = f"start {start.number} at {moment.at}"
-            counts = {status: count for status, count in shown.by_status.items() if count}
-            if counts != moment.by_status:
-                yield f"{where}: shown {counts}, written {moment.by_status}"
-            if shown.ok + shown.failed + shown.accepted != moment.results:
-                yield f"{where}: {shown.ok} ok, {shown.failed} failed, {moment.results} written"
-            if shown.fraction is not None and not 0.0 <= shown.fraction <= 1.0:
-                yield f"{where}: a part of {shown.fraction} is done"
-            remaining = units_read(history, start) - moment.results
-            exact = shown.total_is_exact and not _is_edited(history)
-            if exact and shown.remaining not in (None, remaining):
-                yield f"{where}: {shown.remaining} remain, not {remaining}"
+            yield start, moment
 
 
 def _is_edited(history: History) -> bool:
@@ -49,22 +57,19 @@ def _is_edited(history: History) -> bool:
 @outcome_invariant
 def status_is_right_while_it_runs(history: History) -> Problems:
     """``bagent status`` of a run that goes on counts the rows of the journal."""
-    for start in history.starts:
-        if start.suspended or start.woken or events_of(history, start.number) & DISK:
+    for start, moment in _moments(history):
+        status, where = moment.status, f"start {start.number} at {moment.at}"
+        if not status:
             continue
-        for moment in start.moments:
-            status, where = moment.status, f"start {start.number} at {moment.at}"
-            if not status:
-                continue
-            if status["state"] != "running" or status["exit_code"] is not None:
-                yield f"{where}: {status['state']}, {status['exit_code']}"
-            if status["by_status"] != moment.by_status:
-                yield f"{where}: {status['by_status']}, written {moment.by_status}"
-            ended = status["ok"] + status["accepted"] + status["failed"]
-            if ended != moment.results:
-                yield f"{where}: {ended} ended, {moment.results} written"
-            if status["remaining"] is not None and status["total"] != ended + status["remaining"]:
-                yield f"{where}: {status}"
+        if status["state"] != "running" or status["exit_code"] is not None:
+            yield f"{where}: {status['state']}, {status['exit_code']}"
+        if status["by_status"] != moment.by_status:
+            yield f"{where}: {status['by_status']}, written {moment.by_status}"
+        ended = status["ok"] + status["accepted"] + status["failed"]
+        if ended != moment.results:
+            yield f"{where}: {ended} ended, {moment.results} written"
+        if status["remaining"] is not None and status["total"] != ended + status["remaining"]:
+            yield f"{where}: {status}"
 
 
 @invariant_for("single", "schema", "lists", "agents", "stages", "copies")
