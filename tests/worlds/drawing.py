@@ -60,7 +60,7 @@ def draw_rows(
         seconds = random.choice([0.2, 1.0, 1.0, 3.0])
         rows.append(
             RowSpec(
-                draw_id(random, number),
+                _draw_id(random, number),
                 random.choice(TEXTS) if random.random() < 0.2 else "stone",
                 tuple(replies) or ("ok",),
                 seconds,
@@ -69,7 +69,7 @@ def draw_rows(
     return tuple(rows)
 
 
-def draw_id(random: Random, number: int) -> str | int | None:
+def _draw_id(random: Random, number: int) -> str | int | None:
     """Return the id of a row: a few are odd."""
     odd = random.random()
     if odd < 0.03:
@@ -79,13 +79,13 @@ def draw_id(random: Random, number: int) -> str | int | None:
     return f"r{number}"
 
 
-def draw_windows(random: Random, *, kinds: tuple[str, ...] = WINDOWS) -> tuple[Window, ...]:
+def draw_windows(random: Random) -> tuple[Window, ...]:
     """Return when a server is ill."""
     windows = []
     begin = random.choice([0.0, 0.5, 2.0, 5.0, 10.0])
     for _ in range(random.choice([0, 1, 1, 2])):
         end = begin + random.choice([1.0, 5.0, 20.0, 60.0])
-        windows.append(Window(begin, min(end, HEALED), random.choice(kinds)))
+        windows.append(Window(begin, min(end, HEALED), random.choice(WINDOWS)))
         begin = end + random.choice([1.0, 10.0])
         if begin >= HEALED:
             break

@@ -260,9 +260,7 @@ class Player:
         return max(self._world.pause, REPAIR_SECONDS if start.code == 76 else 0.0)
 
     def _is_over(self, start: Start) -> bool:
-        if start.code not in (0, 1, 2) or start.refused:
-            return False
-        if start.limited:
+        if start.code not in (0, 1, 2) or start.refused or start.limited:
             return False
         shards = self._world.job.shards
         self._ended_shards.add(start.number % shards)

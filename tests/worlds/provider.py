@@ -205,9 +205,8 @@ class WorldBatches(LearnedForms):
         """End a batch; each second row of it was not answered."""
         failure = await self._reply()
         if failure is None:
-            self._provider.batches[
-                str(record.batch_id)
-            ].cancelled = self._provider.network.clock.now
+            batch = self._provider.batches[str(record.batch_id)]
+            batch.cancelled = self._provider.network.clock.now
         return failure
 
     async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
