@@ -37,24 +37,29 @@ CHAT = (
 LIMITS = Timeouts(connect=60.0, first_token=60.0, idle=60.0, total=60.0)
 
 
+async def send(
+    url: str, row: RequestRow, limits: Timeouts = LIMITS, request: LoadRequest | None = None
+) -> RequestRow:
+    """Send one request by a clock that goes on by 1 at each look, and return its row."""
+    transport, ticks = Transport(), itertools.count(1)
+    load = request or LoadRequest("/chat/completions", CHAT, True)
+    try:
+        await send_request(
+            transport, Endpoint("e", url), load, row, limits, lambda: float(next(ticks))
+        )
+    finally:
+        await transport.close()
+    return row
+
+
+def new_row() -> RequestRow:
+    return RequestRow(0, 0, 0, "e", "chat", -1.0)
+
+
 def sent(reply: Reply, limits: Timeouts = LIMITS, request: LoadRequest | None = None) -> RequestRow:
     """The row of one request that is answered with ``reply``."""
-    ticks = itertools.count(1)
-
-    async def main(url: str) -> RequestRow:
-        row = RequestRow(0, 0, 0, "e", "chat", -1.0)
-        transport = Transport()
-        try:
-            load = request or LoadRequest("/chat/completions", CHAT, True)
-            await send_request(
-                transport, Endpoint("e", url), load, row, limits, lambda: float(next(ticks))
-            )
-        finally:
-            await transport.close()
-        return row
-
     with FakeServer({"*": [reply]}, allow_faults=True, flavour="vllm") as fs:
-        return asyncio.run(main(fs.url))
+        return asyncio.run(send(fs.url, new_row(), limits, request))
 
 
 def test_a_stream_tells_when_it_began_and_ended_and_its_tokens() -> None:
@@ -75,7 +80,7 @@ def test_thinking_is_a_first_token_and_no_first_answer() -> None:
 
 async def stream_and_note(chunks: list[Any]) -> RequestRow:
     """The row of a request whose answer's next chunk is sent once the one before was noted."""
-    row = RequestRow(0, 0, 0, "e", "chat", -1.0)
+    row = new_row()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"id=r")
@@ -86,13 +91,8 @@ async def stream_and_note(chunks: list[Any]) -> RequestRow:
                 await asyncio.sleep(0.001)
         writer.write(b"".join(map(sse, [*chunks[-2:], "data: [DONE]\n\n"])))
 
-    transport, ticks = Transport(), itertools.count(1)
     async with raw_server(serve) as port:
-        to = Endpoint("e", f"http://127.0.0.1:{port}/v1")
-        request = LoadRequest("/chat/completions", CHAT, True)
-        await send_request(transport, to, request, row, LIMITS, lambda: float(next(ticks)))
-    await transport.close()
-    return row
+        return await send(f"http://127.0.0.1:{port}/v1", row)
 
 
 async def test_tokens_are_known_piece_by_piece_only_where_each_is_told() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -19,10 +18,8 @@ from support.simulated_fleets import DEAD
 
 @pytest.mark.process("workers")
 async def test_a_stop_ends_the_stage_and_no_worker_also_right_after_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     config = LoadConfig(
         targets=[BenchTarget(Endpoint("e", f"http://{DEAD}/v1", {}, {}, tags={}), "m")],
         lengths={"m": Lengths(own=12, prefix=30, per_word=1.5, extra=5.0)},
