@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.agent_jobs import wait_for_file
 from support.cli import Running, in_this_process
 from support.fake_server import FakeServer
 from support.in_process import meanwhile
@@ -158,7 +157,7 @@ def test_a_second_signal_ends_the_programs_at_once(job_dir):
     with FakeServer() as fs:
         program_job(job_dir, fs.url, code=code)
         with Running(["run", "job.yaml"], job_dir) as running:
-            wait_for_file(job_dir / "began")
+            wait_until((job_dir / "began").exists)
             running.send(signal.SIGINT)
             running.wait_for_err("waiting up to")
             running.send(signal.SIGINT)

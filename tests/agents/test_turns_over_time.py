@@ -18,11 +18,10 @@ from support.agent_jobs import (
     check_pairs,
     ran,
     runs_of,
-    wait_for_file,
 )
 from support.cli import Running
 from support.fake_server import FakeServer
-from support.jobs import parquet, results_by_id
+from support.jobs import parquet, results_by_id, wait_for_text, wait_until
 from support.replies import delta, gated, hang, ok, stream, tool_delta, usage_chunk
 
 pytestmark = pytest.mark.slow  # tools and signals take their real time
@@ -30,11 +29,7 @@ pytestmark = pytest.mark.slow  # tools and signals take their real time
 
 def wait_for_noted(job_dir, name):
     """Block until the journal tells of a call of a tool."""
-    end = time.monotonic() + 20
-    journal = job_dir / "runs/job/journal"
-    while not any(f'"{name}"' in path.read_text() for path in journal.glob("tools*.jsonl")):
-        assert time.monotonic() < end, f"{name} never came"
-        time.sleep(0.02)
+    wait_for_text(job_dir, "runs/job/journal/tools*.jsonl", f'"{name}"')
 
 
 def test_no_slot_is_held_while_tools_run(job_dir, bagent):
@@ -111,7 +106,7 @@ def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bag
     turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
     with FakeServer({"*": [turn, ok("never")]}) as fs:
         agent_job(job_dir, fs.url)
-        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "began"))
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_until((job_dir / "began").exists))
         fs.set_script({"*": [ok("looked after it")]})
         done = bagent(["run", "job.yaml"], timeout=30)
         assert done.code == 0, done.err
@@ -147,7 +142,7 @@ def test_a_call_without_side_effects_is_run_again_after_a_kill(job_dir, bagent):
     turn = calls(("read_file", '{"path":"note.txt"}'), ("wait", '{"seconds":60}'))
     with FakeServer({"*": [turn]}) as fs:
         agent_job(job_dir, fs.url, agent={"tools": tools}, stream=False)
-        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "began"))
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_until((job_dir / "began").exists))
         fs.set_script({"*": [ok("hello")]})
         assert bagent(["run", "job.yaml"], timeout=30).code == 0
         texts = answers_in(fs.requests[-1].body)
@@ -184,7 +179,7 @@ def test_sigterm_ends_tools_and_the_same_command_goes_on(job_dir, bagent):
     with FakeServer({"*": [calls(("nap", "{}")), ok("rested")]}) as fs:
         agent_job(job_dir, fs.url, agent={"tools": tools})
         with Running(["run", "job.yaml"], job_dir) as running:
-            wait_for_file(job_dir / "began")
+            wait_until((job_dir / "began").exists)
             running.send(signal.SIGTERM)
             running.send(signal.SIGTERM)
             done = running.finish(30)
@@ -243,7 +238,7 @@ def test_a_call_begun_in_a_stream_that_a_kill_cut_is_told_to_the_model(job_dir, 
     held = stream([SECOND, delta(" "), END], gap=5.0)
     with FakeServer({"*": [held]}) as fs:
         agent_job(job_dir, fs.url)
-        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "ran.jsonl"))
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_until((job_dir / "ran.jsonl").exists))
         fs.set_script({"*": [ok("done")]})
         assert bagent(["run", "job.yaml"]).code == 0
         body = fs.requests[-1].body
@@ -257,7 +252,7 @@ def test_other_rows_are_served_while_one_is_held_by_its_tool(job_dir, bagent):
     with FakeServer(script) as fs:
         agent_job(job_dir, fs.url, 3, limits={"concurrency": 1})
         with Running(["run", "job.yaml"], job_dir) as running:
-            wait_for_file(job_dir / "began")
+            wait_until((job_dir / "began").exists)
             fs.release()
             done = running.finish()
         assert done.code == 0, done.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,11 +123,3 @@ def check_pairs(body: dict[str, Json]) -> None:
         assert not asked, f"no answers to {asked}"
         asked = [call["id"] for call in message.get("tool_calls") or ()]
     assert not asked, f"no answers to {asked}"
-
-
-def wait_for_file(path: Path, seconds: float = 20.0) -> None:
-    """Block until a file is there."""
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} never came"
-        time.sleep(0.02)
