@@ -329,7 +329,7 @@ class RunCounters:
             self.samples[sample.endpoint] = sample
 
     def outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Count outcomes, which must not be changed afterwards; none leave all as it is."""
+        """Count outcomes, if any; they must not be changed afterwards."""
         if not outcomes:
             return
         self._last = now = self._clock()
