@@ -87,6 +87,7 @@ def milliseconds(ms: float | None) -> str:
 
 def rate(per_second: float) -> str:
     """Write a rate: ``0.71``, ``12.3``, ``3,210``."""
+    per_second = round(per_second, 3)  # as in JSON, from which other commands read it
     if per_second < 9.995:
         return f"{per_second:.2f}"
     return f"{per_second:.1f}" if per_second < 99.95 else f"{per_second:,.0f}"

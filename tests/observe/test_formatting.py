@@ -64,3 +64,8 @@ def test_a_list_can_name_a_row() -> None:
 
 def test_long_text_is_cut_to_its_bound() -> None:
     assert len(visible("\x1b" * 500, 300)) == 300
+
+
+def test_a_rate_reads_the_same_once_json_has_rounded_it():
+    assert {rate(speed) for speed in (1.9748, 1.975)} == {"1.98"}
+    assert {rate(speed) for speed in (9.9946, 9.995)} == {"10.0"}
