@@ -11,8 +11,9 @@ from bagent.agents.tool_turn import MAY_HAVE_RUN
 from bagent.types import PASSING_KINDS
 from worlds.agents import MAX_TURNS, ToolRun, answers_right, expected_end
 from worlds.evidence import ORDERLY, Problems, events_of, invariant, results_of, sent_in
-from worlds.network import Sent, is_good
-from worlds.play import History
+from worlds.history import History
+from worlds.network import Sent
+from worlds.replies import is_good
 
 
 @invariant

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from worlds.evidence import Problems, invariant_for, is_answer, results_of
+from worlds.history import History
 from worlds.network import Sent
-from worlds.play import History
 
 
 @invariant_for("batches")

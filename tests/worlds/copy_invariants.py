@@ -11,8 +11,9 @@ from worlds.evidence import (
     may_lose_answers,
     results_of,
 )
-from worlds.network import Sent, answer_text
-from worlds.play import History
+from worlds.history import History
+from worlds.network import Sent
+from worlds.replies import answer_text
 
 
 @invariant

@@ -25,8 +25,9 @@ from worlds.evidence import (
     unit_of,
     units_read,
 )
-from worlds.network import ANSWER_TOKENS, ANSWER_USD, PROMPT_TOKENS, USED, Sent, base_kind
-from worlds.play import History, Start
+from worlds.history import History, Start
+from worlds.network import Sent
+from worlds.replies import ANSWER_TOKENS, ANSWER_USD, PROMPT_TOKENS, USED, base_kind
 from worlds.stages import TOPOLOGIES
 
 Result = dict[str, Any]

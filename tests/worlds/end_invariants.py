@@ -23,8 +23,9 @@ from worlds.evidence import (
     units_read,
     version_of,
 )
-from worlds.network import KEY, base_kind
-from worlds.play import History
+from worlds.history import History
+from worlds.network import KEY
+from worlds.replies import base_kind
 
 REPLACED, RENEWED = 60.0, 16.0
 """Seconds after its last sign of life when an owner is replaced, and between two signs at most."""

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
-from worlds.network import GOOD, LASTING, Sent, base_kind, is_good
-from worlds.play import History, Start
+from worlds.history import History, Start
+from worlds.network import Sent
+from worlds.replies import GOOD, LASTING, base_kind, is_good
 from worlds.spec import EndpointSpec, RowSpec
 
 Problems = Iterator[str]

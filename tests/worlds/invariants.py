@@ -24,7 +24,7 @@ from worlds import (
     work_invariants,
 )
 from worlds.evidence import INVARIANTS
-from worlds.play import History
+from worlds.history import History
 
 MODULES = (
     end_invariants,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worlds.evidence import Problems, invariant
-from worlds.play import History, Start
+from worlds.history import History, Start
 
 Record = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import pairwise
 
 from worlds.evidence import Problems, before, invariant, invariant_for, is_answer, sent_in
-from worlds.network import ANSWER_TOKENS, PROMPT_TOKENS
-from worlds.play import History
+from worlds.history import History
+from worlds.replies import ANSWER_TOKENS, PROMPT_TOKENS
 
 STARTING = 12
 """Requests of a start that a server with limits refuses before they are known, at most."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from worlds.evidence import ORDERLY, Problems, events_of, invariant, made_results
+from worlds.history import History, Start
 from worlds.journal_invariants import current_lines
-from worlds.play import History, Start
 from worlds.tables import COLUMNS
 
 Record = dict[str, Any]

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from bagent.job.templates.template import Template
 from bagent.observe.progress import NoProgress
 from bagent.runs import hostfile_reload, provider_batches, session
 from bagent.runs.context import RunContext, RunOptions, prepare
-from bagent.runs.ending import RunEnding, summarize
+from bagent.runs.ending import summarize
 from bagent.runs.execute import RunHost, Simulation, execute_run
 from bagent.runs.run_state import describe
 from bagent.runs.run_store import RunStore, open_run
@@ -37,11 +37,13 @@ from bagent.store.journal.journal_files import JournalFiles
 from bagent.store.lock import read_owner
 from bagent.store.results import ResultQuery, iter_results
 from bagent.store.run_dir import RunDir
-from worlds import agents, provider, stages, stdout, tables, watch
+from worlds import agents, provider, stdout, tables, watch
 from worlds.clock import STEADY_OFFSET, Died, Stuck, WorldClock, WorldLoop
+from worlds.history import History, Start
+from worlds.job_file import command_options, job_file
 from worlds.machine import Machine
-from worlds.network import KEY, MAX_TOKENS, MODEL, SCHEMA, Network, Sent
-from worlds.spec import Event, JobSpec, World
+from worlds.network import KEY, Network
+from worlds.spec import Event, World
 
 REFUSED_PAUSE = 70.0
 """Seconds after which a person tries again, where another process owned the run."""
@@ -64,119 +66,6 @@ TABLES_EVERY = 40
 
 MOST_STARTS = 12
 """Starts after which a run counts as one that leads to no end."""
-
-Json = Any
-
-
-@dataclass
-class Start:
-    """One start of the program, and the state of the run after it."""
-
-    number: int
-    began: float
-    ended: float = 0.0
-    code: int | None = None
-    """None: it was killed."""
-    killed_by_power: bool = False
-    versions: dict[int, int] = field(default_factory=dict)
-    """How often each row was edited before it."""
-    error: str = ""
-    refused: bool = False
-    """Another process owned the run."""
-    ending: RunEnding | None = None
-    lines: list[str] = field(default_factory=list)
-    """The summary."""
-    stuck: str = ""
-    suspended: bool = False
-    """It was suspended; what it did once it woke up is another start."""
-    woken: bool = False
-    """It goes on with what a suspended start had begun."""
-    lost: bool = False
-    """While it was suspended another process took the run over."""
-    answers: int = 1
-    """Answers of each row."""
-    limited: bool = False
-    """It was given ``--limit``, or woke up from a start that was."""
-    options: dict[str, Json] = field(default_factory=dict)
-    """Options that the command had besides those of the job."""
-    loop_errors: list[str] = field(default_factory=list)
-    results: list[dict[str, Json]] = field(default_factory=list)
-    attempts: list[dict[str, Json]] = field(default_factory=list)
-    """Those of all starts so far."""
-    row_records: list[dict[str, Json]] = field(default_factory=list)
-    """Lines of rows in the journal, of all starts so far."""
-    tool_records: list[dict[str, Json]] = field(default_factory=list)
-    """Tool calls in the journal, of all starts so far."""
-    moments: list[watch.Moment] = field(default_factory=list)
-    """What people saw while it went on."""
-    endpoints: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Attempts of each endpoint at the end, and how many of them failed."""
-    printed: list[dict[str, Json]] = field(default_factory=list)
-    """Lines on standard output, of a start that ended in order."""
-    reports: list[str] = field(default_factory=list)
-    """What readers of the journal complained about."""
-    info: dict[str, Json] = field(default_factory=dict)
-    status: dict[str, Json] = field(default_factory=dict)
-    """What ``bagent status`` says after it."""
-    two_owners: bool = False
-    traceback: str = ""
-    calls: int = 0
-    """System calls that change files."""
-
-    @cached_property
-    def result_of(self) -> dict[int, dict[str, Json]]:
-        """The results after it, by row, or by answer where rows have several."""
-        return {
-            result["row"] * self.answers + result["answer"]: result
-            for result in self.results
-            if result["row"] is not None
-        }
-
-
-@dataclass
-class History:
-    """Everything that happened in a world."""
-
-    world: World
-    starts: list[Start]
-    network: Network
-    files: dict[str, bytes]
-    """The files of the run at the end."""
-    tool_runs: list[agents.ToolRun]
-    provider: provider.Provider
-    tables: dict[str, list[dict[str, Json]]] | None = None
-    """The rows of the tables at the end; None: they were not made in this world."""
-
-    @property
-    def priced(self) -> bool:
-        """Whether tokens have a price."""
-        return is_priced(self.world)
-
-    @cached_property
-    def sent(self) -> dict[int, list[Sent]]:
-        """The requests of each start."""
-        requests: dict[int, list[Sent]] = {start.number: [] for start in self.starts}
-        for sent in self.network.sent:
-            requests[sent.start].append(sent)
-        return requests
-
-    @cached_property
-    def sent_by_row(self) -> dict[int, dict[Any, list[Sent]]]:
-        """The requests of each start, by row."""
-        return {number: _by_row(requests) for number, requests in self.sent.items()}
-
-
-def is_priced(world: World) -> bool:
-    """Return whether the job of a world says what tokens cost."""
-    return world.job.priced or world.job.budget is not None
-
-
-def _by_row(requests: Sequence[Sent]) -> dict[Any, list[Sent]]:
-    grouped: dict[Any, list[Sent]] = {}
-    for sent in requests:
-        for row in sent.keys or sent.rows:
-            grouped.setdefault(row, []).append(sent)
-    return grouped
 
 
 class Player:
@@ -290,48 +179,7 @@ class Player:
 
     def _write_files(self) -> None:
         world = self._world
-        job = {
-            "hostfile": "hosts",
-            "backend": {"api_key_env": "WORLD_KEY"},
-            "model": MODEL,
-            "input": "rows.jsonl",
-            "prompt": {"user": "<<{{ n }}v{{ v }}>> {{ text }}"},
-            "sampling": {"temperature": world.job.temperature, "max_tokens": MAX_TOKENS},
-            "batching": {"mode": "single"},
-            "dedupe": any(row.same is not None for row in world.rows),
-            "limits": {
-                "retries": world.job.retries,
-                "concurrency": world.job.concurrency,
-                "per_endpoint": world.job.per_endpoint,
-                "timeout": {"total": world.job.timeout, "connect": 5.0},
-                "hedge": world.job.hedge,
-                "row": world.job.row_seconds,
-                "stop_after_failures": world.job.stop_after,
-                "rpm": world.job.rpm,
-                "tpm": world.job.tpm,
-            },
-            "output": {},
-            "results": {"allow_failures": world.job.allow_failures},
-            **_kind_keys(world),
-        }
-        if world.job.stream is not None:
-            job["stream"] = world.job.stream
-        if world.job.system:
-            job["prompt"]["system"] = "stone " * (world.job.system // 6)
-        job["output"] = {**job["output"], "truncated": world.job.truncated}
-        if world.job.answers > 1:
-            job["answers"] = world.job.answers
-            job["sampling"]["seed"] = 1
-        if is_priced(world):  # a dollar for each token of an answer
-            job["prices"] = {"input": 0, "output": 1_000_000}
-            if world.job.kind == "batches":
-                job["prices"]["batch"] = 1
-            job["limits"]["budget_usd"] = world.job.budget
-        # Defaults are left out: to read a job takes a seventh of the CPU of a small world.
-        limits = job["limits"].items()
-        job["limits"] = {key: value for key, value in limits if value not in ("auto", "off", None)}
-        job = {key: value for key, value in job.items() if value not in (None, _USUAL.get(key))}
-        (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job))
+        (self._folder / "job.yaml").write_bytes(msgspec.json.encode(job_file(world)))
         (self._folder / "tools.py").write_bytes(agents.TOOLS_FILE)
         if world.job.kind == "agents":
             (self._folder / "notes").mkdir()
@@ -473,7 +321,7 @@ class Player:
             progress="none",
             tables=False,
             command=["bagent", "run", "job.yaml"],
-            **_options(self._world.job, start),
+            **command_options(self._world.job, start),
             **self._rerun_options,
         )
 
@@ -629,9 +477,7 @@ _OPEN_DEFAULTS = JournalFiles.open.__func__.__kwdefaults__  # type: ignore[attr-
 """The default arguments of what opens a journal."""
 
 
-_USUAL: dict[str, Json] = {"output": {"truncated": "fail"}, "results": {"allow_failures": 0}}
-"""Sections of a job that say what holds without them."""
-
+Json = Any
 
 _COMPILE = Template._compile
 _COMPILED: dict[tuple[str, str], dict[str, Json]] = {}
@@ -647,32 +493,6 @@ def _compile(template: Template) -> None:
         _COMPILED[key] |= {"names": template.names, "constant": template.constant}
         _COMPILED[key] |= {"_plain": template._plain}
     vars(template).update(_COMPILED[key])
-
-
-def _kind_keys(world: World) -> dict[str, Json]:
-    """Return the keys of the job file for a kind of job."""
-    if world.job.kind == "schema":
-        return {"output": {"schema": SCHEMA, "retries": 2}}
-    if world.job.kind == "agents":
-        return agents.job_keys()
-    if world.job.kind == "batches":
-        return provider.job_keys(world.job.by)
-    if world.job.kind == "stages":
-        return stages.job_keys(world.job.topology, world.job.on_failure)
-    if world.job.kind == "lists":
-        prompt = {"raw": "<<{{ n }}v{{ v }}>> {{ text }}"}
-        return {"prompt": prompt, "batching": {"mode": "completions", "size": 8}}
-    return {}
-
-
-def _options(job: JobSpec, start: int) -> dict[str, Json]:
-    """Return the options of the command of a start."""
-    options = dict(job.options)
-    if job.deadline is not None:
-        options["deadline"] = f"{job.deadline:g}s"
-    if job.shards > 1:
-        options["shard"] = f"{start % job.shards + 1}/{job.shards}"
-    return options
 
 
 def _records(path: Path) -> Iterator[dict[str, Json]]:

@@ -18,7 +18,8 @@ from bagent.batches.http import fetch_all
 from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms
 from bagent.types import Failure, Reply, Usage
-from worlds.network import MARK, MODEL, Network, Sent, answer_text, base_kind
+from worlds.network import MARK, Network, Sent
+from worlds.replies import MODEL, answer_text, base_kind
 
 Json = Any
 

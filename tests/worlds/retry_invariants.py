@@ -25,8 +25,9 @@ from worlds.evidence import (
     unit_of,
     work_seconds,
 )
-from worlds.network import ANSWER_USD, COUNTED, MAX_TOKENS, Sent, base_kind
-from worlds.play import History
+from worlds.history import History
+from worlds.network import Sent
+from worlds.replies import ANSWER_USD, COUNTED, MAX_TOKENS, base_kind
 from worlds.spec import Window
 
 LEAST_HEDGE = 1.0

@@ -31,8 +31,9 @@ from worlds.evidence import (
     units_read,
     version_of,
 )
-from worlds.network import DELAY, LASTING, answer_text, base_kind
-from worlds.play import History, Start
+from worlds.history import History, Start
+from worlds.network import DELAY
+from worlds.replies import LASTING, answer_text, base_kind
 
 
 @outcome_invariant

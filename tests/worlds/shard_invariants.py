@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from worlds.evidence import Problems, invariant_for
-from worlds.play import History
+from worlds.history import History
 
 
 @invariant_for("shards")

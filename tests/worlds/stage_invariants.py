@@ -19,8 +19,9 @@ from worlds.evidence import (
     recovered_soon,
     sent_in,
 )
-from worlds.network import LASTING, Sent, base_kind
-from worlds.play import History, Start
+from worlds.history import History, Start
+from worlds.network import Sent
+from worlds.replies import LASTING, base_kind
 from worlds.stages import (
     ANSWERS,
     LAST,

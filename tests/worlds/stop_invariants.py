@@ -17,8 +17,9 @@ from worlds.evidence import (
     sent_by_row,
     sent_in,
 )
-from worlds.network import ANSWER_USD, MAX_TOKENS, Sent, base_kind
-from worlds.play import History
+from worlds.history import History
+from worlds.network import Sent
+from worlds.replies import ANSWER_USD, MAX_TOKENS, base_kind
 
 GRACE = 10.0
 """Seconds after a signal at which batch systems kill."""

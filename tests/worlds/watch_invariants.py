@@ -15,7 +15,7 @@ from worlds.evidence import (
     outcome_invariant,
     units_read,
 )
-from worlds.play import History, Start
+from worlds.history import History, Start
 from worlds.watch import Moment
 
 

@@ -14,8 +14,9 @@ from worlds.evidence import (
     sent_by_row,
     sent_in,
 )
-from worlds.network import Sent, base_kind
-from worlds.play import History, Start
+from worlds.history import History, Start
+from worlds.network import Sent
+from worlds.replies import base_kind
 from worlds.retry_invariants import LONGEST_RETRY_AFTER
 
 LONGEST_IDLE = 20.0
