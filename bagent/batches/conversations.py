@@ -208,7 +208,7 @@ class BatchRows:
         advice = tools.guards.ended([(None, outcome)])
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
-        tools.sharing.finished(conversation, outcome, location)
+        tools.sharing.finished([(conversation, outcome)], [location])
         return outcome
 
     def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:

@@ -29,7 +29,7 @@ from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, KeyPath, stage_parts
 from bagent.observe.formatting import counted
 from bagent.runs.context import RunContext
-from bagent.runs.empty_cells import is_empty, required_columns
+from bagent.runs.empty_cells import EMPTY, required_columns
 from bagent.runs.plan import requested_models
 from bagent.servers.resolve import key_variables, server_address
 from bagent.text.durations import time_by
@@ -178,7 +178,7 @@ def empty_cells(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
     readable = [row for row in rows if row.error is None]
     messages = []
     for name in required_columns(prepared.prompt):
-        empty = [row for row in readable if is_empty(row, name)]
+        empty = [row for row in readable if row.data.get(name, "-") in EMPTY]
         if empty:
             count = f"{len(empty):,} of {counted(len(readable), 'row')}"
             verb = "has" if len(empty) == 1 else "have"

@@ -16,9 +16,8 @@ def required_columns(prompt: Prompt | None) -> list[str]:
     return sorted(prompt.fields - prompt.tested)
 
 
-def is_empty(row: Row, column: str) -> bool:
-    """Return whether a row has the column without a value."""
-    return row.data.get(column, "-") in (None, "")
+EMPTY = (None, "")
+"""The values of an empty cell."""
 
 
 class EmptyCells:
@@ -38,5 +37,5 @@ class EmptyCells:
         for row, answers in zip(rows, pending, strict=True):
             if answers and row.error is None:
                 for name in self._columns:
-                    if is_empty(row, name):
+                    if row.data.get(name, "-") in EMPTY:
                         self.counts[name] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from bagent.agents.conversation import Conversation
@@ -11,6 +11,10 @@ from bagent.types import Outcome
 
 RECENT_ANSWERS = 1 << 18
 """Answers that equal requests are copied from, in 16 bytes each."""
+
+
+EndedRow = tuple[Conversation, Outcome]
+"""The conversation of a row that has ended, and its outcome."""
 
 
 class RecentAnswers:
@@ -90,18 +94,20 @@ class RequestDedupe:
         self.waiting += 1
         return True
 
-    def finished(
-        self, conversation: Conversation, outcome: Outcome, location: int
-    ) -> list[Conversation]:
-        """Return the conversations that waited for this one."""
-        request_hash = conversation.request_hash
-        if not self._dedupe or request_hash is None:
-            return []
-        followers = self._leaders.pop(request_hash, [])
-        self.waiting -= len(followers)
-        if outcome.status == "ok":
-            self._recent.put(request_hash, location)
-        return followers
+    def finished(self, ended: Sequence[EndedRow], locations: Sequence[int]) -> list[EndedRow]:
+        """Return the conversations that waited for those that ended, each with its outcome."""
+        waited: list[EndedRow] = []
+        if not self._dedupe:
+            return waited
+        for (conversation, outcome), location in zip(ended, locations, strict=True):
+            request_hash = conversation.request_hash
+            if request_hash is None:
+                continue
+            waited += [(each, outcome) for each in self._leaders.pop(request_hash, ())]
+            if outcome.status == "ok":
+                self._recent.put(request_hash, location)
+        self.waiting -= len(waited)
+        return waited
 
     @cached_property
     def _recent(self) -> RecentAnswers:

@@ -11,7 +11,7 @@ from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
 from bagent.fleet.call import Call, EndedCall
 from bagent.fleet.fleet import Fleet
-from bagent.stages.dedupe import RequestDedupe, copy_outcome
+from bagent.stages.dedupe import EndedRow, RequestDedupe, copy_outcome
 from bagent.stages.feeder import Work, with_images
 from bagent.stages.results import Emit
 from bagent.stages.stop_rules import StopReason, StopRules
@@ -34,10 +34,6 @@ NOT_WRITTEN = -1
 
 IsReplaced = Callable[[Outcome, Row], bool]
 """Whether other rows take the place of a row that ended."""
-
-
-EndedRow = tuple[Conversation, Outcome]
-"""The conversation of a row that has ended, and its outcome."""
 
 
 class OutcomeLog(Protocol):
@@ -108,8 +104,9 @@ class RowRunner:
 
     async def run(self, source: AsyncIterable[Work]) -> None:
         """Send all rows and wait until each has ended; cancel it to stop sending."""
+        fleet = self._fleet
         if self._alone:
-            self._fleet.expect(True)
+            fleet.expect(True)
         self._turn_began = self._clock()
         if self._plan.images is not None:
             source = with_images(source, self._plan.images)
@@ -118,25 +115,24 @@ class RowRunner:
                 await self._gate()
             for row, answers in batch:
                 for answer in answers:
-                    if not self._may_begin():
+                    if (
+                        len(self._opened) >= fleet.room
+                        or self._dedupe.waiting > MOST_FOLLOWERS
+                        or (self._bounded and self._full())
+                    ):
                         await self._wait_for_room()
                     self._begun += 1
                     self._begin(row, answer)
-                    if self._is_turn_over():
+                    turn_seconds = self._clock() - self._turn_began
+                    if self._begun % BEGUN_AT_ONCE == 0 or turn_seconds > LONGEST_TURN_SECONDS:
                         await self._yield_to_loop()
             self._send()
         if self._alone:
-            self._fleet.expect(False)
-            await self._fleet.wait_idle()
+            fleet.expect(False)
+            await fleet.wait_idle()
         while self._ended < self._begun:
             self._all_ended.clear()
             await self._all_ended.wait()
-
-    def _may_begin(self) -> bool:
-        """Return whether another row may begin now."""
-        if len(self._opened) >= self._fleet.room or self._dedupe.waiting > MOST_FOLLOWERS:
-            return False
-        return not (self._bounded and self._full())
 
     async def _wait_for_room(self) -> None:
         """Send what was opened, and wait until another row may begin."""
@@ -149,12 +145,6 @@ class RowRunner:
         while self._bounded and self._full():
             self._row_ended.clear()
             await self._row_ended.wait()
-
-    def _is_turn_over(self) -> bool:
-        """Return whether enough rows began in this turn of the event loop."""
-        if self._begun % BEGUN_AT_ONCE == 0:
-            return True
-        return self._clock() - self._turn_began > LONGEST_TURN_SECONDS
 
     async def _yield_to_loop(self) -> None:
         """Let signals and answers be handled, which wait while templates are rendered."""
@@ -184,8 +174,8 @@ class RowRunner:
         if finished is not None:
             self._finish([(conversation, copy_outcome(conversation, finished, unix()))])
         elif not self._dedupe.follow(conversation):
-            self._stop_rules.begin(conversation, step.request)
             if self._bounded:
+                self._stop_rules.begin((step,))
                 self._fleet.spawn(self._run_row(conversation, step))
             else:
                 self._opened.append(step)
@@ -194,6 +184,7 @@ class RowRunner:
         """Send the first calls of the rows that were opened."""
         if self._opened:
             opened, self._opened = self._opened, []
+            self._stop_rules.begin(opened)
             self._fleet.submit(opened, self._on_ended)
 
     async def _run_row(self, conversation: Conversation, call: Call) -> None:
@@ -236,12 +227,11 @@ class RowRunner:
         locations = (self._write(ended) if ended else []) + [NOT_WRITTEN] * len(replaced)
         copies: list[EndedRow] = []
         was_waiting = self._dedupe.waiting
-        for (conversation, outcome), location in zip(ended + replaced, locations, strict=True):
-            for follower in self._dedupe.finished(conversation, outcome, location):
-                if outcome.error_kind in PASSING_KINDS:
-                    self._begin(follower.row, follower.answer)
-                else:
-                    copies.append((follower, copy_outcome(follower, outcome, unix())))
+        for follower, outcome in self._dedupe.finished(ended + replaced, locations):
+            if outcome.error_kind in PASSING_KINDS:
+                self._begin(follower.row, follower.answer)
+            else:
+                copies.append((follower, copy_outcome(follower, outcome, unix())))
         if copies:
             self._finish(copies)
         if self._dedupe.waiting <= MOST_FOLLOWERS < was_waiting:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 import msgspec
 
-from bagent.backends.request import Request, requested_model
+from bagent.backends.request import requested_model
+from bagent.fleet.call import Call
 from bagent.observe.formatting import counted
 from bagent.types import PASSING_KINDS, Outcome
 
@@ -23,6 +24,9 @@ JOB_KINDS = frozenset({"rejected", "auth"})
 """Kinds that are the job's fault even where other rows were served; others may be the rows' own."""
 
 EVERYWHERE = ""
+
+EndedRow = tuple[Hashable, Outcome]
+"""The owner of a row's call, or None, and the row's outcome."""
 
 
 class _Streak(msgspec.Struct):
@@ -44,31 +48,46 @@ class EarlyFailures:
         self._open: dict[Hashable, tuple[int, str | None]] = {}
         self._streaks: dict[tuple[str, str | None], _Streak] = {}
 
-    def begin(self, row: Hashable, model: str | None) -> None:
-        """Note that a row is sent to ``model``."""
-        self._open[row] = next(self._numbers), model
+    def begin(self, calls: Iterable[Call]) -> None:
+        """Note that rows are sent with their first calls."""
+        for call in calls:
+            model = call.request.settings.model or requested_model(call.request)
+            self._open[call.owner] = next(self._numbers), model
 
     def discard(self, row: Hashable) -> None:
         """Forget a row whose outcome does not count."""
         self._open.pop(row, None)
 
-    def outcome(self, outcome: Outcome, row: Hashable = None) -> str | None:
-        """Count the end of a row; return the reason to stop, if there is one."""
+    def served(self, rows: Iterable[EndedRow]) -> None:
+        """End the streaks of the endpoints and models that served rows."""
+        servers: set[tuple[str, str | None]] = set()
+        for row, outcome in rows:
+            _, model = self._open.pop(row, (0, None))
+            if outcome.endpoint is not None and outcome.copied_from is None:
+                servers.add((outcome.endpoint, model))
+                servers.add((EVERYWHERE, model))
+        for server in servers:
+            streak = self._streak(*server)
+            streak.served = True
+            streak.numbers.clear()
+
+    def failed(self, row: Hashable, outcome: Outcome) -> str | None:
+        """Count the failure of a row; return the reason to stop, if there is one."""
         began = self._open.pop(row, None)
         if outcome.endpoint is None or outcome.copied_from is not None:
             return None
         number, model = began or (next(self._numbers), None)
-        reason = None
         for endpoint in (EVERYWHERE, outcome.endpoint):
-            streak = self._streaks.get((endpoint, model))
-            if streak is None:
-                streak = self._streaks[endpoint, model] = _Streak()
-            if not outcome.failed:
-                streak.served = True
-                streak.numbers.clear()
-            elif reason is None:
-                reason = self._count(streak, outcome, number, endpoint)
-        return reason
+            reason = self._count(self._streak(endpoint, model), outcome, number, endpoint)
+            if reason is not None:
+                return reason
+        return None
+
+    def _streak(self, endpoint: str, model: str | None) -> _Streak:
+        streak = self._streaks.get((endpoint, model))
+        if streak is None:
+            streak = self._streaks[endpoint, model] = _Streak()
+        return streak
 
     def _count(self, streak: _Streak, outcome: Outcome, number: int, endpoint: str) -> str | None:
         kind = outcome.error_kind or outcome.status
@@ -119,29 +138,36 @@ class StopRules:
         self._done = 0
         self._failed = 0
 
-    def begin(self, row: Hashable, request: Request) -> None:
-        """Note that a row is sent with its first request."""
+    def begin(self, calls: Iterable[Call]) -> None:
+        """Note that rows are sent with their first calls."""
         if self._early is not None:
-            self._early.begin(row, request.settings.model or requested_model(request))
+            self._early.begin(calls)
 
     def discard(self, row: Hashable) -> None:
         """Forget a row that other rows replace."""
         if self._early is not None:
             self._early.discard(row)
 
-    def ended(self, rows: Iterable[tuple[Hashable, Outcome]]) -> StopReason | None:
+    def ended(self, rows: Sequence[EndedRow]) -> StopReason | None:
         """Count rows that ended together, as those of one list do; return the reason to stop.
 
-        Each outcome comes with the row that was given to :meth:`begin`, or None. Those that did not
-        fail count first, so that the failures of the others are not taken for failures of all.
+        Those that did not fail count first, so that the failures of the others are not taken for
+        failures of all.
         """
+        served: list[EndedRow] = []
+        failed: list[EndedRow] = []
+        for entry in rows:
+            outcome = entry[1]
+            (served if outcome.status == "ok" or outcome.accepted else failed).append(entry)
+        self._done += len(rows)
+        if self._early is not None:
+            self._early.served(served)
         reason, alike = None, None
-        for row, outcome in sorted(rows, key=lambda ended: ended[1].failed):
-            self._done += 1
-            self._failed += outcome.failed
+        for row, outcome in failed:
+            self._failed += 1
             reason = reason or self._limit_reached(outcome)
             if self._early is not None:
-                streak = self._early.outcome(outcome, row)
+                streak = self._early.failed(row, outcome)
                 alike = alike or streak
         if reason is not None or alike is None:
             return reason

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bagent.backends.request import CallSettings, Request
+from bagent.fleet.call import Call
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Outcome
 
@@ -31,7 +32,8 @@ def run(rows: Rows, ends: Callable[[int], float] = lambda number: 0.0) -> tuple[
     guards, failed, open_rows, begun = StopRules(canary=True, stop_after=None), 0, [], 0
     while begun < len(rows) or open_rows:
         while begun < len(rows) and len(open_rows) < 64:
-            guards.begin(begun, Request(CallSettings(rows[begun][2], {}, {}), b""))
+            request = Request(CallSettings(rows[begun][2], {}, {}), b"")
+            guards.begin([Call(lambda *_: None, request, "", begun, "main", 0, owner=begun)])
             open_rows.append(begun)
             begun += 1
         number = min(open_rows, key=lambda one: (ends(one), one))

@@ -12,7 +12,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
@@ -68,26 +68,27 @@ class SegmentTotals(msgspec.Struct):
     first: float | None = None
     last: float | None = None
 
-    def add(self, line: OutcomeHeader | Outcome) -> None:
-        """Count one line."""
-        prompt, completion = line.prompt_tokens, line.completion_tokens
-        if prompt is None and completion is None:
-            self.unknown += 1
-        else:
-            self.prompt += prompt or 0
-            self.completion += completion or 0
-            if line.cached_tokens is not None:
-                self.cached += line.cached_tokens
-                self.cached_of += prompt or 0
-            if line.reasoning_tokens:
-                self.reasoning += line.reasoning_tokens
-        if line.cost_usd is not None:
-            self.cost += line.cost_usd
-            self.costed += 1
-        if line.finished_at is not None:
-            if self.first is None:
-                self.first = line.finished_at
-            self.last = line.finished_at
+    def add(self, lines: Iterable[OutcomeHeader | Outcome]) -> None:
+        """Count lines."""
+        for line in lines:
+            prompt, completion = line.prompt_tokens, line.completion_tokens
+            if prompt is None and completion is None:
+                self.unknown += 1
+            else:
+                self.prompt += prompt or 0
+                self.completion += completion or 0
+                if line.cached_tokens is not None:
+                    self.cached += line.cached_tokens
+                    self.cached_of += prompt or 0
+                if line.reasoning_tokens:
+                    self.reasoning += line.reasoning_tokens
+            if line.cost_usd is not None:
+                self.cost += line.cost_usd
+                self.costed += 1
+            if line.finished_at is not None:
+                if self.first is None:
+                    self.first = line.finished_at
+                self.last = line.finished_at
 
 
 class Header(msgspec.Struct):
@@ -216,7 +217,7 @@ class SegmentIndex:
         lengths(length)
         stages(number)
         codes(code)
-        self.totals.add(line)
+        self.totals.add((line,))
         self._count += 1
         self.lines += 1
         self.covered = offset + length
@@ -239,8 +240,7 @@ class SegmentIndex:
         columns["answers"].extend([o.answer for o in outcomes])
         columns["stages"].extend([numbers[stage] for stage in stages])
         columns["codes"].extend(codes_of(outcomes))
-        for outcome in outcomes:
-            self.totals.add(outcome)
+        self.totals.add(outcomes)
         self._count += len(outcomes)
         self.lines += len(outcomes)
         self.covered = offsets[-1] + lengths[-1]
