@@ -1,12 +1,12 @@
 """The fleet: which endpoint gets the next request, and what happens to the calls after it.
 
 fleet                           calls in, requests out, results back
-call, actions                   records: a call, what is to be done
+call                            records: calls, requests, and what is to be done about them
 state                           endpoints, counters, background tasks, notices and samples
 queue, scheduler, batch_size    which calls go next, and how many share a request
-sender                          sends requests, with a task or without
 prefix_affinity, context_length, tail_latency   which endpoint suits them
-results, retry                  what a result means for the endpoint, and for the call
+exchanges                       requests: sent with a task or without; what their results mean
+retry                           rules by which calls are sent again
 endpoint_pool, endpoint_state   endpoints, and their circuit breakers
 health, outage                  probes, checks, silence, and the end of all endpoints
 limits                          concurrency, pace, quotas, reported load
@@ -14,9 +14,8 @@ hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the pro
 
 How a retry works
 -----------------
-`sender.py:RequestSender.exchange` gets the 429 as an `Exchange` from the backend.
-`results.py:ResultHandler.handle` frees its slot and records the attempt, and
-`results.py:ResultHandler._throttle` slows account and endpoint down
+`exchanges.py:ResultHandler.handle` gets the 429 as an `Exchange` from the backend, frees its slot
+and records the attempt, and `exchanges.py:ResultHandler._throttle` slows account and endpoint down
 (`limits/account.py:Account.on_refusal`).
 `retry.py:RetryRules.after_failure` goes through the rules of its table. `retry.py:count_and_decide`
 computes the delay, and the rule returns `Retry(call, at)`, or `Fail` if the attempts are

@@ -1,4 +1,8 @@
-"""Model calls on their way through the fleet, and the HTTP requests that carry them."""
+"""Records: calls on their way through the fleet, the requests that carry them, and actions.
+
+Actions are what is to be done after a request, a probe or a check: `ResultHandler` and
+`RetryRules` decide, `Fleet` applies.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bagent.backends.base import Exchange, SentCall, Timeouts
-from bagent.backends.request import Request, answer_limit
-from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, RequestReservation, TokenUse
+from bagent.backends.request import Request
+from bagent.errors import BagentError
+from bagent.fleet.limits.account import NO_TOKENS, NOTHING, RequestReservation, TokenUse
 from bagent.fleet.prefix_affinity import PrefixGroup
 from bagent.types import NO_USAGE, Attempt, Failure, Json, Reply
 
@@ -153,20 +158,89 @@ class InFlightRequest(msgspec.Struct, eq=False):
             raise asyncio.CancelledError
         self.cost_usd = self.reserved_usd  # it may be billed even if it is cancelled
 
-    def start(self, account: Account) -> None:
-        """Count the attempt of each call, and reserve its estimated tokens."""
-        for call in self.calls:
-            call.attempts += 1
-            call.in_flight += 1
-            if call.in_flight == 1:
-                call.waited_ms += (self.started - call.ready_at) * 1000
-        self.attempt = self.calls[0].attempts
-        if account.counts_tokens:
-            for call in self.calls:
-                prompt = len(call.request.payload) // BYTES_PER_TOKEN
-                tokens = account.estimate(prompt, answer_limit(call.request))
-                self.tokens = tokens if self.tokens is NO_TOKENS else self.tokens + tokens
-        self.reservation = account.start(self.started, self.tokens)
+
+class SuspendedCall(msgspec.Struct, frozen=True):
+    """A failed call whose retry depends on whether its server works.
+
+    It waits for a probe after a connection failure, and for a check after an answer that would end
+    it.
+    """
+
+    call: Call
+    failure: Failure
+    delivery: Delivery
+    sent: float  # when its request started
+    until_probe: bool = False  # else until a check
+    connected: bool = True  # a connection was made
+
+
+class Complete(msgspec.Struct, eq=False):
+    """Calls of a request end with replies; copies of them that are in flight are cancelled."""
+
+    ended: list[EndedCall]
+
+
+class Fail(msgspec.Struct, eq=False):
+    """A call ends with a failure."""
+
+    call: Call
+    failure: Failure
+    delivery: Delivery | None  # None: it was not sent
+
+
+class Retry(msgspec.Struct, eq=False):
+    """A call is sent again from ``at`` on."""
+
+    call: Call
+    at: float  # on the fleet's clock; `LAST`: after all other calls, alone
+
+
+LAST = float("inf")
+
+
+class Split(msgspec.Struct, eq=False):
+    """A refused group is sent again in two halves."""
+
+    calls: list[Call]
+
+
+class Suspend(msgspec.Struct, eq=False):
+    """A call waits until the endpoint that failed it was probed, or checked."""
+
+    state: EndpointState
+    suspended: SuspendedCall
+
+
+class ProbeEndpoint(msgspec.Struct, eq=False):
+    """An endpoint is probed; with ``block`` it gets no calls until the probe is back."""
+
+    state: EndpointState
+    block: bool
+
+
+class CheckEndpoint(msgspec.Struct, eq=False):
+    """An endpoint is checked by a request like this; a suspect one gets no calls meanwhile."""
+
+    state: EndpointState
+    request: Request
+    suspect: bool = False
+
+
+class OpenCircuit(msgspec.Struct, eq=False):
+    """An endpoint gets no more calls until a check passes."""
+
+    state: EndpointState
+    fault: Failure
+
+
+class StopFleet(msgspec.Struct, eq=False):
+    """The fleet cannot continue."""
+
+    error: BagentError
+
+
+EndpointAction = ProbeEndpoint | CheckEndpoint | OpenCircuit
+Action = Complete | Fail | Retry | Split | Suspend | EndpointAction | StopFleet
 
 
 def attempt_record(

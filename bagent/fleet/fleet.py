@@ -15,35 +15,32 @@ from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.engines.probe import CompletionProbe
-from bagent.fleet.actions import (
+from bagent.fleet.call import (
     LAST,
     Action,
+    Call,
+    CallResult,
     CheckEndpoint,
     Complete,
+    EndedCall,
     Fail,
+    InFlightRequest,
     OpenCircuit,
     ProbeEndpoint,
     Retry,
     Split,
     StopFleet,
     Suspend,
-)
-from bagent.fleet.call import (
-    Call,
-    CallResult,
-    EndedCall,
-    InFlightRequest,
     TakeEnded,
     urgent_calls,
 )
 from bagent.fleet.context_length import ContextRouter, fits
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
+from bagent.fleet.exchanges import RequestSender, ResultHandler
 from bagent.fleet.health import Check, Health
 from bagent.fleet.prefix_affinity import PrefixAffinity
-from bagent.fleet.results import ResultHandler
 from bagent.fleet.retry import Hedger, RetryRules
 from bagent.fleet.scheduler import Batch, BatchScheduler, Lingering
-from bagent.fleet.sender import RequestSender
 from bagent.fleet.state import FleetConfig, FleetReports, FleetState, FleetTasks
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
@@ -198,7 +195,7 @@ class Fleet:
         """Handle what ended in this turn: requests, then calls. Then give their slots away."""
         requests = self._sender.take_ended()
         try:
-            self._apply(self._results.handle(requests, self._sender.exchange))
+            self._apply(self._results.handle(requests))
             for state in {request.state: None for request in requests}:
                 if self._health.remove_if_done(state):
                     self._on_removed([state])
@@ -497,14 +494,10 @@ class Fleet:
         if urgent:
             self._start(state, urgent, now)
             calls = [call for call in calls if call not in urgent]
-        request = InFlightRequest(state, calls, now)
-        request.start(state.account)
-        if self._config.budget is not None:
-            request.reserved_usd = self._config.budget.reserve([call.request for call in calls])
         if not self._started:
             self._loop.call_soon(self._next_turn)
         self._started += 1 + len(calls) // ROWS_PER_START
-        self._sender.start(request)
+        self._sender.start(InFlightRequest(state, calls, now))
 
     def _start_last(self, now: float) -> None:
         """Start a call with which endpoints died, alone, once no other call is left."""

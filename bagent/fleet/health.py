@@ -13,7 +13,7 @@ from typing import Protocol
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
-from bagent.fleet.actions import CheckEndpoint, EndpointAction, OpenCircuit, ProbeEndpoint
+from bagent.fleet.call import CheckEndpoint, EndpointAction, OpenCircuit, ProbeEndpoint
 from bagent.fleet.endpoint_state import MAX_COOL_DOWN, CheckResult, EndpointState
 from bagent.fleet.outage import Outage
 from bagent.fleet.retry import Blame, blame_of

@@ -7,11 +7,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-import msgspec
-
-from bagent.fleet.call import Call, Delivery
+from bagent.fleet.call import Call, SuspendedCall
 from bagent.fleet.prefix_affinity import PrefixGroup
-from bagent.types import Failure
 
 SCAN = 16
 """How many calls, or prefix groups, are scanned for one that suits an endpoint."""
@@ -42,18 +39,14 @@ class _Queue:
 
     def __init__(self) -> None:
         self.count = 0
-        self._single: deque[Call] = deque()
+        self.single: deque[Call] = deque()
         self._groups: dict[PrefixGroup, deque[Call]] = {}
         self._uncached: dict[PrefixGroup, None] = {}
         self._by_endpoint: dict[str, dict[PrefixGroup, None]] = {}
         self._indexed: dict[PrefixGroup, tuple[str, ...]] = {}  # ``cached_on`` may have changed
 
-    def add(self, call: Call) -> None:
-        self.count += 1
-        group = call.prefix_group
-        if group is None:
-            self._single.append(call)
-            return
+    def add_to_group(self, call: Call, group: PrefixGroup) -> None:
+        """Append a call to its prefix group."""
         calls = self._groups.get(group)
         if calls is None:
             calls = self._groups[group] = deque()
@@ -78,10 +71,10 @@ class _Queue:
     def first(self) -> Call:
         """Return the call that has waited longest, or nearly."""
         if not self._groups:
-            return self._single[0]
+            return self.single[0]
         grouped = next(iter(self._groups.values()))[0]
-        if self._single and self._single[0].ready_at <= grouped.ready_at:
-            return self._single[0]
+        if self.single and self.single[0].ready_at <= grouped.ready_at:
+            return self.single[0]
         return grouped
 
     def take(self, endpoint: str, limit: int, leave_to: LeaveTo | None) -> list[Call]:
@@ -89,7 +82,7 @@ class _Queue:
         calls: list[Call] = []
         while self.count and len(calls) < limit:
             if not self._groups:
-                calls.append(self._single.popleft())
+                calls.append(self.single.popleft())
                 self.count -= 1
                 continue
             rule = None if calls else leave_to or _leave_none
@@ -106,11 +99,11 @@ class _Queue:
         if cached:
             return self._take_group(next(iter(cached)), endpoint, limit)
         uncached = next(iter(self._uncached), None)
-        if self._single:
-            single = self._single[0]
+        if self.single:
+            single = self.single[0]
             if uncached is None or single.ready_at <= self._groups[uncached][0].ready_at:
                 self.count -= 1
-                return [self._single.popleft()]
+                return [self.single.popleft()]
         if uncached is not None:
             return self._take_group(uncached, endpoint, limit)
         if leave_to is None:
@@ -147,7 +140,7 @@ class _Queue:
         return calls
 
     def _select(self, endpoint: str, leave_to: LeaveTo | None) -> Call | None:
-        queue = self._single
+        queue = self.single
         for index in range(min(SCAN, len(queue))):
             call = queue[index]
             if endpoint in call.avoid:
@@ -161,7 +154,7 @@ class _Queue:
         return None
 
     def __iter__(self) -> Iterator[Call]:
-        return itertools.chain(self._single, *self._groups.values())
+        return itertools.chain(self.single, *self._groups.values())
 
 
 class ReadyQueue:
@@ -185,7 +178,11 @@ class ReadyQueue:
             queue = self._queues[key] = _Queue()
             self._order.append(key)
             self._order.sort(key=_turn)
-        queue.add(call)
+        queue.count += 1
+        if call.prefix_group is None:
+            queue.single.append(call)
+        else:
+            queue.add_to_group(call, call.prefix_group)
 
     def take(
         self, endpoint: str, size: BatchSize, *, selective: bool, leave_to: LeaveTo | None = None
@@ -233,21 +230,6 @@ def _turn(key: QueueKey) -> int:
 
 def _leave_none(endpoints: Iterable[str], margin: float) -> bool:
     return False
-
-
-class SuspendedCall(msgspec.Struct, frozen=True):
-    """A failed call whose retry depends on whether its server works.
-
-    It waits for a probe after a connection failure, and for a check after an answer that would end
-    it.
-    """
-
-    call: Call
-    failure: Failure
-    delivery: Delivery
-    sent: float  # when its request started
-    until_probe: bool = False  # else until a check
-    connected: bool = True  # a connection was made
 
 
 class CallQueues:

@@ -44,21 +44,24 @@ import msgspec
 
 from bagent.backends.base import Exchange
 from bagent.errors import StoppedEarly
-from bagent.fleet.actions import (
+from bagent.fleet.call import (
     LAST,
+    UNKNOWN_CONTEXT,
     Action,
+    Call,
     CheckEndpoint,
+    Delivery,
     Fail,
+    InFlightRequest,
     OpenCircuit,
     ProbeEndpoint,
     Retry,
     Split,
     StopFleet,
     Suspend,
+    SuspendedCall,
 )
-from bagent.fleet.call import UNKNOWN_CONTEXT, Call, Delivery, InFlightRequest
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
-from bagent.fleet.queue import SuspendedCall
 from bagent.types import Failure
 
 if TYPE_CHECKING:

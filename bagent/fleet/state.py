@@ -10,9 +10,17 @@ import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.engines.metrics import EngineLoad
+from bagent.backends.request import answer_limit
 from bagent.clocks import unix
 from bagent.fleet.batch_size import BatchSizeRule
-from bagent.fleet.call import Call, CallResult, EndedCall, InFlightRequest, TakeEnded
+from bagent.fleet.call import (
+    BYTES_PER_TOKEN,
+    Call,
+    CallResult,
+    EndedCall,
+    InFlightRequest,
+    TakeEnded,
+)
 from bagent.fleet.endpoint_pool import EndpointPool
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.outage import OutagePatience
@@ -197,8 +205,23 @@ class FleetState:
         return min(self.config.concurrency, self.endpoints.limit)
 
     def occupy(self, request: InFlightRequest) -> None:
-        """Count a request that starts."""
-        state, rows = request.state, len(request.calls)
+        """Count a request that starts, and an attempt of each call; reserve what they may use."""
+        state, calls, started = request.state, request.calls, request.started
+        account, rows = state.account, len(calls)
+        for call in calls:
+            call.attempts += 1
+            call.in_flight += 1
+            if call.in_flight == 1:
+                call.waited_ms += (started - call.ready_at) * 1000
+        request.attempt = calls[0].attempts
+        if account.counts_tokens:
+            for call in calls:
+                prompt = len(call.request.payload) // BYTES_PER_TOKEN
+                tokens = account.estimate(prompt, answer_limit(call.request))
+                request.tokens = tokens if rows == 1 else request.tokens + tokens
+        request.reservation = account.start(started, request.tokens)
+        if self.config.budget is not None:
+            request.reserved_usd = self.config.budget.reserve([call.request for call in calls])
         state.cold = False
         state.in_flight += rows
         state.turns += rows / state.weight

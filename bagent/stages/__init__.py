@@ -30,11 +30,11 @@ renders the prompt and returns the first call. An equal request answers the row 
 Rows with tools or a program have a task each (`row_runner.py:RowRunner._run_row`), in which
 `agents/conversation.py:converse` awaits `fleet/fleet.py:Fleet.request`.
 `fleet/fleet.py:Fleet._pump` gives the call to an endpoint with room
-(`fleet/scheduler.py:BatchScheduler.next`), and `fleet/sender.py:RequestSender.start` sends the
+(`fleet/scheduler.py:BatchScheduler.next`), and `fleet/exchanges.py:RequestSender.start` sends the
 request: the usual one over an open connection without a task
 (`backends/openai/backend.py:OpenAIBackend.send_now`), others by `Backend.send`.
 In the next turn of the event loop `fleet/fleet.py:Fleet._hand_over` takes all that have ended.
-`fleet/results.py:ResultHandler.handle` has `agents/conversation.py:Conversation.evaluate` look at
+`fleet/exchanges.py:ResultHandler.handle` has `agents/conversation.py:Conversation.evaluate` look at
 each reply: a passing failure is retried like one of the server's. Otherwise
 `fleet/fleet.py:Fleet._apply` ends the call.
 Those that have ended go together to `row_runner.py:RowRunner._on_ended`.

@@ -36,7 +36,7 @@ def bucket():
 
 
 def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows(monkeypatch):
-    monkeypatch.setattr("bagent.fleet.results.unix", lambda: NOW)
+    monkeypatch.setattr("bagent.fleet.exchanges.unix", lambda: NOW)
     script = bucket()
     s = run_rows({"a": script, "b": script}, 300, limit=8, hosted=True)
     assert len(s.recorder.replies) == 300

@@ -11,14 +11,16 @@ from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet import retry
-from bagent.fleet.actions import (
+from bagent.fleet.call import (
     LAST,
+    Call,
+    Delivery,
     Fail,
+    InFlightRequest,
     ProbeEndpoint,
     Retry,
     Suspend,
 )
-from bagent.fleet.call import Call, Delivery, InFlightRequest
 from bagent.fleet.endpoint_state import CheckResult, EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.retry import RetryPolicy, RetryRules
