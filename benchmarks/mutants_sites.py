@@ -40,12 +40,12 @@ AREAS: dict[str, tuple[int, str]] = {
     "rows": (
         12,
         "rows/discovery rows/filter rows/formats/csv rows/formats/json"
-        " rows/hash_set rows/reader rows/resume_cache rows/row_keys rows/stdin",
+        " rows/reader rows/resume_cache rows/row_keys rows/stdin",
     ),
     "answers": (
         12,
         "answers/evaluate answers/extract answers/reasoning answers/messages"
-        " answers/schema/bundle answers/schema/dialects answers/schema/openai_strict"
+        " answers/schema/bundle answers/schema/dialects"
         " answers/schema/schema text/unicode",
     ),
     "exit codes": (

@@ -57,7 +57,7 @@ ARGV_OF_A_SHELL = {
     "backends/keys.py": "api_key_command of the job",
     "tools/command_tool.py": "limits before exec, arguments as arguments",
     "tools/builtin/code.py": "the tool shell, for jobs that allow code",
-    "hpc/launcher.py": "shell lines of the job",
+    "hpc/allocation.py": "shell lines of the job",
 }
 
 

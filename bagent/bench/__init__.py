@@ -7,7 +7,7 @@ prompts         prompts of a given length and request bodies
 client          one request and its timings; calibration of prompt lengths
 routing         choice of an endpoint for each request
 load_generator  one worker: sends its share of each stage
-workers, worker the workers of a test, in this process or as processes of their own
+workers         the workers of a test, in this process or as processes of their own
 runner          a load test from the health check to its results
 sweep           search for the saturation of a fleet
 monitors        lag of the client, counters of the servers

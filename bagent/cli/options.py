@@ -1,4 +1,7 @@
-"""Options that commands share: each a type with its flags, placeholder, help and group."""
+"""Options that commands share, and the names that the shell completes for them.
+
+An option is a type with its flags, placeholder, help and group.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,53 @@ from typing import Annotated
 
 import typer
 
-from bagent.cli import completion
 from bagent.errors import UsageError
+
+
+def job_files(incomplete: str) -> list[str]:
+    """Return the YAML and JSONL files, and the folders, that begin with ``incomplete``."""
+    folder, _, start = incomplete.rpartition("/")
+    prefix = f"{folder}/" if folder or incomplete.startswith("/") else ""
+    names = []
+    for path in _listed(Path(prefix or ".")):
+        if not path.name.startswith(start) or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            names.append(f"{prefix}{path.name}/")
+        elif path.suffix in (".yaml", ".yml", ".jsonl"):
+            names.append(f"{prefix}{path.name}")
+    return names
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Return the runs under ``runs`` that begin with ``incomplete``."""
+    return [
+        path.name
+        for path in _listed(Path("runs"))
+        if path.name.startswith(incomplete) and (path / "run.json").is_file()
+    ]
+
+
+def sites(incomplete: str) -> list[str]:
+    """Return the sites of batch scripts that begin with ``incomplete``."""
+    from bagent.hpc.site import site_names
+
+    return [name for name in site_names() if name.startswith(incomplete)]
+
+
+def topics(incomplete: str) -> list[str]:
+    """Return the topics of ``bagent guide`` that begin with ``incomplete``."""
+    from bagent.cli.commands.guide import topics as guide_topics
+
+    return [name for name in guide_topics() if name.startswith(incomplete)]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
 
 Text = str | None
 
@@ -30,7 +78,7 @@ JobFile = Annotated[
         metavar="[JOB.yaml]",
         help="A job file, or an OpenAI batch file; - reads batch lines from standard input. The"
         " default is job.yaml in this folder.",
-        autocompletion=completion.job_files,
+        autocompletion=job_files,
         show_default=False,
     ),
 ]
@@ -39,7 +87,7 @@ RunName = Annotated[
     typer.Argument(
         metavar="[RUN]",
         help="A run directory, or a name under runs; the default is the latest run.",
-        autocompletion=completion.run_names,
+        autocompletion=run_names,
         show_default=False,
     ),
 ]
@@ -253,7 +301,7 @@ Reuse = Annotated[
         "--reuse",
         metavar="RUN",
         help="Copy answers to equal requests from this earlier run.",
-        autocompletion=completion.run_names,
+        autocompletion=run_names,
         rich_help_panel=RESUME,
     ),
 ]

@@ -18,7 +18,7 @@ from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.store.run_dir import RunDir
-    from bagent.store.tables.csv_columns import Columns
+    from bagent.store.tables.export_sql import Columns
 
 TABLE_ROWS = 50
 """Rows of a table without ``--limit``."""
@@ -101,8 +101,8 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
-    from bagent.store.id_types import id_as_json
-    from bagent.store.tables.masking import MASK, masked_answers, masked_columns
+    from bagent.store.results import id_as_json
+    from bagent.store.tables.export_sql import MASK, masked_answers, masked_columns
 
     names = request.json_columns if request.form == "jsonl" else request.names
     as_json = {"id": id_as_json(connection, request.runs)} if request.form == "jsonl" else {}
@@ -125,7 +125,7 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
 def _selection(names: Sequence[str] | None, columns: Columns) -> str:
     """Return columns to select; None for all. Those in ``columns`` have the value there."""
     from bagent.duck import quoted
-    from bagent.store.tables.csv_columns import select_list
+    from bagent.store.tables.export_sql import select_list
 
     if names is None:
         return "*"
@@ -151,7 +151,7 @@ def _condition(request: ResultsRequest, connection: Any) -> str:
         UsageError: ``--where`` names a column that is not there.
     """
     from bagent.duck import literal
-    from bagent.store.tables.conditions import status_condition, typed_condition
+    from bagent.store.tables.export_sql import status_condition, typed_condition
 
     parts = []
     if request.where:
@@ -251,7 +251,7 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns, as_json
     Columns of ``results`` have the values in ``as_json``.
     """
     from bagent.duck import quoted
-    from bagent.store.tables.csv_columns import RESULT_COLUMNS, csv_columns, select_list
+    from bagent.store.tables.export_sql import RESULT_COLUMNS, csv_columns, select_list
     from bagent.store.tables.schema import RESULTS
 
     plain = {name: quoted(name) for name in RESULTS}
@@ -276,7 +276,7 @@ def _named_columns(
     Raises:
         UsageError: there is no such column.
     """
-    from bagent.store.tables.csv_columns import input_fields
+    from bagent.store.tables.export_sql import input_fields
 
     names = request.names or []
     as_json = request.form == "jsonl"

@@ -16,12 +16,12 @@ STEPS = {
     "signature": "bagent.hpc.staging",
     "stage": "bagent.hpc.staging",
     "broadcast": "bagent.hpc.staging",
-    "ssh": "bagent.hpc.launcher",
+    "ssh": "bagent.hpc.allocation",
     "supervise": "bagent.hpc.engines",
     "wait": "bagent.hpc.startup",
     "late": "bagent.hpc.startup",
     "engines": "bagent.hpc.startup",
-    "vacant": "bagent.hpc.wait_for_owner",
+    "vacant": "bagent.hpc.startup",
 }
 """The module of each step; its function ``STEP_step`` takes arguments and returns an exit code."""
 

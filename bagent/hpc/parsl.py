@@ -19,8 +19,14 @@ import msgspec
 
 from bagent.batch_env import SchedulerName
 from bagent.errors import JobError, MissingPackage, NeedsPerson
-from bagent.hpc.allocation import ask, engine_nodes, node_names, read_allocation
-from bagent.hpc.launcher import on_every_node, set_up_script
+from bagent.hpc.allocation import (
+    ask,
+    engine_nodes,
+    node_names,
+    on_every_node,
+    read_allocation,
+    set_up_script,
+)
 from bagent.hpc.plan import choose_queue
 from bagent.hpc.schedulers import SCHEDULERS, Ask, clock
 from bagent.hpc.site import GENERIC, load_site, merged

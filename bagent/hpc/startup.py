@@ -1,4 +1,4 @@
-"""Start-up of a fleet in a batch job: wait for engines, add late ones, report."""
+"""Start-up in a batch job: wait for a lost owner's lock and for engines, add late ones, report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
 from bagent.files import write_atomic
 from bagent.hpc.engines import EngineState, read_states
+from bagent.store.lock import STALE_SECONDS, is_live, owners
 
 LOOK_SECONDS = 2.0
 """How often the engines' files are read."""
@@ -258,3 +260,44 @@ def _hosts(source: Path, write: Path, options: Sequence[str]) -> Iterator[subpro
             signal.signal(number, handler)
     if stopped:
         raise SystemExit(EXIT_STOPPED)
+
+
+LOCK_LOOK_SECONDS = 0.5
+VACANT_SECONDS = 2 * STALE_SECONDS
+"""Twice the time after which a dead owner is recognised."""
+
+
+def wait_until_vacant(
+    run_dir: Path, part: str | None = None, stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait while a live process owns ``part`` (None: any part) of a run; return False if it stays.
+
+    On another host a dead owner looks like a slow one until its file is stale.
+
+    Args:
+        run_dir: the run directory; there may be none yet.
+        part: ``all`` or like ``1-of-4``.
+        stop: ends the wait early.
+    """
+    end = time.monotonic() + VACANT_SECONDS
+    notified = False
+    while True:
+        records = [owner for name, owner in owners(run_dir).items() if part in (None, name)]
+        live = [record for record in records if is_live(record, time.time())]
+        if not live:
+            return True
+        if time.monotonic() >= end or stop():
+            return False
+        if not notified:
+            notified = True
+            where = f"process {live[0].pid} on {live[0].host}"
+            sys.stderr.write(f"waiting for {where}, or until it is seen to be gone\n")
+        time.sleep(LOCK_LOOK_SECONDS)
+
+
+def vacant_step(argv: list[str]) -> int:
+    """Wait for an earlier start of this job. Return 0: ``bagent run`` reports other owners."""
+    parser = argparse.ArgumentParser(prog="bagent.hpc vacant")
+    parser.add_argument("run_dir", type=Path)
+    wait_until_vacant(parser.parse_args(argv).run_dir)
+    return 0

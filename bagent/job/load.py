@@ -1,10 +1,10 @@
-"""Loading of a job file, ``--set`` and options into an immutable job."""
+"""Loading of a job file, or of an OpenAI batch file, with options into an immutable job."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -13,9 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bagent.errors import JobError, Position
+from bagent.errors import InputError, JobError, Position
 from bagent.job import overrides
-from bagent.job.batch_file import SUFFIXES, is_batch_file, unpacked_suffix
 from bagent.job.env_substitution import Substitution
 from bagent.job.files import read_files
 from bagent.job.spec.backend import ENGINES
@@ -23,6 +22,9 @@ from bagent.job.spec.job import Job, JobSource
 from bagent.job.validation import LoadContext, note_faults
 from bagent.job.yaml.parser import YamlFile, YamlMap, YamlSpot, at_option, decode, read_yaml
 from bagent.job.yaml.scalars import SourceText
+from bagent.rows.formats.compression import ByteStream, packing_of
+from bagent.rows.formats.json import split_lines
+from bagent.text.json import decode_json
 from bagent.text.suggest import describe_value, nearest_name
 from bagent.types import Json
 
@@ -140,7 +142,7 @@ def _cannot_read(path: Path, cwd: Path, error: OSError) -> JobError:
         if str(path) == "-":
             hint = "rows are piped in with -i -; the job is a file"
             return JobError("a job cannot be piped in", hint=hint)
-        is_batch = unpacked_suffix(path) in SUFFIXES
+        is_batch = unpacked_suffix(path) in BATCH_SUFFIXES
         near = _near_job(path, cwd)
         hint = "check the path" if is_batch else "bagent init writes a starter job"
         hint = f"did you mean {near}?" if near else hint
@@ -308,3 +310,90 @@ def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadCon
             "backend names an address and hostfile a fleet",
             "keep one of them",
         )
+
+
+BATCH_KEYS = frozenset({"custom_id", "method", "url", "body"})
+BATCH_SUFFIXES = (".jsonl", ".ndjson")
+_FIRST_LINES = 100
+_FIRST_BYTES = 64 * 1024 * 1024
+
+
+def is_batch_file(path: str | Path) -> bool:
+    """Return whether the first lines of ``path`` are requests of a batch file.
+
+    Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. At least one
+    line must have all of them, and more than half of the first hundred lines three of them. A
+    ``.jsonl`` file without lines is a batch file of no requests. ``.gz`` and ``.zst`` files are
+    decompressed. A file that cannot be read is no batch file.
+    """
+    path = Path(path)
+    complete = similar = count = 0
+    try:
+        for keys in islice(_keys_of_lines(path), _FIRST_LINES):
+            count += 1
+            complete += keys >= BATCH_KEYS
+            similar += len(keys & BATCH_KEYS) >= len(BATCH_KEYS) - 1
+    except InputError:
+        return False
+    if not count:
+        return unpacked_suffix(path) in BATCH_SUFFIXES
+    return complete > 0 and 2 * similar > count
+
+
+def misspelled_key(path: Path) -> tuple[str, str] | None:
+    """Return a key of the first line that is nearly one of a batch line, and that one."""
+    try:
+        keys = next(_keys_of_lines(path), frozenset())
+    except InputError:
+        return None
+    if len(keys & BATCH_KEYS) < 2:
+        return None
+    for key in sorted(keys - BATCH_KEYS):
+        near = nearest_name(key, BATCH_KEYS - keys)
+        if near:
+            return key, near
+    return None
+
+
+def unpacked_suffix(path: Path) -> str:
+    """Return the suffix of a file's name in lower case, less that of its compression."""
+    name = path.name.lower()
+    return Path(name).with_suffix("").suffix if packing_of(path) else Path(name).suffix
+
+
+def _keys_of_lines(path: Path) -> Iterator[frozenset[str]]:
+    """Yield the keys of each line that is not blank, none where it is no JSON object."""
+    size = 0
+    for line in batch_lines(path):
+        size += len(line)
+        if size > _FIRST_BYTES:
+            return
+        line = line.removeprefix(b"\xef\xbb\xbf").strip()
+        if line:
+            yield _keys_of_line(line)
+
+
+def _keys_of_line(line: bytes) -> frozenset[str]:
+    if not line.startswith(b"{"):
+        return frozenset()
+    try:
+        value = decode_json(line)
+    except ValueError:
+        return frozenset()
+    return frozenset(value)
+
+
+def batch_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, decompressed.
+
+    Raises:
+        InputError: it cannot be read, or is a damaged archive.
+    """
+    if not path.is_file():
+        raise InputError("there is no such file", at=Position(path), hint="check the path")
+    stream = ByteStream(path, packing_of(path))
+    try:
+        for lines in split_lines(stream.blocks(), path):
+            yield from lines
+    finally:
+        stream.close()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from bagent.observe.progress import one_line
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.status_text import one_line
 
 
 class Handle(Protocol):

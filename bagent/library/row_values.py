@@ -23,7 +23,7 @@ import msgspec
 
 from bagent.errors import UsageError
 from bagent.library.arguments import Rows
-from bagent.rows.decode import TOO_DEEP, bytes_text, decimal_value, unreadable_line
+from bagent.rows.formats.json import TOO_DEEP, bytes_text, decimal_value, unreadable_line
 from bagent.types import Json
 
 _MISSING = object()

@@ -43,15 +43,16 @@ from bagent.errors import (
     WriteError,
 )
 from bagent.library.arguments import (
+    JobText,
     Rows,
     ShortTraceback,
     check_options,
     check_progress,
     in_python,
+    job_text,
     use_python_words,
 )
 from bagent.library.engines import Engine, EngineEnd, ProcessEngine, ThreadEngine, read_lines
-from bagent.library.job_files import JobText, job_text
 from bagent.library.open_run import Result
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Counts of a run, and what shows them. Nothing here decides about the run.
 
 - ``counters``: counts rows and requests; ``snapshot``: the state at one moment, and histograms
-- ``error_groups``: failures that differ in numbers and ids only; ``endpoint_rules``: which are slow
-- ``progress``: the displays; ``terminal``, ``dashboard``: those of terminals; ``live_state``
-- ``status_text``, ``formatting``: phrases and numbers for people
+- ``error_groups``: failures that differ in numbers and ids only
+- ``progress``: the displays and their phrases; ``terminal``, ``dashboard``: those of terminals
+- ``live_state``: single endpoints, which of them are slow, and the last answers
+- ``formatting``: numbers for people
 - ``summary``: the lines at the end of a run; ``next_step``: what to type or call next
 - ``run_log``: run.log; ``prometheus``: metrics
 """

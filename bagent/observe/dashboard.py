@@ -14,9 +14,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from bagent.observe.endpoint_rules import SLOW
 from bagent.observe.formatting import milliseconds, name_of, percent, rate, visible
-from bagent.observe.live_state import EndpointLine, Live, times_of_lines
+from bagent.observe.live_state import SLOW, EndpointLine, Live, times_of_lines
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RunView

@@ -14,9 +14,8 @@ from rich.text import Text
 
 from bagent.observe.formatting import duration, visible
 from bagent.observe.live_state import Live as LiveRun
-from bagent.observe.progress import Once
+from bagent.observe.progress import Once, Phrase, arrival, position, results, speed, stages, work
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.status_text import Phrase, arrival, position, results, speed, stages, work
 from bagent.text.terminal import SafeTextStream
 
 _STYLES = {"": "", "good": "green", "bad": "red", "wait": "yellow"}

@@ -21,7 +21,8 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
 from bagent.backends.request import CallSettings, Request
 from bagent.proxy.auth import address_guard, new_token, token_guard
-from bagent.proxy.chat_format import (
+from bagent.proxy.forward import client_closed_response
+from bagent.proxy.translate import (
     StreamId,
     TurnMemory,
     chunk_bytes,
@@ -29,7 +30,6 @@ from bagent.proxy.chat_format import (
     error_of,
     last_chunks,
 )
-from bagent.proxy.forward import client_closed_response
 from bagent.servers.resolve import Servers
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply

@@ -5,8 +5,7 @@ storage   the protocol of a store, its errors and retries, and local folders to 
 s3        S3, through boto3
 web       http and https, by byte ranges
 drivers   gs, az and hf, through fsspec
-files     remote files, with the interface of local ones
-tables    Parquet files for DuckDB
+files     remote files, with the interface of local ones, and for DuckDB
 """
 
 from bagent.remote.files import InputFile, RemoteFile, find_remote_files, open_remote

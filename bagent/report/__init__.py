@@ -4,7 +4,7 @@
   skeleton, templates; charts
 - ``overview``, ``answer_fields``, ``suspects``: totals, throughput, answers, doubtful ones
 - ``run``: the page of a run, made by SQL from its tables
-- ``endpoints``, ``failures``, ``fields``, ``stages``, ``agents``, ``cost``, ``rows``: its sections
+- ``endpoints``, ``failures``, ``fields``, ``rows``: its sections; ``sections``: the short ones
 - ``field_stats``: the statistics of input fields that ``fields`` describes
 - ``queries``: SQL that several sections share
 - ``load_test``: the page of a load test

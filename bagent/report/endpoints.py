@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from bagent.duck import literal
-from bagent.observe.endpoint_rules import FEWEST, SLOW, failing, times_the_others
 from bagent.observe.formatting import milliseconds
+from bagent.observe.live_state import FEWEST, SLOW, failing, times_the_others
 from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.overview import ENDPOINT_KINDS, EndpointEnd
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.observe.formatting import milliseconds, visible
-from bagent.report import (
-    agents,
-    answer_fields,
-    cost,
-    endpoints,
-    failures,
-    fields,
-    html,
-    overview,
-    rows,
-    stages,
-)
+from bagent.report import answer_fields, endpoints, failures, fields, html, overview, rows, sections
 from bagent.report.field_stats import Traits
 from bagent.report.html import (
     Finding,
@@ -132,24 +121,24 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
     served, down = endpoints.endpoint_rows(db), down_endpoints(db)
-    by_stage = stages.stage_rows(db, about.stages)
+    by_stage = sections.stage_rows(db, about.stages)
     alike, failed = failures.causes(db), failures.failed_rows(db)
     suspects = find_suspects(db, about.last_stage, about.properties)
     traits = Traits(db, about.in_prompt, [suspect.condition for suspect in suspects])
-    calls = agents.tool_rows(db)
+    calls = sections.tool_rows(db)
 
     shared = [fields.shared(traits, number) for number in range(failures.FAULTS)]
     reported = {key for group in shared for key in group.fields}
     by_topic: dict[str, Sequence[Finding | str]] = {
         "Endpoints": endpoints.findings(served, down) or _no_slow_one(served),
         "Failures": [
-            *stages.findings(by_stage),
+            *sections.stage_findings(by_stage),
             *failures.findings(alike, failed, sums, [group.text for group in shared]),
             *fields.failing(traits, reported),
         ],
         "Answers that may be wrong": _suspects(db, about.run, traits, suspects),
         "Long answers": [each.message for each in fields.long_answers(traits)],
-        "Tools": agents.findings(calls),
+        "Tools": sections.tool_findings(calls),
     }
     earlier = _rows_of_earlier_jobs(db, about.earlier)
     parts = [
@@ -157,14 +146,14 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
         _findings(by_topic),
         failures.failures(db, alike, failed, sums, mending=about.mending, run=about.run),
         _answers(db, about),
-        stages.stages(by_stage, sums),
+        sections.stages(by_stage, sums),
         overview.timeline(throughput(db, down)),
         distributions(db),
         endpoints.endpoints(db, served, down),
         fields.fields(traits),
-        agents.agents(db, calls),
-        cost.cost(db, sums),
-        cost.by_mode(db, about.prices),
+        sections.agents(db, calls),
+        sections.cost(db, sums),
+        sections.by_mode(db, about.prices),
         rows.extremes(db),
         rows.sample(db, [suspect.condition for suspect in suspects]),
         _job(about, earlier),

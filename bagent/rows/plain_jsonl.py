@@ -7,12 +7,11 @@ from struct import pack
 from typing import BinaryIO
 
 from bagent.errors import InputError, Position
-from bagent.rows.decode import Chunk, Item, decode_lines
 from bagent.rows.discovery import FileSource, Source
 from bagent.rows.filter import shard_positions
 from bagent.rows.formats.chunks import CancelToken, ReadProgress
 from bagent.rows.formats.compression import BLOCK, unreadable, without_mark
-from bagent.rows.formats.json import LONGEST, ROWS, chunk_of, too_long
+from bagent.rows.formats.json import LONGEST, ROWS, Chunk, Item, chunk_of, decode_lines, too_long
 from bagent.rows.resume_cache import InputPiece, ResumeCache, digest_of
 from bagent.rows.row_keys import RowKeyer
 from bagent.types import Row

@@ -11,16 +11,22 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from bagent.errors import InputError
-from bagent.rows.config import RowsConfig, TableColumns
-from bagent.rows.decode import Chunk
-from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
+from bagent.rows.discovery import (
+    FileSource,
+    RowsConfig,
+    RowWarnings,
+    Source,
+    StdinSource,
+    TableColumns,
+    find_sources,
+)
 from bagent.rows.filter import FIRST_ROWS, Condition, RowSample, in_shard, limited
 from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, source_chunks
+from bagent.rows.formats.json import Chunk
 from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
 from bagent.rows.stdin import STDIN, WAITING, Bases, StdinReader, StdinSpool
-from bagent.rows.warnings import RowWarnings
 from bagent.types import PROGRAM_ROWS, Row
 
 

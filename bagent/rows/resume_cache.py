@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.rows.config import RowsConfig
+from bagent.rows.discovery import RowsConfig
 from bagent.types import Json
 
 MAGIC = b"bagent-pieces-1\n"

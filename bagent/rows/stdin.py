@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bagent.errors import InputError, Position, WriteError
-from bagent.rows.decode import Chunk
 from bagent.rows.formats.chunks import CancelToken
 from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
-from bagent.rows.formats.json import ROWS, ElementSplitter, LineSplitter, chunk_of, line_chunks
+from bagent.rows.formats.json import (
+    ROWS,
+    Chunk,
+    ElementSplitter,
+    LineSplitter,
+    chunk_of,
+    line_chunks,
+)
 from bagent.rows.row_keys import Occurrences, derive
 from bagent.types import PROGRAM_ROWS
 

@@ -18,15 +18,17 @@ from bagent.batches.service import check_batches
 from bagent.errors import InputError, JobError, Position, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.hpc.allocation import auto_shard
-from bagent.job.batch_file import (
-    KEYS,
-    SUFFIXES,
+from bagent.job.load import (
+    BATCH_KEYS,
+    BATCH_SUFFIXES,
+    JobRequest,
+    batch_lines,
     is_batch_file,
-    lines_of,
+    job_for_batch_file,
+    load_job,
     misspelled_key,
     unpacked_suffix,
 )
-from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.spec.job import stage_parts
 from bagent.job.templates.prompt import Prompt
 from bagent.redaction import Redactor
@@ -61,12 +63,12 @@ def is_batch_file_path(path: Path, typed: Path) -> bool:
     """
     suffix = unpacked_suffix(path)
     packed_json = suffix == ".json" and path.suffix != ".json"
-    if not (suffix in (*SUFFIXES, *_TABLES) or packed_json) or not path.is_file():
+    if not (suffix in (*BATCH_SUFFIXES, *_TABLES) or packed_json) or not path.is_file():
         return False
-    if suffix in SUFFIXES and is_batch_file(path):
+    if suffix in BATCH_SUFFIXES and is_batch_file(path):
         return True
     hint = f"bagent run job.yaml -i {typed}"
-    if suffix in SUFFIXES:
+    if suffix in BATCH_SUFFIXES:
         hint += "; lines of a batch file have custom_id, method, url and body"
         if (wrong := misspelled_key(path)) is not None:
             hint = f"its first line has {wrong[0]}: did you mean {wrong[1]}?"
@@ -85,7 +87,7 @@ def check_lines(job: Job, piped: Iterable[dict[str, Json]]) -> None:
         JobError: the piped lines are no batch file.
     """
     for data in piped:
-        if len(KEYS & data.keys()) < len(KEYS) - 1:
+        if len(BATCH_KEYS & data.keys()) < len(BATCH_KEYS) - 1:
             raise JobError(
                 "the piped rows are no lines of a batch file, and there is no prompt for them",
                 hint="bagent run job.yaml -i - takes rows; batch lines have custom_id, method,"
@@ -127,7 +129,7 @@ def _refused_routes(path: Path) -> dict[str, list[int]]:
     refused: dict[str, list[int]] = {}
     decode = msgspec.json.Decoder(_Line).decode
     try:
-        for number, line in enumerate(islice(lines_of(path), MOST_LINES), 1):
+        for number, line in enumerate(islice(batch_lines(path), MOST_LINES), 1):
             try:
                 url = decode(line.removeprefix(b"\xef\xbb\xbf")).url
             except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -247,7 +249,7 @@ class RunContext:
         if "auto" not in models:
             parts["model"] = ", ".join(models)
         path = self.options.job
-        if path is not None and unpacked_suffix(path) in SUFFIXES and not self.is_named:
+        if path is not None and unpacked_suffix(path) in BATCH_SUFFIXES and not self.is_named:
             parts["input"] = str((self.options.cwd / path).resolve())
         return parts
 

@@ -23,8 +23,14 @@ from bagent.store.run_dir import (
     RunInfo,
     merge_changes,
 )
-from bagent.store.run_progress import RunProgress, read_progress
-from bagent.store.totals import Totals, cache_share, count_tools, stage_causes
+from bagent.store.totals import (
+    RunProgress,
+    Totals,
+    cache_share,
+    count_tools,
+    read_progress,
+    stage_causes,
+)
 
 
 def describe(run: RunDir, report: Report) -> dict[str, Any]:

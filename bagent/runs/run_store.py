@@ -54,10 +54,10 @@ from bagent.store.run_dir import (
     with_ends,
 )
 from bagent.store.run_input import input_reader
-from bagent.store.run_progress import ProgressFile
 from bagent.store.tables.row_feed import InputRows
 from bagent.store.totals import (
     LastStage,
+    ProgressFile,
     ToolCount,
     count_tools,
     run_codes,

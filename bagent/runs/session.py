@@ -45,8 +45,7 @@ from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder, Repeats, Work
 from bagent.stages.results import WrittenRow
-from bagent.store.run_progress import PROGRESS_INTERVAL_S, RunProgress
-from bagent.store.totals import Totals
+from bagent.store.totals import PROGRESS_INTERVAL_S, RunProgress, Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Row
 
 TICK_SECONDS = 0.25

@@ -18,7 +18,7 @@ from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.request import EMBEDDINGS, CallSettings, Request
 from bagent.errors import HostfileError, InputError, JobError, Position, StoppedEarly, UsageError
 from bagent.fleet.retry import Blame, blame_of
-from bagent.job.batch_file import lines_of
+from bagent.job.load import batch_lines
 from bagent.types import Failure
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def batch_models(paths: Sequence[Path], limit: int | None) -> list[RequestedMode
     counts: Counter[tuple[str, str]] = Counter()
     for path in paths:
         try:
-            _count_models(lines_of(path), counts, limit, end)
+            _count_models(batch_lines(path), counts, limit, end)
         except InputError:
             continue
     files = paths[0].name if len(paths) == 1 else f"{len(paths)} files"

@@ -12,7 +12,7 @@ from typing import Any
 from bagent.errors import UsageError
 from bagent.runs.run_state import describe
 from bagent.store.run_dir import RunDir, RunInfo, list_runs
-from bagent.view.prompts import PromptRenderer
+from bagent.view.row import PromptRenderer
 from bagent.view.tables import RunTables, files_stamp
 
 MOST_OPEN = 2

@@ -11,7 +11,7 @@ from multidict import MultiMapping
 
 from bagent.duck import SqlError, quoted, single_query
 from bagent.errors import UsageError
-from bagent.store.tables.conditions import status_condition, typed_condition
+from bagent.store.tables.export_sql import status_condition, typed_condition
 from bagent.store.tables.schema import pointer
 
 if TYPE_CHECKING:

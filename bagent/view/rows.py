@@ -12,8 +12,7 @@ from bagent.duck import literal, quoted
 from bagent.errors import UsageError
 from bagent.report.queries import ReportDb
 from bagent.store.query import plain_rows
-from bagent.store.tables.conditions import answer_fields
-from bagent.store.tables.csv_columns import csv_columns, select_list
+from bagent.store.tables.export_sql import answer_fields, csv_columns, select_list
 from bagent.store.tables.schema import pointer
 from bagent.text.csv import csv_lines
 from bagent.view.filters import RowFilter

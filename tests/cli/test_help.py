@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from bagent.cli import completion
 from bagent.cli.app import COMMANDS, GROUPS, load_command
+from bagent.cli.options import job_files, run_names, sites, topics
 from support.stored_runs import make_run, stored
 
 
@@ -108,15 +108,15 @@ def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
 
 def test_shells_complete_jobs_runs_sites_and_guides(job_dir, bagent, monkeypatch):
     monkeypatch.chdir(job_dir)
-    assert completion.run_names("") == []
+    assert run_names("") == []
     (job_dir / "job.yaml").touch()
     make_run(job_dir / "runs" / "genes", [stored(0)])
-    assert completion.run_names("ge") == ["genes"]
-    assert completion.job_files("jo") == ["job.yaml"]
-    assert completion.job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
-    assert completion.job_files("missing/") == []
-    assert completion.sites("au") == ["aurora"]
-    assert completion.topics("res") == ["resume"]
+    assert run_names("ge") == ["genes"]
+    assert job_files("jo") == ["job.yaml"]
+    assert job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
+    assert job_files("missing/") == []
+    assert sites("au") == ["aurora"]
+    assert topics("res") == ["resume"]
 
 
 def test_a_shell_that_asks_for_completions_gets_them(bagent):

@@ -9,7 +9,7 @@ import pytest
 from bagent.store.journal.journal import Journal
 from bagent.store.lock import RunLock
 from bagent.store.run_dir import RunInfo, Start
-from bagent.store.run_progress import ProgressFile, RunProgress
+from bagent.store.totals import ProgressFile, RunProgress
 from support.cli import Running
 from support.stored_runs import make_run, stored
 

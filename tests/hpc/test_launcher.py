@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.hpc.launcher import on_every_node, set_up_script
+from bagent.hpc.allocation import on_every_node, set_up_script
 from support.cli import clean_env
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"

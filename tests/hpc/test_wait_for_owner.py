@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from bagent.hpc.__main__ import main
-from bagent.hpc.wait_for_owner import wait_until_vacant
+from bagent.hpc.startup import wait_until_vacant
 from bagent.store.lock import LockRecord, RunLock, owner_path
 
 

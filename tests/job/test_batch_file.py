@@ -7,7 +7,7 @@ import gzip
 import pytest
 import zstandard
 
-from bagent.job.batch_file import is_batch_file
+from bagent.job.load import is_batch_file
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": "m"}}\n'
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from bagent.job.templates.limits import MAX_RENDER
+from bagent.job.templates.environment import MAX_RENDER
 from bagent.job.templates.prompt import Prompt
 from bagent.job.templates.template import TemplateFailure
 
@@ -31,7 +31,7 @@ def render(load):
     ids=["loops", "macros"],
 )
 def test_a_template_that_loops_on_and_on_fails_its_row(render, monkeypatch, text):
-    monkeypatch.setattr("bagent.job.templates.limits.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("bagent.job.templates.environment.MAX_SECONDS", 0.2)
     with pytest.raises(TemplateFailure, match=r"prompt\.user: its loops take more than"):
         render(text)
 
@@ -81,8 +81,8 @@ NESTED = [
 def test_a_template_that_makes_a_huge_text_fails_its_row_before_it_has_it(
     render, monkeypatch, text, bound
 ):
-    monkeypatch.setattr("bagent.job.templates.limits.MAX_SECONDS", 60.0)
-    for module in ("limits", "environment", "template"):
+    monkeypatch.setattr("bagent.job.templates.environment.MAX_SECONDS", 60.0)
+    for module in ("environment", "template"):
         monkeypatch.setattr(f"bagent.job.templates.{module}.MAX_RENDER", bound)
     tracemalloc.start()
     try:

@@ -8,7 +8,7 @@ import decimal
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.templates import limits
+from bagent.job.templates import environment
 from bagent.job.templates.environment import MAX_RENDER, JsonLines
 from bagent.job.templates.template import Template, TemplateFailure
 from bagent.job.validation import Origin
@@ -269,7 +269,7 @@ def test_a_missing_field_between_texts_is_named():
 
 def test_the_time_of_a_template_ends_with_it(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(limits.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(environment.time, "thread_time", lambda: clock[0])
     assert template("{% for n in [1, 2] %}{{ n }}{% endfor %}").render({}) == "12"
     clock[0] = 1000.0
-    limits.check_printed({"text": ["kept"]})
+    environment.check_printed({"text": ["kept"]})

@@ -11,8 +11,7 @@ import pytest
 import bagent
 import bagent.errors
 from bagent.errors import UsageError
-from bagent.library.arguments import in_python
-from bagent.library.job_files import key_path
+from bagent.library.arguments import in_python, key_path
 from bagent.library.row_values import id_column
 from support.jobs import rows, write_job
 from support.replies import ok

@@ -24,7 +24,7 @@ from bagent.errors import JobError, NeedsPerson, OwnedError, UsageError
 from bagent.library.arguments import in_python
 from bagent.library.engines import read_lines
 from bagent.library.row_values import encode_row, row_lines
-from bagent.rows.decode import Unreadable, decode_line
+from bagent.rows.formats.json import Unreadable, decode_line
 from support.jobs import rows, write_job
 from support.replies import gated, ok, slow
 from support.run_outcomes import NO_TABLES

@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 import pytest
 
-from bagent.observe import status_text
+from bagent.observe import progress
 from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.formatting import rate
 from bagent.observe.snapshot import LogHistogram, RunTotals, Snapshot, StageCount, TokenCount
@@ -119,7 +119,7 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
     assert s.overall.prompt_tokens_per_s == pytest.approx(10)
     several = RunTotals(Totals(ok=10), several_stages=True)
     s = tally.snapshot(make.fleet(), make.feed(), several)
-    assert status_text.speed(s)[0].text == "1.00 results/s"
+    assert progress.speed(s)[0].text == "1.00 results/s"
 
 
 def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, make: Any) -> None:
@@ -153,7 +153,7 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     assert (pipe.eta_s, pipe.fraction) == (None, None)
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
     dead = make.snapshot(tally, make.fleet(in_flight=1, endpoints_up=0))
-    assert (dead.eta_s, status_text.arrival(dead)) == (None, "ETA ?")
+    assert (dead.eta_s, progress.arrival(dead)) == (None, "ETA ?")
 
 
 def test_failures_of_earlier_starts_that_are_sent_again_add_no_rows(
@@ -191,7 +191,7 @@ def test_the_speed_that_is_shown_leads_to_the_eta(
     clock.now += 20
     s = make.snapshot(tally, make.fleet(in_flight=6))
     assert s.eta_s == pytest.approx(6 / speed)
-    shown = [phrase.text for phrase in status_text.speed(s)]
+    shown = [phrase.text for phrase in progress.speed(s)]
     assert shown == [f"{rate(speed)} rows/s", f"{rate(2 * speed)} tok/s"]
 
 
@@ -203,13 +203,13 @@ def test_where_the_speed_changed_the_end_is_a_range(
         tally.outcomes([make.outcome(row)])
     steady = make.snapshot(tally, make.fleet(in_flight=60))
     assert steady.eta_range is None
-    assert " to " not in status_text.arrival(steady)
+    assert " to " not in progress.arrival(steady)
     for row in range(100, 400):
         clock.now += 0.1
         tally.outcomes([make.outcome(row)])
     s = make.snapshot(tally, make.fleet(in_flight=60))
     assert s.eta_range == pytest.approx((6, 60 / (400 / 130)), rel=0.02)
-    assert status_text.arrival(s) == "ETA 6.0s to 19s"
+    assert progress.arrival(s) == "ETA 6.0s to 19s"
 
 
 def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
@@ -229,7 +229,7 @@ def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
     # 300 more of 0.02 each, with a deviation of 0.01 in the sum and in the mean
     spread = 2 * 0.01 * (300 + 300**2 / 200) ** 0.5
     assert s.cost_at_end == pytest.approx((10 - spread, 10 + spread))
-    assert "at the end" in status_text.speed(s)[-1].text
+    assert "at the end" in progress.speed(s)[-1].text
     tally.outcomes([make.outcome(200, cost_usd=None)])
     assert make.snapshot(tally, fleet).cost_at_end is None
 

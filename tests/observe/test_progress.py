@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.observe.progress import NoProgress, Progress, make_progress
+from bagent.observe.progress import NoProgress, Progress, make_progress, one_line
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.status_text import one_line
 
 Busy = Callable[..., Snapshot]
 TERMINAL = {"TERM": "xterm-256color"}

@@ -15,8 +15,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from bagent.observe.progress import Phrase
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.status_text import Phrase
 from bagent.observe.terminal import RichProgress, RunView, flow, make_console
 from bagent.text.terminal import SafeTextStream
 

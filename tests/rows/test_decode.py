@@ -1,7 +1,7 @@
 import pytest
 
 from bagent.rows import is_batch_row
-from bagent.rows.decode import Unreadable, decode_line
+from bagent.rows.formats.json import Unreadable, decode_line
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from bagent.errors import InputError
 from bagent.rows import RowsConfig, open_rows
-from bagent.rows.formats.arrow_durations import duration_units
+from bagent.rows.formats.duckdb_source import duration_units
 
 COLUMNS = {
     "id": ("1::INTEGER", 1),

@@ -1,6 +1,6 @@
 import random
 
-from bagent.rows.hash_set import CompactHashSet
+from bagent.rows.row_keys import CompactHashSet
 
 
 def random_keys(count: int, seed: int) -> list[int]:

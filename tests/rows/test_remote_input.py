@@ -12,7 +12,7 @@ import pytest
 from bagent.errors import InputError
 from bagent.remote import check_url, files, storage
 from bagent.remote.drivers import DriverStorage
-from bagent.remote.tables import ThreadSafeFile, serve_file
+from bagent.remote.files import ThreadSafeFile, serve_file
 from bagent.rows import RowsConfig, open_rows
 from support.remote_files import serving_buckets
 

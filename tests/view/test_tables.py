@@ -21,7 +21,7 @@ from bagent.view import tables as view_tables
 from bagent.view.catalog import RunCatalog, RunStates, ViewedRun
 from bagent.view.compare import compare_runs
 from bagent.view.filters import FieldTest, RowFilter
-from bagent.view.prompts import PromptRenderer
+from bagent.view.row import PromptRenderer
 from bagent.view.rows import export
 from bagent.view.tables import RunTables
 from support.stored_runs import make_run, stored

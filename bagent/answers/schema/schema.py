@@ -24,12 +24,13 @@ from bagent.answers.schema.dialects import (
     SchemaDialect,
     dialect_of,
     impossible_requirement,
+    keeps_strict_rules,
     misspelled_keyword,
     no_schema,
     unknown_keywords,
     walk,
+    with_types,
 )
-from bagent.answers.schema.openai_strict import keeps_strict_rules, with_types
 from bagent.errors import Position, SchemaError
 from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
 from bagent.types import Json

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import bagent
-from bagent.cli import completion
+from bagent.cli import options
 from bagent.errors import UsageError
 
 FOLDER = Path(bagent.__file__).parent / "guides"
@@ -23,7 +23,7 @@ Topic = Annotated[
     typer.Argument(
         metavar="[TOPIC]",
         help="The guide to print.",
-        autocompletion=completion.topics,
+        autocompletion=options.topics,
         show_default=False,
     ),
 ]

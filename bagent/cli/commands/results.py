@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from bagent.cli import completion
+from bagent.cli.options import run_names
 from bagent.cli.process import log
 from bagent.cli.results_export import ResultsRequest, stages_of_shards, write_by_tables
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError, WriteError
@@ -31,7 +31,7 @@ Runs = Annotated[
     typer.Argument(
         metavar="[RUN]...",
         help="Run directories, or names under runs; the default is the latest run.",
-        autocompletion=completion.run_names,
+        autocompletion=run_names,
     ),
 ]
 Form = Annotated[
@@ -162,7 +162,7 @@ def results(
 def _log_unfinished(request: ResultsRequest) -> None:
     """Say on standard error how many rows of a run have no result yet."""
     from bagent.observe.formatting import counted
-    from bagent.store.run_progress import read_progress
+    from bagent.store.totals import read_progress
 
     for run in request.runs:
         info = run.load_or_report(lambda _: None)
@@ -295,8 +295,7 @@ def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
 
 
 def _batch_lines(request: ResultsRequest) -> Iterator[bytes]:
-    from bagent.store.export_batch import batch_line
-    from bagent.store.results import iter_outcomes
+    from bagent.store.results import batch_line, iter_outcomes
 
     query = _query(request)
     several = [iter_outcomes(run.path, query, report=log) for run in request.runs]

@@ -1,7 +1,6 @@
 """Prompt templates.
 
-environment    the sandbox
-limits         its limits of time and memory
+environment    the sandbox, and its limits of time and memory
 template       one template, checked at load and rendered for each row
 variables      the fields that a template uses
 bucket_images  images in buckets

@@ -11,8 +11,16 @@ from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.runtime import Undefined
 
 from bagent.errors import JobError, Position
-from bagent.job.templates.environment import ENVIRONMENT, HELPERS, MissingField, prepare
-from bagent.job.templates.limits import MAX_RENDER, TooLarge, end_budget, start_budget
+from bagent.job.templates.environment import (
+    ENVIRONMENT,
+    HELPERS,
+    MAX_RENDER,
+    MissingField,
+    TooLarge,
+    end_budget,
+    prepare,
+    start_budget,
+)
 from bagent.job.templates.variables import ROW, Chain, TemplateNames, Use, forbidden, names_of
 from bagent.job.validation import Origin
 from bagent.text.suggest import did_you_mean, nearest_name

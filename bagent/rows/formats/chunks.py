@@ -7,14 +7,20 @@ from pathlib import Path
 from threading import Lock
 
 from bagent.errors import InputError
-from bagent.rows.config import TableColumns
-from bagent.rows.decode import Chunk, Item, Unreadable
-from bagent.rows.discovery import FileSource, SqlSource
+from bagent.rows.discovery import FileSource, RowWarnings, SqlSource, TableColumns
 from bagent.rows.formats.compression import ByteStream, check_start, check_whole, text_blocks
 from bagent.rows.formats.csv import CsvFile
 from bagent.rows.formats.duckdb_source import Table
-from bagent.rows.formats.json import LONGEST, json_chunks, line_chunks, split_lines, too_long
-from bagent.rows.warnings import RowWarnings
+from bagent.rows.formats.json import (
+    LONGEST,
+    Chunk,
+    Item,
+    Unreadable,
+    json_chunks,
+    line_chunks,
+    split_lines,
+    too_long,
+)
 
 
 def text_chunk(source: FileSource) -> Chunk:

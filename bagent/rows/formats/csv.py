@@ -20,11 +20,9 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from bagent.errors import InputError, Position
-from bagent.rows.decode import Chunk, Item, Unreadable
-from bagent.rows.discovery import FileSource
+from bagent.rows.discovery import FileSource, RowWarnings
 from bagent.rows.formats.compression import ByteStream, check_start, unreadable
-from bagent.rows.formats.json import LONGEST, ROWS, too_long
-from bagent.rows.warnings import RowWarnings
+from bagent.rows.formats.json import LONGEST, ROWS, Chunk, Item, Unreadable, too_long
 from bagent.text.unicode import is_utf8
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from bagent.errors import EXIT_STOPPED
 from bagent.files import write_atomic
-from bagent.hpc.wait_for_owner import wait_until_vacant
+from bagent.hpc.startup import wait_until_vacant
 from bagent.observe import Snapshot
 from bagent.runs.parallel.worker import decode_options
 from bagent.runs.parallel.workers import Worker, handle_worker_line

@@ -6,7 +6,5 @@
 - ``outputs``: the Parquet files and the database of a build, put together
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
-- ``masking``: redaction of fields as SQL
-- ``conditions``: conditions in which fields of answers are columns
-- ``csv_columns``: the columns of results as CSV
+- ``export_sql``: columns, conditions on fields, and redaction, as SQL
 """

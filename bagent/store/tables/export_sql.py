@@ -1,0 +1,258 @@
+"""SQL over ``results`` for exports and lists: columns, conditions on fields, and redaction.
+
+Redaction replaces values; nulls stay. A field is a column (``error``), a path into a JSON column
+(``output.name.first``, ``input.ssn``) or a plain name: the column, else that property of both
+``input`` and ``output``. Redacting a property of the output also redacts what may repeat it: text,
+reasoning, logprobs and the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.duck import is_nested, literal, quoted
+from bagent.errors import UsageError
+from bagent.store.tables.schema import ANSWER_KEY, RESULTS, pointer
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+Columns = dict[str, str]
+"""Names of columns, each with the SQL of its value."""
+
+INPUT_ROWS = 1000
+"""First rows of the input whose fields become columns."""
+
+
+def _iso_time(column: str) -> str:
+    return f"strftime(make_timestamp(({column} * 1000000)::bigint), '%Y-%m-%dT%H:%M:%S.%fZ')"
+
+
+RESULT_COLUMNS: Columns = {name: quoted(name) for name in RESULTS} | {
+    name: _iso_time(name) for name in ("started_at", "finished_at")
+}
+"""The columns of ``results``, with times as text."""
+
+
+def csv_columns(
+    connection: DuckDBPyConnection,
+    answers: Mapping[str, str],
+    *,
+    all_columns: bool = False,
+    with_input: bool = False,
+) -> Columns:
+    """Return ``id``, ``status``, the fields of the answers or their text, and the error.
+
+    Stage and number of the answer are included where there are several.
+
+    Args:
+        connection: with the table ``results``.
+        answers: the SQL of each field of the answers.
+        all_columns: include the other columns of ``results``.
+        with_input: include the fields of the input.
+    """
+    several = connection.execute(
+        "select count(distinct stage) > 1, count(distinct answer) > 1 from results"
+    ).fetchone() or (False, False)
+    stage, answer = ["stage"] * several[0], ["answer"] * several[1]
+    chosen = {name: RESULT_COLUMNS[name] for name in ("id", *stage, *answer, "status")}
+    # A field of the answer keeps its name; what it would hide gets another one.
+    chosen |= {f"{name}_answer" if name in chosen else name: sql for name, sql in answers.items()}
+    for name in RESULT_COLUMNS if all_columns else [*([] if answers else ["text"]), "error"]:
+        if RESULT_COLUMNS[name] not in chosen.values():
+            chosen[f"result_{name}" if name in chosen else name] = RESULT_COLUMNS[name]
+    fields = input_fields(connection) if with_input else {}
+    return chosen | {f"input.{name}" if name in chosen else name: fields[name] for name in fields}
+
+
+def input_fields(connection: DuckDBPyConnection, *, as_json: bool = False) -> Columns:
+    """Return the fields of the input's first rows, each as text or as JSON."""
+    rows = connection.execute(
+        f"select json_keys(input) from results where json_type(input) = 'OBJECT' limit {INPUT_ROWS}"
+    ).fetchall()
+    names = dict.fromkeys(name for (keys,) in rows for name in keys)
+    arrow = "->" if as_json else "->>"
+    return {name: f"input {arrow} {literal(pointer(name))}" for name in names}
+
+
+def select_list(columns: Mapping[str, str]) -> str:
+    """Return the SQL that selects columns."""
+    return ", ".join(f"{sql} as {quoted(name)}" for name, sql in columns.items())
+
+
+def status_condition(statuses: Collection[str]) -> str:
+    """Return a condition over ``results`` for any of the statuses; ``failed`` is every failure."""
+    names = ", ".join(map(literal, sorted(statuses)))
+    failed = " or error_kind is not null" if "failed" in statuses else ""
+    return f"(status in ({names}){failed})"
+
+
+def typed_condition(connection: DuckDBPyConnection, condition: str, label: str) -> str:
+    """Return a condition over ``results`` in which fields of answers and inputs are columns.
+
+    Args:
+        connection: with the tables of a run.
+        condition: SQL of the user.
+        label: names the condition in a message.
+
+    Raises:
+        UsageError: it names a column that is not there, or ends the statement that it is part of.
+    """
+    import duckdb
+
+    fields = {**input_fields(connection), **answer_fields(connection)}
+    sql = condition_on_fields(condition, fields)
+    checked = f"explain select * from results where {sql}"
+    if len(connection.extract_statements(checked)) > 1:
+        raise UsageError(f"{label}: more than one statement", hint="write one condition")
+    try:
+        connection.execute(checked)
+    except duckdb.BinderException as error:
+        hint = ", ".join(["columns of results", *fields])
+        raise UsageError(f"{label}: {str(error).splitlines()[0]}", hint=hint) from None
+    return sql
+
+
+def condition_on_fields(condition: str, fields: Mapping[str, str]) -> str:
+    """Return a condition over ``results`` in which the names of fields are columns.
+
+    Args:
+        condition: SQL of the user.
+        fields: the SQL of each field's value. Names ignore case; a column of ``results`` comes
+            first, then a later field.
+    """
+    typed = condition.casefold()
+    own = {name: quoted(name) for name in RESULTS}
+    columns = {
+        name.casefold(): (quoted(name), sql)
+        for name, sql in {**fields, **own}.items()
+        if quoted(name)[1:-1].casefold() in typed
+    }
+    if columns.keys() <= own.keys():
+        return f"({condition}\n)"
+    # Named as the table, so that results.NAME is a field too.
+    names, values = map(", ".join, zip(*columns.values(), strict=True))
+    return f"(select ({condition}\n) from (values ({values})) as results({names}))"
+
+
+def answer_fields(connection: DuckDBPyConnection) -> dict[str, str]:
+    """Return SQL over ``results`` for each typed column of ``answers``.
+
+    ``value`` is the complete answer where that is no object with such a field.
+    """
+    described = connection.execute("describe answers").fetchall()
+    kinds = {str(name): str(kind) for name, kind, *_ in described}
+    return {name: _value(name, kinds) for name in kinds if name not in ANSWER_KEY}
+
+
+def _value(name: str, kinds: Mapping[str, str]) -> str:
+    value = f"json_extract(output, {literal(pointer(name))})"
+    if name == "value":
+        value = f"coalesce({value}, output)"
+    elif (base := _base(name, kinds)) is not None:
+        value = f"coalesce({value}, json_extract(output, {literal(pointer(base))}))"
+    kind = kinds[name]
+    if kind == "JSON":
+        return value
+    if kind.endswith("]") or is_nested(kind):
+        return f"try_cast({value} as {kind})"
+    return f"try_cast({value} ->> '$' as {kind})"
+
+
+def _base(name: str, names: Iterable[str]) -> str | None:
+    """Return the property of a column that has a suffix, since another column has its name."""
+    base, _, number = name.rpartition("_")
+    others = {*names} - {*ANSWER_KEY}
+    if not number.isdecimal() or base in others:
+        return None
+    return base if base.casefold() in map(str.casefold, names) else None
+
+
+MASK = "'***'"
+"""The replacement of a text, as SQL."""
+
+_JSON_MASK = "***"
+_REPEATS = ("text", "reasoning", "logprobs", "error")
+_WHOLE = frozenset({"row", "stage", "answer", "status"})
+
+
+def masked_columns(fields: Iterable[str]) -> dict[str, str]:
+    """Return the SQL of the new value of each column of ``results`` that changes.
+
+    Raises:
+        UsageError: a field is empty, or a column that identifies rows.
+    """
+    paths: dict[str, list[list[str]]] = {}
+    hidden: set[str] = set()
+    for field in fields:
+        head, *path = field.split(".")
+        if not all([head, *path]) or (field in _WHOLE):
+            raise UsageError(f"--redact {field}: no field to hide", hint="output.NAME, text, ...")
+        if field in RESULTS:
+            hidden.add(field)
+            continue
+        columns = [head] if head in ("output", "input") and path else ["output", "input"]
+        steps = path if head in ("output", "input") and path else [head, *path]
+        for column in columns:
+            paths.setdefault(column, []).append(steps)
+        hidden.update(("error", *_REPEATS) if "output" in columns else ("error",))
+    columns_sql = {name: _hidden(name) for name in sorted(hidden)}
+    for column in sorted(paths.keys() - hidden):
+        value = quoted(column)
+        for steps in paths[column]:
+            value = _without(value, steps)
+        columns_sql[column] = value
+    return columns_sql
+
+
+def masked_answers(fields: Iterable[str]) -> frozenset[str]:
+    """Return the columns of ``answers`` that are redacted."""
+    names = set()
+    for field in fields:
+        steps = field.removeprefix("output.").split(".")
+        if field not in RESULTS and not field.startswith("input."):
+            names.add(steps[0])
+    return frozenset(names)
+
+
+def _hidden(column: str) -> str:
+    kind = RESULTS[column]
+    if kind == "VARCHAR":
+        mask = MASK
+    elif kind == "JSON":
+        mask = f"""'"{_JSON_MASK}"'::JSON"""
+    else:
+        return f"NULL::{kind}"
+    return f"CASE WHEN {quoted(column)} IS NULL THEN NULL ELSE {mask} END"
+
+
+def _without(value: str, steps: list[str]) -> str:
+    """Return SQL for a JSON value without one property; a non-object on its path is replaced."""
+    cases = []
+    for depth in range(len(steps), -1, -1):
+        pointer = literal("".join(f"/{_escaped(step)}" for step in steps[:depth]))
+        patch = _JSON_MASK if depth == 0 else _nested(steps[:depth])
+        patched = f"json_merge_patch({value}, {literal(msgspec.json.encode(patch).decode())})"
+        if depth == 0:
+            patched = f"""'"{_JSON_MASK}"'::JSON"""
+        kind = f"json_type({value}, {pointer})"
+        there = f"{kind} IS NOT NULL"
+        if depth < len(steps):
+            there = f"{kind} IN ('ARRAY', 'VARCHAR', 'UBIGINT', 'BIGINT', 'DOUBLE', 'BOOLEAN')"
+        cases.append(f"WHEN {there} THEN {patched}")
+    return f"CASE {' '.join(cases)} ELSE {value} END"
+
+
+def _nested(steps: list[str]) -> object:
+    value: object = _JSON_MASK
+    for step in reversed(steps):
+        value = {step: value}
+    return value
+
+
+def _escaped(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")
