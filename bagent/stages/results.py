@@ -54,28 +54,36 @@ class StageResults:
         return self._earlier.read_at(-1 - location)
 
     def finished(
-        self, key: int, stage: str, answer: int, made_of: Iterable[StageRow] = ()
+        self,
+        key: int,
+        stage: str,
+        answer: int,
+        made_of: Iterable[StageRow] = (),
+        *,
+        holds: Callable[[Outcome], bool] = lambda _: True,
     ) -> tuple[Outcome, int] | None:
         """Return the outcome that an earlier start finished, with its location.
 
-        An outcome is taken back where a row that it was made of has changed since: the row had
-        failed, and came out well later.
+        An outcome is taken back where a row that it was made of has changed since (the row had
+        failed, and came out well later), and where it does not hold.
 
         Args:
             key: the row.
             stage: the stage.
             answer: the number of the answer.
             made_of: the rows that it would be made of now.
+            holds: returns whether an outcome is still what the stage would make.
         """
         if self._earlier is None:
             return None
         location = self._find(unit_of(key, stage, answer))
         if location is None:
             return None
-        if any(item.ok and _is_after(item.location, location) for item in made_of):
+        outcome = self._earlier.read_at(location)
+        changed = any(item.ok and _is_after(item.location, location) for item in made_of)
+        if changed or not holds(outcome):
             self.take_back(key, stage, answer)
             return None
-        outcome = self._earlier.read_at(location)
         self._count(outcome)
         return outcome, -1 - location
 

@@ -321,11 +321,10 @@ class QueryStage:
         self._keys.add(row.key)
         message = values.get("error")
         error = (NO_SURVIVOR, str(message)) if message is not None else None
-        results = self._context.results
-        finished = results.finished(row.key, self.name, 0)
-        if finished is None or _differs(finished[0], values, error):
-            if finished is not None:
-                results.take_back(row.key, self.name, 0)
+        finished = self._context.results.finished(
+            row.key, self.name, 0, holds=lambda outcome: not _differs(outcome, values, error)
+        )
+        if finished is None:
             finished = self._context.record(self.name, row, output=values, error=error)
         slot = Slot()
         self.out.push(slot)

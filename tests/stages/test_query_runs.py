@@ -34,6 +34,18 @@ def test_a_query_that_fails_on_its_rows_stops_with_duckdbs_message_and_keeps_the
     ]
 
 
+def test_a_changed_query_replaces_its_rows_and_each_counts_once(tmp_path):
+    first = "SELECT id, row AS n, CASE WHEN row = 0 THEN 'no' END AS error FROM first"
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 3, [FIRST, query(first)])
+        assert done.code == 1, done.err
+        write_stages(tmp_path, server.url, 3, [FIRST, query("SELECT id, 1 - row AS n FROM first")])
+        again = run_bagent([*RUN, "--on-change", "continue"], tmp_path)
+    assert again.code == 0, again.err
+    assert "stage ask: 3 ok" in again.err
+    assert "3 rows: 3 ok, 0 failed" in again.err
+
+
 def test_ids_are_text_in_every_table(tmp_path):
     rows = [{"id": name, "text": "x"} for name in (20240101, "2024-01-02")]
     text = "SELECT i.id, i.row FROM first f JOIN input i USING (id) ORDER BY i.row"
