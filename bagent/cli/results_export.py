@@ -17,6 +17,7 @@ from bagent.text.csv import cell_text
 from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
+    from bagent.rows import RowsConfig
     from bagent.store.run_dir import RunDir
     from bagent.store.tables.export_sql import Columns
 
@@ -102,24 +103,42 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
     from bagent.store.results import id_as_json
-    from bagent.store.tables.export_sql import MASK, masked_answers, masked_columns
+    from bagent.store.tables.export_sql import (
+        MASK,
+        masked_answers,
+        masked_columns,
+        unknown_fields,
+    )
 
     names = request.json_columns if request.form == "jsonl" else request.names
     as_json = {"id": id_as_json(connection, request.runs)} if request.form == "jsonl" else {}
     source, selected = "results", _selection(names, as_json)
-    hidden = masked_columns(request.redact)
+    redacted = _redacted(request)
+    hidden = masked_columns(redacted)
+    for name in unknown_fields(connection, request.redact):
+        raise UsageError(f"--redact {name}: no row has this field", hint="input.NAME, output.NAME")
+    condition = _condition(request, connection)
     if request.form in ("csv", "table") or not request.only_results:
         answers, source = _with_answers(connection, request.runs)
-        masked = masked_answers(request.redact) & answers.keys()
+        masked = masked_answers(redacted, answers)
         hidden |= {answers[name]: f"case when status = 'ok' then {MASK} end" for name in masked}
-        selected = _columns(request, connection, answers, as_json)
-    condition = _condition(request, connection)
+        rows = f"from {source}{condition}"
+        selected = _columns(request, connection, answers, as_json, rows)
     filtered = f"select * from {source}{condition}{_order(request)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
         filtered = f"select * replace ({replaced}) from ({filtered})"
     bound = "" if request.limit is None else f" limit {request.limit}"
     return f"select {selected} from ({filtered}){bound}"
+
+
+def _redacted(request: ResultsRequest) -> tuple[str, ...]:
+    """Return the fields to redact; ids too where the rows are named by one of them."""
+    plain = {field.removeprefix("input.") for field in request.redact}
+    configs = map(_rows_config, request.runs)
+    named = (config.id_field if config else None for config in configs)
+    id_fields = {name for field in named for name in ([field] if field else ["id", "custom_id"])}
+    return (*request.redact, *(("id", "parents", "copied_from") if plain & id_fields else ()))
 
 
 def _selection(names: Sequence[str] | None, columns: Columns) -> str:
@@ -180,28 +199,32 @@ def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
     """Return the stages of runs that are shards of one input; None where they are not."""
     from dataclasses import replace
 
-    from bagent.rows import RowsConfig
-
     if len(runs) < 2:
         return None
     inputs, stages = set(), dict[str, None]()
     for run in runs:
-        info = run.load_or_report(lambda _: None)
-        if info is None or info.rows is None:
+        info, config = run.load_or_report(lambda _: None), _rows_config(run)
+        if info is None or config is None:
             return None
         stages.update(dict.fromkeys(info.stages))
-        try:
-            config = RowsConfig.from_json(info.rows if isinstance(info.rows, str) else _text(info))
-        except (TypeError, ValueError):
-            return None
         inputs.add(replace(config, shard=None, stdin_spool=None).to_json())
     return list(stages) if len(inputs) == 1 else None
 
 
-def _text(info: Any) -> str:
+def _rows_config(run: RunDir) -> RowsConfig | None:
+    """Return how a run reads its rows; None where that is not known."""
     import msgspec
 
-    return msgspec.json.encode(info.rows).decode()
+    from bagent.rows import RowsConfig
+
+    info = run.load_or_report(lambda _: None)
+    if info is None or info.rows is None:
+        return None
+    rows = info.rows if isinstance(info.rows, str) else msgspec.json.encode(info.rows).decode()
+    try:
+        return RowsConfig.from_json(rows)
+    except (TypeError, ValueError):
+        return None
 
 
 def _encode(row: dict[str, Any]) -> bytes:
@@ -245,10 +268,12 @@ def _cell(name: str, kind: str) -> str:
     return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
 
 
-def _columns(request: ResultsRequest, connection: Any, answers: Columns, as_json: Columns) -> str:
+def _columns(
+    request: ResultsRequest, connection: Any, answers: Columns, as_json: Columns, rows: str
+) -> str:
     """Return the columns to select: those that were named, else the answers first.
 
-    Columns of ``results`` have the values in ``as_json``.
+    Columns of ``results`` have the values in ``as_json``; ``rows`` is SQL of the rows.
     """
     from bagent.duck import quoted
     from bagent.store.tables.export_sql import RESULT_COLUMNS, csv_columns, select_list
@@ -263,7 +288,11 @@ def _columns(request: ResultsRequest, connection: Any, answers: Columns, as_json
         return select_list(head | _table_fields(answers, plain))
     return select_list(
         csv_columns(
-            connection, answers, all_columns=request.all_columns, with_input=request.with_input
+            connection,
+            answers,
+            source=rows,
+            all_columns=request.all_columns,
+            with_input=request.with_input,
         )
     )
 
@@ -301,10 +330,10 @@ def _table_fields(answers: Columns, result_columns: Columns) -> Columns:
     """Return the columns of answers in a table: fields, and the text of rows without them."""
     if not answers:
         return {"text": result_columns["text"], "error": result_columns["error"]}
-    values = ", ".join(f"{sql}::varchar" for sql in answers.values())
+    from bagent.store.tables.export_sql import other_answer
+
     name = "(text)" if "text" in answers else "text"
-    text = f"case when status = 'ok' and coalesce({values}) is null then text end"
-    return {**answers, name: text, "error": result_columns["error"]}
+    return {**answers, name: other_answer(answers), "error": result_columns["error"]}
 
 
 def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:

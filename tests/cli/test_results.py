@@ -506,29 +506,23 @@ def test_a_stage_that_no_run_has_is_2_and_names_those_that_there_are(bagent, job
     assert bagent(["results", "two", "--stage", "draft.critic"]).code == 0
 
 
-@pytest.mark.parametrize("field", ["name", "output.name.first"])
-def test_a_hidden_property_is_in_no_column_that_could_repeat_it(bagent, job_dir, field):
-    secret = {"name": {"first": "Ada"}, "age": 36}
-    raw = json.dumps(secret)
-    outcome = stored(0, output=msgspec.Raw(raw.encode()), text=raw, reasoning="It is Ada.")
-    listed = stored(1, output=msgspec.Raw(b'[{"name":"Ada"}]'), text="Ada")
-    columns = [("name", "JSON"), ("age", "BIGINT")]
-    make_run(job_dir / "runs" / "who", [outcome, listed], answer_columns=columns)
-    shown = bagent(["results", "who", "--redact", field])
-    assert shown.code == 0, shown.err
-    assert "Ada" not in shown.out
-    first = shown.lines()[0]
-    assert first["output"]["age"] == 36
-    assert (first["text"], first["reasoning"], first["error"]) == ("***", "***", None)
-    for form in ("csv", "table"):
-        hidden = bagent(["results", "who", "--redact", field, "--format", form]).out
-        assert "Ada" not in hidden
-        assert "36" in hidden
-    args = ["--redact", field, "--format", "parquet", "-o", "out.parquet"]
-    assert bagent(["results", "who", *args]).code == 0
-    assert "Ada" not in str(pq.read_table(job_dir / "out.parquet").to_pylist())
-
-
-def test_a_hidden_row_number_is_refused(bagent, run):
-    done = bagent(["results", "--redact", "row"])
-    assert (done.code, done.out) == (2, "")
+def test_csv_shows_the_answers_of_every_stage(bagent, job_dir):
+    raw = msgspec.Raw
+    outcomes = [
+        stored(0, stage="label", output=raw(b'{"label":"x"}'), text='{"label":"x"}'),
+        stored(0, stage="parts", output=raw(b'"one part"'), text=None),
+        stored(0, stage="say", output=None, text="a sentence"),
+        stored(1, stage="say", output=None, text="cut off", status="truncated"),
+    ]
+    columns = [("label", "VARCHAR")]
+    stages = ["label", "parts", "say"]
+    make_run(job_dir / "runs" / "mix", outcomes, answer_columns=columns, stages=stages)
+    printed = bagent(["results", "mix", "--format", "csv"])
+    rows = list(csv.DictReader(io.StringIO(printed.out)))
+    assert [row["text"] for row in rows] == ["", '"one part"', "a sentence", "cut off"]
+    table = bagent(["results", "mix", "--format", "table"]).out
+    assert all(text in table for text in ("one part", "a sentence", "cut off"))
+    (alone,) = csv.DictReader(
+        io.StringIO(bagent(["results", "mix", "--format", "csv", "--stage", "label"]).out)
+    )
+    assert list(alone) == ["id", "stage", "status", "label", "error"]

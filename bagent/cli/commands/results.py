@@ -96,7 +96,11 @@ Excel = Annotated[
 ]
 Redact = Annotated[
     list[str] | None,
-    typer.Option("--redact", metavar="FIELD", help="Print *** in place of this field. Repeatable."),
+    typer.Option(
+        "--redact",
+        metavar="FIELD",
+        help="Print *** in place of these fields, parted by commas. Repeatable.",
+    ),
 ]
 OutputFile = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")
@@ -149,7 +153,7 @@ def results(
         ordered=ordered,
         with_input=with_input,
         limit=limit,
-        redact=tuple(redact or ()),
+        redact=tuple(n.strip() for names in redact or () for n in names.split(",")),
         output=output,
         all_columns=all_columns,
         excel=excel,

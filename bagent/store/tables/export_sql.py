@@ -1,9 +1,9 @@
 """SQL over ``results`` for exports and lists: columns, conditions on fields, and redaction.
 
-Redaction replaces values; nulls stay. A field is a column (``error``), a path into a JSON column
-(``output.name.first``, ``input.ssn``) or a plain name: the column, else that property of both
-``input`` and ``output``. Redacting a property of the output also redacts what may repeat it: text,
-reasoning, logprobs and the error.
+Redaction replaces values; nulls stay. A field is a path into a JSON column (``output.name.first``,
+``input.ssn``) or a plain name: the column and that property of both ``input`` and ``output``.
+Redacting the output or a property of it also redacts what may repeat it: text, reasoning, logprobs
+and the error.
 """
 
 from __future__ import annotations
@@ -38,20 +38,35 @@ RESULT_COLUMNS: Columns = {name: quoted(name) for name in RESULTS} | {
 """The columns of ``results``, with times as text."""
 
 
+def other_answer(answers: Mapping[str, str]) -> str:
+    """Return the SQL of an answer that none of the fields in ``answers`` shows: its text or JSON.
+
+    So it is for stages without a schema beside others, and for accepted truncated answers.
+    """
+    fields = ", ".join(f"{sql}::varchar" for sql in answers.values())
+    return (
+        f"case when status in ('ok', 'truncated') and coalesce({fields}) is null"
+        " then coalesce(text, output::varchar) end"
+    )
+
+
 def csv_columns(
     connection: DuckDBPyConnection,
     answers: Mapping[str, str],
     *,
+    source: str = "from results",
     all_columns: bool = False,
     with_input: bool = False,
 ) -> Columns:
     """Return ``id``, ``status``, the fields of the answers or their text, and the error.
 
-    Stage and number of the answer are included where there are several.
+    Stage and number of the answer are included where there are several, the text beside fields
+    where a row has an answer without them.
 
     Args:
         connection: with the table ``results``.
         answers: the SQL of each field of the answers.
+        source: SQL of the rows, with the columns that ``answers`` names.
         all_columns: include the other columns of ``results``.
         with_input: include the fields of the input.
     """
@@ -62,11 +77,21 @@ def csv_columns(
     chosen = {name: RESULT_COLUMNS[name] for name in ("id", *stage, *answer, "status")}
     # A field of the answer keeps its name; what it would hide gets another one.
     chosen |= {f"{name}_answer" if name in chosen else name: sql for name, sql in answers.items()}
-    for name in RESULT_COLUMNS if all_columns else [*([] if answers else ["text"]), "error"]:
-        if RESULT_COLUMNS[name] not in chosen.values():
-            chosen[f"result_{name}" if name in chosen else name] = RESULT_COLUMNS[name]
+    more = RESULT_COLUMNS if all_columns else {"error": RESULT_COLUMNS["error"]}
+    if not all_columns:
+        text = other_answer(answers) if answers else RESULT_COLUMNS["text"]
+        if not answers or _has_value(connection, text, source):
+            more = {"text": text} | more
+    for name, sql in more.items():
+        if sql not in chosen.values():
+            chosen[f"result_{name}" if name in chosen else name] = sql
     fields = input_fields(connection) if with_input else {}
     return chosen | {f"input.{name}" if name in chosen else name: fields[name] for name in fields}
+
+
+def _has_value(connection: DuckDBPyConnection, sql: str, source: str) -> bool:
+    row = connection.execute(f"select 1 from ({source}) where ({sql}) is not null limit 1")
+    return row.fetchone() is not None
 
 
 def input_fields(connection: DuckDBPyConnection, *, as_json: bool = False) -> Columns:
@@ -193,13 +218,15 @@ def masked_columns(fields: Iterable[str]) -> dict[str, str]:
         if not all([head, *path]) or (field in _WHOLE):
             raise UsageError(f"--redact {field}: no field to hide", hint="output.NAME, text, ...")
         if field in RESULTS:
-            hidden.add(field)
+            hidden.update((field, *_REPEATS) if field == "output" else (field,))
+        if field in ("output", "input"):
             continue
         columns = [head] if head in ("output", "input") and path else ["output", "input"]
         steps = path if head in ("output", "input") and path else [head, *path]
         for column in columns:
             paths.setdefault(column, []).append(steps)
-        hidden.update(("error", *_REPEATS) if "output" in columns else ("error",))
+        if field not in RESULTS:
+            hidden.update(_REPEATS if "output" in columns else ("error",))
     columns_sql = {name: _hidden(name) for name in sorted(hidden)}
     for column in sorted(paths.keys() - hidden):
         value = quoted(column)
@@ -209,14 +236,31 @@ def masked_columns(fields: Iterable[str]) -> dict[str, str]:
     return columns_sql
 
 
-def masked_answers(fields: Iterable[str]) -> frozenset[str]:
-    """Return the columns of ``answers`` that are redacted."""
-    names = set()
-    for field in fields:
-        steps = field.removeprefix("output.").split(".")
-        if field not in RESULTS and not field.startswith("input."):
-            names.add(steps[0])
-    return frozenset(names)
+def masked_answers(fields: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """Return those of ``names``, the columns of ``answers``, that are redacted."""
+    heads = {f.removeprefix("output.").split(".")[0] for f in fields if not f.startswith("input.")}
+    return frozenset(names if "output" in heads else heads.intersection(names))
+
+
+def unknown_fields(connection: DuckDBPyConnection, fields: Iterable[str]) -> list[str]:
+    """Return the fields that no row has, so that nothing would be redacted.
+
+    Args:
+        connection: with the table ``results``.
+        fields: those to redact.
+    """
+    return [f for f in fields if f not in RESULTS and not _is_in_a_row(connection, f)]
+
+
+def _is_in_a_row(connection: DuckDBPyConnection, field: str) -> bool:
+    head, *path = field.split(".")
+    one_column = head in ("output", "input") and path
+    name = literal(f"/{_escaped(path[0] if one_column else head)}")
+    conditions = " or ".join(
+        f"json_exists({column}, {name}) or json_type({column}) = 'ARRAY'"
+        for column in ([head] if one_column else ["output", "input"])
+    )
+    return bool(connection.execute(f"select 1 from results where {conditions} limit 1").fetchone())
 
 
 def _hidden(column: str) -> str:
