@@ -1,9 +1,8 @@
 """Load tests of a fleet.
 
-plan            settings of a load test and the stages that they make
+plan            settings of a load test, sizes of prompts, and the stages that they make
 schedule        load stages, their send times, and recorded loads to replay
-workload        requests of a stage, or of a job
-prompts         prompts of a given length and request bodies
+workload        requests of a stage: prompts of a given length, or rows of a job
 client          one request and its timings; calibration of prompt lengths
 routing         choice of an endpoint for each request
 load_generator  one worker: sends its share of each stage

@@ -24,10 +24,9 @@ from bagent.backends.http.connection import PlainResponse
 from bagent.backends.http.request import read_body
 from bagent.backends.openai.chat import read_reply, read_usage
 from bagent.backends.openai.stream import StreamReader
-from bagent.bench.plan import BenchTarget
-from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, fixed_fields, request_body
+from bagent.bench.plan import AnswerPlan, BenchTarget, Lengths
 from bagent.bench.records import RequestRow
-from bagent.bench.workload import LoadRequest
+from bagent.bench.workload import LoadRequest, PromptMaker, fixed_fields, request_body
 from bagent.text.json import decode_json
 from bagent.types import Failure, Reply, Usage
 

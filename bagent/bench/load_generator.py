@@ -17,11 +17,10 @@ from bagent.backends.http.client import Transport
 from bagent.bench.client import send_request
 from bagent.bench.monitors import ClientWatch
 from bagent.bench.plan import LoadConfig
-from bagent.bench.prompts import PromptGroups
 from bagent.bench.records import ClientRow, RequestRow, RowFile
 from bagent.bench.routing import EndpointPicker
 from bagent.bench.schedule import LoadStage, arrival_times, replay_times, worker_share
-from bagent.bench.workload import RequestFactory, ScheduleSlot
+from bagent.bench.workload import PromptGroups, RequestFactory, ScheduleSlot
 from bagent.types import Reply
 
 if TYPE_CHECKING:

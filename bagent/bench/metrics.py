@@ -51,19 +51,9 @@ _WINDOWS = {
 }
 """Tables of stages by the column that numbers are grouped by."""
 
-_COUNTS = (
-    *(
-        "requests",
-        "ok",
-        "failed",
-        "censored",
-        "estimated",
-        "not_streamed",
-        "usage_incomplete",
-        "opened",
-        "good",
-    ),
-    *("requests_inside", "calls_inside", "good_inside"),
+COUNTS = (
+    *("requests", "ok", "failed", "censored", "estimated", "not_streamed", "usage_incomplete"),
+    *("opened", "good", "requests_inside", "calls_inside", "good_inside"),
 )
 """Numbers that are 0 where a load sent nothing."""
 
@@ -88,7 +78,7 @@ def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numb
     if "endpoint" in keys:
         # A slow endpoint may have got all its requests before the window.
         counted = "true"
-    counts = ", ".join(f"coalesce({name}, 0) as {name}" for name in _COUNTS)
+    counts = ", ".join(f"coalesce({name}, 0) as {name}" for name in COUNTS)
     windows = next((source for key, source in _WINDOWS.items() if key in keys), "stages")
     return tables.rows(
         f"""

@@ -1,4 +1,4 @@
-"""Settings of a load test and the stages that they make."""
+"""Settings of a load test, sizes of its prompts and answers, and the stages that they make."""
 
 from __future__ import annotations
 
@@ -10,9 +10,42 @@ import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.records import Routing, Way
 from bagent.bench.schedule import Arrival, LoadStage, Recorded, TraceInfo
+
+_JSON_ROOM = 32
+"""Tokens that JSON may need beyond its length to end."""
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Calibrated sizes of one model's prompts, in words."""
+
+    own: int
+    """Words of a prompt after its shared prefix."""
+    prefix: int = 0
+    """Words that a group shares."""
+    tokens: int | None = None
+    """Measured tokens of a prompt with its chat template; None where nothing was measured."""
+    measured: str = "not measured"
+    per_word: float = 1.0
+    extra: float = 0.0
+    """``per_word``, ``extra``: tokens of a word, and tokens added around a prompt."""
+
+    def word_count(self, tokens: int) -> int:
+        """Return how many words make a prompt of ``tokens``, at least one."""
+        return max(1, round((tokens - self.extra) / self.per_word))
+
+
+class AnswerPlan(msgspec.Struct, frozen=True):
+    """Length and form of the requested answers."""
+
+    tokens: int
+    as_json: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the limit to send, with room for JSON to end."""
+        return self.tokens + _JSON_ROOM * self.as_json
 
 
 class Slo(msgspec.Struct, frozen=True):

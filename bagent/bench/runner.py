@@ -22,15 +22,16 @@ from bagent.bench.client import PromptSizes, calibrate
 from bagent.bench.load_generator import WorkerShare
 from bagent.bench.monitors import ServerWatch
 from bagent.bench.plan import (
+    AnswerPlan,
     BenchPlan,
     BenchTarget,
+    Lengths,
     LoadConfig,
     Workload,
     expected_seconds,
     plan_stages,
     portable,
 )
-from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.records import LoadStageRow, RowFile
 from bagent.bench.schedule import LoadStage, Recorded, steady_window
 from bagent.bench.sweep import RequestSummary, Saturation, sweep

@@ -15,8 +15,7 @@ import msgspec
 from bagent import __version__
 from bagent.bench import metrics
 from bagent.bench.monitors import client_limits
-from bagent.bench.plan import BenchPlan
-from bagent.bench.prompts import AnswerPlan
+from bagent.bench.plan import AnswerPlan, BenchPlan
 from bagent.bench.records import DEFINITIONS, BenchTables
 from bagent.bench.runner import LoadTestRecord
 from bagent.bench.thresholds import SCHEMA_VERSION

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.bench.metrics import LATENCIES, MIN_REQUESTS, PERCENTILES
+from bagent.bench.metrics import COUNTS, LATENCIES, MIN_REQUESTS, PERCENTILES
 from bagent.bench.plan import BenchPlan
 from bagent.errors import Position, UsageError
 from bagent.text.suggest import did_you_mean
@@ -38,19 +38,16 @@ _STATISTICS = (*PERCENTILES, "mean", "max")
 LOAD_NUMBERS = frozenset(
     {
         *(f"{name}_{statistic}_ms" for name in _LATENCIES for statistic in _STATISTICS),
+        *COUNTS,
         *(
-            "requests",
-            "ok",
-            "failed",
-            "censored",
-            "estimated",
-            "not_streamed",
-            "usage_incomplete",
-            "opened",
+            "tokens",
+            "tokens_inside",
+            "prompt_inside",
+            "good_tokens",
+            "busy_seconds",
+            "input_tokens",
+            "output_tokens",
         ),
-        "good",
-        *("requests_inside", "calls_inside", "good_inside", "tokens", "tokens_inside"),
-        *("prompt_inside", "good_tokens", "busy_seconds", "input_tokens", "output_tokens"),
         *("cached_share", "rps", "calls_s", "output_tok_s", "input_tok_s", "total_tok_s"),
         *("goodput_rps", "good_share", "goodput_tok_s", "ok_share", "in_flight_mean"),
         *("peak_tok_s", "hit_rate", "conversations", "conversations_s", "seconds"),

@@ -1,8 +1,16 @@
-"""Requests of a load stage: generated prompts, recorded lengths, or the bodies of a job."""
+"""Requests of a load stage: generated prompts, recorded lengths, or the bodies of a job.
+
+Prompts have a given length, without a tokenizer. A prompt is plain English. Its first words come
+from its number and the run's salt, so that no two prompts share a prefix unless groups of shared
+prefixes are requested; the other words are a slice of one long text. How many words make N tokens
+is measured on the server (:func:`bagent.bench.client.calibrate`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +21,7 @@ import msgspec
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.request import encode_payload
-from bagent.bench.plan import JobBody, LoadConfig
-from bagent.bench.prompts import (
-    AnswerPlan,
-    Lengths,
-    PromptMaker,
-    fixed_fields,
-    request_body,
-    stream_fields,
-)
+from bagent.bench.plan import AnswerPlan, JobBody, Lengths, LoadConfig
 from bagent.bench.schedule import LoadStage
 from bagent.check.sample import make_requests
 from bagent.errors import JobError
@@ -203,3 +203,120 @@ def make_job_bodies(context: RunContext, health: Sequence[HealthResult]) -> list
         reason = sampled[0].error if sampled else "it has no rows"
         raise JobError(f"no row of the job can be sent: {reason}")
     return bodies
+
+
+_VOCABULARY = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work night point home
+water room mother area money story fact month lot right study book eye job word issue side kind
+head house service friend father power hour game line end member law car city name
+"""
+WORDS = tuple(_VOCABULARY.split())
+"""Sixty-four common words, mostly one token each in any vocabulary."""
+
+NONCE = 10
+"""Words at the start of a prompt that make it unique: 60 bits."""
+
+_POOL = 4096
+
+
+class PromptMaker:
+    """Makes the texts of prompts.
+
+    Args:
+        salt: differs between runs, so that servers have nothing cached.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._salt = salt
+        rng = random.Random(f"{salt}/pool")
+        self._pool = rng.choices(WORDS, k=_POOL)
+
+    def unique_text(self, count: int, name: str) -> str:
+        """Return ``count`` words with a prefix that only the prompt ``name`` has."""
+        digest = hashlib.blake2b(f"{self._salt}/{name}".encode(), digest_size=16).digest()
+        bits = int.from_bytes(digest[:8], "little")
+        nonce = [WORDS[bits >> 6 * index & 63] for index in range(min(NONCE, count))]
+        return " ".join([*nonce, *self._slice(count - len(nonce), digest[8:])])
+
+    def _slice(self, count: int, digest: bytes) -> Sequence[str]:
+        start = int.from_bytes(digest, "little") % _POOL
+        piece = self._pool[start : start + count]
+        while len(piece) < count:
+            piece += self._pool[: count - len(piece)]
+        return piece
+
+
+class PromptGroups:
+    """Draws the prefix group of each request.
+
+    Args:
+        count: number of groups.
+        skew: Zipf exponent: group k has the frequency 1/(k+1)**skew.
+    """
+
+    def __init__(self, count: int, skew: float, seed: str) -> None:
+        self.count = count
+        self._weights = [1 / (number + 1) ** skew for number in range(count)]
+        self._rng = random.Random(seed)
+
+    def next(self, among: Sequence[int] | None = None) -> int:
+        """Return the group of the next request, one of ``among`` if set."""
+        if among is None:
+            return self._rng.choices(range(self.count), self._weights)[0]
+        return self._rng.choices(among, [self._weights[group] for group in among])[0]
+
+
+def json_schema(tokens: int) -> Json:
+    """Return a schema whose answers have about ``tokens`` tokens (10 per finding)."""
+    finding = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["bug", "style", "speed"]},
+            "line": {"type": "integer", "minimum": 100, "maximum": 999},
+        },
+        "required": ["kind", "line"],
+        "additionalProperties": False,
+    }
+    count = max(1, tokens // 10)
+    items = {"type": "array", "items": finding, "minItems": count, "maxItems": count}
+    return {
+        "type": "object",
+        "properties": {"findings": items},
+        "required": ["findings"],
+        "additionalProperties": False,
+    }
+
+
+EXACT = frozenset({"vllm", "sglang", "dynamo"})
+"""Engines that support ``ignore_eos`` and ``min_tokens``."""
+
+
+def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> dict[str, Json]:
+    """Return the body fields that all requests of an endpoint share.
+
+    Engines in :data:`EXACT` are told to give free answers of exactly the length; JSON ends by
+    itself.
+    """
+    fields: dict[str, Json] = {"model": model} if model else {}
+    fields |= {"max_tokens": answer.max_tokens, "temperature": 0}
+    if answer.as_json:
+        form = {"name": "findings", "schema": json_schema(answer.tokens)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif engine in EXACT:
+        fields |= {"ignore_eos": True, "min_tokens": answer.tokens}
+    return fields
+
+
+def stream_fields(engine: str | None) -> dict[str, Json]:
+    """Return the fields that request a stream, with usage per chunk where the engine supports
+    it."""
+    options: dict[str, Json] = {"include_usage": True}
+    if engine == "vllm":
+        options["continuous_usage_stats"] = True
+    return {"stream": True, "stream_options": options}
+
+
+def request_body(fields: dict[str, Json], key: str, value: Json) -> bytes:
+    """Return a request body: the fixed fields and the prompt under ``key``."""
+    return encode_payload({**fields, key: value})

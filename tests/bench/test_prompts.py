@@ -13,11 +13,9 @@ from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.bench.client import PromptSizes, calibrate
-from bagent.bench.plan import BenchTarget
-from bagent.bench.prompts import (
+from bagent.bench.plan import AnswerPlan, BenchTarget, Lengths
+from bagent.bench.workload import (
     NONCE,
-    AnswerPlan,
-    Lengths,
     PromptGroups,
     PromptMaker,
     fixed_fields,

@@ -9,8 +9,7 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.bench.plan import BenchTarget, LoadConfig
-from bagent.bench.prompts import AnswerPlan, Lengths
+from bagent.bench.plan import AnswerPlan, BenchTarget, Lengths, LoadConfig
 from bagent.bench.schedule import LoadStage
 from bagent.bench.workers import ProcessWorkers
 from support.simulated_fleets import DEAD

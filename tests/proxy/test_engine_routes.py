@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from bagent.proxy.engine_routes import merged_metrics, merged_models
 from bagent.proxy.metering import stream_ended
+from bagent.proxy.server import merged_metrics, merged_models
 from support.fake_server import FakeServer
 from support.http_servers import in_thread
 from support.proxy_calls import ask, chat, rows_of, through
