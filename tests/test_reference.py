@@ -21,9 +21,9 @@ from bagent.store.tables.schema import (
     RENAMED,
     STATUSES,
     VIEWS,
-    column_definitions,
 )
 from bagent.types import ErrorKind, Status
+from support.report_pages import column_definitions
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "schemas" / "reference.md"

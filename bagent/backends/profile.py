@@ -60,9 +60,6 @@ class Form(msgspec.Struct, frozen=True):
     """Whether to use the strict mode of schemas and tools."""
 
 
-DEFAULT_FORM = Form()
-
-
 TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
 """Engines (as named by ``/models``) that report token ids and implement vLLM's protocol."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.chat import BodyWriter
-from bagent.backends.profile import DEFAULT_FORM, EndpointForms, EndpointProfiles, Form
+from bagent.backends.profile import EndpointForms, EndpointProfiles, Form
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
 
@@ -22,7 +22,7 @@ def taught(words: str) -> tuple[bool, Form, list[str]]:
     forms = EndpointForms(EndpointProfiles(), "auto", notices.append)
     request = Request(CallSettings("m", SAMPLING, {}), b"[]")
     failure = Failure("rejected", f"HTTP 400: {words}", status=400)
-    learned = forms.learn(HERE, request, failure, DEFAULT_FORM)
+    learned = forms.learn(HERE, request, failure, Form())
     return learned, forms.of(HERE, request), notices
 
 
@@ -76,7 +76,7 @@ def test_a_parameter_that_a_model_refuses_is_left_out_and_said(words: str, name:
 )
 def test_other_refusals_teach_nothing(words: str) -> None:
     learned, form, notices = taught(words)
-    assert (learned, form, notices) == (False, DEFAULT_FORM, [])
+    assert (learned, form, notices) == (False, Form(), [])
 
 
 def test_a_refused_strict_schema_is_sent_without_strict_before_it_goes_to_the_prompt() -> None:
@@ -100,6 +100,6 @@ def test_a_refused_strict_tool_is_sent_without_strict() -> None:
     forms = EndpointForms(EndpointProfiles(), "auto", list[str]().append)
     request = Request(CallSettings("m", {}, {}, tools=[tool]), b"[]")
     words = "Invalid schema for function 'pick': In context=(), schema must have a 'type' key."
-    assert forms.learn(HERE, request, Failure("rejected", words, status=400), DEFAULT_FORM)
+    assert forms.learn(HERE, request, Failure("rejected", words, status=400), Form())
     body = json.loads(BodyWriter("m", strict=forms.of(HERE, request).strict).body(request))
     assert "strict" not in body["tools"][0]["function"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagent.backends.profile import DEFAULT_FORM
+from bagent.backends.profile import Form
 from bagent.batches.record import BatchRecord, Ledger, all_records, ledger_path, status_lines
 
 
 def record(number: int) -> BatchRecord:
-    return BatchRecord(number, f"b-{number}", "all", "/v1/x m", 4, 100, 10, DEFAULT_FORM)
+    return BatchRecord(number, f"b-{number}", "all", "/v1/x m", 4, 100, 10, Form())
 
 
 def test_the_last_line_of_a_number_counts_and_a_torn_one_does_not(tmp_path: Path) -> None:

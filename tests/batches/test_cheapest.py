@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.profile import DEFAULT_FORM
+from bagent.backends.profile import Form
 from bagent.batches.record import BatchRecord, State
 from bagent.batches.scheduler import InputState, ProviderBatchScheduler, SendingTimes
 from bagent.errors import JobError, NeedsPerson
@@ -30,7 +30,7 @@ LATE = 60.0
 def record(number: int, state: State, **more: Any) -> BatchRecord:
     fields: dict[str, Any] = {"tokens": 100, "sent_at": 0.0, "group": "/v1/x m", **more}
     return BatchRecord(
-        number, f"b-{number}", "all", rows=10, bytes=1, form=DEFAULT_FORM, state=state, **fields
+        number, f"b-{number}", "all", rows=10, bytes=1, form=Form(), state=state, **fields
     )
 
 

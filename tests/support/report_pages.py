@@ -9,18 +9,24 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from bagent.duck import quoted
 from bagent.report import ReportInfo, make_page
 from bagent.store.tables.schema import (
     COLUMNS,
+    RENAMED,
     RESULTS,
     VIEWS,
-    column_definitions,
     json_select,
 )
 from support.jobs import memory
 
 NUMBERS = count()
 VOID = {"meta", "input", "br", "img", "link"}
+
+
+def column_definitions(columns: dict[str, str]) -> str:
+    """Return columns as in CREATE TABLE, by their names in the table."""
+    return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
 
 
 class Reader(HTMLParser):

@@ -114,11 +114,6 @@ TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endp
 """The names of the tables and of their Parquet files."""
 
 
-def column_definitions(columns: dict[str, str]) -> str:
-    """Return columns as in CREATE TABLE, by their names in the table."""
-    return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
-
-
 def read_json(path: Path, columns: dict[str, str], object_bytes: int) -> str:
     """Return SQL that reads JSON lines; a broken line gives a row of nulls.
 
