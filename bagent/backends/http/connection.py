@@ -77,16 +77,18 @@ class Connection(asyncio.Protocol):
         self._size = 0
         self._head = 0
 
-    def send(self, data: bytes, body: bytes) -> None:
-        """Start a request."""
+    def send(self, head: bytes, body: bytes | None) -> None:
+        """Start a request, whose head ends where the length of its body belongs, if it has one."""
         self.reset()
         if self.parser is None:
             self.parser = httptools.HttpResponseParser(self)
         assert self.transport is not None
-        if len(body) < 65536:
-            self.transport.write(data + body)
+        if body is None:
+            self.transport.write(head + b"\r\n")
+        elif len(body) < 65536:
+            self.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
-            self.transport.writelines((data, body))
+            self.transport.writelines((b"%b%d\r\n\r\n" % (head, len(body)), body))
 
     # --- from the loop ------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ Connect = Callable[[str, int], Awaitable[Connection]]
 class _Target:
     """The address and the fixed part of the headers of an endpoint's URL."""
 
-    __slots__ = ("address", "has_body", "head", "host", "port")
+    __slots__ = ("address", "head", "host", "port")
 
     def __init__(self, endpoint: Endpoint, url_text: str, *, has_body: bool) -> None:
         try:
@@ -79,10 +79,9 @@ class _Target:
             if any(bad in name or bad in value for bad in _BAD_IN_HEAD):
                 raise ValueError(f"a line break or zero byte in the header {name!r}")
             lines.append(f"{name}: {value}")
-        self.has_body = has_body
         self.head = "\r\n".join(lines).encode() + b"\r\n"
         if has_body:
-            self.head += b"Content-Length: "
+            self.head += b"Content-Length: "  # the connection adds it
 
 
 class TimeoutGroup:
@@ -170,7 +169,7 @@ class PlainPool:
         target = self._targets.get((endpoint, path))
         if target is None:
             return None
-        request = PooledRequest(self, target, b"", timeouts)
+        request = PooledRequest(self, target, None, timeouts)
         return request if request.take_idle() is not None else None
 
     def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> PooledRequest:
@@ -179,7 +178,7 @@ class PlainPool:
         Raises:
             ValueError: the address or a header cannot be sent.
         """
-        return PooledRequest(self, _Target(endpoint, url, has_body=False), b"", timeouts)
+        return PooledRequest(self, _Target(endpoint, url, has_body=False), None, timeouts)
 
     def take(self, target: _Target, now: float) -> Connection | None:
         """Return an idle connection that may still be open, None if there is none."""
@@ -317,7 +316,9 @@ class PooledRequest:
         "idle",
     )
 
-    def __init__(self, pool: PlainPool, target: _Target, body: bytes, timeouts: Timeouts) -> None:
+    def __init__(
+        self, pool: PlainPool, target: _Target, body: bytes | None, timeouts: Timeouts
+    ) -> None:
         self._pool = pool
         self._target = target
         self._body = body
@@ -333,8 +334,7 @@ class PooledRequest:
         """Send it over its idle connection; ``on_end`` is called once it has ended."""
         connection = self._connection
         assert connection is not None
-        self._body = body
-        self._send(connection)
+        connection.send(self._target.head, body)
         connection.whole, connection.on_end = True, on_end
 
     def cancel(self) -> None:
@@ -360,7 +360,7 @@ class PooledRequest:
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
             self._connection = connection
         try:
-            self._send(connection)
+            connection.send(self._target.head, self._body)
             while not connection.headed:
                 await wait_for_data(connection)
         except BaseException:
@@ -378,13 +378,6 @@ class PooledRequest:
                 self._limit = self._pool.limit(self._timeouts.total)
                 self._limit.begin(connection, began)
         return connection
-
-    def _send(self, connection: Connection) -> None:
-        body = self._body
-        if self._target.has_body:
-            connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
-        else:
-            connection.send(self._target.head + b"\r\n", b"")
 
     def _abandon(self) -> None:
         if self._connection is not None:

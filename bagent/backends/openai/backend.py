@@ -42,8 +42,14 @@ from bagent.backends.openai.responses import (
     PATH as RESPONSES,
 )
 from bagent.backends.openai.stream import StreamReader
-from bagent.backends.profile import EndpointForms, EndpointProfiles, Form, OptionalFeatures
-from bagent.backends.request import Request, encode_payload
+from bagent.backends.profile import (
+    EndpointForms,
+    EndpointProfile,
+    EndpointProfiles,
+    Form,
+    OptionalFeatures,
+)
+from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.clocks import unix
 from bagent.text.json import json_or_none
 from bagent.types import Failure, Json, Reply
@@ -121,6 +127,22 @@ def _is_text(content: Json) -> bool:
     return content is None or isinstance(content, str)
 
 
+class _Wire(msgspec.Struct, frozen=True):
+    """How the calls of the same settings go to an endpoint."""
+
+    settings: CallSettings
+    """Kept, so that no others get its id."""
+    profile: EndpointProfile
+    form: Form
+    by_responses: bool
+    """They go to ``/responses``."""
+    writer: BodyWriter
+
+
+MOST_WIRES = 32768
+"""Wires that are kept, one for each endpoint and kind of call."""
+
+
 class OpenAIBackend:
     """Sends calls to ``/chat/completions`` or ``/responses``, and raw text to ``/completions``.
 
@@ -157,7 +179,9 @@ class OpenAIBackend:
         self._forms = EndpointForms(self._profiles, enforce, notice)
         self._features = OptionalFeatures(self._profiles)
         self._writers: dict[tuple[str, Form, bool], BodyWriter] = {}
-        self._groups = GroupRoutes(self._profiles, batching, clock, notice)
+        self._wires: dict[tuple[Endpoint, int, bool, bool], _Wire] = {}
+        mode = "single" if api == "responses" else batching
+        self._groups = GroupRoutes(self._profiles, mode, clock, notice)
         self._learner = TemplateProber(
             self._groups, self._profiles, self._ask, self.probe, self._model
         )
@@ -165,20 +189,31 @@ class OpenAIBackend:
 
     def group_key(self, request: Request) -> Hashable | None:
         """Return the settings, limits and shape of the call."""
-        return None if self._api == "responses" else self._groups.key(request)
+        return self._groups.key(request)
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """Return the limit by what is known of the endpoint."""
         limit = self._groups.limit(endpoint, request)
-        return 1 if limit == 1 or self._by_responses(endpoint, request) else limit
+        return 1 if limit == 1 or self._wire(endpoint, request).by_responses else limit
 
-    def _by_responses(self, endpoint: Endpoint, request: Request) -> bool:
-        """Return whether a call goes to ``/responses``."""
-        if self._api == "chat" or request.body is not None:
-            return False
-        model = self._model(endpoint, request)
-        learned = model in self._profiles.of(endpoint).responses_models
-        return goes_to_responses(request, "responses" if learned else self._api, model)
+    def _wire(self, endpoint: Endpoint, request: Request) -> _Wire:
+        """Return how a call goes to an endpoint, by all that was learned of it."""
+        settings = request.settings
+        key = endpoint, id(settings), request.tool_choice == "none", request.prompt is None
+        wire = self._wires.get(key) if request.body is None else None
+        if wire is None:
+            profile = self._profiles.of(endpoint)
+            model = self._model(endpoint, request)
+            api = "responses" if model in profile.responses_models else self._api
+            by_responses = self._api != "chat" and goes_to_responses(request, api, model)
+            form = self._forms.of(endpoint, request)
+            writer = self._writer(endpoint, request, form, by_responses)
+            wire = _Wire(settings, profile, form, by_responses, writer)
+            if request.body is None:
+                if len(self._wires) >= MOST_WIRES:
+                    self._wires.clear()
+                self._wires[key] = wire
+        return wire
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
@@ -189,6 +224,7 @@ class OpenAIBackend:
     def forget(self, endpoint: Endpoint) -> None:
         """Discard what was learned of the endpoint."""
         self._profiles.forget(endpoint)
+        self._wires.clear()
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
@@ -201,8 +237,8 @@ class OpenAIBackend:
     ) -> Exchange:
         """Send one call or a group."""
         request = group[0]
-        form = self._forms.of(endpoint, request)
-        by_responses = len(group) == 1 and self._by_responses(endpoint, request)
+        wire = self._wire(endpoint, request)
+        form, by_responses = wire.form, len(group) == 1 and wire.by_responses
         exchange = Exchange(results=[], sent=self._clock())
         result: list[Reply | Failure] | Reply | Failure
         if len(group) > 1:
@@ -223,23 +259,25 @@ class OpenAIBackend:
         on_end: Callable[[], None],
     ) -> SentCall | None:
         """Send one plain call over an idle connection; None for other calls, and without one."""
+        wire = self._wire(endpoint, request)
+        form = wire.form
         if (
             endpoint.url.startswith("https")
             or request.returning
             or request.settings.schema_excludes_tools
-            or self._profiles.of(endpoint).awaits_sample
-            or self._by_responses(endpoint, request)
+            or wire.profile.awaits_sample
+            or wire.by_responses
+            or (request.stream and form.stream)
         ):
-            return None
-        form = self._forms.of(endpoint, request)
-        if request.stream and form.stream:
             return None
         pooled = self._transport.reserve(endpoint, request.path, timeouts)
         if pooled is None:
             return None
         exchange = Exchange(results=[], sent=self._clock())
-        http_request = self._http_request(endpoint, request, form, timeouts)
-        pooled.start(http_request.body, on_end)
+        key = "prompt" if request.prompt is not None else None
+        body = wire.writer.body(request, key=key, stream=form.stream)
+        http_request = HttpRequest(endpoint, request.path, body, timeouts)
+        pooled.start(body, on_end)
 
         def finish() -> Exchange:
             answer = self._http.finish(pooled, http_request, exchange)
@@ -265,6 +303,8 @@ class OpenAIBackend:
                 exchange.learned = (
                     not by_responses and self._learn_api(endpoint, request, result)
                 ) or self._forms.learn(endpoint, request, result, form)
+            if exchange.learned:
+                self._wires.clear()
             result = redact_failure(result, endpoint, exchange)
             if result.status == 404 and by_responses:
                 message = f"{result.message}; {NO_RESPONSES}"
@@ -317,7 +357,11 @@ class OpenAIBackend:
         by_responses: bool,
     ) -> Reply | Failure:
         stream = request.stream and form.stream
-        http_request = self._http_request(endpoint, request, form, timeouts, by_responses)
+        body = self._writer(endpoint, request, form, by_responses).body(
+            request, key="prompt" if request.prompt is not None else None, stream=form.stream
+        )
+        path = RESPONSES if by_responses else request.path
+        http_request = HttpRequest(endpoint, path, body, timeouts)
         if stream or by_responses:
             reader = None
             if stream:
@@ -345,21 +389,6 @@ class OpenAIBackend:
         finally:
             sample.sampling = False
         return result
-
-    def _http_request(
-        self,
-        endpoint: Endpoint,
-        request: Request,
-        form: Form,
-        timeouts: Timeouts,
-        by_responses: bool = False,
-    ) -> HttpRequest:
-        """Return the HTTP request of one call."""
-        body = self._writer(endpoint, request, form, by_responses).body(
-            request, key="prompt" if request.prompt is not None else None, stream=form.stream
-        )
-        path = RESPONSES if by_responses else request.path
-        return HttpRequest(endpoint, path, body, timeouts)
 
     async def _send_group(
         self,
@@ -451,6 +480,7 @@ class OpenAIBackend:
         capabilities = await fetch_models(self._transport, endpoint, seconds)
         if isinstance(capabilities, Capabilities):
             self._profiles.of(endpoint).update(capabilities)
+            self._wires.clear()
         return capabilities
 
     async def close(self) -> None:
