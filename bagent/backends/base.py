@@ -48,7 +48,7 @@ class Exchange(msgspec.Struct):
     learned: bool = False
     """The endpoint wants another form, which the next request uses."""
     new_key: bool = False
-    """The key was refused, and a newer one is there, which the next request uses."""
+    """The key was refused; the next request uses a newer one, which is there or is got first."""
     connected: bool = True
     """False if no connection was made."""
     withheld: bool = False

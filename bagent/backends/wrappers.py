@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 
-from bagent.backends.base import Backend, Exchange, Timeouts
+from bagent.backends.base import Backend, DirectBackend, Exchange, SentCall, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.keys import KeySource
 from bagent.backends.profile import EndpointForms, EndpointProfiles
@@ -18,6 +18,7 @@ class BackendWrapper:
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
+        self._inner_send_now = inner.send_now if isinstance(inner, DirectBackend) else None
 
     def group_key(self, request: Request) -> Hashable | None:
         """Delegate to the inner backend."""
@@ -64,6 +65,7 @@ class KeyRotatingBackend(BackendWrapper):
     def __init__(self, inner: Backend, keys: KeySource) -> None:
         super().__init__(inner)
         self._keys = keys
+        self._refused: str | None = None  # a key that a call without a task was refused with
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
@@ -75,11 +77,33 @@ class KeyRotatingBackend(BackendWrapper):
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Send; get a new key if the old one was refused."""
+        if self._keys.key == self._refused:
+            await self._keys.renew(self._refused)
         used = self._keys.key
         exchange = await self._inner.send(self._keys.apply(endpoint), group, timeouts)
         if _refused(exchange) and self._keys.is_used_by(endpoint):
             exchange.new_key = await self._keys.renew(used)
         return exchange
+
+    def send_now(
+        self, endpoint: Endpoint, request: Request, timeouts: Timeouts, on_end: Callable[[], None]
+    ) -> SentCall | None:
+        """Send one call without a task; if its key is refused, :meth:`send` gets a new one."""
+        used = self._keys.key
+        if self._inner_send_now is None or used == self._refused:
+            return None
+        sent = self._inner_send_now(self._keys.apply(endpoint), request, timeouts, on_end)
+        if sent is None:
+            return None
+        inner_exchange = sent.exchange
+
+        def exchange() -> Exchange:
+            exchange = inner_exchange()
+            if _refused(exchange) and self._keys.is_used_by(endpoint):
+                self._refused, exchange.new_key = used, True
+            return exchange
+
+        return SentCall(sent.cancel, exchange)
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bagent.backends.base import Backend, Exchange, Timeouts
+from bagent.backends.base import Backend, Exchange, SentCall, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
 from bagent.backends.wrappers import BackendWrapper
@@ -53,19 +53,47 @@ class GpuTimeBackend(BackendWrapper):
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Send a group; its replies get equal shares."""
-        shared = self._times.get(endpoint.name)
-        if shared is None:
-            shared = self._times[endpoint.name] = SharedTime()
-        size = len(group)
+        shared, size = self._shared(endpoint), len(group)
         began = shared.change(self._clock(), size)
         ended = began
         try:
             exchange = await self._inner.send(endpoint, group, timeouts)
         finally:
             ended = shared.change(self._clock(), -size)
-        seconds = (ended - began) * float(endpoint.tags.get("gpus") or 1)
-        exchange.results = [_with_time(result, seconds) for result in exchange.results]
-        return exchange
+        return _with_times(exchange, ended - began, endpoint)
+
+    def send_now(
+        self, endpoint: Endpoint, request: Request, timeouts: Timeouts, on_end: Callable[[], None]
+    ) -> SentCall | None:
+        """Send one call without a task, if ``inner`` does."""
+        if self._inner_send_now is None:
+            return None
+        shared = self._shared(endpoint)
+        ended = 0.0
+
+        def end() -> None:
+            nonlocal ended
+            ended = shared.change(self._clock(), -1)
+            on_end()
+
+        sent = self._inner_send_now(endpoint, request, timeouts, end)
+        if sent is None:
+            return None
+        began, exchange = shared.change(self._clock(), 1), sent.exchange
+        return SentCall(sent.cancel, lambda: _with_times(exchange(), ended - began, endpoint))
+
+    def _shared(self, endpoint: Endpoint) -> SharedTime:
+        shared = self._times.get(endpoint.name)
+        if shared is None:
+            shared = self._times[endpoint.name] = SharedTime()
+        return shared
+
+
+def _with_times(exchange: Exchange, seconds: float, endpoint: Endpoint) -> Exchange:
+    """Add the share of an endpoint's time, in seconds, to the replies of a request."""
+    seconds *= float(endpoint.tags.get("gpus") or 1)
+    exchange.results = [_with_time(result, seconds) for result in exchange.results]
+    return exchange
 
 
 def _with_time(result: Reply | Failure, seconds: float) -> Reply | Failure:

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from bagent.backends.base import Timeouts
+from bagent.backends.keys import KeySource
 from bagent.backends.request import Request
+from bagent.backends.wrappers import KeyRotatingBackend
+from bagent.money.gpu_time import GpuTimeBackend
 from bagent.types import Reply
 from support.backend_calls import PLAIN, QUICK, backend, endpoint, failure, reply, request
 from support.replies import close, hang, ok, status
@@ -105,3 +108,27 @@ async def test_calls_that_are_streamed_or_need_optional_features_have_a_task(fs)
         ):
             assert await send_now(of, to, call) is None
         assert await send_now(of, to, request("r0")) is not None
+
+
+async def test_a_key_that_was_refused_is_renewed_before_the_call_is_sent_again(fs):
+    fs.set_script({"r0": [ok()], "r1": [status(401), ok("good")]})
+    to = msgspec.structs.replace(endpoint(fs.url), headers={"Authorization": "Bearer old"})
+    keys = KeySource("old", lambda: "new")
+    async with backend() as inner:
+        of = KeyRotatingBackend(inner, keys)
+        await of.send(to, [request("r0")], QUICK)
+        refused = await send_now(of, to, request("r1"))
+        assert refused is not None and refused.new_key
+        assert await send_now(of, to, request("r1")) is None  # renewal takes a task
+        assert reply(await of.send(to, [request("r1")], QUICK)).text == "good"
+    assert keys.key == "new"
+
+
+async def test_a_call_without_a_task_gets_its_share_of_gpu_time(fs):
+    fs.set_script({"r0": [ok()], "r1": [ok()]})
+    to = endpoint(fs.url)
+    times = iter(range(100))
+    async with backend() as inner:
+        of = GpuTimeBackend(inner, lambda: float(next(times)))
+        await of.send(to, [request("r0")], QUICK)
+        assert reply(await send_now(of, to, request("r1"))).usage.gpu_seconds == 1.0
