@@ -252,7 +252,11 @@ class Conversation(msgspec.Struct, eq=False):
         self._reply, self._result = reply, result
         self._note_delivery(call, delivery)
         if reply.usage is not NO_USAGE:
-            self._add_usage(reply.usage, call.request.payload)
+            if reply.usage.prompt is not None:
+                size = text_bytes(call.request.payload)
+                self.plan.budget.learn(size, reply.usage.prompt)
+            old = self.usage
+            self.usage = reply.usage if old is NO_USAGE else _sum_usage(old, reply.usage)
 
     def note_summary(self, usage: Usage) -> None:
         """Note what a summary of the conversation cost."""
@@ -340,12 +344,6 @@ class Conversation(msgspec.Struct, eq=False):
             self._started = delivery.sent
         self._queue_ms = call.waited_ms
 
-    def _add_usage(self, usage: Usage, payload: bytes) -> None:
-        if usage.prompt is not None:
-            self.plan.budget.learn(text_bytes(payload), usage.prompt)
-        old = self.usage
-        self.usage = usage if old is NO_USAGE else _sum_usage(old, usage)
-
     def _accepts_cut(self) -> bool:
         """Return whether a truncated answer is accepted."""
         if self.plan.truncated is not None or not self.plan.own_bodies:
@@ -417,7 +415,14 @@ class Conversation(msgspec.Struct, eq=False):
             outcome.completion_tokens = usage.completion
             outcome.reasoning_tokens = usage.reasoning
         if delivery is not None and self._started is not None:
-            self._put_delivery(outcome, delivery, self._started)
+            outcome.endpoint, outcome.group = delivery.endpoint, delivery.group
+            outcome.queue_ms = round(self._queue_ms * 100) / 100
+            outcome.finished_at = delivery.finished_at
+            if self._started == delivery.sent:
+                outcome.started_at, outcome.latency_ms = delivery.started_at, delivery.latency_ms
+            else:
+                outcome.started_at = round(self._started, 4)
+                outcome.latency_ms = latency_ms(self._started, delivery.done)
         if row.parents:
             outcome.parents = list(row.parents)
             outcome.parents_failed = row.parents_failed
@@ -443,17 +448,6 @@ class Conversation(msgspec.Struct, eq=False):
                 summary_cost = agent.summary_price(agent.summary_settings.model, summaries)
             cost = None if cost is None or summary_cost is None else cost + summary_cost
         return usage, cost
-
-    def _put_delivery(self, outcome: Outcome, delivery: Delivery, started: float) -> None:
-        outcome.endpoint = delivery.endpoint
-        outcome.group = delivery.group
-        outcome.queue_ms = round(self._queue_ms * 100) / 100
-        outcome.finished_at = delivery.finished_at
-        if started == delivery.sent:
-            outcome.started_at, outcome.latency_ms = delivery.started_at, delivery.latency_ms
-        else:
-            outcome.started_at = round(started, 4)
-            outcome.latency_ms = latency_ms(started, delivery.done)
 
     def _put_answer(self, outcome: Outcome, result: AnswerResult, reply: Reply) -> None:
         outcome.text = result.text

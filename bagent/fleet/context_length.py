@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -119,14 +119,19 @@ class ContextRouter:
 
     # --- token counts ---------------------------------------------------------------------------
 
-    def may_be_too_long(self, call: Call) -> bool:
-        """Return whether the tokens of a call must be counted before it is sent."""
-        shortest = self._shortest
+    def may_be_too_long(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the calls whose tokens must be counted before they are sent."""
+        shortest, long = self._shortest, list[Call]()
         if shortest is None:
-            return False
-        request = call.request
-        estimate = int(len(request.payload) * self._ratio) + TEMPLATE_TOKENS
-        return estimate + (_answer_limit(request) or 0) > shortest
+            return long
+        for call in calls:
+            request = call.request
+            tokens = int(len(request.payload) * self._ratio) + TEMPLATE_TOKENS
+            if request.settings.max_tokens is not None:
+                tokens += request.max_tokens or 0
+            if tokens > shortest:
+                long.append(call)
+        return long
 
     def count_tokens(self, call: Call, *, urgent: bool) -> None:
         """Count the tokens of a call, then enqueue or end it."""
@@ -137,7 +142,7 @@ class ContextRouter:
         fleet = self._fleet
         tokens = None
         async with self._gate:
-            if self.may_be_too_long(call):  # by the ratio as other counts have corrected it
+            if self.may_be_too_long((call,)):  # by the ratio as other counts have corrected it
                 tokens = await self._count_at_endpoints(call.request)
         if fleet.closed:
             return

@@ -212,7 +212,9 @@ class EndpointState:
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
-        if not self.usable or self.warming is not None:
+        if not self._serves or self.detecting_batching or self.exclusive:
+            return 0
+        if self.warming is not None:
             return 0
         limit = 1 if self.status else self.limit.value  # half open
         return max(0, limit - self.in_flight)

@@ -149,18 +149,16 @@ class Fleet:
         """Queue calls that are new; those that may be too long for a context are counted first."""
         now, grouped = self._state.clock(), not self._config.group.single
         several = len(self._endpoints.states) > 1
-        ready = []
         for call in calls:
             call.ready_at = now
             if grouped and call.pinned_to is None:
                 call.group_key = self._backend.group_key(call.request)
             if several and call.turn == 1 and not urgent:
                 call.prefix_group = self._affinity.group_of(call.request)
-            if self._router.may_be_too_long(call):
-                self._router.count_tokens(call, urgent=urgent)
-            else:
-                ready.append(call)
-        self._enqueue(ready, urgent)
+        long = self._router.may_be_too_long(calls)
+        for call in long:
+            self._router.count_tokens(call, urgent=urgent)
+        self._enqueue([call for call in calls if call not in long] if long else calls, urgent)
 
     def _enqueue(self, calls: Sequence[Call], urgent: bool) -> None:
         waiting, lingering = self._waiting, None if urgent else self._lingering

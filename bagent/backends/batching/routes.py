@@ -136,7 +136,7 @@ class GroupRoutes:
         if self.mode == "single" or request.stream or request.body is not None:
             return None
         settings = request.settings
-        ways = self.ways(settings)
+        ways = self._ways.get(settings) or self.ways(settings)
         if request.prompt is not None:
             if not ways.prompts or self.mode == "chat" or request.max_tokens is None:
                 return None
