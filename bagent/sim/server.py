@@ -10,7 +10,6 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from types import TracebackType
 
 from aiohttp import web
 
@@ -470,12 +469,7 @@ class RunningSim:
         self.replicas = tuple(listener.replica for listener in listeners)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the sockets and all connections."""
         await self._exits.aclose()
 

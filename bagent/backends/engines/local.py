@@ -41,7 +41,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -213,12 +212,7 @@ class RunningLocal:
         why = f"{message}: {tail}" if tail else message
         raise UsageError(why, hint=f"the whole log: {self._config.log_file}")
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the child; kill it if it does not end within 5 s."""
         await self._stop()
 
