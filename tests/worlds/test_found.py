@@ -237,6 +237,21 @@ def test_what_was_written_before_the_disk_was_full_is_synced():
     )
 
 
+def test_a_folder_that_cannot_be_synced_ends_the_start():
+    """A loss of power would have taken the new segment, and the start ended with 0."""
+    history = play(
+        World(
+            seed=16,
+            job=JobSpec(),
+            rows=(RowSpec("r0"),),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "sync-fails", 0.4, 0.6),),  # before the first line
+        )
+    )
+    assert problems(history) == []
+    assert [start.code for start in history.starts] == [74, 0]
+
+
 def test_rows_that_failed_do_not_take_the_time_of_every_start():
     """Each start with a deadline began with them again, and never came to the last row."""
     failing = [RowSpec(f"r{number}", replies=("500",), seconds=3.0) for number in range(3)]

@@ -298,16 +298,19 @@ class Journal:
         with self._sync_lock:
             if self._sync_failed or self._closed:
                 return  # a second sync would succeed, though the system has dropped the lines
-            for writer in (self._rows, self._turns):
-                try:
+            path = self.path
+            try:
+                for writer in (self._rows, self._turns):
+                    path = writer.segment.path
                     writer.sync()
-                except OSError as error:
-                    self._sync_failed = True
-                    self._failed = write_error(writer.segment.path, error)
-                    raise self._failed from error
-            if self._rows.is_new or self._turns.is_new:
-                self._rows.is_new = self._turns.is_new = False
-                self._files.sync_folder()
+                path = self.path
+                if self._rows.is_new or self._turns.is_new:
+                    self._rows.is_new = self._turns.is_new = False
+                    self._files.sync_folder()
+            except OSError as error:
+                self._sync_failed = True
+                self._failed = write_error(path, error)
+                raise self._failed from error
 
     def save_index(self) -> None:
         """Write the index of the open segment, so that readers need not read its lines."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from bagent.errors import WriteError
@@ -143,10 +144,10 @@ class SegmentWriter:
             retired.append(self.retired.popleft())
         try:
             for descriptor in retired:
-                _fdatasync(descriptor)
+                _sync(_fdatasync, descriptor)
             if self.dirty:
                 self.dirty = False
-                _fdatasync(self.descriptor)
+                _sync(_fdatasync, self.descriptor)
         finally:
             for descriptor in retired:
                 os.close(descriptor)
@@ -161,8 +162,11 @@ class SegmentWriter:
 
 
 def _fdatasync(descriptor: int) -> None:
-    """Sync a file; file systems without sync are ignored."""
-    sync = getattr(os, "fdatasync", os.fsync)
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def _sync(sync: Callable[[int], None], descriptor: int) -> None:
+    """Sync a file or a folder; file systems without sync are ignored."""
     try:
         sync(descriptor)
     except OSError as error:
@@ -242,13 +246,16 @@ class JournalFiles:
             self.sync_folder()
 
     def sync_folder(self) -> None:
-        """Sync the folder with the names of new files, where the file system supports that."""
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        """Sync the folder with the names of new files, where the file system supports that.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _sync(os.fsync, descriptor)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close all files, without a sync."""
