@@ -234,12 +234,29 @@ def _refusals(seed: int, random: Random) -> World:
     return World(seed, job, rows, endpoints, events)
 
 
+def _pauses(seed: int, random: Random) -> World:
+    """Servers that refuse rows with pauses of several lengths, while others are in flight."""
+    pauses = ("429", "429+1", "429+5", "429+12", "429+40", "429+d9", "429+m2500", "503+4", "529+20")
+    share = random.choice([0.2, 0.4])
+    rows = tuple(
+        RowSpec(
+            f"r{number}",
+            replies=(random.choice(pauses) if random.random() < share else "ok", "ok"),
+            seconds=random.choice([0.2, 1.0, 2.0, 3.0]),
+        )
+        for number in range(random.randint(6, 28))
+    )
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
+    job = replace(draw_job(random), concurrency=random.choice([4, 8, "auto"]), hedge="off")
+    return World(seed, job, rows, endpoints, draw_events(random, random.choice([0, 0, 0, 1])))
+
+
 def _killers(seed: int, random: Random) -> World:
     """Rows with which servers crash, once or again and again."""
     rows = list(draw_rows(random, random.randint(2, 12), random.choice([0.0, 0.2])))
     for _ in range(random.choice([1, 1, 2, 3])):
         number = random.randrange(len(rows))
-        crashes = tuple(random.choice(CRASHES) for _ in range(random.choice([1, 2, 2, 3, 4])))
+        crashes = tuple(random.choice(CRASHES) for _ in range(random.choice([1, 2, 3, 5, 6])))
         rows[number] = replace(rows[number], replies=(*crashes, *rows[number].replies))
         if "unreadable" in rows[number].replies:
             rows[number] = replace(rows[number], replies=(*crashes, "ok"))
@@ -435,6 +452,7 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "limits": _limits,
     "refusals": _refusals,
     "killers": _killers,
+    "pauses": _pauses,
     "leaving": _leaving,
     "relapses": _relapses,
     "rejoining": _rejoining,
@@ -450,5 +468,6 @@ _WEIGHTS = {
     "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 4,
     "leaving": 5, "relapses": 2, "full drain": 2, "killed tools": 2, "contexts": 2, "paced": 2,
     "refusals": 2, "copies": 2, "limits": 2, "paid in vain": 1,
+    "pauses": 2,
 }  # fmt: skip
 """How often each theme is drawn; 3 for others."""

@@ -106,6 +106,15 @@ def the_exit_code_agrees(history: History) -> Problems:
 
 
 @invariant
+def an_orderly_end_is_on_disk(history: History) -> Problems:
+    """A loss of power after an orderly end loses nothing; where the disk refuses a sync, the start
+    ends with 74."""
+    for start in history.starts:
+        if start.code in ORDERLY and start.unsynced and has_opened(history, start):
+            yield f"start {start.number} ended with {start.code}, not on disk: {start.unsynced}"
+
+
+@invariant
 def an_early_end_says_what_comes_next(history: History) -> Problems:
     """The summary of every orderly end has a next command."""
     for start in history.starts:

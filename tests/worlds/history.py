@@ -65,6 +65,8 @@ class Start:
     info: dict[str, Json] = field(default_factory=dict)
     status: dict[str, Json] = field(default_factory=dict)
     """What ``bagent status`` says after it."""
+    unsynced: list[str] = field(default_factory=list)
+    """Segments of rows and turns that a loss of power after its end would cut."""
     two_owners: bool = False
     traceback: str = ""
     calls: int = 0

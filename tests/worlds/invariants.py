@@ -11,6 +11,7 @@ from worlds import (
     batch_invariants,
     copy_invariants,
     count_invariants,
+    deadly_invariants,
     end_invariants,
     journal_invariants,
     limit_invariants,
@@ -42,6 +43,7 @@ MODULES = (
     output_invariants,
     limit_invariants,
     watch_invariants,
+    deadly_invariants,
 )
 """Where the invariants are; importing them lists them."""
 

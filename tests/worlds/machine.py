@@ -47,6 +47,9 @@ class Machine:
         self._owners: dict[int, int] = {}
         self._dead: set[int] = set()
         self._synced: dict[str, int] = {}
+        self._refused: set[str] = set()
+        """Files of which the disk refused a sync: the system has dropped the lines, and a later
+        sync of the same process does not bring them to the disk."""
         self._sizes: dict[str, int] = {}
         self._new: set[str] = set()
         """Segments of the journal whose folder was not synced since they were made."""
@@ -77,6 +80,7 @@ class Machine:
         self.pid = self._newest_pid
         self.alive.add(self.pid)
         self.calls, self.die_at, self.on_call, self.dead = 0, None, None, False
+        self._refused.clear()
 
     def suspend(self) -> Process:
         """Return the state of the current process, for :meth:`wake`."""
@@ -102,15 +106,25 @@ class Machine:
         now = self._clock.now
         return any(kind == fault and begin <= now < end for kind, begin, end in self.faults)
 
+    def unsynced(self) -> list[str]:
+        """Return the segments of rows and turns that a loss of power would cut or remove."""
+        paths = {*self._new, *self._cut()}
+        return sorted(Path(path).name for path in paths if _is_synced(path))
+
+    def _cut(self) -> Iterator[str]:
+        """Yield the files of which a loss of power would cut a part."""
+        for path, size in self._sizes.items():
+            synced = self._synced.get(path, 0)
+            if synced < size and Path(path).exists() and synced < Path(path).stat().st_size:
+                yield path
+
     def lose_power(self) -> None:
         """Kill the process, and lose what was not synced."""
         self.kill()
-        for path, size in self._sizes.items():
-            synced = self._synced.get(path, 0)
-            if Path(path).exists() and synced < min(size, Path(path).stat().st_size):
-                self._real["truncate"](path, synced)
-                now = int(self._clock.wall() * 1e9)
-                os.utime(path, ns=(now, now))
+        for path in self._cut():
+            self._real["truncate"](path, self._synced.get(path, 0))
+            now = int(self._clock.wall() * 1e9)
+            os.utime(path, ns=(now, now))
         for path in self._new:
             self._real["unlink"](path)
         self._new.clear()
@@ -161,8 +175,7 @@ class Machine:
                 raise Died
             if self.has("full") and not Path(path).exists():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-            synced = "/journal/rows-" in os.fspath(path) or "/journal/turns-" in os.fspath(path)
-            if synced and not Path(path).exists():
+            if _is_synced(os.fspath(path)) and not Path(path).exists():
                 self._new.add(os.fspath(path))
         descriptor = int(real(path, flags, *args, **options))
         self._paths[descriptor] = os.fspath(path)
@@ -232,10 +245,12 @@ class Machine:
             self.kill()
             raise Died
         if self.has("sync-fails"):
+            self._refused.add(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         self._new = {new for new in self._new if str(Path(new).parent) != path}
-        with contextlib.suppress(OSError):
-            self._synced[path] = os.fstat(descriptor).st_size
+        if path not in self._refused:
+            with contextlib.suppress(OSError):
+                self._synced[path] = os.fstat(descriptor).st_size
 
     _fdatasync = _fsync = _sync
 
@@ -257,3 +272,8 @@ class Machine:
 
     def _mkdir(self, path: Any, *args: Any, **options: Any) -> None:
         self._path_call("mkdir", path, *args, **options)
+
+
+def _is_synced(path: str) -> bool:
+    """Return whether a file is one of those that the journal syncs."""
+    return "/journal/rows-" in path or "/journal/turns-" in path

@@ -74,6 +74,8 @@ class Sent:
     """What tells a request of a stage from all others."""
     wrong: str = ""
     """What is wrong with its conversation."""
+    idle: float | None = None
+    """For how many seconds its connection had been idle; None: it was new."""
     calls: int = 0
     """The model calls that it carries; 0: as many as rows."""
 
@@ -209,6 +211,7 @@ class ServerConnection(asyncio.Transport):
         self._buffer = b""
         self._closed = False
         self._sent: Sent | None = None
+        self._idle_since: float | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
     # --- the client's side ------------------------------------------------------------------------
@@ -307,6 +310,8 @@ class ServerConnection(asyncio.Transport):
             return
         versions = tuple(int(mark[2]) for mark in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
+        if self._idle_since is not None:
+            sent.idle = sent.at - self._idle_since
         if "input" in request:
             sent.stage, sent.keys, sent.calls = "vector", tuple(texts), 1
         elif network.world.job.kind == "stages":
@@ -481,6 +486,7 @@ class ServerConnection(asyncio.Transport):
             self.drop(None)
             return
         self._finish()
+        self._idle_since = self._network.clock.now
         self._client.data_received(head + body)
 
     def _begin_response(self, body: bytes, size: int, headers: dict[str, str]) -> None:
@@ -499,4 +505,5 @@ class ServerConnection(asyncio.Transport):
             self._sent.status, self._sent.done = 200, self._network.clock.now
             self._sent.arrived = True
         self._finish()
+        self._idle_since = self._network.clock.now
         self._client.data_received(body)

@@ -462,6 +462,7 @@ class Player:
         start.tool_records = self._journal_records("tools")
         with contextlib.suppress(OSError, msgspec.DecodeError):
             start.info = msgspec.json.decode((self._run / "run.json").read_bytes())
+        start.unsynced = self._machine.unsynced()
         run = RunDir(self._run)
         start.status = describe(run, start.reports.append)
 

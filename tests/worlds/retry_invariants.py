@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, log2
 
+from bagent.fleet.limits.concurrency import LATEST
 from bagent.types import PASSING_KINDS
 from worlds.evidence import (
     ORDERLY,
@@ -258,13 +259,20 @@ def no_server_makes_a_run_wait_for_an_hour(history: History) -> Problems:
 
 @invariant
 def a_429_pauses_its_account(history: History) -> Problems:
-    """After a 429 with Retry-After nothing is sent to that server until it is over."""
+    """After a 429 with Retry-After nothing is sent to that server until it is over; also where an
+    earlier one had asked for less. Once many are answered, some may be unrelated to the rate."""
     for start in history.starts:
+        if "hosts" in events_of(history, start.number):
+            continue  # a server that comes back has a new account
         requests = sent_in(history, start.number)
-        refusals = [sent for sent in requests if base_kind(sent.reply) == "429" and sent.done]
-        refusals.sort(key=lambda sent: sent.done or 0.0)
-        for first in refusals[:1]:  # later ones may be unrelated to the rate
-            if not first.retry_after or first.done is None:
+        answered = Counter[int]()
+        for first in sorted(requests, key=lambda sent: sent.done or 0.0):
+            if first.done is None:
+                continue
+            answered[first.endpoint] += len(first.rows)
+            if base_kind(first.reply) != "429" or not first.retry_after:
+                continue
+            if answered[first.endpoint] >= LATEST or not first.arrived:
                 continue
             due = first.done + min(first.retry_after, LONGEST_RETRY_AFTER) - 0.05
             for second in requests:
