@@ -436,18 +436,22 @@ class BatchEngine:
         """Send the rows of a late batch as single calls; those that ended before are left out."""
         rows = read_rows(self._builder.files(record))
         record.cost_usd = self._rows.max_single_cost(rows)
-        remaining = [(item, copies) for item, copies in rows if not self._is_over(item)]
+        remaining: list[tuple[BatchItem, list[BatchItem]]] = []
+        unanswered: list[BatchItem] = []  # copies of rows that are over
+        for item, all_copies in rows:
+            copies = [copy for copy in all_copies if not self._is_over(copy)]
+            if self._is_over(item):
+                unanswered += copies
+            else:
+                remaining.append((item, copies))
         if remaining:
             self._check_budget(record.cost_usd)
         self._builder.close(record)
         record.state = "ended"  # not on disk: after a kill it is sent again
         if remaining:
             await self._alone(remaining, "late")
-        for item, copies in rows:
-            if self._is_over(item):
-                for copy in copies:
-                    if not self._is_over(copy):
-                        self._rows.begin(copy.row, copy.answer)
+        for copy in unanswered:
+            self._rows.begin(copy.row, copy.answer)
         record.state = "done"
         self._builder.save(record)
         self._builder.files(record).remove()

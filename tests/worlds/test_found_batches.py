@@ -102,3 +102,17 @@ def test_a_row_equal_to_one_in_a_batch_that_is_not_read_yet_is_not_sent():
             batches=("faults", "failed", "faults", "ok", "faults", "failed"),
         )
     )
+
+
+def test_an_edited_row_equal_to_one_in_single_calls_keeps_its_answer():
+    """The answer to the row in the late batch was copied to the old content of the edited one."""
+    holds(
+        World(
+            seed=9806275,
+            job=JobSpec(kind="batches", retries=0, concurrency="auto", by=320.0),
+            rows=(RowSpec("r0"), RowSpec("r1", same=0)),
+            endpoints=(EndpointSpec(),),
+            events=(Event(0, "int", 4.44), Event(1, "edit", 1.0)),
+            batches=("503", "lost-reply", "quota"),
+        )
+    )
