@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +48,14 @@ class RequestCost(msgspec.Struct, frozen=True):
     usd: float
 
 
+class _LoadedBatch(NamedTuple):
+    """A batch that an earlier process filled."""
+
+    record: BatchRecord
+    units: UnitSet
+    finished: int  # its rows that an earlier start has finished, without copies
+
+
 class BatchBuilder:
     """Fills batches and seals them into the ledger.
 
@@ -77,7 +86,7 @@ class BatchBuilder:
         self._open: dict[str, BatchFileWriter] = {}
         self._small: list[BatchFileWriter] = []
         self._recent = RecentAnswers()
-        self._loaded: list[tuple[BatchRecord, UnitSet]] = []
+        self._loaded: list[_LoadedBatch] = []
         self._closed: set[str] = set()
         self.ledgers: dict[str, Ledger] = {}
         self._next = 1
@@ -85,10 +94,11 @@ class BatchBuilder:
 
     # --- what an earlier process left -------------------------------------------------------------
 
-    def load(self, report: Report, on_item: OnItem) -> None:
+    def load(self, report: Report, on_item: OnItem, is_done: Callable[[int], bool]) -> None:
         """Read the ledgers, and which rows their batches hold; ``on_item`` takes each row.
 
-        The first part takes over the batches of another division of the rows.
+        The first part takes over the batches of another division of the rows. ``is_done`` returns
+        whether an earlier start has finished a unit.
 
         Raises:
             WriteError: a ledger cannot be mended.
@@ -102,26 +112,34 @@ class BatchBuilder:
                 self.ledgers[part] = Ledger(self._run_dir, part, report)
             else:
                 for record in read_ledger(ledger_path(self._run_dir, part), report).values():
-                    self._load_items(record, report, on_item)
+                    self._load_items(record, report, on_item, is_done)
         for ledger in self.ledgers.values():
             for record in ledger.live:
-                self._load_items(record, report, on_item)
+                self._load_items(record, report, on_item, is_done)
         self._next = self.ledgers[self._part].next_number()
         self._remove_strays()
 
-    def _load_items(self, record: BatchRecord, report: Report, on_item: OnItem) -> None:
+    def _load_items(
+        self,
+        record: BatchRecord,
+        report: Report,
+        on_item: OnItem,
+        is_done: Callable[[int], bool],
+    ) -> None:
         if record.state not in LIVE:
             return
         files = self.files(record)
         if files.copies.exists():
             mend_tail(files.copies, report)
-        units = UnitSet(record.rows)
+        units, finished = UnitSet(record.rows), 0
         own = record.part == self._part
         for number, item in batch_items(files):
-            units.add_all((item.unit(self._stage),))
+            unit = item.unit(self._stage)
+            units.add_all((unit,))
+            finished += item.of is None and is_done(unit)
             on_item(record.label if own and item.of is None else None, number, item)
         units.settle()
-        self._loaded.append((record, units))
+        self._loaded.append(_LoadedBatch(record, units, finished))
 
     def _remove_strays(self) -> None:
         """Remove files of batches that were never sealed; their rows are read again."""
@@ -134,17 +152,21 @@ class BatchBuilder:
 
     def is_loaded(self, record: BatchRecord) -> bool:
         """Return whether an earlier process filled the batch."""
-        return any(loaded is record for loaded, _ in self._loaded)
+        return any(loaded.record is record for loaded in self._loaded)
+
+    def finished_rows(self, record: BatchRecord) -> int:
+        """Return how many rows of a batch an earlier start has finished."""
+        return next((loaded.finished for loaded in self._loaded if loaded.record is record), 0)
 
     def has(self, unit: int) -> bool:
         """Return whether a batch of an earlier process holds the unit."""
-        return any(units.has(unit) for _, units in self._loaded)
+        return any(loaded.units.has(unit) for loaded in self._loaded)
 
     def has_later(self, record: BatchRecord, unit: int) -> bool:
         """Return whether a batch created after ``record`` holds the unit."""
         return any(
             later.part == record.part and later.number > record.number and units.has(unit)
-            for later, units in self._loaded
+            for later, units, _ in self._loaded
         )
 
     # --- filling ----------------------------------------------------------------------------------

@@ -319,10 +319,11 @@ class BatchEngine:
     @property
     def out(self) -> tuple[int, int]:
         """The rows at the provider, and the rows that wait to be sent."""
-        records = self._builder.records
-        out = sum(record.rows - record.ended for record in records if record.state in OUT)
-        here = sum(record.rows for record in records if record.state == "sealed")
-        return out, here + self._builder.open_rows
+        builder = self._builder
+        out = sum(record.rows - record.ended for record in builder.records if record.state in OUT)
+        sealed = (record for record in builder.records if record.state == "sealed")
+        here = sum(record.rows - builder.finished_rows(record) for record in sealed)
+        return out, here + builder.open_rows
 
     def _notify_outstanding(self) -> None:
         waiting = [record for record in self._builder.records if record.state == "waiting"]

@@ -135,7 +135,7 @@ def _load(
             units.append(item.unit(stage))
             indexes.append(item.row.index)
 
-    builder.load(services.messages.notify, on_item)
+    builder.load(services.messages.notify, on_item, store.done.has)
     if not builder.records or not find_edited:
         return None
     unseen = UnseenRows(units)

@@ -280,7 +280,7 @@ async def run_rows(
         ),
         builder,
     )
-    builder.load(notice, host.remember)
+    builder.load(notice, host.remember, done.has)
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
         post=SubmitterTools(_plainly, notice, notice, clock),

@@ -116,3 +116,19 @@ def test_an_edited_row_equal_to_one_in_single_calls_keeps_its_answer():
             batches=("503", "lost-reply", "quota"),
         )
     )
+
+
+def test_rows_that_ended_in_single_calls_before_a_kill_do_not_remain():
+    """They were counted with the late batch of the killed start, which was not done yet."""
+    busy = ("503",) * 7 + ("ok",)
+    rows = tuple(RowSpec(f"r{number}") for number in range(10) if number != 8)
+    holds(
+        World(
+            seed=9803877,
+            job=JobSpec(kind="batches", segment_bytes=300, by=320.0),
+            rows=(*rows[:8], RowSpec("r8", replies=busy), *rows[8:]),
+            endpoints=(EndpointSpec(windows=(Window(2.0, 22.0, "cut"),)),),
+            events=(Event(0, "kill-at-call", 31.25, 20.056964804807457),),
+            batches=("ok", "failed", "slow:40"),
+        )
+    )
