@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -158,8 +158,12 @@ class WorldBatches(LearnedForms):
         return await self._reply() or name
 
     async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Make the batch; the reply may be lost."""
+        """Make the batch, unless the provider refuses all requests; the reply may be lost."""
         provider, course = self._provider, self._provider.course()
+        refusal = self._failure()
+        if _is_refusal(refusal):
+            await asyncio.sleep(REPLY_SECONDS)
+            return refusal
         if course == "quota":
             await asyncio.sleep(REPLY_SECONDS)
             provider.refused[course] += 1
@@ -182,7 +186,7 @@ class WorldBatches(LearnedForms):
         failure = await self._reply()
         if course == "lost-reply":
             return Failure("connect", "the connection was lost", passing=True)
-        return failure or name
+        return name if failure is None or _is_refusal(failure) else failure
 
     async def poll(self, record: BatchRecord) -> BatchStatus | Failure:
         """Return how far the batch is."""
@@ -225,6 +229,9 @@ class WorldBatches(LearnedForms):
 
     async def _reply(self) -> Failure | None:
         await asyncio.sleep(REPLY_SECONDS)
+        return self._failure()
+
+    def _failure(self) -> Failure | None:
         state = self._provider.network.state(0)
         if state is None:
             return None
@@ -234,6 +241,11 @@ class WorldBatches(LearnedForms):
 
 
 _REFUSALS = ("401", "403")
+
+
+def _is_refusal(failure: Failure | None) -> TypeGuard[Failure]:
+    """Return whether a failure says that nothing was made."""
+    return failure is not None and failure.status is not None and failure.status < 500
 
 
 class _Download:
