@@ -505,12 +505,15 @@ def a_server_that_left_gets_nothing(history: History) -> Problems:
     """A server that is no longer in the hostfile is sent nothing after a moment, and one that was
     added while rows wait is asked something soon."""
     for start in history.starts:
-        written = [e for e in history.world.events if e.start == start.number and e.kind == "hosts"]
-        written = [event for event in sorted(written, key=lambda e: e.at) if event.hosts]
+        events = [e for e in history.world.events if e.start == start.number and e.kind == "hosts"]
+        events.sort(key=lambda event: event.at)
+        written = [event for event in events if event.hosts]
         requests = sent_in(history, start.number)
         for event, later in pairwise([*written, None]):
             begin = start.began + event.at + HOSTFILE_NOTICED
             end = start.ended if later is None else start.began + later.at
+            if any(event.at < other.at < event.at + HOSTFILE_NOTICED for other in events):
+                continue  # it may have been replaced before it was read, by an empty one as well
             for sent in requests:
                 if sent.endpoint not in event.hosts and begin < sent.at < end:
                     yield f"server {sent.endpoint} left before {begin}, sent a row at {sent.at}"
