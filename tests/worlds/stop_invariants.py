@@ -1,8 +1,8 @@
-"""Invariants of early stops: signals, a stop file, deadlines and budgets."""
+"""Invariants of early stops: signals, a stop file, deadlines, budgets and outages."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ from worlds.evidence import (
     events_of,
     invariant,
     invariant_for,
+    is_answer,
     is_failed,
     new_results,
     sent_by_row,
@@ -20,12 +21,20 @@ from worlds.evidence import (
 from worlds.history import History
 from worlds.network import Sent
 from worlds.replies import ANSWER_USD, MAX_TOKENS, base_kind
+from worlds.retry_invariants import LONGEST_INTERVAL
+from worlds.spec import Window
 
 GRACE = 10.0
 """Seconds after a signal at which batch systems kill."""
 
 NOTICED = 1.0
 """Seconds within which a stop file is seen."""
+
+SHORT_RECOVERY = 2.0
+"""Seconds of health that nobody has to notice."""
+
+BUSY_SECONDS = 15.0
+"""Seconds after which busy rows stop a start in which nothing else is served, at least."""
 
 
 @invariant
@@ -193,6 +202,83 @@ def the_pace_is_kept(history: History) -> Problems:
             if second - first < 60.0 / rpm - 0.06:
                 yield f"start {start.number}: requests at {first} and {second}"
                 break
+
+
+@invariant
+def an_outage_stops_in_time(history: History) -> Problems:
+    """Where no server serves, a start stops within minutes, and not before servers had their time:
+    3 s where all refuse key or model, 10 s else. Rows that are refused as at a busy server may stop
+    it as well."""
+    for start in history.starts:
+        job = history.world.job
+        limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
+        if start.code not in (75, 76) or limited or events_of(history, start.number):
+            continue
+        windows = list(map(history.network.windows, range(len(history.world.endpoints))))
+        if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(windows):
+            continue
+        if _has_busy_rows(sent_in(history, start.number), start.ended):
+            continue
+        free = [_well_before(ill, start.ended) for ill in windows]
+        if min(free) < 2.9 and start.ended - start.began > 12.0:
+            yield f"start {start.number} stopped at {start.ended}: one ill for {min(free)} s"
+        if min(free) > 400.0:
+            yield f"start {start.number} stopped at {start.ended}, all were ill for {min(free)} s"
+
+
+@invariant
+def an_outage_has_its_time(history: History) -> Problems:
+    """Once servers have served a start, it waits two minutes for one of them to come back, and half
+    a minute where all refuse key or model. What was served in between ends an outage, but not what
+    is answered after the last request of any kind: the start has stopped by then."""
+    for start in history.starts:
+        reason = start.ending.reason if start.ending is not None else ""
+        if "answer since" not in reason and "served nothing for" not in reason:
+            continue
+        if start.woken or events_of(history, start.number) & {"hosts"}:
+            continue
+        asked = max(at for at, _ in history.network.asked_at if at < start.ended)
+        answers = [
+            sent.done
+            for sent in sent_in(history, start.number)
+            if sent.done is not None and sent.done <= asked and is_answer(sent)
+        ]
+        if not answers:
+            continue
+        kinds = {
+            window.kind
+            for index in range(len(history.world.endpoints))
+            for window in history.network.windows(index)
+            if window.begin < start.ended < window.end + 60.0
+        }
+        longest = 29.0 if kinds & {"401", "403", "lost-model"} else 118.0
+        if start.ended - max(answers) < longest:
+            yield f"start {start.number} ended at {start.ended}, served at {max(answers)}: {reason}"
+
+
+def _has_busy_rows(requests: Sequence[Sent], at: float) -> bool:
+    """Return whether a healthy server shortly before refused a row as a busy one does."""
+    return any(
+        not sent.by_endpoint
+        and base_kind(sent.reply) in ("429", "503", "529")
+        and at - BUSY_SECONDS <= (at if sent.done is None else sent.done)
+        for sent in requests
+    )
+
+
+def _well_before(windows: Sequence[Window], at: float) -> float:
+    """Return for how long an endpoint had not been well at a time; 0: it was well.
+
+    An ill endpoint is asked at growing intervals, so its recovery is noticed later.
+    """
+    begin, noticed = at, -1.0
+    for window in windows:
+        if window.begin > at:
+            break
+        if window.begin > noticed:
+            begin = window.begin
+        noticed = window.end + min(LONGEST_INTERVAL, window.end - begin) + SHORT_RECOVERY
+    return at - begin if at <= noticed else 0.0
 
 
 def _costs_at(sent: Sent, at: float) -> tuple[float, float]:
