@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum, IntEnum
 
 from bagent.backends.endpoint import Endpoint
@@ -149,6 +150,8 @@ class EndpointState:
         self.sample: Request | None = None  # a request that it served, for checks
         self.failures = 0
         self.refusals = 0
+        self.costs: Counter[Call] = Counter()
+        """Attempts that its failures since the latest success cost calls that are retried."""
         self._probe_cool_down = FIRST_COOL_DOWN
         self._check_cool_down = FIRST_COOL_DOWN
         self._tolerance = 1
@@ -276,6 +279,13 @@ class EndpointState:
             self.failures += 1
         return self.keeps_failing or self.is_half_open or self.unresponsive
 
+    def give_back_attempts(self) -> None:
+        """Take back the attempts that its failures since the latest success cost calls."""
+        for call, cost in self.costs.items():
+            call.counted_attempts = max(0, call.counted_attempts - cost)
+            call.failed_at = None
+        self.costs.clear()
+
     @property
     def keeps_failing(self) -> bool:
         """Whether it failed several calls in a row."""
@@ -339,6 +349,7 @@ class EndpointState:
     def _works(self, sent: float) -> None:
         self.works_since = max(self.works_since, sent)
         self.failures = self.refusals = 0
+        self.costs.clear()
 
     def on_disconnect(self, sent: float, now: float) -> bool:
         """Record a failed or broken connection; return whether calls must wait for a probe.

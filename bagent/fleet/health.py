@@ -277,6 +277,7 @@ class Health:
             if works or state.works_since > began:
                 self._close(state, began)
                 return
+            state.give_back_attempts()
 
     def _open(self, state: EndpointState, fault: Failure) -> float:
         """Open the circuit; return the seconds until the next check."""

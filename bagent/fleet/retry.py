@@ -460,13 +460,15 @@ class RetryRules:
         A failure that would end the call suspends it first. It ends the call only if the server
         then serves later calls or passes a check.
         """
-        check_due = state.on_failure(refused=not failure.passing)
+        counted_before = call.counted_attempts
         if call.divisible and call.counted_attempts and failure.status is not None:
             decision: Decision | Retry = Decision(None)  # its rows are sent apart instead
         else:
             decision = self._decide(call, failure, delivery)
+        check_due = state.on_failure(refused=not failure.passing)
         actions: list[Action] = []
         if isinstance(decision, Retry):
+            state.costs[call] += call.counted_attempts - counted_before
             actions.append(decision)
         elif decision.late:
             actions.append(Fail(call, _with_reason(failure, decision), delivery))

@@ -47,6 +47,19 @@ def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
     assert any("sick serves nothing" in line for line in s.notices)
 
 
+def test_an_endpoint_that_fails_its_check_costs_the_rows_that_it_failed_no_attempt():
+    failed = set()
+
+    def once(row, number):
+        bad = row < 8 and row not in failed
+        failed.add(row)
+        return Answer(BROKEN if bad else GOOD, 0.5)
+
+    s = run_rows({"sick": always(BROKEN, 0.01), "well": once}, 20, retry=RetryPolicy(retries=1))
+    assert s.backend.shares["sick"] >= 8
+    assert s.recorder.failures == {}
+
+
 LAST = [NOT_FOUND, NO_KEY, BROKEN, MOVED, CERTIFICATE, NO_MODEL_400, WEB_PAGE, SLOW]
 
 
