@@ -106,6 +106,7 @@ class Call(msgspec.Struct, eq=False):
     ready_at: float = 0.0
     waited_ms: float = 0.0
     throttled_at: float | None = None  # when a busy server first refused it
+    stranded_at: float | None = None  # when no endpoint that serves had its context first
     deadline: float | None = None
     failed_at: float | None = None  # Unix seconds of the last failure without Retry-After
     pause: float = 0.0  # seconds between that failure and the next attempt

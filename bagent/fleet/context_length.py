@@ -272,9 +272,9 @@ class ContextRouter:
         return True
 
     def take_stranded(self) -> list[Call]:
-        """Remove and return the ready calls that only endpoints that are down can hold."""
+        """Remove and return the ready calls that only endpoints that serve nothing can hold."""
         states, contexts = self._fleet.endpoints.states, self._fleet.contexts
-        up = [state for state in states if state.up and not state.leaving] if contexts else []
+        up = [state for state in states if state.may_serve] if contexts else []
         if not up:
             return []
         missing = {context for context in contexts if not any(fits(state, context) for state in up)}

@@ -198,6 +198,11 @@ class EndpointState:
         return EndpointStatus.OPEN in self._conditions
 
     @property
+    def may_serve(self) -> bool:
+        """Whether it serves calls now, or may do so soon."""
+        return self.up and not self.circuit_open and not self.leaving
+
+    @property
     def is_half_open(self) -> bool:
         """Whether it gets one call at a time."""
         return EndpointStatus.HALF_OPEN in self._conditions

@@ -11,14 +11,15 @@ connection failed, server is up           counted      any, another first    pro
 server hangs, or dies with the call       free [b]     any that is up        at once
 two servers died with the call            free, once   any that is up        last, alone
 refused with 401, 403, 404 ...            free         another [c]           success or check
-attempts used up, then a check fails      free         another               after the check
+failed, then its server fails a check     free         another               after the check
 account out of quota                      free         any                   circuit closes
 keep-alive connection was closed          free, once   any                   at once
 key refused, and a newer one is there     free, once   any                   at once
 endpoint wants another form or route      free         any                   at once
 stream switched off, but required         free         any                   at once
 prompt too long for the endpoint          free         with longer context   at once
-no endpoint is up that may serve it       counted      the same              backoff
+its only endpoint is down                 counted      the same              backoff
+no endpoint up has the context it needs   free         with longer context   once one serves
 group refused as a whole (400, 413)       free         any, in two halves    at once
 late call at the end of a run             free         another, as a copy    `FleetConfig.hedge`
 ========================================  ===========  ====================  ====================
@@ -83,6 +84,9 @@ MAX_DEATHS = 2
 MIN_REFUSALS, MAX_REFUSALS = 2, 3
 """How many endpoints that serve other calls must refuse a call before it fails. A single endpoint
 is asked `MIN_REFUSALS` times."""
+
+STRANDED_SECONDS = 1.0
+"""How often a call looks for an endpoint with the context that it needs."""
 
 STREAMED_ATTEMPTS = 4
 """Attempts at a busy server after which a call is no longer streamed."""
@@ -403,13 +407,14 @@ class RetryRules:
 
         def is_down(name: str) -> bool:
             state = fleet.endpoints.get(name)
-            return state is None or state.leaving or not state.up or state.circuit_open
+            return state is None or not state.may_serve
 
-        works = any(state.up and not state.circuit_open for state in fleet.endpoints.states)
         actions: list[Action] = []
+        works = any(state.may_serve for state in fleet.endpoints.states)
         for call in fleet.waiting.take_pinned(is_down) if works else ():
             message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
-            actions += self._retry_stranded(call, message)
+            failure = Failure("connect", message, passing=True)
+            actions += self._retry_or_fail(call, failure, None)
         for call in self._router.take_stranded():
             context = self._router.shortest_enough(call)
             if context is None:  # the last endpoint without a known context has reported it
@@ -419,13 +424,27 @@ class RetryRules:
                 self._router.require(call, context)
                 actions.append(Retry(call, fleet.clock()))
             else:
-                message = f"no endpoint answers whose context{_length(call)} this row needs"
-                actions += self._retry_stranded(call, message)
+                actions += self._wait_for_context(call)
         return actions
 
-    def _retry_stranded(self, call: Call, message: str) -> list[Action]:
-        failure = Failure("connect", message, passing=True)
-        return self._retry_or_fail(call, failure, None)
+    def _wait_for_context(self, call: Call) -> list[Action]:
+        """Return what to do about a call that is too long for the endpoints that serve.
+
+        It waits while others are served, then as in an outage. It fails if only endpoints that
+        reported no context might take it.
+        """
+        fleet, now = self._fleet, self._fleet.clock()
+        if call.stranded_at is None:
+            call.stranded_at = now
+        quiet = now - max(call.stranded_at, fleet.last_served)
+        if fleet.in_flight or quiet < fleet.config.outage.passing:
+            return [Retry(call, now + STRANDED_SECONDS)]
+        unknown = call.min_context == UNKNOWN_CONTEXT
+        length = "" if unknown else f" of {call.min_context} tokens"
+        message = f"no endpoint has served for {quiet:.0f} s whose context{length} this row needs"
+        if unknown:
+            return [Fail(call, Failure("connect", message, passing=True), None)]
+        return [StopFleet(StoppedEarly(message))]
 
     def _probe(self, request: InFlightRequest, now: float) -> list[Action]:
         """Return the probe after a request's connection failed or broke."""
@@ -519,11 +538,6 @@ def _with_reason(failure: Failure, decision: Decision) -> Failure:
     if not decision.reason:
         return failure
     return msgspec.structs.replace(failure, message=f"{failure.message} ({decision.reason})")
-
-
-def _length(call: Call) -> str:
-    unknown = call.min_context == UNKNOWN_CONTEXT
-    return "" if unknown else f" of {call.min_context} tokens"
 
 
 def _cut_off(exchange: Exchange, state: EndpointState) -> bool:

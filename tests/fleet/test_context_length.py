@@ -12,6 +12,7 @@ import pytest
 from bagent.backends.base import TOO_LONG
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
+from bagent.errors import StoppedEarly
 from bagent.fleet.call import Call
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
@@ -20,6 +21,8 @@ from support.scripted_fleet import GOOD, REFUSED, Answer, Setup, always, setup, 
 
 REFUSED_AS_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
 """The server's own word."""
+
+REFUSED_KEY = Failure("auth", "HTTP 401: unauthorized", status=401)
 
 
 def fleet_of(contexts: dict[str, int | None], *, engine: str = "vllm", **config: Any) -> Setup:
@@ -212,19 +215,44 @@ def test_a_row_that_waits_for_an_unknown_context_is_judged_once_it_is_known(cont
     assert (3000 in s.recorder.replies) is (kind is None)
 
 
-def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason():
+def test_rows_wait_for_the_only_endpoint_with_their_context_at_no_cost():
+    down = [True] * 12
+
     def prepare(s: Setup) -> None:
-        s.backend.scripts["long"] = always(REFUSED, 0.01)
-        s.backend.probes["long"] = lambda number: REFUSED
+        s.backend.scripts["long"] = lambda row, number: Answer(REFUSED if down else GOOD)
+        s.backend.probes["long"] = lambda number: down.pop() and REFUSED if down else Capabilities()
 
     s = run_fitted(
-        {"short": 2048, "long": 8192}, [100, 200, 3000, 4000], prepare, retry=RetryPolicy(retries=2)
+        {"short": 2048, "long": 8192}, [100, 200, 3000, 4000], prepare, retry=RetryPolicy(retries=0)
     )
+    assert sorted(s.recorder.replies) == [100, 200, 3000, 4000]
+
+
+@pytest.mark.parametrize("fault", [REFUSED, REFUSED_KEY])
+@on_jumping_clock
+async def test_a_run_stops_for_rows_whose_only_endpoint_with_their_context_serves_nothing(fault):
+    s = fleet_of({"short": 2048, "long": 8192})
+    s.backend.scripts["long"] = always(fault, 0.01)
+    s.backend.probes["long"] = lambda number: fault
+    ending = asyncio.ensure_future(finish(s, [100, 200, 3000, 4000]))
+    reason = await s.fleet.stopped
+    ending.cancel()
+    assert isinstance(reason, StoppedEarly)
+    assert "whose context of 8192 tokens this row needs" in str(reason)
     assert sorted(s.recorder.replies) == [100, 200]
-    for row in (3000, 4000):
-        failure = s.recorder.failures[row][0]
-        assert (failure.kind, failure.passing) == ("connect", True)
-        assert "whose context of 8192 tokens this row needs" in failure.message
+    assert s.recorder.failures == {}
+
+
+@pytest.mark.parametrize("fault", [REFUSED, REFUSED_KEY])
+def test_rows_fail_that_only_an_endpoint_of_unknown_context_might_have_served(fault):
+    def prepare(s: Setup) -> None:
+        s.backend.scripts["later"] = always(fault, 0.01)
+        s.backend.probes["later"] = lambda number: fault
+
+    s = run_fitted({"short": 2048, "later": None}, [100, 3000], prepare)
+    assert sorted(s.recorder.replies) == [100]
+    failure, _ = s.recorder.failures[3000]
+    assert (failure.kind, failure.passing) == ("connect", True)
 
 
 @on_jumping_clock

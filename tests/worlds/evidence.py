@@ -10,7 +10,7 @@ from typing import Any
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 from worlds.history import History, Start
 from worlds.network import Sent
-from worlds.replies import GOOD, LASTING, base_kind, is_good
+from worlds.replies import GOOD, LASTING, MAX_TOKENS, base_kind, is_good
 from worlds.spec import EndpointSpec, RowSpec
 
 Problems = Iterator[str]
@@ -222,6 +222,21 @@ def recovered_soon(history: History, sent: Sent) -> bool:
         return False
     windows = history.network.windows(sent.endpoint)
     return any(window.begin <= sent.at < window.end < sent.done + 1.0 for window in windows)
+
+
+def is_too_long(history: History, row: int, index: int) -> bool:
+    """Return whether the prompt of a row with one chat is surely too long for a server. Such a row
+    waits for the others, even for one that is down: its context may be longer."""
+    world = history.world
+    if world.job.kind not in ("single", "schema"):
+        return False
+    context = world.endpoints[index].context
+    text = len(world.units[row].text.encode()) + world.job.system
+    return text // 4 + MAX_TOKENS > context or any(
+        sent.reply == "overflow" and world.endpoints[sent.endpoint].context >= context
+        for start in history.starts
+        for sent in sent_by_row(history, start.number).get(row, ())
+    )
 
 
 def may_lose_requests(history: History) -> bool:

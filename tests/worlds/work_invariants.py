@@ -11,6 +11,7 @@ from worlds.evidence import (
     events_of,
     invariant_for,
     is_answer,
+    is_too_long,
     sent_by_row,
     sent_in,
 )
@@ -48,12 +49,10 @@ def no_server_idles_while_a_row_waits(history: History) -> Problems:
         if start.suspended or start.woken or events_of(history, start.number) & DISK:
             continue
         end = _fed_until(history, start)
-        waiting = _merged(_waits(history, start, end))
-        if not waiting:
-            continue
         requests = sent_in(history, start.number)
         full = _full_spans(requests, job.concurrency, end)
         for index in range(len(history.world.endpoints)):
+            waiting = _merged(_waits(history, start, end, index))
             own = [sent for sent in requests if sent.endpoint == index]
             busy = [(sent.at, end if sent.over is None else sent.over) for sent in own]
             ill = _ill(history, index, own)
@@ -82,7 +81,10 @@ def something_is_under_way(history: History) -> Problems:
         for begin, until in list(_gaps(_merged(busy), start.began, end)):
             if until - begin <= LONGEST_PAUSE:
                 continue
+            waiting = {row for sent in requests if sent.at >= until for row in sent.rows}
             for index in servers:
+                if waiting and all(is_too_long(history, row, index) for row in waiting):
+                    continue
                 ill = _merged(_ill(history, index, requests))
                 well = [last - first for first, last in _gaps(ill, begin, until)]
                 if max(well, default=0.0) > LONGEST_PAUSE:
@@ -100,10 +102,12 @@ def _fed_until(history: History, start: Start) -> float:
     return min([start.ended, *asked])
 
 
-def _waits(history: History, start: Start, end: float) -> Iterator[Span]:
-    """Yield when rows waited: before their first request, and between the others. One with which
-    two servers died waits for the end of all others."""
-    for requests in sent_by_row(history, start.number).values():
+def _waits(history: History, start: Start, end: float, index: int) -> Iterator[Span]:
+    """Yield when rows waited that a server may have: before their first request, and between the
+    others. One with which two servers died waits for the end of all others."""
+    for row, requests in sent_by_row(history, start.number).items():
+        if is_too_long(history, row, index):
+            continue
         ordered = sorted(requests, key=lambda sent: sent.at)
         yield start.began, min(ordered[0].at, end)
         broken = 0
