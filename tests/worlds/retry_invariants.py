@@ -193,9 +193,9 @@ def _is_suspected(all_requests: Sequence[Sent], requests: Sequence[Sent]) -> boo
 def no_row_fails_for_an_endpoint(history: History) -> Problems:
     """A row fails for a passing reason only if healthy servers failed it.
 
-    With one retry or none a row may also fail at a server that was silent for as long as a request
-    may last, or that was well within a second: by then nobody knows whether the row or the server
-    was at fault.
+    It also fails where a server passes the check after its last attempt: it was well within a
+    second. With one retry or none it may fail at a server that was silent for as long as a request
+    may last: by then nobody knows whether the row or the server was at fault.
     """
     if history.world.job.row_seconds is not None:
         return  # its time may be over
@@ -210,7 +210,7 @@ def no_row_fails_for_an_endpoint(history: History) -> Problems:
             replies = [sent.reply for sent in requests.get(row, ())]
             if single and result["error_kind"] == "timeout" and replies[-1:] == ["hang"]:
                 continue
-            if single and any(recovered_soon(history, s) for s in requests.get(row, ())[-1:]):
+            if any(recovered_soon(history, s) for s in requests.get(row, ())[-1:]):
                 continue
             if not any(not sent.by_endpoint for sent in requests.get(row, ())):
                 yield (

@@ -14,6 +14,7 @@ from worlds.evidence import (
     invariant_for,
     is_answer,
     is_failed,
+    is_too_long,
     new_results,
     sent_by_row,
     sent_in,
@@ -207,23 +208,34 @@ def the_pace_is_kept(history: History) -> Problems:
 @invariant
 def an_outage_stops_in_time(history: History) -> Problems:
     """Where no server serves, a start stops within minutes, and not before servers had their time:
-    3 s where all refuse key or model, 10 s else. Rows that are refused as at a busy server may stop
-    it as well."""
+    3 s where all refuse key or model, 10 s else, none where the account is spent. Rows that are
+    refused as at a busy server may stop it as well. A server that is well serves nothing to rows
+    that are too long for it."""
     for start in history.starts:
-        job = history.world.job
+        job, requests = history.world.job, sent_in(history, start.number)
         limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
         if start.code not in (75, 76) or limited or events_of(history, start.number):
             continue
         windows = list(map(history.network.windows, range(len(history.world.endpoints))))
         if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(windows):
             continue
-        if _has_busy_rows(sent_in(history, start.number), start.ended):
+        at = start.ended
+        states = {history.network.state_at(n, at - 0.01, at) for n in range(len(windows))}
+        if _has_busy_rows(requests, at) or states == {"quota"}:
             continue
-        free = [_well_before(ill, start.ended) for ill in windows]
-        if min(free) < 2.9 and start.ended - start.began > 12.0:
-            yield f"start {start.number} stopped at {start.ended}: one ill for {min(free)} s"
-        if min(free) > 400.0:
-            yield f"start {start.number} stopped at {start.ended}, all were ill for {min(free)} s"
+        rows = set(range(len(history.world.units))) - start.result_of.keys()
+        free = [
+            seconds
+            for index, ill in enumerate(windows)
+            if (seconds := _well_before(ill, at))
+            or not rows
+            or not all(is_too_long(history, row, index) for row in rows)
+        ]
+        shortest = min(free, default=0.0)
+        if shortest < 2.9 and at - start.began > 12.0:
+            yield f"start {start.number} stopped at {at}: one ill for {shortest} s"
+        if shortest > 400.0:
+            yield f"start {start.number} stopped at {at}, all were ill for {shortest} s"
 
 
 @invariant
