@@ -30,9 +30,9 @@ How a hostfile reload works
 `runs/hostfile_reload.py:HostfileFollower.follow` reads the file every second
 (`hostfile.py:read_content`). `hostfile.py:HostfileWatch.on_content` waits until it has not changed
 for a second, parses it (`hostfile.py:hosts_in`), and drops it with a notice if it has a fault.
-`runs/hostfile_reload.py:HostfileFollower._usable` applies `select:` and looks up the keys;
-`hostfile.py:host_changes` compares. Endpoints that are gone, or have other tags, leave:
-`fleet.py:Fleet.leave` calls `health.py:Health.leave`, and their requests in flight finish.
+`runs/hostfile_reload.py:HostfileFollower._usable` applies `select:` and looks up the keys.
+Endpoints that are gone, or have other tags, leave: `fleet.py:Fleet.leave` calls
+`health.py:Health.leave`, and their requests in flight finish.
 New ones join: `fleet.py:Fleet.join` calls `health.py:Health.join`, and a probe comes before the
 first call (`health.py:Health.probe`).
 """

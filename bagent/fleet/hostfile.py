@@ -479,8 +479,16 @@ class HostfileWatch:
         except UsageError as error:
             self._notice_unusable(error)
             return None
-        changes = host_changes(self.hosts, hosts)
+        old = {host.url: host for host in self.hosts}
+        new = {host.url: host for host in hosts}
         self.hosts = hosts
+        changes = HostChanges(
+            joined=tuple(host for url, host in new.items() if url not in old),
+            removed=tuple(host for url, host in old.items() if url not in new),
+            changed=tuple(
+                host for url, host in new.items() if url in old and old[url].tags != host.tags
+            ),
+        )
         return changes or None
 
     def _notice_unusable(self, error: UsageError) -> None:
@@ -488,19 +496,6 @@ class HostfileWatch:
         old = "endpoint stays as it was" if count == 1 else f"{count} endpoints stay as they were"
         where = "" if isinstance(error, HostfileError) else f"{self._path}: "
         self._notice(f"{where}{error}; the {old}")
-
-
-def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> HostChanges:
-    """Return the differences between two lists of endpoints, by address."""
-    old = {host.url: host for host in before}
-    new = {host.url: host for host in after}
-    return HostChanges(
-        joined=tuple(host for url, host in new.items() if url not in old),
-        removed=tuple(host for url, host in old.items() if url not in new),
-        changed=tuple(
-            host for url, host in new.items() if url in old and old[url].tags != host.tags
-        ),
-    )
 
 
 def read_content(path: Path) -> bytes | OSError | None:
