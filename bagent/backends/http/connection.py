@@ -217,17 +217,6 @@ class Connection(asyncio.Protocol):
         chunks.clear()
         return data
 
-    @property
-    def reusable(self) -> bool:
-        """Whether another request may be sent."""
-        return (
-            self.complete
-            and not self.extra
-            and self.transport is not None
-            and not self.transport.is_closing()
-            and self.kept
-        )
-
 
 class PlainResponse:
     """A response whose headers were received; a subset of aiohttp's response."""

@@ -198,9 +198,11 @@ class PlainPool:
     def give_back(self, target: _Target, connection: Connection, now: float) -> None:
         """Return a connection to the pool; close it if it cannot be reused."""
         self._busy.discard(connection)
-        if not connection.reusable:
-            if connection.transport is not None:
-                connection.transport.abort()
+        transport = connection.transport
+        if transport is None:
+            return
+        if connection.extra or not connection.kept or transport.is_closing():
+            transport.abort()
             return
         connection.idle_since = now
         idle = self._idle.get(target.address)

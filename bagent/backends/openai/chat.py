@@ -53,7 +53,7 @@ class _Choice(msgspec.Struct):
     error: None = None
 
 
-class PlainReply(msgspec.Struct):
+class _PlainReply(msgspec.Struct):
     """The body of a response with one choice of plain text."""
 
     choices: tuple[_Choice]
@@ -62,26 +62,6 @@ class PlainReply(msgspec.Struct):
     usage: _Usage | None = None
     error: None = None
     metrics: Json = None
-
-    @property
-    def text(self) -> str | None:
-        """The text of the answer."""
-        choice = self.choices[0]
-        return choice.text if choice.message is None else choice.message.content
-
-    @property
-    def counts(self) -> Usage:
-        """The token counts; what is missing or null stays None."""
-        usage = self.usage
-        if usage is None:
-            return NO_USAGE
-        prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
-        return Usage(
-            usage.prompt_tokens,
-            None if prompt is None else prompt.cached_tokens,
-            usage.completion_tokens,
-            None if answer is None else answer.reasoning_tokens,
-        )
 
 
 class _Piece(msgspec.Struct):
@@ -113,17 +93,9 @@ class PlainEvent(msgspec.Struct):
         return choice.text if choice.delta is None else choice.delta.content
 
 
-_decode_reply = msgspec.json.Decoder(PlainReply).decode
+_decode_reply = msgspec.json.Decoder(_PlainReply).decode
 _decode_piece = msgspec.json.Decoder(PlainEvent).decode
 _REFUSALS = (msgspec.DecodeError, UnicodeError, RecursionError)
-
-
-def decode_plain_reply(raw: bytes) -> PlainReply | None:
-    """Decode a response of plain text, None if it is of another form."""
-    try:
-        return _decode_reply(raw)
-    except _REFUSALS:
-        return None
 
 
 def decode_plain_event(data: bytes) -> PlainEvent | None:
@@ -317,19 +289,34 @@ def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Rep
 
     Of several choices the one with index 0 is taken.
     """
-    usual = decode_plain_reply(raw)
-    if usual is not None:
-        choice = usual.choices[0]
-        return Reply(
-            text=usual.text,
-            finish_reason=normalize_finish_reason(choice.finish_reason),
-            model=usual.model,
-            usage=usual.counts,
-            ttft_ms=None if usual.metrics is None else server_ttft({"metrics": usual.metrics}),
-            logprobs=choice.logprobs,
-            request_id=usual.id,
+    return read_plain_reply(raw) or _read_patiently(raw, content_type, headers)
+
+
+def read_plain_reply(raw: bytes) -> Reply | None:
+    """Parse a response of plain text, None if it is of another form."""
+    try:
+        body = _decode_reply(raw)
+    except _REFUSALS:
+        return None
+    choice, counts = body.choices[0], body.usage
+    usage = NO_USAGE
+    if counts is not None:
+        prompt, answer = counts.prompt_tokens_details, counts.completion_tokens_details
+        usage = Usage(
+            counts.prompt_tokens,
+            None if prompt is None else prompt.cached_tokens,
+            counts.completion_tokens,
+            None if answer is None else answer.reasoning_tokens,
         )
-    return _read_patiently(raw, content_type, headers)
+    return Reply(
+        text=choice.text if choice.message is None else choice.message.content,
+        finish_reason=normalize_finish_reason(choice.finish_reason),
+        model=body.model,
+        usage=usage,
+        ttft_ms=None if body.metrics is None else server_ttft({"metrics": body.metrics}),
+        logprobs=choice.logprobs,
+        request_id=body.id,
+    )
 
 
 def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
