@@ -17,7 +17,7 @@ AREAS: dict[str, tuple[int, str]] = {
     "retry and failures": (
         12,
         "backends/http/retry_after backends/failures fleet/fleet fleet/health"
-        " fleet/outage fleet/exchanges fleet/retry fleet/tail_latency runs/deadline",
+        " fleet/exchanges fleet/retry fleet/tail_latency runs/deadline",
     ),
     "limits and pacing": (
         13,

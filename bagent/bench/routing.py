@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bagent.backends.endpoint import Endpoint
 from bagent.bench.records import Routing
-from bagent.fleet.endpoint_pool import EndpointPool
-from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoint_state import EndpointPool, EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.queue import CONVERSATION_LOAD_MARGIN
 from bagent.servers.fleet_factory import OWN_CEILING, OWN_START

@@ -29,8 +29,8 @@ from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, KeyPath, stage_parts
 from bagent.observe.formatting import counted
 from bagent.runs.context import RunContext
-from bagent.runs.empty_cells import EMPTY, required_columns
 from bagent.runs.plan import requested_models
+from bagent.runs.prompt_fields import EMPTY, required_columns
 from bagent.servers.resolve import key_variables, server_address
 from bagent.text.durations import time_by
 from bagent.types import Json, Row

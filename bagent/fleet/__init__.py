@@ -7,8 +7,8 @@ queue, scheduler, batch_size    which calls go next, and how many share a reques
 prefix_affinity, context_length, tail_latency   which endpoint suits them
 exchanges                       requests: sent with a task or without; what their results mean
 retry                           rules by which calls are sent again
-endpoint_pool, endpoint_state   endpoints, and their circuit breakers
-health, outage                  probes, checks, silence, and the end of all endpoints
+endpoint_state                  endpoints: their circuit breakers, and which is next
+health                          probes, checks, silence, and the end of all endpoints
 limits                          concurrency, pace, quotas, reported load
 hostfile, health_check, leases  hostfiles; `bagent hosts`; endpoints for the proxy
 

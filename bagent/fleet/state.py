@@ -21,9 +21,7 @@ from bagent.fleet.call import (
     InFlightRequest,
     TakeEnded,
 )
-from bagent.fleet.endpoint_pool import EndpointPool
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.outage import OutagePatience
+from bagent.fleet.endpoint_state import EndpointPool, EndpointState
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.queue import CallQueues
 from bagent.fleet.retry import RetryPolicy
@@ -155,6 +153,15 @@ class FleetReports:
                 cache_queries=load.cache_queries if load else None,
             )
         )
+
+
+class OutagePatience(msgspec.Struct, frozen=True):
+    """Seconds for which a run waits while no endpoint serves it."""
+
+    passing: float = 120.0  # waiting may help, such as for a restart
+    lasting: float = 30.0  # every endpoint now refuses the key or model that it accepted
+    first: float = 10.0  # endpoints answer, but nothing has been served yet
+    first_lasting: float = 3.0  # nor do they accept the key or model
 
 
 class FleetConfig(msgspec.Struct, frozen=True):

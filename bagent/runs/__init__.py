@@ -14,8 +14,7 @@ agents_setup        tools, turns and agent programs
 hostfile_reload     reloads of the hostfile
 load_polling        polling of the engines' load
 run_state           the state of a run as its directory tells it, and what to do next
-empty_cells         rows that have no value in a column of the prompt
-prompt_fields       input fields that prompts use, and the longest one of failed rows
+prompt_fields       input fields that prompts use: empty ones, and the longest one of failed rows
 run_store           the locked run directory, its journal and totals
 live_totals         current outcomes of all starts, counted while a run goes on
 resume              which rows a start sends again

@@ -1,16 +1,18 @@
-"""The input fields that the prompts of a stored job use, and the longest one of failed rows."""
+"""The input fields that prompts use: those without a value, and the longest one of failed rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
+from bagent.job.templates.prompt import Prompt
 from bagent.store.run_dir import RunDir, RunInfo
-from bagent.types import Json
+from bagent.types import Json, Row
 
 LONG = 2000
 """Fewest characters of a field for it to be called long."""
@@ -71,3 +73,35 @@ def long_field(run: RunDir, info: RunInfo) -> str:
     used = [name for name in lengths if name.isidentifier() and (names is None or name in names)]
     longest = max(used, key=lambda name: lengths[name], default="")
     return longest if longest and lengths[longest] > LONG else ""
+
+
+def required_columns(prompt: Prompt | None) -> list[str]:
+    """Return the columns that a prompt always uses: no condition of its templates tests them."""
+    if prompt is None or prompt.fields is None:
+        return []
+    return sorted(prompt.fields - prompt.tested)
+
+
+EMPTY = (None, "")
+"""The values of an empty cell."""
+
+
+class EmptyCells:
+    """Counts the rows to be sent that have no value in a column of the prompt.
+
+    Args:
+        prompt: the prompt of the job; None where stages have their own.
+    """
+
+    def __init__(self, prompt: Prompt | None) -> None:
+        self._columns = required_columns(prompt)
+        self.counts: Counter[str] = Counter()
+        """The rows by the column in which they have no value."""
+
+    def count(self, rows: Sequence[Row], pending: Sequence[Sequence[int]]) -> None:
+        """Count those of ``rows`` that have ``pending`` answers."""
+        for row, answers in zip(rows, pending, strict=True):
+            if answers and row.error is None:
+                for name in self._columns:
+                    if row.data.get(name, "-") in EMPTY:
+                        self.counts[name] += 1

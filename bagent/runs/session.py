@@ -32,9 +32,9 @@ from bagent.rows import RowReader, read_again
 from bagent.runs.build import build_run
 from bagent.runs.context import SAMPLE_ROWS, RunContext
 from bagent.runs.deadline import read_deadline
-from bagent.runs.empty_cells import EmptyCells
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.load_polling import LAST_SECONDS, read_counters, watch_loads
+from bagent.runs.prompt_fields import EmptyCells
 from bagent.runs.result_lines import ResultLines, StdoutWriter
 from bagent.runs.resume import has_ended
 from bagent.runs.run_store import RunStore

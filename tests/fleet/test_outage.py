@@ -7,8 +7,9 @@ import pytest
 from bagent.backends.endpoint import Endpoint
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.health import Outage
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.outage import Outage, OutagePatience
+from bagent.fleet.state import OutagePatience
 from bagent.types import Failure
 
 GONE = Failure("connect", "cannot connect to here: refused", passing=True)
