@@ -150,7 +150,9 @@ class Conversation(msgspec.Struct, eq=False):
         self.exact_hash = self.plan.request_hash(
             hashed, self.plan.settings.max_tokens, request.seed
         )
-        self.request_hash = self.exact_hash if self.plan.shares_answers else None
+        agent, program = self.plan.agent, self.plan.program
+        if program is None and (agent is None or agent.shares):
+            self.request_hash = self.exact_hash
         return self.ask(request)
 
     def _rendered(self) -> Request:
@@ -229,7 +231,9 @@ class Conversation(msgspec.Struct, eq=False):
         if reply.vectors is not None:
             result = AnswerResult("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
         else:
-            result = evaluate(reply, self.plan.schema, tools=self.plan.offers_tools)
+            # Calls of tools that are not run here are answers.
+            offers_tools = self.plan.own_bodies or "tools" in self.plan.settings.extra
+            result = evaluate(reply, self.plan.schema, tools=offers_tools)
         self.note_reply(call, reply, delivery, result)
         judged = self.plan.schema is not None and not reply.tool_calls
         # A cut or refused answer does not show whether the server enforces the schema.

@@ -208,16 +208,6 @@ class StagePlan(msgspec.Struct, eq=False):
         self._count += 1
         return self._count % STREAM_EVERY == 1
 
-    @property
-    def shares_answers(self) -> bool:
-        """Whether equal rows may share an answer: no program runs, and no tool has side effects."""
-        return self.program is None and (self.agent is None or self.agent.shares)
-
-    @property
-    def offers_tools(self) -> bool:
-        """Whether requests name tools that are not run here, so that calls of them are answers."""
-        return self.own_bodies or "tools" in self.settings.extra
-
     def request_hash(self, payload: bytes, max_tokens: int | None, seed: int | None) -> int:
         """Return a 64-bit hash of the exact request: settings, prompt, limit and seed."""
         limits = max_tokens or 0, -1 if seed is None else seed

@@ -550,7 +550,7 @@ class Fleet:
     def _update_events(self) -> None:
         """Set how many rows there is room for, and whether the fleet is idle."""
         ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._state.in_flight
-        limit, lookahead = self.limit, self._config.lookahead
+        limit, lookahead = self._state.limit, self._config.lookahead
         # One call may always be ready, so that a fleet without an endpoint has some to probe with.
         room = min(max(limit, 1) - ready, lookahead - ready)
         self.room = room = min(room, limit + lookahead - in_flight - ready - asleep)

@@ -125,7 +125,10 @@ class RowRunner:
                     self._begin(row, answer)
                     turn_seconds = self._clock() - self._turn_began
                     if self._begun % BEGUN_AT_ONCE == 0 or turn_seconds > LONGEST_TURN_SECONDS:
-                        await self._yield_to_loop()
+                        # Signals and answers wait while templates are rendered.
+                        self._send()
+                        await asyncio.sleep(0)
+                        self._turn_began = self._clock()
             self._send()
         if self._alone:
             fleet.expect(False)
@@ -145,12 +148,6 @@ class RowRunner:
         while self._bounded and self._full():
             self._row_ended.clear()
             await self._row_ended.wait()
-
-    async def _yield_to_loop(self) -> None:
-        """Let signals and answers be handled, which wait while templates are rendered."""
-        self._send()
-        await asyncio.sleep(0)
-        self._turn_began = self._clock()
 
     def _full(self) -> bool:
         """Return whether no further agent may be opened."""
@@ -223,7 +220,9 @@ class RowRunner:
     def _finish(self, ended: list[EndedRow]) -> None:
         """Write outcomes, then finish the conversations that wait for them."""
         self._ended += len(ended)
-        ended, replaced = self._without_replaced(ended)
+        replaced: list[EndedRow] = []
+        if self._is_replaced is not None:
+            ended, replaced = self._without_replaced(ended, self._is_replaced)
         locations = (self._write(ended) if ended else []) + [NOT_WRITTEN] * len(replaced)
         copies: list[EndedRow] = []
         was_waiting = self._dedupe.waiting
@@ -241,14 +240,14 @@ class RowRunner:
         if self._ended == self._begun:
             self._all_ended.set()
 
-    def _without_replaced(self, ended: list[EndedRow]) -> tuple[list[EndedRow], list[EndedRow]]:
+    def _without_replaced(
+        self, ended: list[EndedRow], is_replaced: IsReplaced
+    ) -> tuple[list[EndedRow], list[EndedRow]]:
         """Return the rows whose outcomes are written, and those that other rows replace."""
-        if self._is_replaced is None:
-            return ended, []
         written: list[EndedRow] = []
         replaced: list[EndedRow] = []
         for conversation, outcome in ended:
-            if self._is_replaced(outcome, conversation.row):
+            if is_replaced(outcome, conversation.row):
                 self._stop_rules.discard(conversation)
                 replaced.append((conversation, outcome))
             else:

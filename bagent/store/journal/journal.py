@@ -188,8 +188,14 @@ class Journal:
         return locations
 
     def _append(self, outcomes: Sequence[Outcome], lines: Sequence[bytes]) -> list[int]:
-        """Write lines in one call and index them; return their locations."""
-        self._flush_attempts()
+        """Write lines in one call and index them; return their locations.
+
+        The attempts that ended these rows are written before them, so that a kill loses none.
+        """
+        try:
+            self._flush("attempts")
+        except WriteError:
+            self._raised = False  # a later call raises it: the rows may still fit
         writer = self._rows
         if writer.size >= self._limit:
             self._seal()
@@ -198,16 +204,6 @@ class Journal:
         offsets = list(accumulate(lengths[:-1], initial=start))
         self._index.add_all(outcomes, offsets, lengths)
         return [writer.number << 32 | offset for offset in offsets]
-
-    def _flush_attempts(self) -> None:
-        """Write buffered attempts before the rows that they ended, so that a kill loses none.
-
-        A later call raises what the disk refuses: the rows may still fit.
-        """
-        try:
-            self._flush("attempts")
-        except WriteError:
-            self._raised = False
 
     def write_turn(self, turn: Turn) -> None:
         """Write one complete turn of an unfinished conversation (synced like rows).
