@@ -184,7 +184,7 @@ def test_a_server_that_starts_again_is_found_again(fs, job_dir):
     with Running(RUN, job_dir) as running:
         fs.wait_for(6)
         fs.stop()
-        running.wait_for_err("does not answer")
+        running.wait_for_err(f"bagent: {fs.address}")  # a probe or a check finds it down
         fs.restart()
         done = running.finish()
     assert done.code == 0, done.err
