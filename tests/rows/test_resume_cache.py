@@ -86,3 +86,13 @@ def test_the_identity_follows_what_makes_keys(tmp_path):
     assert identity_of(config) != identity_of(replace(config, fields=("y",)))
     assert identity_of(config) != identity_of(replace(config, fields=None))
     assert identity_of(config) != identity_of(replace(config, id_field="x"))
+
+
+def test_a_follower_skips_the_rest_of_an_earlier_file(tmp_path):
+    second = [changed(piece(number), source="b") for number in range(2)]
+    noted(tmp_path / "p", piece(0), piece(1), *second).stop()
+    follower = ResumeCache()
+    follower.follow(tmp_path / "p", IDENTITY, None)
+    assert follower.at("a", 0) == piece(0)
+    assert follower.at("b", 10) == second[1]
+    follower.stop()
