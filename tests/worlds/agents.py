@@ -35,14 +35,15 @@ FAULTY = frozenset({"fail", "exit", "hang", "junk", "object"})
 """What a call does where its answer is an error."""
 
 
-def job_keys() -> dict[str, Json]:
-    """Return the keys of a job with tools."""
+def job_keys(rate: float | None = None) -> dict[str, Json]:
+    """Return the keys of a job with tools, of which ``act`` may run so often a second."""
+    paced = {} if rate is None else {"rate_limit": f"{rate:g}/s"}
     policy = {"timeout": TOOL_SECONDS, "max_tokens": TOOL_TOKENS}
     return {
         "agent": {
             "max_turns": MAX_TURNS,
             "tools": [
-                {"python": "tools.py:act", **policy},
+                {"python": "tools.py:act", **policy, **paced},
                 {"python": "tools.py:look", "coalesce": True, "cache": 10, **policy},
                 {"builtin": "read_file", "name": "read", "root": "notes", **policy},
             ],

@@ -16,6 +16,7 @@ from worlds.evidence import (
     events_of,
     invariant,
     invariant_for,
+    is_cut_short,
     is_failed,
     made_results,
     new_results,
@@ -188,7 +189,7 @@ def attempts_are_numbered(history: History) -> Problems:
         for attempt in attempts_of(history, start):
             unit = unit_of(history, attempt)
             numbers[unit, attempt["turn"]].append(attempt["try"])
-            if attempt.get("status_code") is not None:
+            if attempt.get("status_code") is not None and not is_cut_short(attempt):
                 answered[unit].append((attempt["done"] - EPOCH, attempt["endpoint"]))
         for (row, turn), tries in numbers.items():
             if sorted(tries) != list(range(1, len(tries) + 1)):

@@ -367,7 +367,7 @@ def _paced(seed: int, random: Random) -> World:
     )
     job = replace(draw_job(random), hedge="off", concurrency=random.choice([2, 8, 16, "auto"]))
     if random.random() < 0.3:
-        job = replace(job, tpm=random.choice([2000, 8000]), rpm=random.choice([None, 60]))
+        job = replace(job, tpm=random.choice([150, 400, 2000]), rpm=random.choice([None, 60]))
     return World(seed, job, rows, endpoints, draw_events(random, random.choice([0, 0, 0, 1])))
 
 
@@ -461,6 +461,9 @@ _THEMES: dict[str, Callable[[int, Random], World]] = {
     "paced": _paced,
     "killed tools": draw_jobs.killed_tools,
     "copies": draw_jobs.copies,
+    "hosted": draw_jobs.hosted,
+    "streams": draw_jobs.streams,
+    "grown": draw_jobs.grown,
 }
 
 _WEIGHTS = {
@@ -468,6 +471,6 @@ _WEIGHTS = {
     "suspensions": 2, "late rows": 2, "long illness": 1, "stages": 5, "agents": 4, "batches": 4,
     "leaving": 5, "relapses": 2, "full drain": 2, "killed tools": 2, "contexts": 2, "paced": 2,
     "refusals": 2, "copies": 2, "limits": 2, "paid in vain": 1,
-    "pauses": 2,
+    "pauses": 2, "hosted": 3, "streams": 2, "grown": 1,
 }  # fmt: skip
 """How often each theme is drawn; 3 for others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from worlds.drawing import BROKEN, draw_events, draw_job, draw_rows, draw_windows
+from worlds.drawing import BROKEN, PATIENT, draw_events, draw_job, draw_rows, draw_windows
 from worlds.spec import EndpointSpec, Event, RowSpec, World
 from worlds.stages import TOPOLOGIES, long_text
 
@@ -65,6 +65,8 @@ def agents(seed: int, random: Random) -> World:
     if random.random() < 0.3:  # while tools run
         events = (Event(0, "kill", round(random.uniform(0.3, 6.0), 2)), *events)
     job = replace(draw_job(random), kind="agents", stream=random.choice([None, None, False]))
+    if random.random() < 0.2:
+        job = replace(job, tool_rate=random.choice([0.5, 2.0]))
     return World(seed, job, tuple(rows), endpoints, events, rerun=random.random() < 0.3)
 
 
@@ -125,6 +127,57 @@ def stages(seed: int, random: Random) -> World:
         first = replace(rows[0], replies=(*failures, "ok"), stage=TOPOLOGIES[topology][0])
         rows = (first, *rows[1:])
     return World(seed, job, rows, endpoints, events, rerun=random.random() < 0.7)
+
+
+def hosted(seed: int, random: Random) -> World:
+    """A provider that limits requests by the minute, and says so in its answers or not."""
+    rows = draw_rows(random, random.randint(8, 50), random.choice([0.0, 0.1]), lasting=False)
+    rows = tuple(
+        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
+    )
+    endpoint = EndpointSpec(
+        windows=draw_windows(random) if random.random() < 0.3 else (),
+        pace=random.choice([20, 40, 60, 120, None]),
+        tells=random.choice(["limits", "limits", "limits", "after", ""]),
+    )
+    events = draw_events(random, random.choice([0, 0, 0, 1]))
+    job = replace(draw_job(random), hosted=True, hedge="off")
+    return World(
+        seed, replace(job, rpm=random.choice([None] * 4 + [60])), rows, (endpoint,), events
+    )
+
+
+def streams(seed: int, random: Random) -> World:
+    """Streamed answers that begin late or stall, and limits of these times."""
+    kinds = ("ok", "ok", "late:4", "late:15", "late:40", "stall:2", "stall:12", "stall:40", "cut")
+    rows = tuple(
+        RowSpec(
+            f"r{number}", replies=(random.choice(kinds), "ok"), seconds=random.choice([1.0, 3.0])
+        )
+        for number in range(random.randint(2, 16))
+    )
+    job = replace(
+        draw_job(random),
+        stream=True,
+        first_token=random.choice([None, 10.0, 20.0]),
+        idle=random.choice([None, 5.0, 20.0]),
+        timeout=random.choice([30.0, 60.0]),
+    )
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 1, 2])))
+    return World(seed, job, rows, endpoints, draw_events(random, random.choice([0, 0, 0, 1])))
+
+
+def grown(seed: int, random: Random) -> World:
+    """Answers that are cut off, and are asked for again with more tokens."""
+    rows = tuple(
+        replace(row, replies=(*(["short"] * random.choice([0, 1, 1])), *row.replies))
+        if row.replies != ("unreadable",)
+        else row
+        for row in draw_rows(random, random.randint(1, 16), random.choice([0.2, 0.5]))
+    )
+    endpoints = tuple(EndpointSpec() for _ in range(random.choice([1, 2])))
+    job = replace(draw_job(random), grow=random.choice([2.0, 4.0]), hedge="off")
+    return World(seed, job, rows, endpoints, draw_events(random, random.choice([0, 0, 1])))
 
 
 def _with_copies(random: Random, rows: tuple[RowSpec, ...]) -> tuple[RowSpec, ...]:

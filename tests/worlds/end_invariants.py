@@ -198,7 +198,7 @@ def the_summary_counts_requests(history: History) -> Problems:
             yield f"start {start.number}: {tries} rows in requests, {snapshot.tries} tries"
         rows = sent_by_row(history, start.number)
         again = sum(len(requests) - 1 for requests in rows.values())
-        once = history.world.job.kind in ("single", "lists")
+        once = history.world.job.kind in ("single", "lists") and history.world.job.grow is None
         if not dead and once and snapshot.retries != again:
             yield f"start {start.number}: {again} retries seen, {snapshot.retries} in the summary"
 

@@ -176,6 +176,11 @@ def attempts_of(history: History, start: Start) -> list[dict[str, Any]]:
     return start.attempts[0 if previous is None else len(previous.attempts) :]
 
 
+def is_cut_short(attempt: dict[str, Any]) -> bool:
+    """Return whether an answer began in an attempt, and did not end in time."""
+    return attempt["status_code"] == 200 and attempt.get("error_kind") == "timeout"
+
+
 def may_lose_answers(history: History, start: Start) -> bool:
     """Return whether answers that came may be missing after a start: the disk took no more, and it
     said so with 74, or it was killed before it could."""
@@ -191,7 +196,8 @@ def is_simple(history: History) -> bool:
         and world.job.hedge == "off"
         and not world.events
         and (world.job.row_seconds, world.job.rpm, world.job.stop_after) == (None, None, None)
-        and world.job.tpm is None
+        and (world.job.tpm, world.job.first_token, world.job.idle) == (None, None, None)
+        and not world.job.hosted
         and not any(map(_has_fault, world.endpoints))
         and not any(history.network.crashes)
     )
@@ -213,7 +219,7 @@ def answers_row(sent: Sent, row: int) -> bool:
     """Return whether a request was answered well for one of its rows."""
     replies = dict(zip(sent.rows, sent.replies or (sent.reply,) * len(sent.rows), strict=True))
     whole = sent.arrived and sent.status == 200 and base_kind(sent.reply) in GOOD
-    return whole and base_kind(replies[row]) in ("ok", "usage", "slow")
+    return whole and is_good(replies[row])
 
 
 def recovered_soon(history: History, sent: Sent) -> bool:

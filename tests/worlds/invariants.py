@@ -16,6 +16,7 @@ from worlds import (
     journal_invariants,
     limit_invariants,
     output_invariants,
+    request_invariants,
     retry_invariants,
     row_invariants,
     shard_invariants,
@@ -44,6 +45,7 @@ MODULES = (
     limit_invariants,
     watch_invariants,
     deadly_invariants,
+    request_invariants,
 )
 """Where the invariants are; importing them lists them."""
 

@@ -30,7 +30,7 @@ def job_file(world: World) -> dict[str, Json]:
             "retries": world.job.retries,
             "concurrency": world.job.concurrency,
             "per_endpoint": world.job.per_endpoint,
-            "timeout": {"total": world.job.timeout, "connect": 5.0},
+            "timeout": _timeouts(world.job),
             "hedge": world.job.hedge,
             "row": world.job.row_seconds,
             "stop_after_failures": world.job.stop_after,
@@ -41,6 +41,10 @@ def job_file(world: World) -> dict[str, Json]:
         "results": {"allow_failures": world.job.allow_failures},
         **_kind_keys(world),
     }
+    if world.job.hosted:
+        job |= provider.backend_keys()
+    if world.job.grow is not None:
+        job["output"]["grow"] = world.job.grow
     if world.job.stream is not None:
         job["stream"] = world.job.stream
     if world.job.system:
@@ -60,12 +64,18 @@ def job_file(world: World) -> dict[str, Json]:
     return {key: value for key, value in job.items() if value not in (None, _USUAL.get(key))}
 
 
+def _timeouts(job: JobSpec) -> dict[str, float]:
+    """Return the time limits of a request."""
+    limits = {"total": job.timeout, "first_token": job.first_token, "idle": job.idle}
+    return {"connect": 5.0} | {name: limit for name, limit in limits.items() if limit is not None}
+
+
 def _kind_keys(world: World) -> dict[str, Json]:
     """Return the keys of the job file for a kind of job."""
     if world.job.kind == "schema":
         return {"output": {"schema": SCHEMA, "retries": 2}}
     if world.job.kind == "agents":
-        return agents.job_keys()
+        return agents.job_keys(world.job.tool_rate)
     if world.job.kind == "batches":
         return provider.job_keys(world.job.by)
     if world.job.kind == "stages":

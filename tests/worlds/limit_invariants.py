@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 from worlds.evidence import Problems, before, invariant, invariant_for, is_answer, sent_in
 from worlds.history import History
@@ -52,11 +51,12 @@ def a_paced_server_is_used_well(history: History) -> Problems:
 
 @invariant_for("single", "schema")
 def tokens_a_minute_are_kept(history: History) -> Problems:
-    """With ``limits.tpm`` no minute has more tokens than that."""
+    """With ``limits.tpm`` no minute has more tokens than that, or one request more."""
     most = history.world.job.tpm
     for start in history.starts if most is not None else ():
         answered = sorted(sent.at for sent in sent_in(history, start.number) if is_answer(sent))
-        count = int(most / (PROMPT_TOKENS + ANSWER_TOKENS))
-        for first, last in pairwise(range(0, len(answered), max(1, count))):
-            if answered[last] - answered[first] < 59.0:
-                yield f"start {start.number}: {count} answers from {answered[first]} on"
+        count = 1 + int(most / (PROMPT_TOKENS + ANSWER_TOKENS))
+        for first, last in zip(answered, answered[count:], strict=False):
+            if last - first < 59.0:
+                yield f"start {start.number}: {count + 1} answers from {first} to {last}"
+                break

@@ -60,6 +60,10 @@ class Sent:
     done: float | None = None
     """When the last byte of the answer, or the end of the connection, reached the client."""
     retry_after: float | None = None
+    first_at: float | None = None
+    """When the first piece of a streamed answer was sent."""
+    limit: int | None = None
+    """The tokens that its answer may have."""
     arrived: bool = False
     """The whole answer reached the client."""
     gone: float | None = None
@@ -310,6 +314,7 @@ class ServerConnection(asyncio.Transport):
             return
         versions = tuple(int(mark[2]) for mark in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
+        sent.limit = answer_limit(request)
         if self._idle_since is not None:
             sent.idle = sent.at - self._idle_since
         if "input" in request:
@@ -403,13 +408,14 @@ class ServerConnection(asyncio.Transport):
         request: dict[str, Any],
     ) -> None:
         kind, _, wait = reply.partition("+")
-        if kind.startswith("slow:"):
-            seconds, kind = float(kind[5:]), "ok"
+        kind, _, length = kind.partition(":")
         if kind == "hang":
             return
-        if kind.startswith("crash:"):  # the process dies with the row
-            self._later(seconds, self._network.crash, self.index, float(kind[6:]))
+        if kind == "crash":  # the process dies with the row
+            self._later(seconds, self._network.crash, self.index, float(length))
             return
+        stalled = float(length) if kind == "stall" else 0.0
+        seconds = float(length) if kind in ("slow", "late") else seconds
         if kind == "reset":
             self._later(seconds, self.drop, ConnectionResetError(104, "reset"))
             return
@@ -432,9 +438,10 @@ class ServerConnection(asyncio.Transport):
             headers["Content-Type"] = "text/event-stream"
             body, first = streamed(msgspec.json.decode(body))
         cut = kind == "cut"
-        if first and not cut:  # the tool calls come before the end
+        if (first or stalled) and not cut:  # the tool calls come before the end
+            first = first or len(body) // 2
             self._later(seconds / 2, self._begin_response, body[:first], len(body), headers)
-            self._later(seconds, self._end_response, body[first:])
+            self._later(seconds + stalled, self._end_response, body[first:])
         else:
             self._later(seconds, self._respond, status, body, headers, cut and (first or 0.5))
 
@@ -494,7 +501,7 @@ class ServerConnection(asyncio.Transport):
         if self._closed or not self._network.alive():
             return
         if self._sent is not None:
-            self._sent.status = 200
+            self._sent.status, self._sent.first_at = 200, self._network.clock.now
         self._client.data_received(head_of(200, size, headers) + body)
 
     def _end_response(self, body: bytes) -> None:

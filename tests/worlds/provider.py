@@ -30,6 +30,12 @@ REPLY_SECONDS = 0.5
 """How long the provider takes for each of its replies."""
 
 
+def backend_keys() -> dict[str, Json]:
+    """Return the keys of a job whose one server is that of a provider."""
+    url = "openai+http://server0:8000/v1"
+    return {"hostfile": None, "backend": {"url": url, "api_key_env": "WORLD_KEY"}}
+
+
 def job_keys(by: float | None = None) -> dict[str, Json]:
     """Return the keys of a job whose rows go in batches.
 
@@ -38,8 +44,7 @@ def job_keys(by: float | None = None) -> dict[str, Json]:
     """
     late = {"mode": "cheapest", "by": f"{by:g}s"} if by is not None else {}
     return {
-        "hostfile": None,
-        "backend": {"url": "openai+http://server0:8000/v1", "api_key_env": "WORLD_KEY"},
+        **backend_keys(),
         "batching": {"mode": "provider", "size": SIZE, **late},
     }
 

@@ -26,9 +26,11 @@ LASTING = {
     "length": "truncated",
 }  # fmt: skip
 """Replies that end a row, and the kind of its failure."""
-USED = frozenset({"ok", "slow", "length", "filter", "blank", "invalid", "tools"})
+USED = frozenset(
+    {"ok", "slow", "late", "stall", "length", "short", "filter", "blank", "invalid", "tools"}
+)
 """Replies that tell how many tokens they took."""
-GOOD = frozenset({"ok", "usage", "slow", "length", "filter"})
+GOOD = frozenset({"ok", "usage", "slow", "late", "stall", "length", "filter"})
 """Replies that an answer to several rows can have for one of them."""
 
 SCHEMA = {
@@ -40,7 +42,7 @@ SCHEMA = {
 
 def is_good(reply: str) -> bool:
     """Return whether a reply is the right answer."""
-    return base_kind(reply) in ("ok", "usage", "slow")
+    return base_kind(reply) in ("ok", "usage", "slow", "late", "stall")
 
 
 def base_kind(reply: str) -> str:
@@ -78,7 +80,7 @@ def head_of(status: int, size: int, headers: dict[str, str]) -> bytes:
     return f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode()
 
 
-_FINISH = {"length": "length", "filter": "content_filter"}
+_FINISH = {"length": "length", "short": "length", "filter": "content_filter"}
 
 
 def status_of(kind: str | None) -> int:

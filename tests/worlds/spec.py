@@ -105,9 +105,15 @@ class JobSpec:
     per_endpoint: int | str = "auto"
     timeout: float = 20.0
     """Longest time of one request."""
+    first_token: float | None = None
+    """Longest time to the first piece of a streamed answer."""
+    idle: float | None = None
+    """Longest time between two pieces of it."""
     temperature: float = 0.0
     hedge: float | str = "off"
     truncated: Literal["fail", "accept"] = "fail"
+    grow: float | None = None
+    """How many times as long a truncated answer may be when it is asked for again."""
     allow_failures: int = 0
     segment_bytes: int | None = None
     """Size of a segment of the journal; None: the usual one, which no world fills."""
@@ -135,6 +141,10 @@ class JobSpec:
     """Failed rows after which a start stops."""
     on_failure: str = ""
     """What a stage of a pipeline does about rows that failed before it."""
+    hosted: bool = False
+    """Its one server is that of a provider, which may limit requests."""
+    tool_rate: float | None = None
+    """Runs a second of the tool ``act``."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``bagent run``."""
 
