@@ -7,7 +7,7 @@ SGLang's route of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -182,14 +182,12 @@ class OpenAIBackend:
         self._wires: dict[tuple[Endpoint, int, bool, bool], _Wire] = {}
         mode = "single" if api == "responses" else batching
         self._groups = GroupRoutes(self._profiles, mode, clock, notice)
+        self.group_key = self._groups.key
+        """Returns the settings, limits and shape of a call: :meth:`GroupRoutes.key`."""
         self._learner = TemplateProber(
             self._groups, self._profiles, self._ask, self.probe, self._model
         )
         self._counter = PromptCounter(self._profiles, self._ask, self._model)
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """Return the settings, limits and shape of the call."""
-        return self._groups.key(request)
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """Return the limit by what is known of the endpoint."""
