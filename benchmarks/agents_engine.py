@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bagent.agents.plan import AgentPlan, StagePlan
-from bagent.agents.token_budget import TokenBudget
+from bagent.agents.plan import AgentPlan, StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint

@@ -1,12 +1,11 @@
 """Agents: the conversation of one row, from its prompt to its outcome.
 
-plan             what all conversations of a stage share; which turns are streamed
+plan             what all conversations of a stage share: streamed turns, tokens of answers
 conversation     request, evaluation, retries: a state machine without I/O, and its driver
 agent_loop       the driver of a conversation with tools
 tool_turn        the tool calls of a turn
 text_tool_calls  tool calls that a server returns as text
 compaction       shortening of long conversations
-token_budget     tokens of answers where the job sets none
 external_agent   the driver of a row that a program answers
 
 How an agent runs

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bagent.agents.conversation import text_bytes
-from bagent.agents.plan import AgentPlan, StagePlan
-from bagent.agents.token_budget import LEAST, MARGIN_TOKENS
+from bagent.agents.plan import LEAST_TOKENS, MARGIN_TOKENS, AgentPlan, StagePlan
 from bagent.answers.messages import truncate_middle
 from bagent.answers.reasoning import split_reasoning
 from bagent.backends.request import Request, encode_payload
@@ -90,7 +89,7 @@ class Compactor:
         context = self._budget.context
         if context is None:
             return None
-        available = context - MARGIN_TOKENS - (self._max_tokens or LEAST)
+        available = context - MARGIN_TOKENS - (self._max_tokens or LEAST_TOKENS)
         return min(int(context * self._agent.compact_at), available)
 
     def shorten(self, messages: list[Message]) -> list[Message]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from bagent.agents.token_budget import LEAST
+from bagent.agents.plan import LEAST_TOKENS
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport
@@ -341,7 +341,7 @@ def too_long_rows(sample: Sequence[Sampled], sizes: Sizes, context: int | None) 
         explicit = (
             sampled.request.body is not None or sampled.request.settings.max_tokens is not None
         )
-        answer = (sampled.max_tokens or LEAST) if explicit else LEAST
+        answer = (sampled.max_tokens or LEAST_TOKENS) if explicit else LEAST_TOKENS
         answer = answer if sampled.generates else 0
         if tokens + answer > context:
             about = "" if index in sizes.counted else "about "

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bagent.agents.plan import StagePlan
-from bagent.agents.token_budget import TokenBudget
+from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.backend_kinds import TRAITS, BackendKind
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.agents.plan import StagePlan
-from bagent.agents.token_budget import MARGIN_TOKENS
+from bagent.agents.plan import MARGIN_TOKENS, StagePlan
 from bagent.answers.messages import add_schema_instruction
 from bagent.job.templates.template import TemplateFailure
 from bagent.stages.base import (

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagent.agents.conversation import Conversation, ConversationState
-from bagent.agents.plan import StagePlan
-from bagent.agents.token_budget import TokenBudget
+from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
 from bagent.fleet.call import Call, CallResult, Delivery

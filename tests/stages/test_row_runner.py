@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.agents.conversation import Conversation
-from bagent.agents.plan import StagePlan
-from bagent.agents.token_budget import TokenBudget
+from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange
 from bagent.errors import WriteError

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 from aiohttp import web
 
-from bagent.agents.plan import StagePlan
-from bagent.agents.token_budget import TokenBudget
+from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
