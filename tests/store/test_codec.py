@@ -15,7 +15,7 @@ from bagent.store.journal.codec import (
     status_of,
     unit_of,
 )
-from bagent.types import Turn
+from bagent.types import ToolCall, Turn, Usage
 
 
 def test_an_outcome_reads_back_as_it_was(outcome):
@@ -63,9 +63,13 @@ def test_ids_keep_their_type_and_size(outcome):
 
 
 def test_a_turn_with_half_a_character_is_still_one_line():
-    turn = Turn("k", 0, "main", 0, 1, [{"role": "assistant", "content": "\ud83d"}])
-    line = encode_record(turn)
-    assert json.loads(line)["messages"][0]["content"] == "\\ud83d"
+    message = {"role": "assistant", "content": "\ud83d"}
+    call = ToolCall("c", "add", '"\ud83d"')
+    turn = Turn("k", 0, "main", 0, 1, [message], begun=[call], usage=Usage(prompt=3))
+    read = msgspec.json.decode(encode_record(turn), type=Turn)
+    assert read.messages[0]["content"] == "\\ud83d"
+    assert read.begun == [ToolCall("c", "add", '"\\ud83d"')]
+    assert read.usage == Usage(prompt=3)
 
 
 def test_codes_name_status_and_kind():

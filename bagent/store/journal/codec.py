@@ -216,7 +216,7 @@ def _encode_carefully(record: msgspec.Struct) -> bytes:
 
 
 def _column(value: Any) -> Any:
-    return clean(value) if isinstance(value, (str, list, tuple, dict)) else value
+    return clean(value) if isinstance(value, (str, list, tuple, dict, msgspec.Struct)) else value
 
 
 def decode_outcome(line: bytes) -> Outcome:
