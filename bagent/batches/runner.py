@@ -46,7 +46,19 @@ _AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
 
 LOOK_HINT = "look at the batch in the provider's console, then give the same command again"
 
+_NO_SERVICE = (404, 405, 501)
+"""Statuses of the first request for a batch to a server that makes none."""
+
 Shield = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]
+
+
+def _hint_before_sending(failure: Failure) -> str:
+    """Say what helps where the provider has nothing of a batch."""
+    if failure.status in _NO_SERVICE:
+        return "does it serve batches? batching: {mode: auto} sends each row by itself"
+    if failure.kind == "auth":
+        return "give a key that may make batches, then the same command again"
+    return "remove the cause, then give the same command again"
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,10 @@ class BatchSubmitter:
         """
         now = self._tools.clock()
         if not failure.passing:
-            raise NeedsPerson(f"batch {record.number}: {failure.message}", hint=LOOK_HINT)
+            hint = LOOK_HINT
+            if record.batch_id is None and record.file_id is None:
+                hint = _hint_before_sending(failure)
+            raise NeedsPerson(f"batch {record.number}: {failure.message}", hint=hint)
         if failure.status is not None:
             self._heard_now()
         elif now - self._heard > MAX_SILENCE:
