@@ -72,7 +72,11 @@ class StagedRun:
         if store.recorded:
             earlier = OutcomeLookup(store.path, store.done, store.notes.append)
         self._results = StageResults(
-            store.journal, earlier, services.emit, all_rows=store.part == "all"
+            store.journal,
+            earlier,
+            services.emit,
+            all_rows=store.part == "all",
+            note=store.note_current,
         )
         self._context = StageContext(self._results, self._stop, services.messages.notify, time.time)
         self._policies: list[FailurePolicy] = []

@@ -120,7 +120,8 @@ def finish_run(
     else:
         ending = RunEnding(stop.code, snapshot, stop.reason, stop.hint)
     if store is not None:
-        ending = _close(store, ending, _absent(context, snapshot) if stop is None else 0)
+        absent = store.absent if context.stages else _absent(context, snapshot)
+        ending = _close(store, ending, absent if stop is None else 0)
     if tables is None or ending.code not in (EXIT_OK, EXIT_ROWS_FAILED):
         return ending
     failure, action = make_tables(tables, notice), MAKE_AGAIN

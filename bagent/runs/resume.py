@@ -99,7 +99,7 @@ def reads_all_rows(prepared: RunContext, *, of_shard: bool = False) -> bool:
     """Return whether a start reads all rows of the input, or of its shard, and these are sent."""
     config = prepared.rows_config
     selections = (config.where, config.limit, config.sample, None if of_shard else config.shard)
-    return not prepared.stages and all(selection is None for selection in selections)
+    return all(selection is None for selection in selections)
 
 
 def _run_beside_job(prepared: RunContext) -> Path | None:
@@ -117,15 +117,16 @@ def find_unseen_failures(prepared: RunContext, done: DoneIndex) -> UnseenRows | 
 
     Accepted truncated answers are no failures.
 
-    Return None where that cannot be decided: not all rows are read, they come from other stages,
-    or nothing had failed. A shard knows its own units by the row key, which units do not hold
-    where rows have several answers.
+    Return None where that cannot be decided: not all rows are read, or nothing had failed. A shard
+    knows its own units by the row key, which units do not hold where rows have several answers or
+    stages.
     """
-    config = prepared.rows_config
-    if not reads_all_rows(prepared, of_shard=prepared.job.answers == 1):
+    config, stages = prepared.rows_config, prepared.stages
+    if not reads_all_rows(prepared, of_shard=prepared.job.answers == 1 and not stages):
         return None
     accepted = {ACCEPTED_CODE}
-    if prepared.job.output.truncated == "accept":
+    outputs = [prepared.job.output, *(stage.spec.output for stage in stages)]
+    if any(output is not None and output.truncated == "accept" for output in outputs):
         accepted.add(TRUNCATED_CODE)
     outcomes = zip(done.failed_units, done.failed_codes, strict=True)
     units = [unit for unit, code in outcomes if code not in accepted]
@@ -142,6 +143,12 @@ def last_stage(stages: Sequence[PreparedStage]) -> LastStage | None:
         return None
     last = stages[-1]
     return LastStage(last.name, last.spec.kind == "sql")
+
+
+def expanding_stages(stages: Sequence[PreparedStage]) -> dict[str, bool]:
+    """Return the names of all stages in results, and whether one row becomes several there."""
+    expands = {stage.name for stage in stages if stage.spec.kind == "expand"}
+    return {name: name in expands for name in stage_names(stages)}
 
 
 def stage_names(stages: Sequence[PreparedStage]) -> list[str]:

@@ -7,7 +7,7 @@ import platform
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from bagent.runs.context import STAGE, WORKER, RunContext, make_redactor
 from bagent.runs.ending import TablesChild
 from bagent.runs.live_totals import LiveTotals
 from bagent.runs.resume import (
+    expanding_stages,
     find_unseen_failures,
     last_stage,
     make_retry_policy,
@@ -40,7 +41,7 @@ from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index,
 from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.journal_files import JournalFiles
-from bagent.store.journal.removed_rows import replaced_units
+from bagent.store.journal.removed_rows import located, replaced_units
 from bagent.store.journal.segments import part_order
 from bagent.store.lock import LockRenewer, Process, RunLock, is_live, owners, wait_for_orphans
 from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
@@ -98,6 +99,10 @@ class RunStore:
     """Edited rows were looked for in all lines of earlier starts."""
     seen: array[int] | None = None
     """Finished units that the input holds; None where those that it does not cannot be told."""
+    expands: Mapping[str, bool] = field(default_factory=dict)
+    """The stages in their order, and whether one row becomes several there."""
+    absent: int = 0
+    """Good results of the last stage whose rows left the input; known once they were looked for."""
     threaded: bool = True
     """Threads sync the journal and renew the lock; else :meth:`tick` does."""
     _closed: bool = False
@@ -175,8 +180,17 @@ class RunStore:
     def forget_missing(self) -> None:
         """Take back the failures of rows that the completely read input no longer holds."""
         missing, self.missing = self.missing, None
-        for unit in missing.unseen() if missing is not None else ():
-            self.journal.write_tombstone(unit, STAGE)
+        self._take_back(set(missing.unseen()) if missing is not None else set())
+
+    def _take_back(self, units: Set[int]) -> None:
+        for unit, (stage, answer) in located(self.done.indexes, units).items():
+            self.journal.write_tombstone(unit, stage, answer)
+
+    def note_current(self, unit: int, *, earlier: bool) -> None:
+        """Note that a stage has an outcome of a row, of this start or of an earlier one."""
+        if earlier and self.seen is not None:
+            self.seen.append(unit)
+        self._mark_seen((unit,))
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Return whether all of these rows are finished."""
@@ -201,11 +215,14 @@ class RunStore:
             return
         self.info.starts[-1].compared = True
         replaced = self.live_totals.is_replaced
-        removed = [unit for unit in self.done.not_among(seen) if not replaced(unit)]
+        removed = self.done.not_among(seen)
         folder, indexes = self.directory.journal, self.done.indexes
         since = self._opened if self.compared else None
-        for unit in replaced_units(folder, indexes, removed, since) if removed else ():
-            self.journal.write_tombstone(unit, STAGE)
+        units = replaced_units(folder, indexes, removed, since, self.expands) if removed else set()
+        self._take_back({unit for unit in units if not replaced(unit)})
+        if self.last is not None:
+            places = located(indexes, {unit for unit in removed if not replaced(unit)})
+            self.absent = sum(stage == self.last.name for stage, _ in places.values())
 
     def begin(
         self,
@@ -367,9 +384,8 @@ def open_run(
         )
         notes += notes_of_earlier_starts(prepared, changed, done)
         earlier = _earlier(prepared)
-        last_at = max((i.totals.last or 0.0 for i in done.indexes), default=0.0)
         compared = _were_compared(info, prepared.part, done)
-        info = _new_info(prepared, info, fingerprints, changed, len(done), last_at)
+        info = _new_info(prepared, info, fingerprints, changed, done)
         directory.save(info, prepared.part)
         syncer, renewer = _start_threads(journal, owner, threaded)
         undo.pop_all()
@@ -393,6 +409,7 @@ def open_run(
         missing=find_unseen_failures(prepared, done),
         compared=compared,
         seen=array("Q") if done.codes and reads_all_rows(prepared) else None,
+        expands=expanding_stages(prepared.stages),
         threaded=threaded,
     )
 
@@ -500,16 +517,16 @@ def _new_info(
     before: RunInfo | None,
     fingerprints: dict[str, str],
     changed: list[str],
-    finished: int,
-    last_at: float,
+    done: DoneIndex,
 ) -> RunInfo:
-    """Return the new content of ``run.json``; ``last_at`` is when a row ended last."""
+    """Return the new content of ``run.json``."""
+    last_at = max((index.totals.last or 0.0 for index in done.indexes), default=0.0)
     job, masked = prepared.job, prepared.job.masked()
     if before is not None and "simulated" in before.job:
         masked["simulated"] = before.job["simulated"]
     changes = list(before.changes) if before else []
     if before is not None and changed:
-        changes.append(JobChange(unix(), prepared.part, changed, before.job, finished))
+        changes.append(JobChange(unix(), prepared.part, changed, before.job, len(done)))
     fingerprints = dict(fingerprints)
     if before is not None and "model" in before.fingerprints:
         fingerprints.setdefault("model", before.fingerprints["model"])

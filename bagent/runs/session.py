@@ -440,7 +440,8 @@ class RunSession:
         fleet.tick(None if staged else to_do)
         if self._feeder is not None and self._feeder.ended:
             self._store.input_ended()
-            self._store.forget_missing()
+            if not staged:  # what rows of the input become in later stages is known at the end
+                self._store.forget_missing()
         if time.monotonic() < due:
             return due
         snapshot = self._snapshot()

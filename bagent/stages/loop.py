@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -138,6 +139,9 @@ class LoopStage(RowStage):
 
     def _process(self, item: StageRow, slot: Slot) -> None:
         if self._was_finished(self._context, item, slot):
+            for number, writer in product(range(1, self._rule.rounds + 1), self._writers):
+                key = self._section_key(item, number, writer)
+                self._context.results.keep(key, writer.requester.plan.name)
             return
         task = asyncio.ensure_future(self._work(item, slot))
         self._tasks.add(task)
@@ -210,7 +214,7 @@ class LoopStage(RowStage):
         item, number = state.item, state.number
         row = msgspec.structs.replace(
             prompt_row(item.row, item),
-            key=derive_key((item.row.key,), self.name, number, writer.name),
+            key=self._section_key(item, number, writer),
             id=f"{item.row.id}/{number}.{writer.name}",
             parents=(*item.parents, *refs),
         )
@@ -223,6 +227,9 @@ class LoopStage(RowStage):
         make = partial(self._row, state, writer, row)
         writer.requester.ask((row.key, 0), (item,), make, then)
         return await future
+
+    def _section_key(self, item: StageRow, number: int, writer: BoardWriter) -> int:
+        return derive_key((item.row.key,), self.name, number, writer.name)
 
     def _row(self, state: _State, writer: BoardWriter, row: Row) -> Row:
         return msgspec.structs.replace(row, extra=self._scope(state, writer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bagent.stages.row import StageRow
 from bagent.store.journal.codec import code_of, unit_of
@@ -22,6 +22,17 @@ Emit = Callable[[Sequence[WrittenRow]], None]
 """Takes outcomes that were written."""
 
 
+class NoteUnit(Protocol):
+    """Takes the unit of an outcome, and whether an earlier start wrote it."""
+
+    def __call__(self, unit: int, *, earlier: bool) -> None:
+        """Take it."""
+
+
+def _ignore(unit: int, *, earlier: bool) -> None:
+    pass
+
+
 class StageResults:
     """Outcomes of all stages by location, of this start and of earlier ones.
 
@@ -32,10 +43,17 @@ class StageResults:
         earlier: the outcomes of earlier starts, if there were any.
         emit: gets the outcomes that this start writes.
         all_rows: whether this start has all rows; else other shards have results of their own.
+        note: called with the unit of each outcome that this start writes or finds finished.
     """
 
     def __init__(
-        self, journal: Journal, earlier: OutcomeLookup | None, emit: Emit, *, all_rows: bool = True
+        self,
+        journal: Journal,
+        earlier: OutcomeLookup | None,
+        emit: Emit,
+        *,
+        all_rows: bool = True,
+        note: NoteUnit = _ignore,
     ) -> None:
         self.journal = journal
         self.counts: dict[str, Counter[int]] = {}
@@ -45,6 +63,7 @@ class StageResults:
         self._taken_back: set[int] = set()
         self._unfinished_keys: dict[str, frozenset[int]] = {}
         self._emit = emit
+        self._note = note
 
     def read(self, location: int) -> Outcome:
         """Return the outcome at a location."""
@@ -84,7 +103,7 @@ class StageResults:
         if changed or not holds(outcome):
             self.take_back(key, stage, answer)
             return None
-        self._count(outcome)
+        self._count(outcome, earlier=True)
         return outcome, -1 - location
 
     def _find(self, unit: int) -> int | None:
@@ -124,6 +143,10 @@ class StageResults:
             self._unfinished_keys[stage] = unfinished
         return unfinished
 
+    def keep(self, key: int, stage: str) -> None:
+        """Note that the outcome of a row in a stage, if there is one, still counts."""
+        self._note(unit_of(key, stage, 0), earlier=True)
+
     @property
     def has_earlier(self) -> bool:
         """Whether this run was started before."""
@@ -150,10 +173,12 @@ class StageResults:
 
     def note(self, outcome: Outcome, location: int, row: Row) -> None:
         """Count an outcome that was written, and pass it on."""
-        self._count(outcome)
+        self._count(outcome, earlier=False)
         self._emit([(outcome, location, row)])
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Outcome, *, earlier: bool) -> None:
+        unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+        self._note(unit, earlier=earlier)
         self.counts.setdefault(outcome.stage, Counter())[
             code_of(outcome.status, outcome.error_kind)
         ] += 1
