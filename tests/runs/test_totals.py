@@ -69,7 +69,7 @@ def test_summary_status_and_report_tell_one_speed_without_the_pause(fs, job_dir,
     (line,) = (x for x in done.err.splitlines() if x.startswith("time "))
     whole, own = line.split("; ")
     speed = whole.split()[-2]
-    assert 0.05 < float(speed) < 2.0, "8 rows in 4 s and a little; 0.008 with the pause"
+    assert 0.05 < float(speed) <= 2.0, "8 rows in 4 s and a little; 0.008 with the pause"
     assert own.endswith("(this start)")
     assert f"{bagent(['status', 'job', '--json']).lines()[0]['rows_per_s']:.2f}" == speed
     assert ["rows_per_s", speed] in [x.split() for x in bagent(["status", "job"]).out.splitlines()]
