@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -397,8 +397,12 @@ def open_input(
         check_boards(prepared.stages, readable, prepared.job.source)
     if first and not sample:
         row = first[0]
+        several = len(first) > 1
+        rows_text = (
+            f"none of the first {len(first)} rows can" if several else "the first row cannot"
+        )
         prepared.warnings.append(
-            f"none of the first {len(first)} rows can be read:"
+            f"{rows_text} be read:"
             f" {row_location(row.source, row.line)}: {row.error}{_guess_format(row)}"
         )
     rows.keep_rows()
@@ -408,6 +412,8 @@ def open_input(
 def _guess_format(row: Row) -> str:
     """Return what the first line looks like, where it is no line of JSON objects."""
     text = (row.raw or b"").strip()
+    if PurePath(row.source).suffix.lower() in (".csv", ".tsv"):
+        return ""
     if text[:1] == b"[" or text == b"{":
         return " (is it one JSON document over several lines? its name ends in .json then)"
     if text[:1] not in (b"{", b'"') and (b"," in text or b"\t" in text or b";" in text):

@@ -194,8 +194,12 @@ def absent_text(info: RunInfo, run: str) -> str:
     count = _absent(info)
     if not count:
         return ""
-    text = f"no longer in the input, but counted: {counted(count, info.unit)} of earlier starts"
-    if not info.keep_input:
+    fewer = any("answers" in change.changed for change in info.changes)
+    description = "no longer in the input or asked for" if fewer else "no longer in the input"
+    unit = "answer" if fewer else info.unit
+    text = f"{description}, but counted: {counted(count, unit)} of earlier starts"
+    # Results of later stages, and further answers of rows that stayed, need not lack an input.
+    if not info.keep_input or fewer or len(info.stages) > 1:
         return text
     results = f"bagent results {shlex.quote(run)} --where"
     return f'{text}; {results} "input is null" shows them, "input is not null" the others'

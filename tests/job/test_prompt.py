@@ -251,7 +251,11 @@ UNKNOWN = [
         "txet is in none of the first 2 rows (did you mean text? or guard it: "
         '{{ txet | default("") }})',
     ),
-    ("{{ zzzz }}", 'zzzz is in none of the first 2 rows (guard it: {{ zzzz | default("") }})'),
+    (
+        "{{ zzzz }}",
+        "zzzz is in none of the first 2 rows (they have text, meta, rare; or guard it: "
+        '{{ zzzz | default("") }})',
+    ),
     (
         "{{ meta.titel }}",
         "meta.titel is in none of the first 2 rows (did you mean meta.title? or "

@@ -98,3 +98,15 @@ def test_another_model_is_refused_though_all_rows_are_finished(fs, job_dir, bage
     assert bagent([*RUN, "--model", "second"]).code == 0
     assert bagent([*RUN, "--model", "first"]).code == 2
     assert len([request for request in fs.requests if request.prompts]) == 2
+
+
+def test_answers_that_are_no_longer_asked_for_are_counted_as_such(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    prompt, results = "id={{ id }}", {"duckdb": False, "parquet": False}
+    write_job(job_dir, fs.url, 3, prompt=prompt, results=results, answers=3)
+    assert bagent(RUN).code == 0
+    write_job(job_dir, fs.url, 3, prompt=prompt, results=results, answers=1)
+    done = bagent(CONTINUE)
+    assert done.code == 0, done.err
+    [line] = [line for line in done.err.splitlines() if line.startswith("absent")]
+    assert line.endswith("or asked for, but counted: 6 answers of earlier starts")

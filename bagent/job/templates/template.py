@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from jinja2 import Template as JinjaTemplate
@@ -283,13 +284,23 @@ class Template:
         name = ".".join(use.chain)
         meant = _meant(use.chain, sample, extra_names)
         guard = f'guard it: {{{{ {name} | default("") }}}}'
-        rows = f"the first {len(sample)} rows" if len(sample) > 1 else "the first row"
-        none_of = "none of " if len(sample) > 1 else "not in "
-        message = (
-            f"{name} is in {none_of}{rows}" if len(sample) > 1 else f"{name} is {none_of}{rows}"
-        )
-        hint = f"did you mean {meant}? or {guard}" if meant else guard
+        several = len(sample) > 1
+        rows = f"in none of the first {len(sample)} rows" if several else "not in the first row"
+        message = f"{name} is {rows}"
+        names = _shown_names(sample, extra_names)
+        hint = guard
+        if meant:
+            hint = f"did you mean {meant}? or {guard}"
+        elif names and use.chain[0] not in names:
+            hint = f"{'they have' if several else 'it has'} {', '.join(names)}; or {guard}"
         return self._error(message, use.line, hint, use.chain[0])
+
+
+def _shown_names(sample: Iterable[Mapping[str, Any]], extra_names: Iterable[str]) -> list[str]:
+    """Return the first names that a prompt may use, for a message; none where they are long."""
+    fields = (name for row in sample for name in row)
+    names = list(islice(dict.fromkeys([*sorted(extra_names), *fields]), 8))
+    return [] if len("".join(names)) > 120 else names
 
 
 def missing_property_hint(chain: Chain, properties: frozenset[str] | None) -> str | None:
