@@ -123,6 +123,22 @@ def a_late_row_is_copied(history: History) -> Problems:
                 yield f"row {row} was sent at {requests[0].at} and had no copy at {at}"
 
 
+@invariant_for("single", "schema")
+def few_rows_are_copied(history: History) -> Problems:
+    """A row is copied while fewer than one in ten of those in flight have a copy, or none has."""
+    if history.world.job.hedge == "off":
+        return
+    for start in history.starts:
+        requests = sent_in(history, start.number)
+        for sent in requests:
+            running = [other for other in requests if _runs(other, sent.at)]
+            rows = Counter(row for other in running for row in other.rows)
+            copies = sum(count > 1 for count in rows.values())
+            is_copy = any(rows[row] > 1 for row in sent.rows)
+            if is_copy and copies > max(1, rows.total() // 10):
+                yield f"start {start.number}: {copies} of {len(rows)} rows are copied at {sent.at}"
+
+
 @row_invariant
 def each_request_is_in_the_attempts(history: History) -> Problems:
     """The table of attempts has each request that was answered, with its status."""
