@@ -299,8 +299,8 @@ class ResultHandler:
         elif failure.passing and exchange.status is not None:
             state.limit.on_other_failure()
             state.account.on_other_failure()
-        if call.in_flight:  # its copy decides
-            return []
+        if call.in_flight:  # its copy decides about the call
+            return self._rules.after_copy(request, failure, exchange)
         call.hedged = False
         return self._rules.after_failure(request, call, failure, exchange, delivery)
 

@@ -304,7 +304,7 @@ class RetryRules:
             return [Retry(call, now)]
         if request.cancel_reason:  # the endpoint is dead or hangs
             return [self._after_death(call, now)]
-        if failure.passing and (failure.kind == "connect" or _cut_off(exchange, state)):
+        if _lost_connection(failure, exchange, state):
             if state.up:
                 suspended = SuspendedCall(
                     call=call,
@@ -328,6 +328,13 @@ class RetryRules:
         if check_due and self._fleet.endpoints.has_alternative(state):
             actions.append(CheckEndpoint(state, call.request, suspect=True))
         return actions + self._retry_or_fail(call, failure, delivery)
+
+    def after_copy(
+        self, request: InFlightRequest, failure: Failure, exchange: Exchange
+    ) -> list[Action]:
+        """Return what to do about an endpoint that failed one of two copies of a call."""
+        lost = _lost_connection(failure, exchange, request.state) and not request.cancel_reason
+        return self._probe(request, self._fleet.clock()) if lost else []
 
     def split(self, calls: Sequence[Call]) -> list[Action]:
         """Return the action after a group was refused as a whole: the bad row ends up alone."""
@@ -413,8 +420,7 @@ class RetryRules:
         works = any(state.may_serve for state in fleet.endpoints.states)
         for call in fleet.waiting.take_pinned(is_down) if works else ():
             message = f"{call.pinned_to} serves nothing, and no other endpoint may have this row"
-            failure = Failure("connect", message, passing=True)
-            actions += self._retry_or_fail(call, failure, None)
+            actions += self._retry_or_fail(call, Failure("connect", message, passing=True), None)
         for call in self._router.take_stranded():
             context = self._router.shortest_enough(call)
             if context is None:  # the last endpoint without a known context has reported it
@@ -540,12 +546,12 @@ def _with_reason(failure: Failure, decision: Decision) -> Failure:
     return msgspec.structs.replace(failure, message=f"{failure.message} ({decision.reason})")
 
 
-def _cut_off(exchange: Exchange, state: EndpointState) -> bool:
-    """Return whether the answer broke off as when an own engine dies.
+def _lost_connection(failure: Failure, exchange: Exchange, state: EndpointState) -> bool:
+    """Return whether a connection failed, or broke off as when an own engine dies.
 
     In front of a hosted service something always answers.
     """
-    return exchange.cut and state.endpoint.own
+    return failure.passing and (failure.kind == "connect" or (exchange.cut and state.endpoint.own))
 
 
 def refused_as_a_whole(exchange: Exchange) -> bool:

@@ -482,3 +482,18 @@ def test_the_progress_counts_a_row_once_while_a_copy_of_it_is_under_way():
             endpoints=(EndpointSpec(), EndpointSpec()),
         )
     )
+
+
+def test_a_server_that_refuses_the_copy_of_a_row_is_asked_again():
+    """Nobody asked it again until the other server had ended the row."""
+    holds(
+        World(
+            seed=9809409,
+            job=JobSpec(concurrency="auto", per_endpoint=1, hedge=2.0),
+            rows=(RowSpec("r0", replies=("html",)), RowSpec("r1", replies=("400",), seconds=3.0)),
+            endpoints=(
+                EndpointSpec(windows=(Window(2.0, 62.0, "down"),)),
+                EndpointSpec(windows=(Window(2.0, 62.0, "hang"),)),
+            ),
+        )
+    )
