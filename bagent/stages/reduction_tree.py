@@ -330,6 +330,7 @@ class Tree:
         self._label = label
         self._data = data
         self._root = root
+        self._first_dropped: Row | None = None
         self._leaves = 0
         self._slot = slot
         self._rule: ReductionGroupRule | None = None
@@ -347,6 +348,12 @@ class Tree:
         """Add the next leaf."""
         self._leaves += 1
         self._first.add(item)
+
+    def drop(self, item: StageRow) -> None:
+        """Leave out a row that failed."""
+        self.dropped += max(1, item.failed)
+        self.unreported_failures += max(1, item.failed)
+        self._first_dropped = self._first_dropped or item.row
 
     def end(self) -> None:
         """Handle the end of the leaves."""
@@ -385,21 +392,22 @@ class Tree:
 
     def _fail(self) -> None:
         """Fill the slot with a failure: every leaf failed before and was dropped."""
-        reducer, base = self.reducer, self._root
+        reducer, root, base = self.reducer, self._root, self._root or self._first_dropped
+        assert base is not None
         row = Row(
-            index=base.index if base else 0,
-            key=derive_key((base.key,) if base else (), reducer.name, self._label, "none"),
+            index=base.index,
+            key=derive_key((root.key,) if root else (), reducer.name, self._label, "none"),
             id=f"{self._label}:0.0",
             data=self._data,
-            source=base.source if base else "",
-            line=base.line if base else 0,
+            source=base.source,
+            line=base.line,
             parents_failed=self.dropped,
         )
         reducer.note(row)
         message = f"nothing is left to reduce: {self.dropped} rows failed before and were dropped"
         _, location = reducer.context.record(reducer.name, row, error=(NO_SURVIVOR, message))
         self._slot.fill(
-            StageRow(row, base, reducer.name, 0, False, location, {}, failed=self.dropped)
+            StageRow(row, root, reducer.name, 0, False, location, {}, failed=self.dropped)
         )
 
 
@@ -448,8 +456,7 @@ class Level:
     def _form(self, item: StageRow) -> None:
         tree = self._tree
         if not tree.reducer.policy.admits(item):
-            tree.dropped += max(1, item.failed)
-            tree.unreported_failures += max(1, item.failed)
+            tree.drop(item)
             return
         if self._builder is None:
             self._builder = GroupBuilder(tree.rule, self._ask_group)

@@ -329,23 +329,24 @@ def _is_plan_cut_off(history: History, row: int) -> bool:
 
 @invariant_for("stages")
 def nothing_fails_for_a_failure_that_is_over(history: History) -> Problems:
-    """At the end a result that has nothing to ask about has a failure before it: once that came out
-    well, the stages after it are made anew. A vote counts a property of the answers, which an
-    accepted truncated one does not have."""
+    """At the end a result that has nothing to ask about has a failure before it, in an earlier
+    stage or a lower level of its own: once that came out well, what follows is made anew. A vote
+    counts a property of the answers, which an accepted truncated one does not have."""
     start, order = history.starts[-1], _stages(history)
     if start.code not in (0, 1):
         return
-    failed = {
+    failed = Counter(
         (result["stage"], row)
         for result in start.results
         if is_failed(history, result) or (result["stage"] == "sample" and result["status"] != "ok")
         for row in (result["row"], None)
-    }
+    )
     for result in start.results:
-        earlier = order[: order.index(result["stage"])] if result["stage"] in order else []
+        stage, row = result["stage"], result["row"]
+        earlier = order[: order.index(stage)] if stage in order else []
         if result["error_kind"] != "bad_input" or not earlier:
             continue
-        if not any((stage, result["row"]) in failed for stage in earlier):
+        if failed[stage, row] < 2 and not any(failed[name, row] for name in earlier):
             yield f"{_key(result)}: {result['error']}, and nothing before it failed"
 
 

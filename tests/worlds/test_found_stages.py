@@ -106,3 +106,15 @@ def test_a_reader_that_leaves_before_ordered_lines_of_stages_stops_the_start():
     history = play(world)
     assert problems(history) == []
     assert [start.code for start in history.starts] == [75, 0]
+
+
+def test_a_group_of_which_nothing_is_left_names_a_row_of_its_own():
+    """Its failure named the first row of the input, which belongs to another group."""
+    holds(
+        World(
+            seed=9806644,
+            job=JobSpec(kind="stages", topology="grouped", retries=1, concurrency="auto"),
+            rows=(RowSpec("r0", text="a"), RowSpec("r1", text="", replies=("504",), stage="map")),
+            endpoints=(EndpointSpec(),),
+        )
+    )
