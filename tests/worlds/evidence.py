@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS
 from worlds.history import History, Start
 from worlds.network import Sent
 from worlds.replies import GOOD, LASTING, MAX_TOKENS, base_kind, is_good
-from worlds.spec import EndpointSpec, RowSpec
+from worlds.spec import EndpointSpec
 
 Problems = Iterator[str]
 Invariant = Callable[[History], Problems]
@@ -50,13 +50,13 @@ kept_invariant = invariant_for("single", "schema", "lists", "agents", "batches",
 have a part of them."""
 
 
-def terminal(row: RowSpec) -> tuple[int, str]:
+def terminal(replies: Sequence[str]) -> tuple[int, str]:
     """Return how many replies of a row ask for another try, and the first that does not."""
-    for number, reply in enumerate(row.replies):
+    for number, reply in enumerate(replies):
         kind = base_kind(reply)
         if kind in ("ok", "slow", "usage", "unreadable", *LASTING):
             return number, kind
-    return len(row.replies), ""
+    return len(replies), ""
 
 
 def events_of(history: History, start: int) -> set[str]:

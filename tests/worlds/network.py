@@ -82,6 +82,8 @@ class Sent:
     """For how many seconds its connection had been idle; None: it was new."""
     calls: int = 0
     """The model calls that it carries; 0: as many as rows."""
+    streamed: bool = False
+    """It asked for its answer in pieces."""
 
     @property
     def over(self) -> float | None:
@@ -315,6 +317,7 @@ class ServerConnection(asyncio.Transport):
         versions = tuple(int(mark[2]) for mark in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
         sent.limit = answer_limit(request)
+        sent.streamed = bool(request.get("stream"))
         if self._idle_since is not None:
             sent.idle = sent.at - self._idle_since
         if "input" in request:

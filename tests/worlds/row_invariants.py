@@ -195,10 +195,30 @@ def an_answer_that_arrived_is_finished(history: History) -> Problems:
 
 def _last_reply(history: History, row: int, result: dict[str, Any]) -> str:
     """Return the reply that decided about a row; those before it asked for tools or a retry."""
-    spec = history.world.units[history.world.leads[row]]
+    lead = history.world.leads[row]
+    replies = history.world.units[lead].replies
     if history.world.job.kind == "agents" and result["status"] != "ok":
-        return base_kind(spec.replies[-1])
-    return terminal(spec)[1]
+        return base_kind(replies[-1])
+    number, kind = terminal(replies)
+    rest = replies[number + 1 :]
+    if rest and kind in _REJECTIONS and _was_streamed_again(history, lead):
+        return terminal(rest)[1]
+    return kind
+
+
+_REJECTIONS = frozenset(reply for reply, kind in LASTING.items() if kind == "rejected")
+
+
+def _was_streamed_again(history: History, row: int) -> bool:
+    """Return whether a row was rejected once it was no longer streamed, since its server was busy:
+    it is then sent as before."""
+    for start in history.starts:
+        streamed = False
+        for sent in sent_by_row(history, start.number).get(row, []):
+            streamed |= sent.streamed
+            if streamed and base_kind(sent.reply) in _REJECTIONS and not sent.streamed:
+                return True
+    return False
 
 
 @kept_invariant
