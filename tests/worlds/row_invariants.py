@@ -33,7 +33,7 @@ from worlds.evidence import (
 )
 from worlds.history import History, Start
 from worlds.network import DELAY
-from worlds.replies import LASTING, answer_text, base_kind
+from worlds.replies import LASTING, MAX_TOKENS, answer_text, base_kind
 
 
 @outcome_invariant
@@ -103,14 +103,21 @@ def _may_be_sent(history: History, start: Start, row: int) -> bool:
     return result is None or is_due(history, start, row, result)
 
 
+COUNTING_SECONDS = 0.05
+"""Seconds for which the tokens of long prompts are counted, before they are sent."""
+
+
 @invariant_for("single", "schema", "lists")
 def fresh_rows_go_first(history: History) -> Problems:
     """Until a run has ended, rows without a result are sent before those that failed: the latter
-    cannot take the time of every start. A connection that is opened for one delays it a little,
-    and the answers of one row are asked for together. ``--ordered`` sends in input order."""
+    cannot take the time of every start. A connection that is opened for one delays it a little, and
+    so does the counting of its tokens. A row of which one answer failed is one that failed.
+    ``--ordered`` sends in input order."""
     answers = history.world.job.answers
     if history.world.job.options.get("ordered"):
         return
+    counted = _may_be_counted(history)
+    delay = COUNTING_SECONDS if counted else 1.5 * DELAY
     for start in history.starts[1:]:
         earlier = history.starts[: start.number]
         if start.woken or {0, 1} & set(map(recorded_code, earlier)):
@@ -122,12 +129,21 @@ def fresh_rows_go_first(history: History) -> Problems:
             for row in first.keys() & results.keys()
             if version_of(history, row, results[row]) == start.versions.get(row, 0)
         }
-        fresh = max((at for row, at in first.items() if row not in repeated), default=0.0)
-        partly_fresh = {row // answers for row in first.keys() - repeated}
+        failed = {row // answers for row in repeated}
+        fresh = {row: at for row, at in first.items() if row // answers not in failed}
+        last = max(fresh.values(), default=0.0)
+        begun = min(first.values(), default=0.0) + delay if counted else 0.0
         for row in repeated:
-            late = fresh - 1.5 * DELAY
-            if first[row] < late and row // answers not in partly_fresh:
-                yield f"row {row} failed before, sent at {first[row]}, a fresh one at {fresh}"
+            if begun < first[row] < last - delay:
+                yield f"row {row} failed before, sent at {first[row]}, a fresh one at {last}"
+
+
+def _may_be_counted(history: History) -> bool:
+    """Return whether a prompt has so many bytes that a server is asked for its tokens."""
+    world = history.world
+    shortest = min(endpoint.context for endpoint in world.endpoints)
+    longest = max(len(row.text.encode()) for row in world.rows)
+    return world.job.system + longest + MAX_TOKENS + 128 > shortest
 
 
 @row_invariant
