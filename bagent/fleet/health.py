@@ -369,6 +369,8 @@ class Health:
         half_open = not recently and fleet.endpoints.has_alternative(state)
         state.close_circuit(sent, half_open=half_open)
         self._checking.discard(state)
+        if state.context is None and state.endpoint.own:
+            self.probe(state)  # it may tell now what it refused to tell before
         self._outage.end()
         self._reports.sample(state)
         self._listener.on_check(state, CheckResult.RECOVERED if suspect else CheckResult.WORKS)
