@@ -300,12 +300,23 @@ class CallQueues:
             self._last.append(call)
 
     def take(
-        self, endpoint: str, size: BatchSize, *, selective: bool, leave_to: LeaveTo | None = None
+        self,
+        endpoint: str,
+        size: BatchSize,
+        *,
+        selective: bool,
+        leave_to: LeaveTo | None = None,
+        trial: bool = False,
     ) -> list[Call]:
         """Remove and return the calls for the next request to ``endpoint``; empty if none.
 
-        ``selective`` skips urgent calls that failed there; ``leave_to`` decides what is left
-        to endpoints that have its prefix cached.
+        Args:
+            endpoint: the name of the endpoint.
+            size: how many calls it accepts.
+            selective: skips urgent calls that failed there.
+            leave_to: decides what is left to endpoints that have its prefix cached.
+            trial: takes a call that is not urgent first: one that failed elsewhere may be at fault
+                itself, and shows little about the endpoint.
         """
         if self._halves:
             group = self._halves.popleft()
@@ -318,6 +329,10 @@ class CallQueues:
         if pinned is not None and pinned.count:
             calls = pinned.take(endpoint, size, selective=False)
             self._pinned_count -= len(calls)
+            if calls:
+                return calls
+        if trial and self._normal.count:
+            calls = self._normal.take(endpoint, size, selective=False, leave_to=leave_to)
             if calls:
                 return calls
         if self._urgent.count:

@@ -224,7 +224,8 @@ class BatchScheduler:
             size = self._warming_size(batch, size, now)
         leave_to = self._leave_rule(batch, now) if several else None
         take = fleet.waiting.take
-        batch.calls = take(state.name, size, selective=several, leave_to=leave_to)
+        trial = state.is_half_open
+        batch.calls = take(state.name, size, selective=several, leave_to=leave_to, trial=trial)
         if several and not batch.calls and fleet.waiting.has_urgent:
             size = self._without_better(state, size, now)
             batch.calls = take(state.name, size, selective=False)

@@ -497,3 +497,29 @@ def test_a_server_that_refuses_the_copy_of_a_row_is_asked_again():
             ),
         )
     )
+
+
+def test_a_server_on_trial_is_sent_a_row_that_has_not_failed_elsewhere():
+    """It was sent one bad row after the other, and rested for half a minute after each of them."""
+    replies = (
+        ("ok",), ("error200", "ok"), ("nochoice",), ("ok",), ("ok",), ("429+d4", "502"),
+        ("invalid",), ("invalid", "invalid", "invalid", "ok"), ("429+3", "500"),
+        ("invalid", "ok"), ("invalid", "junk", "junk", "junk", "429", "error200"), ("ok",),
+    )  # fmt: skip
+    seconds = (1.0, 3.0, 1.0, 0.2, 1.0, 0.2, 1.0, 1.0, 3.0, 0.2, 0.2, 3.0)
+    ill = Window(0.0, 1.0, "reset"), Window(2.0, 22.0, "junk")
+    holds(
+        World(
+            seed=9802844,
+            job=JobSpec(
+                kind="schema", answers=3, retries=1, per_endpoint=1, temperature=0.7,
+                truncated="accept", allow_failures=2, segment_bytes=300,
+                options={"output": "-", "ordered": False},
+            ),
+            rows=tuple(
+                RowSpec(f"r{number}", replies=each, seconds=seconds[number])
+                for number, each in enumerate(replies)
+            ),
+            endpoints=(EndpointSpec(windows=ill), EndpointSpec()),
+        )
+    )  # fmt: skip
