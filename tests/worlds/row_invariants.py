@@ -103,21 +103,20 @@ def _may_be_sent(history: History, start: Start, row: int) -> bool:
     return result is None or is_due(history, start, row, result)
 
 
-COUNTING_SECONDS = 0.05
-"""Seconds for which the tokens of long prompts are counted, before they are sent."""
+COUNTED_AT_ONCE = 16
+"""Long prompts whose tokens are counted at the same time; each is sent once that is done."""
 
 
 @invariant_for("single", "schema", "lists")
 def fresh_rows_go_first(history: History) -> Problems:
     """Until a run has ended, rows without a result are sent before those that failed: the latter
     cannot take the time of every start. A connection that is opened for one delays it a little, and
-    so does the counting of its tokens. A row of which one answer failed is one that failed.
-    ``--ordered`` sends in input order."""
+    rows whose tokens are counted at the same time may change places. A row of which one answer
+    failed is one that failed. ``--ordered`` sends in input order."""
     answers = history.world.job.answers
     if history.world.job.options.get("ordered"):
         return
-    counted = _may_be_counted(history)
-    delay = COUNTING_SECONDS if counted else 1.5 * DELAY
+    most = COUNTED_AT_ONCE if _may_be_counted(history) else 0
     for start in history.starts[1:]:
         earlier = history.starts[: start.number]
         if start.woken or {0, 1} & set(map(recorded_code, earlier)):
@@ -130,20 +129,21 @@ def fresh_rows_go_first(history: History) -> Problems:
             if version_of(history, row, results[row]) == start.versions.get(row, 0)
         }
         failed = {row // answers for row in repeated}
-        fresh = {row: at for row, at in first.items() if row // answers not in failed}
-        last = max(fresh.values(), default=0.0)
-        begun = min(first.values(), default=0.0) + delay if counted else 0.0
+        fresh = [at for row, at in first.items() if row // answers not in failed]
         for row in repeated:
-            if begun < first[row] < last - delay:
-                yield f"row {row} failed before, sent at {first[row]}, a fresh one at {last}"
+            later = [at for at in fresh if first[row] < at - 1.5 * DELAY]
+            if len(later) > most:
+                yield f"row {row} failed before, sent at {first[row]}, fresh ones at {later}"
 
 
 def _may_be_counted(history: History) -> bool:
-    """Return whether a prompt has so many bytes that a server is asked for its tokens."""
+    """Return whether a server may be asked for the tokens of rows: one has many bytes, or another
+    was refused as too long."""
     world = history.world
     shortest = min(endpoint.context for endpoint in world.endpoints)
     longest = max(len(row.text.encode()) for row in world.rows)
-    return world.job.system + longest + MAX_TOKENS + 128 > shortest
+    refused = any("overflow" in row.replies for row in world.rows)
+    return refused or world.job.system + longest + MAX_TOKENS + 128 > shortest
 
 
 @row_invariant
