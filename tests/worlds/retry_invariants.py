@@ -457,7 +457,9 @@ def a_server_that_is_down_is_asked_again_soon(history: History) -> Problems:
                 longest = LONGEST_INTERVAL + 1.0 if rare else LONGEST_DOWN
                 asked = [at for at, server in history.network.asked_at if server == index]
                 asked = [at for at in asked if max(window.begin, start.began) <= at < start.ended]
-                for first, second in pairwise([*asked, start.ended]):
+                if start.code in (0, 1):  # one that stops early asks nobody while it drains
+                    asked.append(start.ended)
+                for first, second in pairwise(asked):
                     if first < window.end and second - first > longest:
                         yield f"server {index}, down, was asked at {first} and at {second}"
 
