@@ -519,7 +519,7 @@ def test_csv_shows_the_answers_of_every_stage(bagent, job_dir):
     make_run(job_dir / "runs" / "mix", outcomes, answer_columns=columns, stages=stages)
     printed = bagent(["results", "mix", "--format", "csv"])
     rows = list(csv.DictReader(io.StringIO(printed.out)))
-    assert [row["text"] for row in rows] == ["", '"one part"', "a sentence", "cut off"]
+    assert [row["text"] for row in rows] == ["", "one part", "a sentence", "cut off"]
     table = bagent(["results", "mix", "--format", "table"]).out
     assert all(text in table for text in ("one part", "a sentence", "cut off"))
     (alone,) = csv.DictReader(

@@ -46,7 +46,7 @@ def other_answer(answers: Mapping[str, str]) -> str:
     fields = ", ".join(f"{sql}::varchar" for sql in answers.values())
     return (
         f"case when status in ('ok', 'truncated') and coalesce({fields}) is null"
-        " then coalesce(text, output::varchar) end"
+        " then coalesce(text, output ->> '$') end"
     )
 
 
