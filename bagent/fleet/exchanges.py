@@ -219,6 +219,7 @@ class ResultHandler:
             if not call.ended:
                 if isinstance(result, Failure):
                     failure = result
+                    self._count_failure(request, failure, exchange)
                 else:
                     replies.append(result)
                     call.throttled_at = None
@@ -281,14 +282,10 @@ class ResultHandler:
             fleet.tail.add(state.name, now, latency, len(replies))
         state.limit.on_success(len(replies), state.in_flight + len(request.calls))
 
-    def _handle_failure(
-        self,
-        request: InFlightRequest,
-        call: Call,
-        failure: Failure,
-        exchange: Exchange,
-        delivery: Delivery,
-    ) -> list[Action]:
+    def _count_failure(
+        self, request: InFlightRequest, failure: Failure, exchange: Exchange
+    ) -> None:
+        """Record a failure for the account and the endpoint's limit."""
         fleet, state = self._fleet, request.state
         if failure.kind == "rate_limited":
             self._throttle(request, failure)
@@ -299,6 +296,15 @@ class ResultHandler:
         elif failure.passing and exchange.status is not None:
             state.limit.on_other_failure()
             state.account.on_other_failure()
+
+    def _handle_failure(
+        self,
+        request: InFlightRequest,
+        call: Call,
+        failure: Failure,
+        exchange: Exchange,
+        delivery: Delivery,
+    ) -> list[Action]:
         if call.in_flight:  # its copy decides about the call
             return self._rules.after_copy(request, failure, exchange)
         call.hedged = False

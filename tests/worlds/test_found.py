@@ -8,7 +8,7 @@ import pytest
 
 from worlds.invariants import problems
 from worlds.play import play
-from worlds.retry_invariants import retry_after_is_kept
+from worlds.retry_invariants import a_429_pauses_its_account, retry_after_is_kept
 from worlds.row_invariants import fresh_rows_go_first
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 
@@ -523,3 +523,20 @@ def test_a_server_on_trial_is_sent_a_row_that_has_not_failed_elsewhere():
             endpoints=(EndpointSpec(windows=ill), EndpointSpec()),
         )
     )  # fmt: skip
+
+
+def test_an_empty_answer_counts_once_for_the_rate():
+    """It counted twice, so that a 429 after it was taken for one that no rate caused."""
+    history = play(
+        World(
+            seed=9806585,
+            job=JobSpec(kind="schema", answers=2, concurrency="auto", temperature=0.7, priced=True),
+            rows=(
+                RowSpec("r0", replies=("blank", "429+m1500")),
+                RowSpec("r1", replies=("blank",)),
+                RowSpec("r2", replies=("slow:4",)),
+            ),
+            endpoints=(EndpointSpec(),),
+        )
+    )
+    assert list(a_429_pauses_its_account(history)) == []  # the run never ends: it stays busy
