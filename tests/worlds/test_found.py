@@ -540,3 +540,45 @@ def test_an_empty_answer_counts_once_for_the_rate():
         )
     )
     assert list(a_429_pauses_its_account(history)) == []  # the run never ends: it stays busy
+
+
+def test_a_start_syncs_what_was_killed_twice_before():
+    """The second start was killed once it had begun a segment, and before it had synced those of
+    the first. The third one took them for synced, since they were so much older."""
+    holds(
+        World(
+            seed=9908711,
+            job=JobSpec(segment_bytes=300),
+            rows=tuple(
+                RowSpec(f"r{number}", replies=replies, seconds=seconds)
+                for number, (replies, seconds) in enumerate(
+                    (
+                        (("ok",), 0.2), (("slow:4",), 1.0), (("slow:4",), 1.0), (("ok",), 0.2),
+                        (("ok",), 1.0), (("ok",), 1.0), (("503+3600", "usage"), 1.0),
+                    )
+                )
+            ),
+            endpoints=(EndpointSpec(), EndpointSpec(speed=2.0)),
+            events=(
+                Event(0, "power", 3.55),
+                Event(1, "kill-at-call", 42.8),
+                Event(2, "kill-at-call", 13.01),
+            ),
+            pause=90.0,
+        )
+    )  # fmt: skip
+
+
+def test_a_row_that_fails_on_two_servers_on_trial_ends():
+    """Each of them was taken for broken without a check, so the row lost no attempt, for ever."""
+    holds(
+        World(
+            seed=9900352,
+            job=JobSpec(retries=1, concurrency="auto", temperature=0.7, tpm=150, system=600),
+            rows=(
+                RowSpec("r0", replies=("502",)),
+                RowSpec("r1", replies=("429+m1500", "429+3", "cut")),
+            ),
+            endpoints=(EndpointSpec(), EndpointSpec(pace=20)),
+        )
+    )

@@ -50,12 +50,31 @@ class SegmentWriter:
         path = segment_path(self.journal, self.stream, self.part, self.number)
         return Segment(self.part, self.number, path)
 
+    def sync_earlier(self) -> bool:
+        """Sync the segments that a killed start may not have synced; return whether there are any.
+
+        Call it before the segments are changed: later starts tell by their times which are synced.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        segments = list_segments(self.journal, self.stream, self.part)
+        newest = segments[-1].path.stat().st_mtime if segments else 0.0
+        for segment in reversed(segments):
+            if newest - segment.path.stat().st_mtime > UNSYNCED_SECONDS:
+                break
+            descriptor = self._open(segment.number, 0)
+            try:
+                _sync(_fdatasync, descriptor)
+            finally:
+                os.close(descriptor)
+        return bool(segments)
+
     def start(self, report: Report, *, new_segment: bool, eager: bool) -> None:
         """Mend the last segment and go on in it, or begin the next one."""
         segments = list_segments(self.journal, self.stream, self.part)
         if segments:
             self.number = segments[-1].number
-            self._retire_recent(segments)
             mend_tail(segments[-1].path, report)
             size = segments[-1].path.stat().st_size
             descriptor = self._open(self.number, 0)
@@ -65,14 +84,6 @@ class SegmentWriter:
             self.retired.append(descriptor)
         if eager:
             self.begin_next()
-
-    def _retire_recent(self, segments: list[Segment]) -> None:
-        """Have the next sync include full segments that a killed start may not have synced."""
-        newest = segments[-1].path.stat().st_mtime
-        for segment in reversed(segments[:-1]):
-            if newest - segment.path.stat().st_mtime > UNSYNCED_SECONDS:
-                return
-            self.retired.append(self._open(segment.number, 0))
 
     def begin_next(self) -> None:
         """Begin the next segment; the one before it is closed at the next sync.
@@ -230,20 +241,13 @@ class JournalFiles:
         return files
 
     def _start(self, report: Report, new_segment: bool) -> None:
+        if any([self.rows.sync_earlier(), self.turns.sync_earlier()]):
+            self.sync_folder()
         self.rows.start(report, new_segment=new_segment, eager=True)
         self.turns.start(report, new_segment=new_segment, eager=False)
         for writer in self.loose.values():
             writer.start(report, new_segment=new_segment, eager=False)
-        self._sync_earlier_lines()
         self.index = open_index(self.rows.segment, report, save=True)
-
-    def _sync_earlier_lines(self) -> None:
-        """Sync what an earlier start wrote: it may have been killed before it did."""
-        writers = [writer for writer in (self.rows, self.turns) if writer.dirty or writer.retired]
-        for writer in writers:
-            writer.sync()
-        if writers:
-            self.sync_folder()
 
     def sync_folder(self) -> None:
         """Sync the folder with the names of new files, where the file system supports that.
