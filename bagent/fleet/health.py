@@ -294,7 +294,7 @@ class Health:
         """Check an endpoint with a minimal request.
 
         An endpoint that failed while half open has its circuit opened first, if others can take
-        over.
+        over. Calls that are suspended until a check still wait for it.
 
         Args:
             state: the endpoint.
@@ -311,27 +311,30 @@ class Health:
         fault = None
         if half_open and self._fleet.endpoints.has_alternative(state):
             fault = Failure("connect", "it fails what it is sent", passing=True)
-        self._start_check(state, request, fault)
+        self._start_check(state, request, fault, broken=False)
 
     def open_circuit(self, state: EndpointState, fault: Failure) -> None:
         """Open the circuit of an endpoint whose answer leaves no doubt, without a check."""
         if not (state in self._checking or self._fleet.closed or state.leaving):
-            self._start_check(state, None, fault)
+            self._start_check(state, None, fault, broken=True)
 
     def _start_check(
-        self, state: EndpointState, request: Request | None, fault: Failure | None
+        self, state: EndpointState, request: Request | None, fault: Failure | None, *, broken: bool
     ) -> None:
         self._checking.add(state)
-        self._tasks.spawn_probe(self._check(state, request, fault))
+        self._tasks.spawn_probe(self._check(state, request, fault, broken))
 
     async def _check(
-        self, state: EndpointState, request: Request | None, fault: Failure | None
+        self, state: EndpointState, request: Request | None, fault: Failure | None, broken: bool
     ) -> None:
-        """Send checks until one passes; a ``fault`` opens the circuit before the first."""
+        """Send checks until one passes.
+
+        A ``fault`` opens the circuit before the first; ``broken``: it is sure to be the endpoint's.
+        """
         fleet = self._fleet
         while True:
             if fault is not None:
-                await asyncio.sleep(self._open(state, fault))
+                await asyncio.sleep(self._open(state, fault, broken=broken))
             began = fleet.clock()
             if not state.leaving:
                 async with self._gate:
@@ -345,12 +348,14 @@ class Health:
                 self._close(state, began)
                 return
             state.give_back_attempts()
+            broken = True
 
-    def _open(self, state: EndpointState, fault: Failure) -> float:
+    def _open(self, state: EndpointState, fault: Failure, *, broken: bool) -> float:
         """Open the circuit; return the seconds until the next check."""
         first = not state.circuit_open
         cool_down = state.open_circuit(fault)
-        self._listener.on_check(state, CheckResult.BROKEN)
+        if broken:
+            self._listener.on_check(state, CheckResult.BROKEN)
         if first:
             message = f"{state.name} serves nothing and gets no more rows: {fault.message}"
             self._reports.notify(message)
