@@ -22,10 +22,11 @@ from worlds.evidence import (
     sent_in,
     units_read,
     version_of,
+    work_seconds,
 )
 from worlds.history import History
 from worlds.network import KEY
-from worlds.replies import base_kind
+from worlds.replies import COUNTED, base_kind
 
 REPLACED, RENEWED = 60.0, 16.0
 """Seconds after its last sign of life when an owner is replaced, and between two signs at most."""
@@ -56,7 +57,12 @@ def the_program_has_no_fault(history: History) -> Problems:
 
 @invariant
 def the_same_command_leads_to_an_end(history: History) -> Problems:
-    """Once people, disks and servers let it, a run comes to 0 or 1."""
+    """Once people, disks and servers let it, a run comes to 0 or 1; not where rows fail in each of
+    its starts, which have less time than they take."""
+    deadline, rows = history.world.job.deadline, history.world.rows
+    fails = any(base_kind(row.replies[-1]) in COUNTED for row in rows)
+    if fails and deadline is not None and work_seconds(history) > 0.75 * deadline:
+        return
     codes = [start.code for start in history.starts]
     if not history.starts[-1].stuck and codes[-1] not in (0, 1):
         yield f"exit codes {codes}; {history.starts[-1].error}"

@@ -432,7 +432,7 @@ class ServerConnection(asyncio.Transport):
                 if sent.stage:
                     text = stages.answer_text(sent.stage, sent.prompt, sent.keys[0])
             status, body = body_of(kind, request, text)
-            if "input" in request and kind in ("ok", "blank", "nochoice"):
+            if "input" in request and kind in (*GOOD, "blank", "nochoice"):
                 body = msgspec.json.encode(stages.vectors_body(kind, texts_of(request)))
         if sent is not None and status == 200 and sent.stage != "vector":
             body = self._with_calls(sent, body)

@@ -497,8 +497,7 @@ def _compile(template: Template) -> None:
 
 
 def _records(path: Path) -> Iterator[dict[str, Json]]:
-    *lines, _ = path.read_bytes().split(b"\n")  # the next start ends a line that a kill cut
-    for line in lines:
+    for line in path.read_bytes().split(b"\n"):
         with contextlib.suppress(msgspec.DecodeError):
             if line:
                 yield msgspec.json.decode(line)

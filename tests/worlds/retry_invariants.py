@@ -19,6 +19,7 @@ from worlds.evidence import (
     is_answer,
     is_cut_short,
     is_simple,
+    is_too_long,
     new_results,
     recovered_soon,
     row_invariant,
@@ -421,6 +422,7 @@ def a_server_is_asked_again(history: History) -> Problems:
                 due = end + LONGEST_SILENCE
                 waiting = {row for s in others if end + 30.0 < s.at < due for row in s.rows}
                 waiting -= {row for sent in own if not is_answer(sent) for row in sent.rows}
+                waiting = {row for row in waiting if not is_too_long(history, row, index)}
                 well = network.state_at(index, end, due) is None
                 if len(waiting) < 3 or not well or not start.began < end < due < start.ended:
                     continue

@@ -18,11 +18,12 @@ from worlds.evidence import (
     new_results,
     sent_by_row,
     sent_in,
+    units_read,
 )
 from worlds.history import History
 from worlds.network import Sent
 from worlds.replies import ANSWER_USD, MAX_TOKENS, base_kind
-from worlds.retry_invariants import LONGEST_INTERVAL
+from worlds.retry_invariants import LONGEST_INTERVAL, LONGEST_RETRY_AFTER
 from worlds.spec import Window
 
 GRACE = 10.0
@@ -223,7 +224,7 @@ def an_outage_stops_in_time(history: History) -> Problems:
         states = {history.network.state_at(n, at - 0.01, at) for n in range(len(windows))}
         if _has_busy_rows(requests, at) or states == {"quota"}:
             continue
-        rows = set(range(len(history.world.units))) - start.result_of.keys()
+        rows = set(range(units_read(history, start))) - start.result_of.keys()
         free = [
             seconds
             for index, ill in enumerate(windows)
@@ -269,11 +270,13 @@ def an_outage_has_its_time(history: History) -> Problems:
 
 
 def _has_busy_rows(requests: Sequence[Sent], at: float) -> bool:
-    """Return whether a healthy server shortly before refused a row as a busy one does."""
+    """Return whether a healthy server shortly before refused a row as a busy one does, or asked for
+    a pause that lasts."""
     return any(
         not sent.by_endpoint
         and base_kind(sent.reply) in ("429", "503", "529")
-        and at - BUSY_SECONDS <= (at if sent.done is None else sent.done)
+        and at - max(BUSY_SECONDS, 1.2 * min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER))
+        <= (at if sent.done is None else sent.done)
         for sent in requests
     )
 

@@ -18,7 +18,7 @@ from worlds.evidence import (
 from worlds.history import History, Start
 from worlds.network import Sent
 from worlds.replies import base_kind
-from worlds.retry_invariants import LONGEST_RETRY_AFTER
+from worlds.retry_invariants import LONGEST_RETRY_AFTER, LONGEST_SILENCE
 
 LONGEST_IDLE = 20.0
 """Seconds for which a server has nothing to do at most, while a row waits."""
@@ -140,7 +140,8 @@ def _absent(history: History, start: Start, index: int) -> Iterator[Span]:
 def _ill(history: History, index: int, own: Sequence[Sent]) -> Iterator[Span]:
     """Yield when a server need not be sent anything: it is ill, or has asked for a pause."""
     for window in history.network.windows(index):
-        yield window.begin, window.end + NOTICED
+        hangs = window.kind in ("hang", "silent")  # and so does a check that was sent meanwhile
+        yield window.begin, window.end + (LONGEST_SILENCE if hangs else NOTICED)
     for sent in own:
         if sent.over is None:
             continue
