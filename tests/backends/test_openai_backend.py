@@ -114,6 +114,15 @@ def test_an_answer_is_decoded_by_the_charset_that_it_names(fs, charset, text, st
     assert reply(ask(fs.url, request(stream=stream))).text == text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", [200, 204])
+def test_a_good_status_without_a_body_is_named(fs, code, stream):
+    fs.set_script({"r1": [raw("", "text/plain", status=code)]})
+    found = failure(ask(fs.url, request(stream=stream)))
+    assert (found.kind, found.passing, found.status) == ("bad_response", True, code)
+    assert found.message == f"HTTP {code} without a body"
+
+
 def test_a_redirect_is_not_followed(fs):
     fs.set_script({"r1": [status(308, headers={"Location": f"{fs.url}/elsewhere"})]})
     found = failure(ask(fs.url))

@@ -132,7 +132,7 @@ class HttpExchange:
     async def post(
         self, request: HttpRequest, exchange: Exchange
     ) -> tuple[bytes, Mapping[str, str]] | Failure:
-        """Return the body and the headers of a 2xx response, else the failure."""
+        """Return the body and the headers of a 2xx response with a body, else the failure."""
         try:
             async with self._transport.post(
                 request.endpoint, request.path, request.body, request.timeouts
@@ -165,6 +165,9 @@ class HttpExchange:
             return failure_from_status(
                 response.status, raw.decode("utf-8", "replace"), response.headers
             )
+        if not raw:
+            message = f"HTTP {response.status} without a body"
+            return Failure("bad_response", message, passing=True, status=response.status)
         return raw, response.headers
 
     async def _streamed(
