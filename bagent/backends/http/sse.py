@@ -5,6 +5,7 @@ Source: WHATWG HTML, section 9.2. For servers that end each event with an empty 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -15,20 +16,21 @@ from bagent.backends.failures import failure_from_body, shorten
 from bagent.text.json import decode_json
 from bagent.types import Failure, Reply, ToolCall
 
+_LONE_RETURN = re.compile(rb"\r(?!\n)").search
+
 
 class InvalidEvent(ValueError):
     """The data of an event is not JSON in UTF-8; the message is its beginning."""
 
 
 def normalize_newlines(data: bytes) -> bytes:
-    """Replace lone carriage returns by newlines, in streams whose lines end in them.
+    """Replace lone carriage returns by newlines, since each of them ends a line.
 
-    JSON text contains neither, so without a newline each carriage return ends a line. The last byte
-    is kept: a newline may follow it.
+    The last byte is kept: a newline may follow it.
     """
-    if b"\n" in data or b"\r" not in data:
+    if b"\r" not in data or not _LONE_RETURN(data):
         return data
-    return data[:-1].replace(b"\r", b"\n") + data[-1:]
+    return data[:-1].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + data[-1:]
 
 
 class SSEDecoder:
