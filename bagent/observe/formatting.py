@@ -148,7 +148,11 @@ def totals_text(
 
 def tools_text(tools: Mapping[str, ToolCount]) -> str:
     """Return how often tools were called: ``4 calls, 4 failed (lookup 4)``."""
-    failed = {visible(name, 60): count.failed for name, count in tools.items() if count.failed}
+    failed = {
+        visible(name, 60) or "no name": count.failed
+        for name, count in tools.items()
+        if count.failed
+    }
     text = counted(sum(count.calls for count in tools.values()), "call")
     return f"{text}, {sum(failed.values()):,} failed" + (f" ({kinds(failed)})" if failed else "")
 

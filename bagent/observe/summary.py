@@ -180,10 +180,8 @@ def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:
     for name, count in s.tools.items():
         if count.calls and count.failed == count.calls:
             calls = "the only call" if count.calls == 1 else f"all {count.calls:,} calls"
-            yield (
-                "warning",
-                f"{calls} of {visible(name, 60)} failed: {visible(count.error or '', 300)}",
-            )
+            whose = f"of {visible(name, 60)}" if name else "without a tool's name"
+            yield "warning", f"{calls} {whose} failed: {visible(count.error or '', 300)}"
 
 
 def whole_run(s: Snapshot, *, ended: bool) -> str:

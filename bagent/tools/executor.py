@@ -445,10 +445,8 @@ class ToolExecutor:
 
     def _no_such_tool(self, name: str) -> ToolFault:
         there = ", ".join(self._runners) or "none"
-        return ToolFault(
-            f"there is no tool {shorten(name, 80)!r}; the tools are: {there}",
-            "unknown_tool",
-        )
+        problem = f"there is no tool {shorten(name, 80)!r}" if name else "the call names no tool"
+        return ToolFault(f"{problem}; the tools are: {there}", "unknown_tool")
 
     async def close(self) -> None:
         """Stop all runs."""

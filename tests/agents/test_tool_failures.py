@@ -85,3 +85,12 @@ def test_bad_arguments_of_the_model_do_not_fail_the_row(job_dir, bagent):
     with FakeServer({"*": [turn, ok("done")]}) as fs:
         job(job_dir, fs.url, "lookup", on_tool_failure="fail")
         assert run(bagent).code == 0
+
+
+def test_a_call_without_a_name_is_described_as_such(job_dir, bagent):
+    with FakeServer({"*": [calls(("", "{}")), ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup")
+        done = run(bagent)
+    assert "tools       1 call, 1 failed (no name 1)" in done.err
+    problem = "unknown_tool: the call names no tool; the tools are: lookup"
+    assert f"warning     the only call without a tool's name failed: {problem}" in done.err

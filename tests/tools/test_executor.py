@@ -131,7 +131,9 @@ async def test_a_tool_that_is_not_listed_never_runs() -> None:
     empty, one = ToolExecutor([]), ToolExecutor([tool(run)])
     name = "nope" * 1000
     first, second = await empty.call(asked("t")), await one.call(asked(name))
-    assert first.error == second.error == "unknown_tool"
+    nameless = await one.call(asked(""))
+    assert first.error == second.error == nameless.error == "unknown_tool"
+    assert nameless.text == "error: the call names no tool; the tools are: t"
     assert "the tools are: none" in first.text
     assert "the tools are: t" in second.text
     assert len(second.text) < 300
