@@ -37,6 +37,8 @@ NAMES: tuple[str, ...] = tuple(kind for kind in TRAITS if kind != "compatible")
 """The backends that have a name of their own."""
 
 _SCHEMES = (*NAMES, "http", "https")
+_WITH_TAIL = ENGINES | {"local", "sim", "http", "https"}
+"""Schemes of URLs that name something; ``openai:MODEL`` names a model, which no URL does."""
 Api = Literal["auto", "chat", "responses"]
 
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
@@ -282,11 +284,23 @@ def _kind(name: str) -> BackendKind:
 
 
 def _not_a_backend(text: str) -> Any:
+    scheme, colon, rest = text.partition(":")
+    engine, rest = scheme.lower().partition("+")[0], rest.lstrip("/")
+    # A port makes the first word a host: `vllm:8000` is a server in the same network.
+    if colon and engine in _WITH_TAIL and not re.match(r"[0-9]+(/|$)", rest):
+        return invalid(f"{text} lacks the two slashes of a URL", f"write {_url(scheme, rest)}")
     if re.fullmatch(r"(\[.*\]|[\w.-]+):[0-9]+(/.*)?", text) or "." in text or "/" in text:
         return invalid(f"{text} is neither a backend's name nor a URL", f"write vllm://{text}")
     meant = nearest_name(text, NAMES)
     hint = f"did you mean {meant}?" if meant else f"known: {' '.join(NAMES)}, or a URL"
     return invalid(f"unknown backend {text}", hint)
+
+
+def _url(scheme: str, rest: str) -> str:
+    """Return an example of a URL, with an engine's usual port if there is none."""
+    port = TRAITS[_kind(scheme)].port if scheme in NAMES else None
+    has_port = port is None or re.search(r"[:/?]", rest)
+    return f"{scheme}://{rest or 'HOST'}" + ("" if has_port else f":{port}")
 
 
 def _bedrock(text: str, address: str) -> Address:
