@@ -120,9 +120,13 @@ def _read(at: StageAt, before: Sequence[PreparedStage]) -> tuple[str, ...]:
     if at.spec.query is None:
         return at.sources
     mentioned = set(re.findall(r"\w+", at.spec.query.casefold()))
-    names = (INPUT, *(stage.name for stage in before))
-    others = [name for name in names if name.casefold() in mentioned]
+    others = [name for name in table_names(before) if name.casefold() in mentioned]
     return tuple(dict.fromkeys((*at.sources, *others)))
+
+
+def table_names(before: Sequence[PreparedStage]) -> tuple[str, ...]:
+    """Return the tables that a query after the stages ``before`` may name."""
+    return (INPUT, *(stage.name for stage in before))
 
 
 def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:

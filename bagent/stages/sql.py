@@ -68,7 +68,7 @@ class QueryCheck(msgspec.Struct, frozen=True):
 
 
 def validate_query(
-    query: str, tables: Sequence[StageTable], sample: Sequence[Row]
+    query: str, tables: Sequence[StageTable], sample: Sequence[Row], names: Sequence[str] = ()
 ) -> QueryCheck | QueryError:
     """Bind ``query`` to tables as the run will have them, without rows.
 
@@ -77,6 +77,7 @@ def validate_query(
         tables: the tables. Types of ``input`` are guessed from the sample, so a query that reads it
             and is wrong only by a type passes.
         sample: the first rows of the input.
+        names: all tables that a query may name here; ``tables`` are those that this one mentions.
     """
     with TemporaryDirectory(prefix="bagent-sql-") as folder:
         work = Path(folder)
@@ -85,7 +86,7 @@ def validate_query(
         access = Access(files=[table.path for table in placed])
         connection = open_database(access, work, errors_as_json=True)
         try:
-            return _bound(connection, query, placed)
+            return _bound(connection, query, placed, names)
         finally:
             connection.close()
 
@@ -108,7 +109,10 @@ def _short(value: Any) -> Any:
 
 
 def _bound(
-    connection: duckdb.DuckDBPyConnection, query: str, tables: Sequence[StageTable]
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    tables: Sequence[StageTable],
+    names: Sequence[str],
 ) -> QueryCheck | QueryError:
     import duckdb
 
@@ -139,7 +143,7 @@ def _bound(
         typed = isinstance(error, duckdb.BinderException)
         if typed and INPUT in _names(tables) and not _WHATEVER_TYPES.search(str(error)):
             return QueryCheck(None)
-        return _fault(str(error), query, head, connection, tables)
+        return _fault(str(error), query, head, connection, tables, names)
     except duckdb.Error:
         return QueryCheck(None)  # such as a file that does not exist yet
 
@@ -154,6 +158,7 @@ def _fault(
     head: str,
     connection: duckdb.DuckDBPyConnection,
     tables: Sequence[StageTable],
+    names: Sequence[str],
 ) -> QueryError:
     report = _error_report(text)
     message = str(report.get("exception_message") or text).strip().splitlines()[0]
@@ -161,7 +166,7 @@ def _fault(
     if table := _NO_TABLE.search(message):
         name = table["name"] or table["other"]
         message = f"there is no table {name}"
-        hint = suggest_name(name, _names(tables))
+        hint = suggest_name(name, names or _names(tables))
     elif column := _NO_COLUMN.search(message):
         name = column["name"]
         message = f"there is no column {name}"

@@ -16,7 +16,14 @@ from bagent.errors import JobError
 from bagent.job.templates.template import Expression, TemplateFailure, missing_property_hint
 from bagent.job.templates.variables import Chain
 from bagent.stages.loop import Board
-from bagent.stages.prepare import LOOP_NAMES, PreparedStage, StageRequest, suggest_name, table_of
+from bagent.stages.prepare import (
+    LOOP_NAMES,
+    PreparedStage,
+    StageRequest,
+    suggest_name,
+    table_names,
+    table_of,
+)
 from bagent.stages.reduce import BY_ROW
 from bagent.stages.row import FIELDS, INPUT
 from bagent.types import Row
@@ -319,7 +326,8 @@ class _Checks:
         if INPUT in stage.sources and not self._sample:
             return None
         tables = [table_of(self._stages, name) for name in stage.sources]
-        check = validate_query(query, tables, self._sample)
+        names = table_names(self._stages[: self._stages.index(stage)])
+        check = validate_query(query, tables, self._sample, names)
         if not isinstance(check, QueryError):
             return check.columns
         path = stage.at.path_of("query")

@@ -87,7 +87,7 @@ PLAIN = "stages:\n- {kind: map, name: plain, prompt: x}\n- {kind: expand, items:
     [
         ("select §scre from rate", "there is no column scre (did you mean score?)"),
         ("select id from §raet", "there is no table raet (did you mean rate?)"),
-        ("select id from §sums", "there is no table sums (there are rate)"),
+        ("select id from §sums", "there is no table sums (there are input, rate)"),
         ("select id form §rate where x", 'syntax error at or near "rate"'),
         ("select §i.yeer from rate join input i using (id)", "there is no column yeer (did you"),
         ("select §lengt(text) from rate", "Scalar Function with name lengt does not exist"),
