@@ -1,8 +1,8 @@
 """Rows of other programs, and of pandas, polars and Arrow tables, as JSON lines.
 
 Dates and times become ISO 8601, numpy scalars plain numbers, decimals the text of their digits,
-bytes text. A value that JSON cannot hold is left out, and the row is ``bad_input`` where the job
-uses its column.
+bytes and paths text. A value that JSON cannot hold is left out, and the row is ``bad_input`` where
+the job uses its column.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sized
@@ -272,6 +273,9 @@ def _text(value: Any) -> Any:
         return msgspec.to_builtins(duration)
     if isinstance(value, uuid.UUID):
         return str(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+        return value if isinstance(value, str) else bytes_text(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes_text(bytes(value))
     if isinstance(value, set | frozenset):

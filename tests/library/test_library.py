@@ -158,6 +158,7 @@ async def lines_of(some: Any) -> list[Any]:
         (Decimal("1.10"), "1.10"),
         (Decimal("7"), 7),
         (b"text", "text"),
+        (Path("images/a.png"), "images/a.png"),
         ({3, 1, 2}, [1, 2, 3]),
         ({"day": datetime.date(2024, 1, 1)}, {"day": "2024-01-01"}),
         (None, None),
