@@ -117,21 +117,29 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
                 raise
             failure = _as_bagent_error(error)
             store.close(EXIT_NEEDS_PERSON if failure is None else failure.exit_code)
-            if is_new and isinstance(error, UsageError):
-                _remove_unused(context)
+            if isinstance(error, UsageError) and (is_new or store.directory.aside):
+                _remove_unused(context, host, store)
             if failure is None or failure is error:
                 raise
             raise failure from error
 
 
-def _remove_unused(context: RunContext) -> None:
-    """Remove the run directory that a refused start made, unless it may hold rows or a log."""
+def _remove_unused(context: RunContext, host: RunHost, store: RunStore) -> None:
+    """Remove the run that a refused start made, unless it may hold rows or a log.
+
+    The run that the start moved aside is put back.
+    """
     folder = context.run_dir
     log = folder / "local-server.log"
     rows = [*(folder / "journal").glob("rows-*.jsonl"), *folder.glob("input.jsonl")]
     if context.part != "all" or log.exists() or any(p.stat().st_size for p in rows):
         return
-    shutil.rmtree(folder, ignore_errors=True)
+    if store.directory.aside is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(OSError):  # it stays where the first note says
+        store.directory.put_back()
+        host.progress.note("the old run is back, because this start was refused")
 
 
 def _as_bagent_error(error: BaseException) -> BagentError | None:

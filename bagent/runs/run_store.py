@@ -369,6 +369,7 @@ def open_run(
     options, notes = prepared.options, list[str]()
     on_change = cast("OnChange", options.on_change)
     fingerprints = prepared.fingerprints()
+    earlier = _earlier(prepared)
     directory = open_run_dir(prepared, fingerprints, notes)
     # The default clock was bound at import, before a simulation replaces the time.
     process = Process.this(ends_with_parent=prepared.options.progress == WORKER)
@@ -383,7 +384,6 @@ def open_run(
             prepared, directory, policy, notes, new_segment=owner.took_over
         )
         notes += notes_of_earlier_starts(prepared, changed, done)
-        earlier = _earlier(prepared)
         compared = _were_compared(info, prepared.part, done)
         info = _new_info(prepared, info, fingerprints, changed, done)
         directory.save(info, prepared.part)

@@ -7,6 +7,7 @@ import difflib
 import hmac
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -254,6 +255,8 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.aside: Path | None = None
+        """Where :meth:`move_aside` moved the run that was here."""
 
     @classmethod
     def create(cls, path: Path, mode: int | None = None) -> RunDir:
@@ -453,7 +456,26 @@ class RunDir:
                 f"cannot move {self.path} aside: {error.strerror}",
                 hint="move it by hand, or give another --name",
             ) from error
+        self.aside = target
         return target
+
+    def put_back(self) -> None:
+        """Replace the run by the one that was moved aside; other files in the directory stay.
+
+        Raises:
+            OSError: it cannot be moved.
+        """
+        if self.aside is None:
+            return
+        for entry in filter(_is_own, list(self.path.iterdir())):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        for entry in list(self.aside.iterdir()):
+            entry.rename(self.path / entry.name)
+        self.aside.rmdir()
+        self.aside = None
 
 
 def _is_own(entry: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.jobs import write_job
+from support.jobs import results_by_id, write_job
 from support.replies import error_body, ok, status
 
 
@@ -24,6 +24,20 @@ def test_a_run_that_was_there_stays_when_a_later_start_is_wrong(job_dir, bagent,
     write_job(job_dir, None, 3)
     assert bagent(["run", "job.yaml", "--on-change", "continue"]).code == 2
     assert "2 ok" in bagent(["status", "job", "--follow"]).out
+
+
+@pytest.mark.parametrize("option", ["--set=model=m9", "--reuse=nowhere"])
+def test_a_refused_start_leaves_the_run_that_it_was_to_replace(job_dir, bagent, fs, option):
+    fs.default = ok("yes")
+    write_job(job_dir, fs.url, 2)
+    assert bagent(["run", "job.yaml"]).code == 0
+    (job_dir / "runs/job/notes.txt").write_text("the user's own")
+    fs.set_script({"*": [status(404, error_body(404, "The model `m9` does not exist."))]})
+    done = bagent(["run", "job.yaml", "--fresh", option])
+    assert done.code == 2, done.err
+    assert [path.name for path in (job_dir / "runs").iterdir()] == ["job"]
+    assert (job_dir / "runs/job/notes.txt").exists()
+    assert len(results_by_id(job_dir)) == 2
 
 
 @pytest.mark.parametrize(
