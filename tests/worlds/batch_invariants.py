@@ -13,18 +13,23 @@ from worlds.network import Sent
 def no_row_is_paid_twice(history: History) -> Problems:
     """Whatever kills the process, a row that the provider answered well is in no other batch. The
     answer to a single call is lost if it comes in the moment of the kill."""
-    killed_at = {start.ended for start in history.starts if start.code is None}
     answered: dict[tuple[int, int], Sent] = {}
     for sent in history.network.sent:
         unit = sent.rows[0], sent.versions[0]
         if unit in answered and not _is_edited_back(history, unit):
             yield f"row {unit} was answered in the batch of {answered[unit].at} and of {sent.at}"
-        if is_answer(sent) and sent.done not in killed_at:
+        if is_answer(sent) and not _is_lost(history, sent):
             answered[unit] = sent
 
 
 def _is_edited_back(history: History, unit: tuple[int, int]) -> bool:
     return any(start.versions.get(unit[0], 0) > unit[1] for start in history.starts[:-1])
+
+
+def _is_lost(history: History, sent: Sent) -> bool:
+    """Return whether the process was killed in the moment in which a single call was answered."""
+    is_single = all(sent.at != batch.created for batch in history.provider.batches.values())
+    return is_single and any(s.code is None and s.ended == sent.done for s in history.starts)
 
 
 @invariant_for("batches")
@@ -40,7 +45,8 @@ def each_batch_is_read(history: History) -> Problems:
 
 @invariant_for("batches")
 def a_paid_answer_is_a_result(history: History) -> Problems:
-    """What the provider answered well is the result of its row at the end."""
+    """What the provider answered well is the result of its row at the end, unless the row was sent
+    with another text since then."""
     last = history.starts[-1]
     if last.code not in (0, 1):
         return
@@ -50,8 +56,17 @@ def a_paid_answer_is_a_result(history: History) -> Problems:
         equal = [unit for unit, lead in enumerate(history.world.leads) if lead == row]
         current = [r for r in equal if sent.versions[0] == last.versions.get(r, 0)]
         good = any(results.get(unit, {}).get("status") == "ok" for unit in current)
-        if is_answer(sent) and current and not good:
+        stays = is_answer(sent) and not _is_lost(history, sent) and not _is_replaced(history, sent)
+        if stays and current and not good:
             yield f"row {row} was answered at {sent.done}, and is {results.get(row)}"
+
+
+def _is_replaced(history: History, sent: Sent) -> bool:
+    """Return whether a later start sent the row of a request with another text."""
+    return any(
+        later.start > sent.start and later.rows == sent.rows and later.versions != sent.versions
+        for later in history.network.sent
+    )
 
 
 @invariant_for("batches")
