@@ -182,7 +182,8 @@ def retries_are_counted(history: History) -> Problems:
         for row, requests in sent_by_row(history, start.number).items():
             kinds = [base_kind(sent.reply) for sent in requests]
             counted = sum(kind in COUNTED for kind in kinds)
-            maybe = sum(kind in ("reset", "cut") for kind in kinds)
+            timed_out = sum(sent.gone is not None for sent in requests)
+            maybe = kinds.count("reset") + kinds.count("cut") + timed_out
             failed = row in results and results[row]["error_kind"] in PASSING_KINDS
             spare = kinds.count("cut")
             spare += _is_suspected(sent_in(history, start.number), requests)
