@@ -230,18 +230,21 @@ def recovered_soon(history: History, sent: Sent) -> bool:
     return any(window.begin <= sent.at < window.end < sent.done + 1.0 for window in windows)
 
 
-def is_too_long(history: History, row: int, index: int) -> bool:
-    """Return whether the prompt of a row with one chat is surely too long for a server. Such a row
-    waits for the others, even for one that is down: its context may be longer."""
+def is_too_long(history: History, row: int, index: int, stage: str = "") -> bool:
+    """Return whether the prompt of a row is surely too long for a server. Such a row waits for the
+    others, even for one that is down: its context may be longer. Agents shorten theirs."""
     world = history.world
-    if world.job.kind not in ("single", "schema"):
+    if world.job.kind == "agents":
         return False
     context = world.endpoints[index].context
     text = len(world.units[row].text.encode()) + world.job.system
-    return text // 4 + MAX_TOKENS > context or any(
-        sent.reply == "overflow" and world.endpoints[sent.endpoint].context >= context
-        for start in history.starts
-        for sent in sent_by_row(history, start.number).get(row, ())
+    if world.job.kind in ("single", "schema") and text // 4 + MAX_TOKENS > context:
+        return True
+    return any(
+        sent.tokens + MAX_TOKENS > context
+        or (sent.reply == "overflow" and world.endpoints[sent.endpoint].context >= context)
+        for sent in history.network.sent
+        if row in sent.rows and sent.stage == stage and len(sent.keys or sent.rows) == 1
     )
 
 

@@ -64,6 +64,8 @@ class Sent:
     """When the first piece of a streamed answer was sent."""
     limit: int | None = None
     """The tokens that its answer may have."""
+    tokens: int = 0
+    """The tokens of its prompt."""
     arrived: bool = False
     """The whole answer reached the client."""
     gone: float | None = None
@@ -316,7 +318,7 @@ class ServerConnection(asyncio.Transport):
             return
         versions = tuple(int(mark[2]) for mark in marks)
         sent = Sent(network.start, self.index, network.clock.now, rows, versions)
-        sent.limit = answer_limit(request)
+        sent.limit, sent.tokens = answer_limit(request), tokens_of(request)
         sent.streamed = bool(request.get("stream"))
         if self._idle_since is not None:
             sent.idle = sent.at - self._idle_since

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from worlds.clock import EPOCH
 from worlds.evidence import (
     DISK,
     Problems,
@@ -84,15 +85,37 @@ def something_is_under_way(history: History) -> Problems:
         for begin, until in list(_gaps(_merged(busy), start.began, end)):
             if until - begin <= LONGEST_PAUSE:
                 continue
-            waiting = {row for sent in requests if sent.at >= until for row in sent.rows}
+            waiting = _waiting(history, start, until)
             for index in servers:
-                if waiting and all(is_too_long(history, row, index) for row in waiting):
+                if waiting and all(
+                    is_too_long(history, row, index, stage) for stage, row in waiting
+                ):
                     continue
                 ill = _merged(_ill(history, index, requests))
                 well = [last - first for first, last in _gaps(ill, begin, until)]
                 if max(well, default=0.0) > LONGEST_PAUSE:
                     yield f"start {start.number}: nothing is sent from {begin} to {until}"
                     break
+
+
+def _waiting(history: History, start: Start, at: float) -> set[tuple[str, int]]:
+    """Return stage and row of what waited until a time: it was sent before and ended about then or
+    later, or is sent first then. Requests of other stages may wait for the former."""
+    answers = history.world.job.answers
+    ended = {
+        (result["stage"], result["row"])
+        for result in start.results
+        if result["finished_at"] >= EPOCH + at - 1.0
+    }
+    begun, later = set[tuple[str, int]](), set[tuple[str, int]]()
+    for sent in sent_in(history, start.number):
+        for row in sent.rows:
+            if sent.at >= at:
+                later.add((sent.stage, row))
+            elif (sent.stage or "main", row // answers) in ended:
+                begun.add((sent.stage, row))
+    stages = {stage for stage, _ in begun}
+    return begun | {unit for unit in later if not stages or unit[0] in stages}
 
 
 def _fed_until(history: History, start: Start) -> float:
