@@ -582,3 +582,15 @@ def test_a_row_that_fails_on_two_servers_on_trial_ends():
             endpoints=(EndpointSpec(), EndpointSpec(pace=20)),
         )
     )
+
+
+def test_a_kill_leaves_an_edited_row_with_its_old_result_or_its_new_one() -> None:
+    rows = (RowSpec(id="r2", seconds=0.2), RowSpec(id="r1"), RowSpec(id="r2"))
+    events = (
+        Event(start=0, kind="sync-fails", at=1.29, until=2.29),
+        Event(start=1, kind="kill-at-call", at=19.2),
+        Event(start=1, kind="edit", at=0.0),
+    )
+    servers = (EndpointSpec(speed=2.0), EndpointSpec())
+    job = JobSpec(concurrency="auto", temperature=0.7)
+    holds(World(seed=9850050, job=job, rows=rows, endpoints=servers, events=events, pause=1.0))

@@ -130,40 +130,38 @@ class Journal:
         for outcome in outcomes:
             if outcome.error is not None:
                 outcome.error = self.redact(outcome.error)
-        if self._edited is not None:
-            for outcome in outcomes:
-                for unit in self._edited.replaced_units(outcome):
-                    self.write_tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
-        return self._write(outcomes)
+        replaced = self._replaced(outcomes)
+        if not replaced:
+            return self._write(outcomes)
+        # By the same call: after a kill, an edited row has its old result or its new one.
+        locations = self._write([*replaced.values(), *outcomes])[len(replaced) :]
+        for unit in replaced:
+            self._on_tombstone(unit)
+        if not locations and self._failed is not None:
+            raise self._fail(self._failed)
+        return locations
+
+    def _replaced(self, outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
+        """Return the tombstones of what these outcomes replace, by unit."""
+        if self._edited is None:
+            return {}
+        return {
+            unit: _tombstone(unit, outcome.stage, outcome.answer, row=outcome.row)
+            for outcome in outcomes
+            for unit in self._edited.replaced_units(outcome)
+        }
 
     def replaces(self, outcome: Outcome) -> bool:
         """Return whether an earlier start wrote an outcome of the same row with another content."""
         return self._edited is not None and bool(self._edited.replaced_units(outcome))
 
-    def write_tombstone(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
+    def write_tombstone(self, unit: int, stage: str, answer: int = 0) -> None:
         """Write a line that removes the earlier lines of a unit.
 
         Raises:
             WriteError: as for :meth:`write`.
         """
-        key = f"{unit ^ salt_of(stage, answer):016x}"
-        void: Any = TOMBSTONE
-        # Segments of several parts are ordered by the times in their lines.
-        self._write(
-            [
-                Outcome(
-                    key=key,
-                    row=row,
-                    id=None,
-                    source="",
-                    line=0,
-                    stage=stage,
-                    status=void,
-                    answer=answer,
-                    finished_at=unix(),
-                )
-            ]
-        )
+        self._write([_tombstone(unit, stage, answer, row=0)])
         self._on_tombstone(unit)
 
     def _write(self, outcomes: Sequence[Outcome]) -> list[int]:
@@ -366,6 +364,22 @@ class Journal:
         for descriptor in self._readers.values():
             os.close(descriptor)
         self._readers.clear()
+
+
+def _tombstone(unit: int, stage: str, answer: int, *, row: int) -> Outcome:
+    """Return the record that removes the earlier lines of a unit."""
+    void: Any = TOMBSTONE
+    return Outcome(
+        key=f"{unit ^ salt_of(stage, answer):016x}",
+        row=row,
+        id=None,
+        source="",
+        line=0,
+        stage=stage,
+        status=void,
+        answer=answer,
+        finished_at=unix(),  # segments of several parts are ordered by the times in their lines
+    )
 
 
 class Syncer(threading.Thread):
