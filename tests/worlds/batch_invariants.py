@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from worlds.evidence import Problems, invariant_for, is_answer, results_of
+from worlds.evidence import Problems, invariant_for, is_answer, may_lose_answers, results_of
 from worlds.history import History
 from worlds.network import Sent
 
@@ -27,9 +27,11 @@ def _is_edited_back(history: History, unit: tuple[int, int]) -> bool:
 
 
 def _is_lost(history: History, sent: Sent) -> bool:
-    """Return whether the process was killed in the moment in which a single call was answered."""
+    """Return whether the process was killed in the moment in which a single call was answered, or
+    the disk refused the answer."""
     is_single = all(sent.at != batch.created for batch in history.provider.batches.values())
-    return is_single and any(s.code is None and s.ended == sent.done for s in history.starts)
+    killed = any(start.code is None and start.ended == sent.done for start in history.starts)
+    return is_single and (killed or may_lose_answers(history, history.starts[sent.start]))
 
 
 @invariant_for("batches")

@@ -18,6 +18,7 @@ from worlds.evidence import (
     is_failed,
     may_lose_requests,
     outcome_invariant,
+    results_of,
     sent_by_row,
     sent_in,
     units_read,
@@ -34,7 +35,11 @@ REPLACED, RENEWED = 60.0, 16.0
 
 @invariant
 def no_start_waits_for_ever(history: History) -> Problems:
-    """A start ends within virtual hours, and the event loop never spins."""
+    """A start ends within virtual hours, and the event loop never spins. Long prompts take as long
+    as ``limits.tpm`` says."""
+    job, rows = history.world.job, len(history.world.units)
+    if job.tpm is not None and rows * (job.retries + 1) * job.system / 4 > 60 * job.tpm:
+        return
     for start in history.starts:
         if start.stuck:
             yield f"start {start.number}: {start.stuck}"
@@ -57,12 +62,16 @@ def the_program_has_no_fault(history: History) -> Problems:
 
 @invariant
 def the_same_command_leads_to_an_end(history: History) -> Problems:
-    """Once people, disks and servers let it, a run comes to 0 or 1; not where rows fail in each of
-    its starts, which have less time than they take."""
+    """Once people, disks and servers let it, a run comes to 0 or 1. With a deadline it may take
+    more starts; and it does not where rows fail in each start that take more time than it has."""
     deadline, rows = history.world.job.deadline, history.world.rows
     fails = any(base_kind(row.replies[-1]) in COUNTED for row in rows)
     if fails and deadline is not None and work_seconds(history) > 0.75 * deadline:
         return
+    if deadline is not None and len(history.starts) > 2:
+        before_last, last = (len(results_of(start)) for start in history.starts[-3::2])
+        if last > before_last:
+            return
     codes = [start.code for start in history.starts]
     if not history.starts[-1].stuck and codes[-1] not in (0, 1):
         yield f"exit codes {codes}; {history.starts[-1].error}"

@@ -246,8 +246,8 @@ def retry_after_is_kept(history: History) -> Problems:
             for first, second in pairwise(requests):
                 if first.retry_after is None or first.done is None:
                     continue
-                if first.endpoint != second.endpoint:
-                    continue
+                if first.endpoint != second.endpoint or first.turns != second.turns:
+                    continue  # the next turn of an agent is another request
                 due = first.done + min(first.retry_after, LONGEST_RETRY_AFTER)
                 if second.at < due - 0.05:
                     yield f"row {row}: {first.reply} at {first.done}, sent again at {second.at}"

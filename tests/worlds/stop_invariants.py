@@ -225,6 +225,7 @@ def an_outage_stops_in_time(history: History) -> Problems:
         if _has_busy_rows(requests, at) or states == {"quota"}:
             continue
         rows = set(range(units_read(history, start))) - start.result_of.keys()
+        rows |= {row for sent in requests for row in sent.rows} - new_results(history, start).keys()
         free = [
             seconds
             for index, ill in enumerate(windows)
