@@ -14,7 +14,7 @@ RESULTS = {path.name: path for path in (FOLDER / "results").iterdir()}
 
 
 def test_raw_files_that_exist_are_those_that_are_named() -> None:
-    named = set(re.findall(r"[\w-]+\.(?:json|parquet)\b", TEXT)) - {"OUT.json"}
+    named = set(re.findall(r"[\w-]+\.(?:json|parquet|txt)\b", TEXT)) - {"OUT.json"}
     assert set(RESULTS) == named
 
 
