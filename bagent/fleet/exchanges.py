@@ -242,7 +242,7 @@ class ResultHandler:
             actions += self._rules.split(calls)
         else:
             for call, failure in failed:
-                actions += self._handle_failure(request, call, failure, exchange, delivery)
+                actions += self._rules.after_failure(request, call, failure, exchange, delivery)
         return actions
 
     def _take_back(self, request: InFlightRequest) -> list[Action]:
@@ -296,19 +296,6 @@ class ResultHandler:
         elif failure.passing and exchange.status is not None:
             state.limit.on_other_failure()
             state.account.on_other_failure()
-
-    def _handle_failure(
-        self,
-        request: InFlightRequest,
-        call: Call,
-        failure: Failure,
-        exchange: Exchange,
-        delivery: Delivery,
-    ) -> list[Action]:
-        if call.in_flight:  # its copy decides about the call
-            return self._rules.after_copy(request, failure, exchange)
-        call.hedged = False
-        return self._rules.after_failure(request, call, failure, exchange, delivery)
 
     def _update_quota(
         self, request: InFlightRequest, limits: RateLimits, *, accepted: bool

@@ -289,8 +289,12 @@ class RetryRules:
         exchange: Exchange,
         delivery: Delivery,
     ) -> list[Action]:
-        """Return what to do about a call that failed."""
+        """Return what to do about a call that failed, and about its endpoint."""
         state, now = request.state, self._fleet.clock()
+        lost = not request.cancel_reason and _lost_connection(failure, exchange, state)
+        if call.in_flight:  # its copy decides about the call
+            return self._probe(request, now) if lost else []
+        call.hedged = False
         if exchange.learned:
             return [Retry(call, now)]
         if exchange.new_key and call.new_keys < MAX_NEW_KEYS:
@@ -304,7 +308,7 @@ class RetryRules:
             return [Retry(call, now)]
         if request.cancel_reason:  # the endpoint is dead or hangs
             return [self._after_death(call, now)]
-        if _lost_connection(failure, exchange, state):
+        if lost:
             if state.up:
                 suspended = SuspendedCall(
                     call=call,
@@ -328,13 +332,6 @@ class RetryRules:
         if check_due and self._fleet.endpoints.has_alternative(state):
             actions.append(CheckEndpoint(state, call.request, suspect=True))
         return actions + self._retry_or_fail(call, failure, delivery)
-
-    def after_copy(
-        self, request: InFlightRequest, failure: Failure, exchange: Exchange
-    ) -> list[Action]:
-        """Return what to do about an endpoint that failed one of two copies of a call."""
-        lost = _lost_connection(failure, exchange, request.state) and not request.cancel_reason
-        return self._probe(request, self._fleet.clock()) if lost else []
 
     def split(self, calls: Sequence[Call]) -> list[Action]:
         """Return the action after a group was refused as a whole: the bad row ends up alone."""
