@@ -375,7 +375,8 @@ class RetryRules:
                 again = call.refusals < (MIN_REFUSALS if few else max_refusals)
                 retry = again and not (passing and result is CheckResult.WORKS)
             if retry:
-                call.counted_attempts = max(0, call.counted_attempts - 1)
+                if passing:  # a refusal was not counted
+                    call.counted_attempts = max(0, call.counted_attempts - 1)
                 call.failed_at = None
                 actions.append(Retry(call, now))
             elif not fleet.closed:

@@ -124,12 +124,12 @@ def test_a_call_with_which_three_servers_died_ends() -> None:
 
 @pytest.mark.parametrize("failure", [REFUSED, FAILED])
 def test_a_final_failure_waits_for_a_check_and_is_free_if_that_fails(failure) -> None:
-    case = Case(retries=0)
+    case = Case(retries=1, counted_attempts=1)
     (suspend,) = case.after(failure)
     case.fleet.waiting.suspend("a", suspend.suspended)
     (action,) = case.rules.after_check(case.state, CheckResult.BROKEN)
     assert (action.call, action.at) == (case.call, NOW)
-    assert case.call.counted_attempts == 0
+    assert case.call.counted_attempts == 1
 
 
 def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
