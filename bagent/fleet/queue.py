@@ -331,16 +331,12 @@ class CallQueues:
             self._pinned_count -= len(calls)
             if calls:
                 return calls
-        if trial and self._normal.count:
-            calls = self._normal.take(endpoint, size, selective=False, leave_to=leave_to)
-            if calls:
-                return calls
-        if self._urgent.count:
-            calls = self._urgent.take(endpoint, size, selective=selective, leave_to=leave_to)
-            if calls:
-                return calls
-        if self._normal.count:
-            return self._normal.take(endpoint, size, selective=False, leave_to=leave_to)
+        urgent, normal = (self._urgent, selective), (self._normal, False)
+        for queue, skip_failed in (normal, urgent) if trial else (urgent, normal):
+            if queue.count:
+                calls = queue.take(endpoint, size, selective=skip_failed, leave_to=leave_to)
+                if calls:
+                    return calls
         return []
 
     def is_pinned(self, endpoint: str) -> bool:
