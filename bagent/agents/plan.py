@@ -144,11 +144,13 @@ TOKEN_STEP = 128
 MARGIN_TOKENS = 64
 """Tokens that the chat template may add around a conversation."""
 
-FIRST_RATIO = 1 / 2.5
+FIRST_TOKENS_PER_BYTE = 1 / 2.5
 """Tokens per byte of payload before any usage is reported: an upper estimate for English."""
 
-_CONTEXT = re.compile(r"(?:context (?:length|window|size)[^0-9]{0,40}?|\(n_ctx = ?)(\d{2,8})", re.I)
-_PROMPT = re.compile(
+_CONTEXT_IN_MESSAGE = re.compile(
+    r"(?:context (?:length|window|size)[^0-9]{0,40}?|\(n_ctx = ?)(\d{2,8})", re.I
+)
+_PROMPT_IN_MESSAGE = re.compile(
     r"(?:prompt contains (?:at least )?|request \(|\()(\d{1,8}) (?:input )?tokens?\b"
     r"|(\d{1,8}) in the messages",
     re.I,
@@ -169,7 +171,7 @@ class TokenBudget:
         self.context = context
         self.fixed = 0
         """Bytes that every request has beside its prompt, such as the descriptions of tools."""
-        self._ratio = FIRST_RATIO
+        self._ratio = FIRST_TOKENS_PER_BYTE
         self._seen = 0
 
     def for_payload(self, size: int) -> int | None:
@@ -202,8 +204,8 @@ class TokenBudget:
 
         None if the prompt alone does not fit, or the message has no numbers.
         """
-        context = _CONTEXT.search(failure.message)
-        prompt = _PROMPT.search(failure.message)
+        context = _CONTEXT_IN_MESSAGE.search(failure.message)
+        prompt = _PROMPT_IN_MESSAGE.search(failure.message)
         if context and self.context is None:
             self.context = int(context.group(1))
         if context and prompt:

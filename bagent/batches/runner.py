@@ -53,7 +53,7 @@ Shield = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failur
 
 
 def _hint_before_sending(failure: Failure) -> str:
-    """Say what helps where the provider has nothing of a batch."""
+    """Return the hint for a failure before the provider has anything of a batch."""
     if failure.status in _NO_SERVICE:
         return "does it serve batches? batching: {mode: auto} sends each row by itself"
     if failure.kind == "auth":

@@ -119,7 +119,7 @@ class ContextRouter:
 
     # --- token counts ---------------------------------------------------------------------------
 
-    def may_be_too_long(self, calls: Sequence[Call]) -> list[Call]:
+    def possibly_too_long(self, calls: Sequence[Call]) -> list[Call]:
         """Return the calls whose tokens must be counted before they are sent."""
         shortest, long = self._shortest, list[Call]()
         if shortest is None:
@@ -142,7 +142,7 @@ class ContextRouter:
         fleet = self._fleet
         tokens = None
         async with self._gate:
-            if self.may_be_too_long((call,)):  # by the ratio as other counts have corrected it
+            if self.possibly_too_long((call,)):  # by the ratio as other counts have corrected it
                 tokens = await self._count_at_endpoints(call.request)
         if fleet.closed:
             return

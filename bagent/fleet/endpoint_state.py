@@ -154,8 +154,8 @@ class EndpointState:
         self.sample: Request | None = None  # a request that it served, for checks
         self.failures = 0
         self.refusals = 0
-        self.costs: Counter[Call] = Counter()
-        """Attempts that its failures since the latest success cost calls that are retried."""
+        self.lost_attempts: Counter[Call] = Counter()
+        """Counted attempts that calls to retry lost by its failures since the latest success."""
         self._probe_cool_down = FIRST_COOL_DOWN
         self._check_cool_down = FIRST_COOL_DOWN
         self._tolerance = 1
@@ -290,10 +290,10 @@ class EndpointState:
 
     def give_back_attempts(self) -> None:
         """Take back the attempts that its failures since the latest success cost calls."""
-        for call, cost in self.costs.items():
+        for call, cost in self.lost_attempts.items():
             call.counted_attempts = max(0, call.counted_attempts - cost)
             call.failed_at = None
-        self.costs.clear()
+        self.lost_attempts.clear()
 
     @property
     def keeps_failing(self) -> bool:
@@ -358,7 +358,7 @@ class EndpointState:
     def _works(self, sent: float) -> None:
         self.works_since = max(self.works_since, sent)
         self.failures = self.refusals = 0
-        self.costs.clear()
+        self.lost_attempts.clear()
 
     def on_disconnect(self, sent: float, now: float) -> bool:
         """Record a failed or broken connection; return whether calls must wait for a probe.

@@ -329,7 +329,8 @@ class Health:
     ) -> None:
         """Send checks until one passes.
 
-        A ``fault`` opens the circuit before the first; ``broken``: it is sure to be the endpoint's.
+        A ``fault`` opens the circuit before the first. With ``broken`` the endpoint is sure to be
+        at fault, so calls that are suspended until a check no longer wait for it.
         """
         fleet = self._fleet
         while True:

@@ -14,7 +14,7 @@ refused with 401, 403, 404 ...            free         another [c]           suc
 failed, then its server fails a check     free         another               after the check
 account out of quota                      free         any                   circuit closes
 keep-alive connection was closed          free, once   any                   at once
-key refused, and a newer one is there     free, once   any                   at once
+key refused, and it can be renewed        free, once   any                   at once
 endpoint wants another form or route      free         any                   at once
 stream switched off, but required         free         any                   at once
 prompt too long for the endpoint          free         with longer context   at once
@@ -491,7 +491,7 @@ class RetryRules:
         check_due = state.on_failure(refused=not failure.passing)
         actions: list[Action] = []
         if isinstance(decision, Retry):
-            state.costs[call] += call.counted_attempts - counted_before
+            state.lost_attempts[call] += call.counted_attempts - counted_before
             actions.append(decision)
         elif decision.late:
             actions.append(Fail(call, _with_reason(failure, decision), delivery))

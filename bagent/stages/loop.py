@@ -139,6 +139,7 @@ class LoopStage(RowStage):
 
     def _process(self, item: StageRow, slot: Slot) -> None:
         if self._was_finished(self._context, item, slot):
+            # What its writers answered is not asked for again, but still counts.
             for number, writer in product(range(1, self._rule.rounds + 1), self._writers):
                 key = self._section_key(item, number, writer)
                 self._context.results.keep(key, writer.requester.plan.name)

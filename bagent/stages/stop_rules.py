@@ -25,7 +25,7 @@ JOB_KINDS = frozenset({"rejected", "auth"})
 
 EVERYWHERE = ""
 
-EndedRow = tuple[Hashable, Outcome]
+OwnedOutcome = tuple[Hashable, Outcome]
 """The owner of a row's call, or None, and the row's outcome."""
 
 
@@ -58,7 +58,7 @@ class EarlyFailures:
         """Forget a row whose outcome does not count."""
         self._open.pop(row, None)
 
-    def served(self, rows: Iterable[EndedRow]) -> None:
+    def served(self, rows: Iterable[OwnedOutcome]) -> None:
         """End the streaks of the endpoints and models that served rows."""
         servers: set[tuple[str, str | None]] = set()
         for row, outcome in rows:
@@ -148,14 +148,14 @@ class StopRules:
         if self._early is not None:
             self._early.discard(row)
 
-    def ended(self, rows: Sequence[EndedRow]) -> StopReason | None:
+    def ended(self, rows: Sequence[OwnedOutcome]) -> StopReason | None:
         """Count rows that ended together, as those of one list do; return the reason to stop.
 
         Those that did not fail count first, so that the failures of the others are not taken for
         failures of all.
         """
-        served: list[EndedRow] = []
-        failed: list[EndedRow] = []
+        served: list[OwnedOutcome] = []
+        failed: list[OwnedOutcome] = []
         for entry in rows:
             outcome = entry[1]
             (served if outcome.status == "ok" or outcome.accepted else failed).append(entry)
