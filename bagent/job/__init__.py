@@ -7,6 +7,7 @@
 - ``spec``: the definition of a job file
 - ``validation``: validation errors, and positions in texts
 - ``templates``: prompt templates
-- ``files``: prompt, schema and tool files, and hashes of the parts that change answers
+- ``files``: prompt, schema and tool files
+- ``fingerprint``: hashes of the parts that change answers
 - ``redaction``: masked secrets
 """

@@ -20,8 +20,8 @@ import msgspec
 
 from bagent.duck import SqlError, check_reads, quoted, sql_of_tree, syntax_tree
 from bagent.errors import InputError
-from bagent.rows.discovery import RowWarnings
 from bagent.rows.formats.duckdb_source import connect
+from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import clean_json, clean_text
 from bagent.types import Row, row_location
 

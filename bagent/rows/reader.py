@@ -14,7 +14,6 @@ from bagent.errors import InputError
 from bagent.rows.discovery import (
     FileSource,
     RowsConfig,
-    RowWarnings,
     Source,
     StdinSource,
     TableColumns,
@@ -27,6 +26,7 @@ from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
 from bagent.rows.stdin import STDIN, WAITING, Bases, StdinReader, StdinSpool
+from bagent.rows.warnings import RowWarnings
 from bagent.types import PROGRAM_ROWS, Row
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from bagent.rows.discovery import RowWarnings
 from bagent.rows.formats.json import TOO_DEEP, Chunk, Item, Unreadable, is_batch_row
 from bagent.rows.resume_cache import AscendingIds, InputPiece, StoredIds
+from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import clean_json, clean_text
 from bagent.types import Json, Row, row_location
 

@@ -6,8 +6,9 @@ A turn loop uses it like this::
         request["tools"] = executor.definitions
         result = await executor.call(call, CallContext(deadline=loop.time() + 60))
 
-types         tools, policies, results, and texts cut to a length
+types         tools, policies, results
 loader        the tools of a job, opened
+truncate      results and messages cut to a length
 executor      checks, shares, caches, limits and runs calls
 python_tool, python_schema, threads    Python functions
 command_tool  programs

@@ -19,15 +19,8 @@ from bagent.clocks import unix
 from bagent.redaction import NO_SECRETS, Redactor
 from bagent.text.json import decode_json
 from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
-from bagent.tools.types import (
-    Arguments,
-    Tool,
-    ToolFault,
-    ToolResult,
-    error_text,
-    shorten,
-    truncate,
-)
+from bagent.tools.truncate import shorten, truncate
+from bagent.tools.types import Arguments, Tool, ToolFault, ToolResult, error_text
 from bagent.types import Json, ToolCall
 
 MOST_BYTES = 1 << 20

@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import MissingPackage, UsageError
-from bagent.tools.types import Arguments, ToolFault, shorten
+from bagent.tools.truncate import shorten
+from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
 if TYPE_CHECKING:

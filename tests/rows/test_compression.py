@@ -6,8 +6,9 @@ import pytest
 import zstandard
 
 from bagent.errors import InputError
-from bagent.rows.discovery import FileSource, RowWarnings
+from bagent.rows.discovery import FileSource
 from bagent.rows.formats.chunks import CancelToken, ReadProgress, source_chunks
+from bagent.rows.warnings import RowWarnings
 
 NOISE = random.Random(3)
 LINES = "".join(json.dumps({"id": n, "x": NOISE.getrandbits(64)}) + "\n" for n in range(20_000))

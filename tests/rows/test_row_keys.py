@@ -1,9 +1,9 @@
 import json
 import random
 
-from bagent.rows.discovery import RowWarnings
 from bagent.rows.formats.json import Chunk, decode_lines
 from bagent.rows.row_keys import RowKeyer
+from bagent.rows.warnings import RowWarnings
 
 
 def text_of(rows: list[dict]) -> str:

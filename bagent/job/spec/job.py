@@ -287,8 +287,8 @@ class Job(Section):
         return self.model_copy(update=changes)
 
     def fingerprint_parts(self) -> dict[str, str]:
-        """SHA-256 (hex) of each part that changes answers; see :mod:`bagent.job.files`."""
-        from bagent.job.files import fingerprint_parts
+        """SHA-256 (hex) of each part that changes answers; see :mod:`bagent.job.fingerprint`."""
+        from bagent.job.fingerprint import fingerprint_parts
 
         return fingerprint_parts(self)
 

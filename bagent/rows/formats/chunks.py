@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from bagent.errors import InputError
-from bagent.rows.discovery import FileSource, RowWarnings, SqlSource, TableColumns
+from bagent.rows.discovery import FileSource, SqlSource, TableColumns
 from bagent.rows.formats.compression import ByteStream, check_start, check_whole, text_blocks
 from bagent.rows.formats.csv import CsvFile
 from bagent.rows.formats.duckdb_source import Table
@@ -21,6 +21,7 @@ from bagent.rows.formats.json import (
     split_lines,
     too_long,
 )
+from bagent.rows.warnings import RowWarnings
 
 
 def text_chunk(source: FileSource) -> Chunk:

@@ -20,9 +20,10 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from bagent.errors import InputError, Position
-from bagent.rows.discovery import FileSource, RowWarnings
+from bagent.rows.discovery import FileSource
 from bagent.rows.formats.compression import ByteStream, check_start, unreadable
 from bagent.rows.formats.json import LONGEST, ROWS, Chunk, Item, Unreadable, too_long
+from bagent.rows.warnings import RowWarnings
 from bagent.text.unicode import is_utf8
 
 

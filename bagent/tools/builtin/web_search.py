@@ -15,7 +15,8 @@ import aiohttp
 from bagent.backends.keys import key_from_env
 from bagent.errors import UsageError
 from bagent.text.json import decode_json
-from bagent.tools.types import Arguments, ToolFault, shorten
+from bagent.tools.truncate import shorten
+from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
 Service = Literal["brave", "serpapi"]
