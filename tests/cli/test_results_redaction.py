@@ -53,6 +53,20 @@ def test_a_hidden_field_is_hidden_under_every_name_that_it_has(bagent, fs, job_d
     assert ("hello" in shown.out) == ("text" not in fields)
 
 
+@pytest.mark.parametrize("field", ["id", "output.id"])
+def test_a_property_is_hidden_in_a_column_of_another_name(bagent, fs, job_dir, field):
+    fs.set_script({"*": [ok_json({"id": "A-17"})]})
+    schema = {"type": "object", "properties": {"id": {"type": "string"}}}
+    prompt = "id=r1 {{ text }}"
+    write_job(job_dir, fs.url, [{"text": "hello"}], prompt=prompt, output={"schema": schema})
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    assert "A-17" in bagent(["results", "--format", "csv"]).out
+    for options in (["--format", "csv"], ["--format", "table"], ["--columns", "status,id_2"]):
+        shown = bagent(["results", "--redact", field, *options])
+        assert shown.code == 0, shown.err
+        assert "A-17" not in shown.out
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [("row", "no field to hide"), ("scroe", "no row has this field"), ("", "no field to hide")],

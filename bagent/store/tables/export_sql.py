@@ -239,7 +239,11 @@ def masked_columns(fields: Iterable[str]) -> dict[str, str]:
 def masked_answers(fields: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     """Return those of ``names``, the columns of ``answers``, that are redacted."""
     heads = {f.removeprefix("output.").split(".")[0] for f in fields if not f.startswith("input.")}
-    return frozenset(names if "output" in heads else heads.intersection(names))
+    columns = frozenset(names)
+    if "output" in heads:
+        return columns
+    taken = [*ANSWER_KEY, *columns]
+    return frozenset(name for name in columns if heads & {name, _base(name, taken)})
 
 
 def unknown_fields(connection: DuckDBPyConnection, fields: Iterable[str]) -> list[str]:
