@@ -18,7 +18,7 @@ from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.rows import RowsConfig
-    from bagent.store.run_dir import RunDir
+    from bagent.store.run_dir import RunDir, RunInfo
     from bagent.store.tables.export_sql import Columns
 
 TABLE_ROWS = 50
@@ -134,8 +134,10 @@ def _sql(request: ResultsRequest, connection: Any) -> str:
 
 def _redacted(request: ResultsRequest) -> tuple[str, ...]:
     """Return the fields to redact; ids too where the rows are named by one of them."""
+    if not request.redact:
+        return ()
     plain = {field.removeprefix("input.") for field in request.redact}
-    configs = map(_rows_config, request.runs)
+    configs = (_rows_config(run.load_or_report(lambda _: None)) for run in request.runs)
     named = (config.id_field if config else None for config in configs)
     id_fields = {name for field in named for name in ([field] if field else ["id", "custom_id"])}
     return (*request.redact, *(("id", "parents", "copied_from") if plain & id_fields else ()))
@@ -203,7 +205,8 @@ def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
         return None
     inputs, stages = set(), dict[str, None]()
     for run in runs:
-        info, config = run.load_or_report(lambda _: None), _rows_config(run)
+        info = run.load_or_report(lambda _: None)
+        config = _rows_config(info)
         if info is None or config is None:
             return None
         stages.update(dict.fromkeys(info.stages))
@@ -211,13 +214,12 @@ def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
     return list(stages) if len(inputs) == 1 else None
 
 
-def _rows_config(run: RunDir) -> RowsConfig | None:
+def _rows_config(info: RunInfo | None) -> RowsConfig | None:
     """Return how a run reads its rows; None where that is not known."""
     import msgspec
 
     from bagent.rows import RowsConfig
 
-    info = run.load_or_report(lambda _: None)
     if info is None or info.rows is None:
         return None
     rows = info.rows if isinstance(info.rows, str) else msgspec.json.encode(info.rows).decode()
