@@ -102,9 +102,9 @@ def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
 
 def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
-    from bagent.store.results import id_as_json
     from bagent.store.tables.export_sql import (
         MASK,
+        id_as_json,
         masked_answers,
         masked_columns,
         unknown_fields,

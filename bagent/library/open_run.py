@@ -180,7 +180,7 @@ class OpenedRun:
 
         So frames join on ``id``. Ids of several types stay text.
         """
-        from bagent.store.results import number_type
+        from bagent.store.tables.export_sql import number_type
 
         kind = number_type(connection, [self._directory], _TABLES_WITH_ID)
         if kind is None:

@@ -1,23 +1,15 @@
-"""Reading results from the journal without DuckDB, also while a run runs.
-
-Outcomes become lines of an OpenAI batch's output and error files too (OpenAI's Batch API
-reference). An error response is inside ``response.body``; a request without a response has
-``response: null`` and a top-level ``error``. The answer to a line of a batch file is the body as
-received; other answers are written as chat completions.
-"""
+"""Reading results from the journal without DuckDB, also while a run runs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from bagent.duck import literal
 from bagent.errors import UsageError
 from bagent.store.journal.codec import (
     FINISHED_CODES,
@@ -32,9 +24,9 @@ from bagent.store.journal.codec import (
 from bagent.store.journal.done_index import HashMap, count_outcomes
 from bagent.store.journal.reader import JournalReader, LineRef, SegmentLines, Selection
 from bagent.store.journal.segments import Report
-from bagent.store.run_dir import RunDir, RunInfo, working_seconds
+from bagent.store.run_dir import RunInfo, working_seconds
 from bagent.store.tables.row_feed import InputFinder
-from bagent.store.tables.schema import RESULTS, pointer
+from bagent.store.tables.schema import RESULTS
 from bagent.store.totals import (
     LastStage,
     Totals,
@@ -44,10 +36,6 @@ from bagent.store.totals import (
 )
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json, Outcome
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
 """The columns of a result in order, less ``input``, which is added on request."""
@@ -338,124 +326,3 @@ def encode_result(result: dict[str, Any]) -> bytes:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:  # a lone surrogate in the input
         return msgspec.json.encode(clean(value)) + b"\n"
-
-
-_NUMBERS: dict[type, str] = {int: "BIGINT", float: "DOUBLE"}
-
-
-def number_type(
-    connection: DuckDBPyConnection, runs: Sequence[RunDir], tables: Sequence[str] = ("results",)
-) -> str | None:
-    """Return the SQL type of ids that all are numbers; None where some are texts.
-
-    The journals say whether the first id of each run is a number; another one is taken for a number
-    where it is written as DuckDB writes numbers.
-    """
-    kinds = set()
-    for run in runs:
-        first = next(iter(iter_results(run.path, report=lambda _: None)), None)
-        if first is not None:
-            kinds.add(_NUMBERS.get(type(first["id"])))
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is None:
-        return None
-    text = f"id is not null and try_cast(id as {kind})::varchar is distinct from id"
-    for table in tables:
-        # An unfinished result would refuse relations over this connection.
-        if connection.execute(f"select 1 from {table} where {text} limit 1").fetchall():
-            return None
-    return kind
-
-
-def id_as_json(connection: DuckDBPyConnection, runs: Sequence[RunDir]) -> str:
-    """Return SQL over ``results`` for ids as JSON, each of the type that it has in its row.
-
-    An id of a row whose input is not stored is a number only where all ids are.
-    """
-    infos = [run.load_or_report(lambda _: None) for run in runs]
-    fields = {"id", "custom_id", *(str(info.job.get("id") or "id") for info in infos if info)}
-    all_have_input = all(info and info.keep_input and len(info.stages) < 2 for info in infos)
-    cases = " ".join(
-        f"when input ->> {path} = id then input -> {path}"
-        for path in (literal(pointer(name)) for name in sorted(fields))
-    )
-    kind = None if all_have_input else number_type(connection, runs)
-    other = "to_json(id)" if kind is None else f"to_json(try_cast(id as {kind}))"
-    return f"case {cases} else {other} end"
-
-
-_STATUS = re.compile(r"HTTP (\d{3})")
-_LINE_ID = "batch_req_"
-
-
-def batch_line(outcome: Outcome) -> bytes:
-    """Return one output line with its newline: ``{"id", "custom_id", "response", "error"}``."""
-    name = outcome.id if isinstance(outcome.id, str) else msgspec.json.encode(outcome.id).decode()
-    line: dict[str, Any] = {
-        "id": f"{_LINE_ID}{outcome.key}-{outcome.answer}",
-        "custom_id": name,
-        "response": None,
-        "error": None,
-    }
-    code = _STATUS.search(outcome.error or "")
-    if outcome.response is not None:
-        line["response"] = _response(200, outcome, outcome.response)
-    elif _is_answered(outcome):
-        line["response"] = _response(200, outcome, _completion(outcome))
-    elif code is not None:
-        error = {"message": outcome.error, "type": outcome.error_kind, "code": outcome.error_kind}
-        line["response"] = _response(int(code[1]), outcome, {"error": error})
-    else:
-        line["error"] = {"code": outcome.error_kind or outcome.status, "message": outcome.error}
-    return msgspec.json.encode(line) + b"\n"
-
-
-def _is_answered(outcome: Outcome) -> bool:
-    """Return whether a model answered; a filtered answer has no text."""
-    if outcome.finish_reason is None:
-        return False
-    return outcome.text is not None or outcome.status == "refused" or bool(_calls(outcome))
-
-
-def _response(status: int, outcome: Outcome, body: dict[str, Any] | msgspec.Raw) -> dict[str, Any]:
-    return {"status_code": status, "request_id": outcome.group or outcome.key, "body": body}
-
-
-def _calls(outcome: Outcome) -> list[Json]:
-    """Return the tool calls that are a row's answer; empty for other answers."""
-    if outcome.output is None or b'"tool_calls"' not in bytes(outcome.output):
-        return []
-    value = msgspec.json.decode(outcome.output)
-    calls = value.get("tool_calls") if isinstance(value, dict) and len(value) == 1 else None
-    return calls if isinstance(calls, list) else []
-
-
-def _completion(outcome: Outcome) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": outcome.text}
-    calls = _calls(outcome)
-    if calls:
-        message["tool_calls"] = calls
-    if outcome.reasoning is not None:
-        message["reasoning"] = outcome.reasoning
-    if outcome.status == "refused":
-        message["refusal"] = outcome.error
-    prompt, completion = outcome.prompt_tokens, outcome.completion_tokens
-    usage = None
-    if prompt is not None or completion is not None:
-        complete = prompt is not None and completion is not None
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": (prompt or 0) + (completion or 0) if complete else None,
-        }
-    choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason}
-    if outcome.logprobs is not None:
-        choice["logprobs"] = outcome.logprobs
-    return {
-        "id": f"chatcmpl-{outcome.key}",
-        "object": "chat.completion",
-        "created": int(outcome.finished_at or 0),
-        "model": outcome.model,
-        "choices": [choice],
-        "usage": usage,
-    }

@@ -299,7 +299,8 @@ def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
 
 
 def _batch_lines(request: ResultsRequest) -> Iterator[bytes]:
-    from bagent.store.results import batch_line, iter_outcomes
+    from bagent.store.export_batch import batch_line
+    from bagent.store.results import iter_outcomes
 
     query = _query(request)
     several = [iter_outcomes(run.path, query, report=log) for run in request.runs]

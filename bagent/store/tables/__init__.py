@@ -6,5 +6,5 @@
 - ``outputs``: the Parquet files and the database of a build, put together
 - ``build``: one complete build, run in a child process
 - ``freshness``: which tables are up to date
-- ``export_sql``: columns, conditions on fields, and redaction, as SQL
+- ``export_sql``: columns, ids, conditions on fields, and redaction, as SQL
 """
