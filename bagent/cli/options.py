@@ -17,7 +17,7 @@ import typer
 from bagent.errors import UsageError
 
 
-def job_files(incomplete: str) -> list[str]:
+def complete_job_files(incomplete: str) -> list[str]:
     """Return the YAML and JSONL files, and the folders, that begin with ``incomplete``."""
     folder, _, start = incomplete.rpartition("/")
     prefix = f"{folder}/" if folder or incomplete.startswith("/") else ""
@@ -32,7 +32,7 @@ def job_files(incomplete: str) -> list[str]:
     return names
 
 
-def run_names(incomplete: str) -> list[str]:
+def complete_run_names(incomplete: str) -> list[str]:
     """Return the runs under ``runs`` that begin with ``incomplete``."""
     return [
         path.name
@@ -41,14 +41,14 @@ def run_names(incomplete: str) -> list[str]:
     ]
 
 
-def sites(incomplete: str) -> list[str]:
+def complete_sites(incomplete: str) -> list[str]:
     """Return the sites of batch scripts that begin with ``incomplete``."""
     from bagent.hpc.site import site_names
 
     return [name for name in site_names() if name.startswith(incomplete)]
 
 
-def topics(incomplete: str) -> list[str]:
+def complete_topics(incomplete: str) -> list[str]:
     """Return the topics of ``bagent guide`` that begin with ``incomplete``."""
     from bagent.cli.commands.guide import topics as guide_topics
 
@@ -78,7 +78,7 @@ JobFile = Annotated[
         metavar="[JOB.yaml]",
         help="A job file, or an OpenAI batch file; - reads batch lines from standard input. The"
         " default is job.yaml in this folder.",
-        autocompletion=job_files,
+        autocompletion=complete_job_files,
         show_default=False,
     ),
 ]
@@ -87,7 +87,7 @@ RunName = Annotated[
     typer.Argument(
         metavar="[RUN]",
         help="A run directory, or a name under runs; the default is the latest run.",
-        autocompletion=run_names,
+        autocompletion=complete_run_names,
         show_default=False,
     ),
 ]
@@ -301,7 +301,7 @@ Reuse = Annotated[
         "--reuse",
         metavar="RUN",
         help="Copy answers to equal requests from this earlier run.",
-        autocompletion=run_names,
+        autocompletion=complete_run_names,
         rich_help_panel=RESUME,
     ),
 ]

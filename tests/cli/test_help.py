@@ -8,7 +8,12 @@ import re
 import pytest
 
 from bagent.cli.app import COMMANDS, GROUPS, load_command
-from bagent.cli.options import job_files, run_names, sites, topics
+from bagent.cli.options import (
+    complete_job_files,
+    complete_run_names,
+    complete_sites,
+    complete_topics,
+)
 from support.stored_runs import make_run, stored
 
 
@@ -108,15 +113,15 @@ def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
 
 def test_shells_complete_jobs_runs_sites_and_guides(job_dir, bagent, monkeypatch):
     monkeypatch.chdir(job_dir)
-    assert run_names("") == []
+    assert complete_run_names("") == []
     (job_dir / "job.yaml").touch()
     make_run(job_dir / "runs" / "genes", [stored(0)])
-    assert run_names("ge") == ["genes"]
-    assert job_files("jo") == ["job.yaml"]
-    assert job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
-    assert job_files("missing/") == []
-    assert sites("au") == ["aurora"]
-    assert topics("res") == ["resume"]
+    assert complete_run_names("ge") == ["genes"]
+    assert complete_job_files("jo") == ["job.yaml"]
+    assert complete_job_files(f"{job_dir}/jo") == [f"{job_dir}/job.yaml"]
+    assert complete_job_files("missing/") == []
+    assert complete_sites("au") == ["aurora"]
+    assert complete_topics("res") == ["resume"]
 
 
 def test_a_shell_that_asks_for_completions_gets_them(bagent):

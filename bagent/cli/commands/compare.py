@@ -10,7 +10,6 @@ import typer
 
 from bagent.analysis.accuracy import PairScore
 from bagent.cli import options as opt
-from bagent.cli.options import run_names
 from bagent.cli.process import log
 from bagent.cli.render.tables import write_rows
 from bagent.duck import Access, Setting, connect
@@ -55,7 +54,9 @@ KnownAnswers = Annotated[
 ]
 
 
-FirstRun = Annotated[str, typer.Argument(metavar="A", help="A run.", autocompletion=run_names)]
+FirstRun = Annotated[
+    str, typer.Argument(metavar="A", help="A run.", autocompletion=opt.complete_run_names)
+]
 SecondRun = Annotated[
     str,
     typer.Argument(metavar="B", help="A run, or a file of known answers (jsonl, csv, parquet)."),

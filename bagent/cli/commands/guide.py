@@ -23,7 +23,7 @@ Topic = Annotated[
     typer.Argument(
         metavar="[TOPIC]",
         help="The guide to print.",
-        autocompletion=options.topics,
+        autocompletion=options.complete_topics,
         show_default=False,
     ),
 ]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from bagent.cli.options import run_names
+from bagent.cli.options import complete_run_names
 from bagent.cli.process import log
 from bagent.cli.results_export import ResultsRequest, stages_of_shards, write_by_tables
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError, WriteError
@@ -31,7 +31,7 @@ Runs = Annotated[
     typer.Argument(
         metavar="[RUN]...",
         help="Run directories, or names under runs; the default is the latest run.",
-        autocompletion=run_names,
+        autocompletion=complete_run_names,
     ),
 ]
 Form = Annotated[

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bagent.batch_env import SchedulerName
-from bagent.cli import options
 from bagent.cli import options as opt
 from bagent.duck import without_installs
 from bagent.errors import UsageError
@@ -40,7 +39,7 @@ SiteName = Annotated[
         metavar="NAME",
         help="Use the habits of this site: aurora, polaris, perlmutter, frontier, generic, or a"
         " .yaml file of your own.",
-        autocompletion=options.sites,
+        autocompletion=opt.complete_sites,
         rich_help_panel=CLUSTER,
     ),
 ]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bagent.cli.options import run_names
+from bagent.cli.options import complete_run_names
 from bagent.cli.process import log
 from bagent.errors import UsageError
 
@@ -26,7 +26,7 @@ def view(
         typer.Argument(
             metavar="[RUN]",
             help="A run directory, or a name under runs; without it, all runs.",
-            autocompletion=run_names,
+            autocompletion=complete_run_names,
             show_default=False,
         ),
     ] = None,
