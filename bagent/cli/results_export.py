@@ -360,7 +360,11 @@ def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
         return
     limit = TABLE_ROWS if request.limit is None else request.limit
     fetched = list(islice(rows, limit + 1))
-    columns = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in fetched], request)]
+    columns = [
+        i
+        for i in range(len(head))
+        if _has_information(head[i], [row[i] for row in fetched], request)
+    ]
     cells = [[row[i] for i in columns] for row in fetched[:limit]]
     names = [head[i] for i in columns]
     write_rows([_plain(name, names) for name in names], cells, "table")
@@ -393,8 +397,8 @@ def _plain(name: str, names: Sequence[str]) -> str:
     return base if base in ("id", "stage", "answer") and base not in names else name
 
 
-def _tells(name: str, values: list[Any], request: ResultsRequest) -> bool:
-    """Whether a column of a table has information."""
+def _has_information(name: str, values: list[Any], request: ResultsRequest) -> bool:
+    """Return whether a column of a table has information."""
     if request.names or name in ("id", "status"):
         return True
     if name in ("stage", "answer"):

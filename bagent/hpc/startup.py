@@ -262,7 +262,7 @@ def _hosts(source: Path, write: Path, options: Sequence[str]) -> Iterator[subpro
         raise SystemExit(EXIT_STOPPED)
 
 
-LOCK_LOOK_SECONDS = 0.5
+LOCK_POLL_SECONDS = 0.5
 VACANT_SECONDS = 2 * STALE_SECONDS
 """Twice the time after which a dead owner is recognised."""
 
@@ -292,7 +292,7 @@ def wait_until_vacant(
             notified = True
             where = f"process {live[0].pid} on {live[0].host}"
             sys.stderr.write(f"waiting for {where}, or until it is seen to be gone\n")
-        time.sleep(LOCK_LOOK_SECONDS)
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def vacant_step(argv: list[str]) -> int:

@@ -140,7 +140,7 @@ def _option_pattern() -> re.Pattern[str]:
     return re.compile(rf"(?<![\w\"-])'?(?P<option>{listed})'?(?![\w-]){value}")
 
 
-NAME = "job"
+JOB_NAME = "job"
 """What messages call the job."""
 
 
@@ -161,7 +161,7 @@ class JobText:
     def _name(self, line: int, message: str) -> str:
         """Return the name of the job with the key on a line, unless the message begins with it."""
         key = key_path(self.text, line)
-        return NAME if not key or message.startswith(key) else f"{NAME}: {key}"
+        return JOB_NAME if not key or message.startswith(key) else f"{JOB_NAME}: {key}"
 
     def _without_file(self, message: str) -> str:
         def name(match: re.Match[str]) -> str:

@@ -83,7 +83,7 @@ def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     return section("Stages", note(explanation), table(table_rows))
 
 
-MOST_TOOLS = 12
+MOST_ROWS = 12
 FEWEST = 3
 OFTEN = 0.1
 """A tool has a finding from this number and this share of failed calls on."""
@@ -145,7 +145,7 @@ def _longest(db: ReportDb) -> Html:
         f"""with most as (
                 select id, row, stage, {STAGE} as shown_stage, answer, status, error_kind, turns,
                        latency_ms from results
-                where turns > 1 order by turns desc, latency_ms desc, row limit {MOST_TOOLS}),
+                where turns > 1 order by turns desc, latency_ms desc, row limit {MOST_ROWS}),
             called as (
                 select m.row, m.stage, m.id, m.answer, sum(t.latency_ms) as tools_ms,
                        left(string_agg(name, ', ' order by started), 160) as tools

@@ -287,7 +287,7 @@ class Template:
         several = len(sample) > 1
         rows = f"in none of the first {len(sample)} rows" if several else "not in the first row"
         message = f"{name} is {rows}"
-        names = _shown_names(sample, extra_names)
+        names = _usable_names(sample, extra_names)
         hint = guard
         if meant:
             hint = f"did you mean {meant}? or {guard}"
@@ -296,7 +296,7 @@ class Template:
         return self._error(message, use.line, hint, use.chain[0])
 
 
-def _shown_names(sample: Iterable[Mapping[str, Any]], extra_names: Iterable[str]) -> list[str]:
+def _usable_names(sample: Iterable[Mapping[str, Any]], extra_names: Iterable[str]) -> list[str]:
     """Return the first names that a prompt may use, for a message; none where they are long."""
     fields = (name for row in sample for name in row)
     names = list(islice(dict.fromkeys([*sorted(extra_names), *fields]), 8))
