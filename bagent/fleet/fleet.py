@@ -155,7 +155,7 @@ class Fleet:
                 call.group_key = self._backend.group_key(call.request)
             if several and call.turn == 1 and not urgent:
                 call.prefix_group = self._affinity.group_of(call.request)
-        long = self._router.possibly_too_long(calls)
+        long = dict.fromkeys(self._router.possibly_too_long(calls))
         for call in long:
             self._router.count_tokens(call, urgent=urgent)
         self._enqueue([call for call in calls if call not in long] if long else calls, urgent)
