@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_USED = (
+    *(f"journal/{stream}-*.jsonl" for stream in ("rows", "turns", "attempts")),
+    *("batches/*", "input.jsonl", "local-server.log"),
+)
+"""Files of a run that has rows or has sent something, if they are not empty."""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -125,14 +131,13 @@ def execute_run(context: RunContext, host: RunHost) -> RunEnding:
 
 
 def _remove_unused(context: RunContext, host: RunHost, store: RunStore) -> None:
-    """Remove the run that a refused start made, unless it may hold rows or a log.
+    """Remove the run that a refused start made, unless it may hold rows, requests or a log.
 
     The run that the start moved aside is put back.
     """
     folder = context.run_dir
-    log = folder / "local-server.log"
-    rows = [*(folder / "journal").glob("rows-*.jsonl"), *folder.glob("input.jsonl")]
-    if context.part != "all" or log.exists() or any(p.stat().st_size for p in rows):
+    used = [path for pattern in _USED for path in folder.glob(pattern) if path.stat().st_size]
+    if context.part != "all" or used:
         return
     if store.directory.aside is None:
         shutil.rmtree(folder, ignore_errors=True)
