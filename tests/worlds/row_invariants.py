@@ -210,29 +210,36 @@ def an_answer_that_arrived_is_finished(history: History) -> Problems:
 
 
 def _last_reply(history: History, row: int, result: dict[str, Any]) -> str:
-    """Return the reply that decided about a row; those before it asked for tools or a retry."""
+    """Return the reply that decided about a row; those before it asked for tools or a retry, or
+    their failure did not last."""
     lead = history.world.leads[row]
     replies = history.world.units[lead].replies
     if history.world.job.kind == "agents" and result["status"] != "ok":
         return base_kind(replies[-1])
     number, kind = terminal(replies)
     rest = replies[number + 1 :]
-    if rest and kind in _REJECTIONS and _was_streamed_again(history, lead):
+    if rest and kind in LASTING and _may_follow_a_failure(history, lead):
         return terminal(rest)[1]
     return kind
 
 
-_REJECTIONS = frozenset(reply for reply, kind in LASTING.items() if kind == "rejected")
-
-
-def _was_streamed_again(history: History, row: int) -> bool:
-    """Return whether a row was rejected once it was no longer streamed, since its server was busy:
-    it is then sent as before."""
+def _may_follow_a_failure(history: History, row: int) -> bool:
+    """Return whether a row may be sent again after a reply that ends it: the row was rejected when
+    it was no longer streamed, since its server was busy; its start lost the failure; or a later
+    start has to send it."""
     for start in history.starts:
-        streamed = False
+        streamed, result = False, results_of(start).get(row)
         for sent in sent_by_row(history, start.number).get(row, []):
+            kind = LASTING.get(base_kind(sent.reply))
             streamed |= sent.streamed
-            if streamed and base_kind(sent.reply) in _REJECTIONS and not sent.streamed:
+            if kind == "rejected" and streamed and not sent.streamed:
+                return True
+            if kind is None:
+                continue
+            if result is None and (start.code is None or may_lose_answers(history, start)):
+                return True
+            later = history.starts[start.number + 1 :]
+            if result is not None and any(is_due(history, s, row, result) for s in later):
                 return True
     return False
 
