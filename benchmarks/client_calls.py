@@ -7,9 +7,9 @@
 server; reported is the difference, a row: calls of Python functions, calls of C functions, and the
 Python functions that are called most.
 
-``--chain`` also writes the way of a row: each function of bagent that is called for every second
-row or more often, below its first caller, with the calls a row. What is called once for all rows
-that end in one turn of the event loop is left out.
+``--chain`` also writes the chain of calls of a row: each function of bagent that is called for
+every second row or more often, below the function that calls it most, with the calls a row. What is
+called once for all rows that end in one turn of the event loop is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKAGE = "/bagent/"
 MODES = {"single calls": [], "lists": ["--lists"]}
 FEW, MANY = 500, 1_500
 EACH_ROW = 0.5
-"""From how many calls a row on a function belongs to the way of a row."""
+"""From how many calls a row on a function belongs to the chain of a row."""
 
 
 def count(options: argparse.Namespace) -> None:
@@ -79,7 +79,7 @@ def _name(code: CodeType) -> str:
 
 
 def chain(calls: dict) -> list[str]:
-    """Return the way of a row as indented lines, its counts first."""
+    """Return the chain of calls of a row as indented lines, its counts first."""
     a_row = {
         name: number
         for name, number in calls["rows"].items()
@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--chain", type=Path, help="write the way of a row to this file")
+    parser.add_argument("--chain", type=Path, help="write the chain of calls of a row to this file")
     parser.add_argument("--count", type=Path)
     parser.add_argument("--url")
     parser.add_argument("--stream", action="store_true")
