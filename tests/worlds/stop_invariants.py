@@ -35,6 +35,16 @@ NOTICED = 1.0
 SHORT_RECOVERY = 2.0
 """Seconds of health that nobody has to notice."""
 
+LONGEST_OUTAGE = 240.0
+"""Seconds for which all servers are ill in one start, at most: the guide's two minutes, and those
+until requests have failed."""
+
+OUTAGES = ("answer since", "served nothing for", "no endpoint answers", "no endpoint serves")
+"""Parts of the reasons of a start that stops in an outage."""
+
+BUSY = ("429", "503", "529")
+"""Replies of servers that are busy."""
+
 BUSY_SECONDS = 15.0
 """Seconds after which busy rows stop a start in which nothing else is served, at least."""
 
@@ -215,9 +225,17 @@ def an_outage_stops_in_time(history: History) -> Problems:
     for start in history.starts:
         job, requests = history.world.job, sent_in(history, start.number)
         limited = (job.deadline, job.budget, job.stop_after) != (None, None, None)
-        if start.code not in (75, 76) or limited or events_of(history, start.number):
+        if start.woken or limited or events_of(history, start.number):
             continue
         windows = list(map(history.network.windows, range(len(history.world.endpoints))))
+        busy = any(base_kind(w.kind) in BUSY for ill in windows for w in ill)
+        if all(windows) and not busy:  # rows wait for a busy server
+            begin = max(start.began, *(ill[0].begin for ill in windows))
+            end = min(start.ended, *(ill[0].end for ill in windows))
+            if end - begin > LONGEST_OUTAGE:
+                yield f"start {start.number} did not stop, all were ill from {begin} to {end}"
+        if start.code not in (75, 76):
+            continue
         if any(endpoint.capacity for endpoint in history.world.endpoints) or not any(windows):
             continue
         at = start.ended
@@ -236,18 +254,17 @@ def an_outage_stops_in_time(history: History) -> Problems:
         shortest = min(free, default=0.0)
         if shortest < 2.9 and at - start.began > 12.0:
             yield f"start {start.number} stopped at {at}: one ill for {shortest} s"
-        if shortest > 400.0:
-            yield f"start {start.number} stopped at {at}, all were ill for {shortest} s"
 
 
 @invariant
 def an_outage_has_its_time(history: History) -> Problems:
     """Once servers have served a start, it waits two minutes for one of them to come back, and half
-    a minute where all refuse key or model. What was served in between ends an outage, but not what
-    is answered after the last request of any kind: the start has stopped by then."""
+    a minute where all refuse key or model; before that ten seconds, and three. What was served in
+    between ends an outage, but not what is answered after the last request of any kind: the start
+    has stopped by then."""
     for start in history.starts:
         reason = start.ending.reason if start.ending is not None else ""
-        if "answer since" not in reason and "served nothing for" not in reason:
+        if not any(text in reason for text in OUTAGES):
             continue
         if start.woken or events_of(history, start.number) & {"hosts"}:
             continue
@@ -257,17 +274,17 @@ def an_outage_has_its_time(history: History) -> Problems:
             for sent in sent_in(history, start.number)
             if sent.done is not None and sent.done <= asked and is_answer(sent)
         ]
-        if not answers:
-            continue
         kinds = {
             window.kind
             for index in range(len(history.world.endpoints))
             for window in history.network.windows(index)
             if window.begin < start.ended < window.end + 60.0
         }
-        longest = 29.0 if kinds & {"401", "403", "lost-model"} else 118.0
-        if start.ended - max(answers) < longest:
-            yield f"start {start.number} ended at {start.ended}, served at {max(answers)}: {reason}"
+        refused = bool(kinds & {"401", "403", "lost-model"})
+        least = (29.0 if refused else 118.0) if answers else (2.9 if refused else 9.9)
+        since = max(answers, default=start.began)
+        if start.ended - since < least:
+            yield f"start {start.number} ended at {start.ended}, served at {since}: {reason}"
 
 
 def _has_busy_rows(requests: Sequence[Sent], at: float) -> bool:
@@ -275,7 +292,7 @@ def _has_busy_rows(requests: Sequence[Sent], at: float) -> bool:
     a pause that lasts."""
     return any(
         not sent.by_endpoint
-        and base_kind(sent.reply) in ("429", "503", "529")
+        and base_kind(sent.reply) in BUSY
         and at - max(BUSY_SECONDS, 1.2 * min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER))
         <= (at if sent.done is None else sent.done)
         for sent in requests
