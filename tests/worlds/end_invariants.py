@@ -63,14 +63,15 @@ def the_program_has_no_fault(history: History) -> Problems:
 @invariant
 def the_same_command_leads_to_an_end(history: History) -> Problems:
     """Once people, disks and servers let it, a run comes to 0 or 1. With a deadline it may take
-    more starts; and it does not where rows fail in each start that take more time than it has."""
+    more starts; and it does not where rows fail in each start that take more time than it has, once
+    each row has its outcome."""
     deadline, rows = history.world.job.deadline, history.world.rows
-    fails = any(base_kind(row.replies[-1]) in COUNTED for row in rows)
-    if fails and deadline is not None and work_seconds(history) > 0.75 * deadline:
-        return
     if deadline is not None and len(history.starts) > 2:
         before_last, last = (len(results_of(start)) for start in history.starts[-3::2])
-        if last > before_last:
+        fails = any(base_kind(row.replies[-1]) in COUNTED for row in rows)
+        is_complete = last == units_read(history, history.starts[-1])
+        slow = fails and is_complete and work_seconds(history) > 0.75 * deadline
+        if last > before_last or slow:
             return
     codes = [start.code for start in history.starts]
     if not history.starts[-1].stuck and codes[-1] not in (0, 1):

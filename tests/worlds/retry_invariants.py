@@ -142,7 +142,8 @@ def few_rows_are_copied(history: History) -> Problems:
 
 @row_invariant
 def each_request_is_in_the_attempts(history: History) -> Problems:
-    """The table of attempts has each request that was answered, with its status."""
+    """The table of attempts has each request that was answered, with its status. One whose answer
+    did not end in time was given up by the client."""
     for start in history.starts:
         if start.code not in ORDERLY or start.killed_by_power or start.woken:
             continue
@@ -150,18 +151,18 @@ def each_request_is_in_the_attempts(history: History) -> Problems:
         old = [] if previous is None else [attempt["sent"] for attempt in previous.attempts]
         attempts = [attempt for attempt in start.attempts if attempt["sent"] not in set(old)]
         answered = [
-            (row, sent.status, sent.done)
+            (row, sent.status, sent.done, sent.gone is not None)
             for sent in sent_in(history, start.number)
             for row in sent.rows
-            if sent.status is not None and sent.gone is None
+            if sent.status is not None
         ]
         # Of two copies that are answered at once, one may be cut off before it is read.
-        expected = Counter((row, status) for row, status, _ in set(answered))
-        most = Counter((row, status) for row, status, _ in answered)
+        expected = Counter((row, status, gone) for row, status, _, gone in {*answered} if not gone)
+        most = Counter((row, status, gone) for row, status, _, gone in answered)
         recorded = Counter(
-            (unit_of(history, attempt), attempt["status_code"])
+            (unit_of(history, attempt), attempt["status_code"], is_cut_short(attempt))
             for attempt in attempts
-            if attempt.get("status_code") is not None and not is_cut_short(attempt)
+            if attempt.get("status_code") is not None
         )
         if expected - recorded or recorded - most:
             yield (
@@ -226,12 +227,13 @@ def no_row_fails_for_an_endpoint(history: History) -> Problems:
         for row, result in new_results(history, start).items():
             if result["status"] == "ok" or result["error_kind"] not in PASSING_KINDS | {"auth"}:
                 continue
-            replies = [sent.reply for sent in requests.get(row, ())]
+            own = sorted(requests.get(row, ()), key=lambda sent: sent.over or start.ended)
+            replies = [sent.reply for sent in own]
             if single and result["error_kind"] == "timeout" and replies[-1:] == ["hang"]:
                 continue
-            if any(recovered_soon(history, s) for s in requests.get(row, ())[-1:]):
+            if any(recovered_soon(history, sent) for sent in own[-1:]):
                 continue
-            if not any(not sent.by_endpoint for sent in requests.get(row, ())):
+            if all(sent.by_endpoint for sent in own):
                 yield (
                     f"start {start.number} row {row}: {result['error_kind']} {result['error']!r}"
                     f" after {replies}"
@@ -276,10 +278,10 @@ def a_429_pauses_its_account(history: History) -> Problems:
     servers are one account where the job has a limit of requests or tokens."""
     shared = (history.world.job.rpm, history.world.job.tpm) != (None, None)
     for start in history.starts:
-        if "hosts" in events_of(history, start.number):
-            continue  # a server that comes back has a new account
         requests = sent_in(history, start.number)
         answered = Counter[int]()
+        events = [e for e in history.world.events if (e.start, e.kind) == (start.number, "hosts")]
+        written = [start.began + event.at for event in events]
         for first in sorted(requests, key=lambda sent: sent.done or 0.0):
             account = 0 if shared else first.endpoint
             answered[account] += len(first.rows)
@@ -289,6 +291,8 @@ def a_429_pauses_its_account(history: History) -> Problems:
                 continue
             due = first.done + min(first.retry_after, LONGEST_RETRY_AFTER) - 0.05
             for second in requests:
+                if any(first.at - HOSTFILE_NOTICED < at < second.at for at in written):
+                    continue  # a server that comes back has a new account
                 same = shared or second.endpoint == first.endpoint
                 if same and first.done + 0.01 < second.at < due:
                     yield f"{first.reply} at {first.done}, row {second.rows} sent at {second.at}"

@@ -116,7 +116,6 @@ def fresh_rows_go_first(history: History) -> Problems:
     answers = history.world.job.answers
     if history.world.job.options.get("ordered"):
         return
-    most = COUNTED_AT_ONCE if _may_be_counted(history) else 0
     for start in history.starts[1:]:
         earlier = history.starts[: start.number]
         if start.woken or {0, 1} & set(map(recorded_code, earlier)):
@@ -129,21 +128,23 @@ def fresh_rows_go_first(history: History) -> Problems:
             if version_of(history, row, results[row]) == start.versions.get(row, 0)
         }
         failed = {row // answers for row in repeated}
-        fresh = [at for row, at in first.items() if row // answers not in failed]
+        fresh = [row for row in first if row // answers not in failed]
         for row in repeated:
-            later = [at for at in fresh if first[row] < at - 1.5 * DELAY]
-            if len(later) > most:
-                yield f"row {row} failed before, sent at {first[row]}, fresh ones at {later}"
+            later = [other for other in fresh if first[row] < first[other] - 1.5 * DELAY]
+            counted = sum(_may_be_counted(history, other) for other in later)
+            if len(later) > counted or counted > COUNTED_AT_ONCE:
+                yield f"row {row} failed before, sent at {first[row]}, before fresh rows {later}"
 
 
-def _may_be_counted(history: History) -> bool:
-    """Return whether a server may be asked for the tokens of rows: one has many bytes, or another
-    was refused as too long."""
+def _may_be_counted(history: History, row: int) -> bool:
+    """Return whether a server may be asked for the tokens of a row: it has many bytes, or a row was
+    refused as too long."""
     world = history.world
+    if any("overflow" in spec.replies for spec in world.rows):
+        return True
     shortest = min(endpoint.context for endpoint in world.endpoints)
-    longest = max(len(row.text.encode()) for row in world.rows)
-    refused = any("overflow" in row.replies for row in world.rows)
-    return refused or world.job.system + longest + MAX_TOKENS + 128 > shortest
+    size = world.job.system + len(world.units[row].text.encode())
+    return size + MAX_TOKENS + 128 > shortest
 
 
 @row_invariant

@@ -72,10 +72,12 @@ def no_server_idles_while_a_row_waits(history: History) -> Problems:
 @invariant_for("single", "schema", "lists", "agents", "stages", "copies", "shards")
 def something_is_under_way(history: History) -> Problems:
     """While a server is well, no start waits for a minute without any request: tools take less, and
-    so does a backoff. A row waits for the end of a Retry-After, whichever server named it, and one
-    that is long for ``limits.tpm`` waits for some minutes."""
-    if history.world.job.tpm is not None:
-        return
+    so does a backoff. A row waits for the end of a Retry-After, whichever server named it, and for
+    the minutes that ``limits.tpm`` asks for its tokens."""
+    job, longest = history.world.job, LONGEST_PAUSE
+    if job.tpm is not None:
+        size = job.system + max(len(row.text.encode()) for row in history.world.units)
+        longest += 60.0 * (1.0 + size / 4 / job.tpm)
     servers = range(len(history.world.endpoints))
     for start in history.starts:
         if start.suspended or start.woken or events_of(history, start.number) & {"hosts", *DISK}:
@@ -83,7 +85,7 @@ def something_is_under_way(history: History) -> Problems:
         requests, end = sent_in(history, start.number), start.ended
         busy = [(sent.at, end if sent.over is None else sent.over) for sent in requests]
         for begin, until in list(_gaps(_merged(busy), start.began, end)):
-            if until - begin <= LONGEST_PAUSE:
+            if until - begin <= longest:
                 continue
             waiting = _waiting(history, start, until)
             for index in servers:
@@ -93,7 +95,7 @@ def something_is_under_way(history: History) -> Problems:
                     continue
                 ill = _merged(_ill(history, index, requests))
                 well = [last - first for first, last in _gaps(ill, begin, until)]
-                if max(well, default=0.0) > LONGEST_PAUSE:
+                if max(well, default=0.0) > longest:
                     yield f"start {start.number}: nothing is sent from {begin} to {until}"
                     break
 
