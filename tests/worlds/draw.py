@@ -14,7 +14,6 @@ from worlds.drawing import (
     CRASHES,
     FAILING,
     HEALED,
-    PATIENT,
     UNANSWERED,
     WINDOWS,
     draw_events,
@@ -22,6 +21,7 @@ from worlds.drawing import (
     draw_rerun,
     draw_rows,
     draw_windows,
+    without_long_pauses,
 )
 from worlds.spec import EndpointSpec, Event, JobSpec, RowSpec, Window, World
 
@@ -197,9 +197,7 @@ def _paid_in_vain(seed: int, random: Random) -> World:
 def _limits(seed: int, random: Random) -> World:
     """Limits of rows and failures, and a pace of requests."""
     rows = draw_rows(random, random.randint(4, 20), random.choice([0.2, 0.6]))
-    rows = tuple(
-        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
-    )
+    rows = without_long_pauses(rows)
     endpoints = tuple(
         EndpointSpec(windows=draw_windows(random) if random.random() < 0.2 else ())
         for _ in range(random.choice([1, 1, 2]))
@@ -362,9 +360,7 @@ def _paced(seed: int, random: Random) -> World:
         for _ in range(random.choice([1, 1, 2]))
     )
     rows = draw_rows(random, random.randint(10, 70), random.choice([0.0, 0.0, 0.1]), lasting=False)
-    rows = tuple(
-        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
-    )
+    rows = without_long_pauses(rows)
     job = replace(draw_job(random), hedge="off", concurrency=random.choice([2, 8, 16, "auto"]))
     if random.random() < 0.3:
         job = replace(job, tpm=random.choice([150, 400, 2000]), rpm=random.choice([None, 60]))

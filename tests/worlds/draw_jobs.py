@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from worlds.drawing import BROKEN, PATIENT, draw_events, draw_job, draw_rows, draw_windows
+from worlds.drawing import (
+    BROKEN,
+    draw_events,
+    draw_job,
+    draw_rows,
+    draw_windows,
+    without_long_pauses,
+)
 from worlds.spec import EndpointSpec, Event, RowSpec, World
 from worlds.stages import TOPOLOGIES, long_text
 
@@ -132,9 +139,7 @@ def stages(seed: int, random: Random) -> World:
 def hosted(seed: int, random: Random) -> World:
     """A provider that limits requests by the minute, and says so in its answers or not."""
     rows = draw_rows(random, random.randint(8, 50), random.choice([0.0, 0.1]), lasting=False)
-    rows = tuple(
-        replace(row, replies=("ok",)) if {*row.replies} & {*PATIENT} else row for row in rows
-    )
+    rows = without_long_pauses(rows)
     endpoint = EndpointSpec(
         windows=draw_windows(random) if random.random() < 0.3 else (),
         pace=random.choice([20, 40, 60, 120, None]),
