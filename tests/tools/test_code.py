@@ -27,22 +27,19 @@ def test_code_runs_only_where_the_job_allows_it(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "shown"),
+    ("entry", "arguments", "text"),
     [
-        ("x = 2\nprint('a')\nx + 1", "a\n3\n"),
-        ("None", ""),
-        ("if __name__ == '__main__':\n    print('main')", "main\n"),
+        (PYTHON, {"code": "x = 2\nprint('a')\nx + 1"}, "a\n3\n"),
+        (PYTHON, {"code": "None"}, ""),
+        (PYTHON, {"code": "if __name__ == '__main__':\n    print('main')"}, "main\n"),
+        (SHELL, {"command": "cat; echo a | tr a b; exit"}, "b\n"),
     ],
 )
-def test_python_gives_what_it_prints_and_its_last_value(
-    tmp_path: Path, code: str, shown: str
+def test_code_gives_what_it_prints_and_python_its_last_value(
+    tmp_path: Path, entry: dict[str, Any], arguments: dict[str, Any], text: str
 ) -> None:
-    result = once(tmp_path, PYTHON, {"code": code})
-    assert (result.text, result.error) == (shown, None)
-
-
-def test_the_shell_gives_its_output_and_may_read_an_empty_stdin(tmp_path: Path) -> None:
-    assert once(tmp_path, SHELL, {"command": "cat; echo a | tr a b; exit"}).text == "b\n"
+    result = once(tmp_path, entry, arguments)
+    assert (result.text, result.error) == (text, None)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +63,10 @@ def test_code_sees_no_secrets_and_not_the_home_of_the_user(
 async def test_every_call_has_an_empty_folder_of_its_own_that_is_gone_after_it(
     tmp_path: Path,
 ) -> None:
+    call = {"command": "ls -A; touch left-behind; pwd"}
     async with opened(tmp_path, SHELL, allow_code=True) as pool:
-        command = "ls -A; touch left-behind; pwd"
-        results = await answers(pool, "shell", [{"command": command}, {"command": command}])
-        result = [result.text for result in results]
-    folders = [Path(text.strip()) for text in result]
+        results = await answers(pool, "shell", [call, call])
+    folders = [Path(result.text.strip()) for result in results]
     assert len(set(folders)) == 2
     assert not any(folder.exists() or folder.parent.exists() for folder in folders)
 

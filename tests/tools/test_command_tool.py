@@ -13,7 +13,6 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import CallContext
-from bagent.tools.command_tool import without_preamble
 from support.jumping_loop import in_event_loop, skip
 from support.tool_pools import ENV, asked, once, opened
 
@@ -46,13 +45,12 @@ def test_arguments_stand_on_stdin_as_one_object_and_in_their_places(tmp_path: Pa
 async def test_a_command_without_parameters_has_those_of_its_places(tmp_path: Path) -> None:
     entry = {"name": "g", "command": [sys.executable, "-c", SHOW, "{pattern}", "{file}"]}
     async with opened(tmp_path, entry) as pool:
-        result = pool.definitions[0]["function"]["parameters"]
-    assert result == {
-        "type": "object",
-        "properties": {"pattern": {"type": "string"}, "file": {"type": "string"}},
-        "required": ["pattern", "file"],
-        "additionalProperties": False,
-    }
+        assert pool.definitions[0]["function"]["parameters"] == {
+            "type": "object",
+            "properties": {"pattern": {"type": "string"}, "file": {"type": "string"}},
+            "required": ["pattern", "file"],
+            "additionalProperties": False,
+        }
 
 
 def test_no_secret_reaches_a_command_unless_it_is_named(tmp_path: Path) -> None:
@@ -64,14 +62,6 @@ def test_no_secret_reaches_a_command_unless_it_is_named(tmp_path: Path) -> None:
     seen = json.loads(once(tmp_path, named, {}, env=env).text)[2]
     assert seen["OPENAI_API_KEY"] == "k"
     assert "AWS_SESSION_TOKEN" not in seen
-
-
-def test_a_command_runs_in_the_folder_of_the_job_and_its_path_starts_there(tmp_path: Path) -> None:
-    script = tmp_path / "where.sh"
-    script.write_text("#!/bin/sh\npwd\n")
-    script.chmod(0o755)
-    result = once(tmp_path, {"name": "w", "command": ["./where.sh"]}, {})
-    assert result.text.strip() == os.path.realpath(tmp_path)
 
 
 def test_an_end_other_than_0_is_a_fault_with_the_ends_of_stderr_and_output(tmp_path: Path) -> None:
@@ -147,28 +137,23 @@ def test_preambles_of_headers_are_dropped_where_the_job_says_so(tmp_path: Path) 
     assert kept.startswith("x-anthropic-billing")
     dropped = once(tmp_path, python(code, strip_preamble=True), {}).text
     assert dropped == "the answer\nx-amz-later: 3\n"
+    other = once(tmp_path, python("print('x-other: 1\\nbody')", strip_preamble=True), {}).text
+    assert other == "x-other: 1\nbody\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
-        ("x-amz-id: 1", ""),
-        ("x-other: 1\nbody", "x-other: 1\nbody"),
-        ("  x-amz-a: 1\r\n\nbody", "body"),
-    ],
-)
-def test_only_those_headers_are_a_preamble(text: str, rest: str) -> None:
-    assert without_preamble(text) == rest
-
-
-def test_claude_code_gets_its_task_as_text_on_stdin(tmp_path: Path) -> None:
+def test_claude_code_gets_its_task_as_text_and_works_in_the_folder_of_the_job(
+    tmp_path: Path,
+) -> None:
     program = tmp_path / "bin" / "claude"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$@"\ncat\n')
+    program.write_text('#!/bin/sh\necho "$@"\ncat\necho\npwd\n')
     program.chmod(0o755)
     env = {**ENV, "PATH": f"{program.parent}:{ENV['PATH']}"}
     result = once(tmp_path, {"command": "claude_code"}, {"prompt": "Fix it.\nNow."}, env=env)
-    assert result.text == "--print --output-format text\nFix it.\nNow."
+    folder = os.path.realpath(tmp_path)
+    assert result.text == f"--print --output-format text\nFix it.\nNow.\n{folder}\n"
+    own = once(tmp_path, {"name": "own", "command": ["bin/claude"]}, {})
+    assert own.text.endswith(f"{folder}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,27 @@
-"""Pages from a real server on the loopback interface."""
+"""Pages from a server on the loopback interface, and their text."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from bagent.errors import UsageError
-from bagent.tools import ToolResult
+from bagent.tools import ToolFault, ToolResult
+from bagent.tools.builtin.http_get import HostAllowlist, HttpGet, page_text
+from bagent.tools.threads import AbandonableThreads
 from support.tool_pools import asked, once, opened
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-SIZE = 2 << 20
+HERE = "http://127.0.0.1:{port}"
 
 
 class Site:
@@ -79,11 +82,6 @@ class Site:
         await self.endless_closed.wait()
         return web.Response()
 
-    async def cookie(self, request: web.Request) -> web.StreamResponse:
-        response = web.Response(text=f"cookies: {dict(request.cookies)}")
-        response.set_cookie("a", "b")
-        return response
-
 
 @asynccontextmanager
 async def site() -> AsyncIterator[Site]:
@@ -92,9 +90,9 @@ async def site() -> AsyncIterator[Site]:
     application.router.add_route("*", "/{path:.*}", served.handle)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    both = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, both).start()
-    served.port = both.getsockname()[1]
+    listening = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, listening).start()
+    served.port = listening.getsockname()[1]
     try:
         yield served
     finally:
@@ -116,9 +114,7 @@ def get_all(urls: Sequence[str], *hosts: str, **keys: Any) -> tuple[list[ToolRes
     return asyncio.run(main())
 
 
-def get(
-    path: str, *hosts: str, base: str = "http://127.0.0.1:{port}", **keys: Any
-) -> tuple[ToolResult, list[str]]:
+def get(path: str, *hosts: str, base: str = HERE, **keys: Any) -> tuple[ToolResult, list[str]]:
     """What one call gives, and the paths that the server was asked for."""
     (result,), paths = get_all([base + path], *hosts, **keys)
     return result, paths
@@ -131,62 +127,33 @@ def test_a_page_is_given_as_its_text() -> None:
 
 
 def test_text_is_decoded_as_the_server_says() -> None:
-    base = "http://127.0.0.1:{port}"
-    results, _ = get_all([f"{base}/plain?q=a%20b", f"{base}/latin", f"{base}/odd"])
+    results, _ = get_all([f"{HERE}/plain?q=a%20b", f"{HERE}/latin", f"{HERE}/odd"])
     assert [result.text for result in results] == ["plain a b", "café", "odd"]
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [
-        ("localhost:{port}",),
-        ("127.0.0.0/8", "localhost"),
-    ],
-)
+@pytest.mark.parametrize("hosts", [("localhost:{port}",), ("127.0.0.0/8", "localhost")])
 def test_this_machine_is_asked_where_it_is_listed(hosts: tuple[str, ...]) -> None:
     assert get("/plain", *hosts, base="http://localhost:{port}")[0].error is None
 
 
 FORMS = [
-    "http://127.0.0.1:{port}",
-    "http://localhost:{port}",
-    "http://127.1:{port}",
-    "http://2130706433:{port}",
-    "http://0x7f000001:{port}",
-    "http://0177.0.0.1:{port}",
-    "http://0.0.0.0:{port}",
-    "http://[::1]:{port}",
-    "http://[::ffff:127.0.0.1]:{port}",
-    "http://[::ffff:7f00:1]:{port}",
-    "http://[::127.0.0.1]:{port}",
-    "http://[64:ff9b::7f00:1]:{port}",
-    "http://127.0.0.1.:{port}",
-    "http://LOCALHOST.:{port}",
-    "http://①②⑦.0.0.1:{port}",
-    "http://169.254.169.254",
-    "http://[::ffff:169.254.169.254]",
-    "http://[fd00:ec2::254]",
+    *("http://127.0.0.1:{port}", "http://localhost:{port}", "http://LOCALHOST.:{port}"),
+    *("http://127.1:{port}", "http://2130706433:{port}", "http://0x7f000001:{port}"),
+    *("http://0177.0.0.1:{port}", "http://0.0.0.0:{port}", "http://0:{port}"),
+    *("http://127.0.0.1.:{port}", "http://①②⑦.0.0.1:{port}", "http://127。0。0。1:{port}"),
+    *("http://[::1]:{port}", "http://[::]:{port}", "http://[::ffff:127.0.0.1]:{port}"),
+    *("http://[::127.0.0.1]:{port}", "http://[64:ff9b::7f00:1]:{port}"),
+    *("http://169.254.169.254", "http://[::ffff:169.254.169.254]", "http://[fd00:ec2::254]"),
+    *("http://metadata.google.internal", "http://instance-data"),
+    *("http://example.org@127.0.0.1:{port}", "http://127.0.0.1:{port}\\@example.org"),
+    *("http://127.0.0.1:{port}#@example.org/", "http://%31%32%37.0.0.1:{port}"),
 ]
-ODD_FORMS = [
-    "http://0:{port}",
-    "http://0x7f.1:{port}",
-    "http://017700000001:{port}",
-    "http://[::]:{port}",
-    "http://[0:0:0:0:0:ffff:127.0.0.1]:{port}",
-    "http://127。0。0。1:{port}",
-    "http://example.org@127.0.0.1:{port}",
-    "http://127.0.0.1:{port}\\@example.org",
-    "http://127.0.0.1:{port}#@example.org/",
-    "http://%31%32%37.0.0.1:{port}",
-    "http://metadata.google.internal",
-    "http://instance-data",
-]
+"""Ways to write the address of this machine, and of the metadata of a cloud."""
 
 
-@pytest.mark.parametrize("hosts", [("*", "10.0.0.0/8", "127.0.0.1:1")])
-def test_no_form_of_a_private_address_is_asked_unless_it_is_listed(hosts: tuple[str, ...]) -> None:
-    urls = [f"{base}/plain" for base in (*FORMS, *ODD_FORMS)]
-    results, paths = get_all(urls, *hosts, timeout=20)
+def test_no_form_of_a_private_address_is_asked_unless_it_is_listed() -> None:
+    urls = [f"{base}/plain" for base in FORMS]
+    results, paths = get_all(urls, "*", "10.0.0.0/8", "127.0.0.1:1", timeout=20)
     assert [url for url, one in zip(urls, results, strict=True) if one.error != "failed"] == []
     assert paths == []
 
@@ -206,15 +173,13 @@ def test_no_redirect_leads_to_a_private_address_that_is_not_listed() -> None:
 
 
 def test_redirects_lead_a_few_times_and_only_to_hosts_that_are_listed() -> None:
-    urls = [
-        f"http://127.0.0.1:{{port}}{path}"
-        for path in ("/to?where=/plain?q=1", "/to?where=http://example.org/x", "/circle")
-    ]
-    (followed, elsewhere, circle), paths = get_all(urls)
+    paths = ("/to?where=/plain?q=1", "/to?where=http://example.org/x", "/circle")
+    urls = [HERE + path for path in paths]
+    (followed, elsewhere, circle), visited = get_all(urls)
     assert followed.text == "plain 1"
     assert "example.org may not be asked" in elsewhere.text
     assert "more than 5 times" in circle.text
-    assert len(paths) == 2 + 1 + 6
+    assert len(visited) == 2 + 1 + 6
 
 
 def test_only_http_and_https_without_a_login_are_asked() -> None:
@@ -226,8 +191,7 @@ def test_only_http_and_https_without_a_login_are_asked() -> None:
 
 
 def test_an_error_status_and_what_is_not_text_are_faults() -> None:
-    base = "http://127.0.0.1:{port}"
-    (missing, binary), _ = get_all([f"{base}/nope", f"{base}/binary"])
+    (missing, binary), _ = get_all([f"{HERE}/nope", f"{HERE}/binary"])
     assert (missing.error, binary.error) == ("failed", "failed")
     assert "404 Not Found: here" in missing.text
     assert "image/png, not text" in binary.text
@@ -237,7 +201,7 @@ def test_an_error_status_and_what_is_not_text_are_faults() -> None:
 def test_a_body_is_read_up_to_a_bound(path: str) -> None:
     result, _ = get(path)
     assert result.text.endswith("[cut: only the first 2 MiB were read]")
-    assert len(result.text) < SIZE + 100
+    assert len(result.text) < (2 << 20) + 100
 
 
 def test_a_server_that_is_silent_is_left_after_the_time_limit() -> None:
@@ -250,3 +214,78 @@ def test_a_server_that_is_silent_is_left_after_the_time_limit() -> None:
 def test_hosts_must_be_listed_and_be_hosts(tmp_path: Path, hosts: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         once(tmp_path, {"builtin": "http_get", "allow_hosts": hosts}, {})
+
+
+class Names(AbstractResolver):
+    """Gives a name one address after the other, each time it is asked."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        address = self.addresses[min(self.asked, len(self.addresses) - 1)]
+        self.asked += 1
+        kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+        where = {"hostname": host, "host": address, "port": port}
+        return [ResolveResult(**where, family=kind, proto=0, flags=socket.AI_NUMERICHOST)]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def fault_of(names: Names) -> str:
+    """What the tool says of a page that it may not have."""
+
+    async def main() -> str:
+        allowed = HostAllowlist.read(["pages.example"])
+        tool = HttpGet(allowed, AbandonableThreads("pages"), names)
+        try:
+            with pytest.raises(ToolFault) as caught:
+                await tool.run({"url": "http://pages.example:8000/x"})
+        finally:
+            await tool.close()
+        return caught.value.message
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "::1", "169.254.169.254", "::ffff:127.0.0.1", "10.0.0.1"]
+)
+def test_a_listed_name_that_leads_to_a_private_address_is_not_asked(address: str) -> None:
+    names = Names(address, "8.8.8.8")
+    assert f"{address} is a private address" in fault_of(names)
+    assert names.asked == 1, "the address that is checked is the one connected to"
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>One</p><p>Two <i>three</i></p>", "One\nTwo three"),
+        ("<head><style>b{}</style><title>T</title></head><body>x</body>", "T\nx"),
+        ("<head><script>if (a < b) {}</script><body>x", "x"),
+        ("<ul><li>a<li>b</ul>", "a\nb"),
+        ("<table><tr><td>1</td><td>2</td></tr></table>", "1\t2"),
+        ('see <a href="/x">here</a> and <a href="#top">up</a>', "see here (/x) and up"),
+        ("5 &lt; 6 &copy; &nbsp;x", "5 < 6 © x"),
+        ("<svg><title>no</title></svg>yes", "yes"),
+        ("</p></body>odd</html>", "odd"),
+        ("", ""),
+    ],
+)
+def test_a_page_is_its_visible_text(html: str, text: str) -> None:
+    assert page_text(html) == text
+
+
+@pytest.mark.parametrize("piece", ["<a ", "<!--", '<a b="', "<svg></style>", "<p>x"])
+def test_a_page_that_takes_too_much_of_the_processor_is_cut_with_a_note(piece: str) -> None:
+    seconds = itertools.count()
+    text = page_text(piece * 400, lambda: float(next(seconds)))
+    assert text.endswith("[cut: the rest of this page takes too long to read]")
+
+
+def test_silent_elements_nested_deeper_than_any_page_has_them_cost_no_more_each() -> None:
+    assert page_text("<p>before" + "<svg>" * 5_000 + "hidden") == "before"

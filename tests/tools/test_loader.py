@@ -55,26 +55,16 @@ def policies(base: Path, **keys: Any) -> dict[str, tuple[ToolPolicy, bool]]:
 
 def test_only_tools_without_side_effects_share_and_keep_by_default(base: Path) -> None:
     found = policies(base)
-    assert {name for name, (_, effects) in found.items() if not effects} == {
-        *("http_get", "read_file", "web_search", "sql")
-    }
-    assert {name for name, (policy, _) in found.items() if policy.coalesce} == {
-        *("http_get", "read_file", "web_search", "sql")
-    }
-    assert {name for name, (policy, _) in found.items() if policy.cache_seconds} == {
-        *("http_get", "web_search", "sql")
-    }
+    reads = {"http_get", "read_file", "web_search", "sql"}
+    assert {name for name, (_, effects) in found.items() if not effects} == reads
+    assert {name for name, (policy, _) in found.items() if policy.coalesce} == reads
+    kept = {name for name, (policy, _) in found.items() if policy.cache_seconds}
+    assert kept == reads - {"read_file"}
 
 
 def test_what_the_job_says_goes_before_the_defaults(base: Path) -> None:
-    keys = {
-        "cache": "5m",
-        "coalesce": True,
-        "timeout": "3s",
-        "rate_limit": "30/m",
-        "max_tokens": 7,
-        "concurrency": 2,
-    }
+    keys = {"cache": "5m", "coalesce": True, "timeout": "3s", "rate_limit": "30/m"}
+    keys |= {"max_tokens": 7, "concurrency": 2}
     for policy, _ in policies(base, **keys).values():
         assert policy == ToolPolicy(3.0, 0.5, 300.0, True, 7, 2)
     for policy, _ in policies(base, cache=False, coalesce=False).values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from bagent.errors import UsageError
 from bagent.tools import ToolResult
 from bagent.tools.mcp import McpConfig, McpServer
 from support.jumping_loop import in_event_loop, skip
-from support.tool_pools import ENV, asked, opened
+from support.tool_pools import asked, opened
 
 pytestmark = [
     pytest.mark.slow,  # each test starts a real server
@@ -110,14 +109,10 @@ def test_a_server_is_started_once_sees_no_secret_and_ends_with_the_pool(visit: V
     assert is_gone(visit.starts[0])
 
 
-def test_the_name_of_the_entry_goes_before_the_names_of_its_tools(tmp_path: Path) -> None:
+def test_tools_are_chosen_and_named_by_their_entry(tmp_path: Path) -> None:
     entry = small(tmp_path, name="my")
     entry["mcp"]["tools"] = ["add"]
     assert call(tmp_path, "my_add", entry, a=1, b=1).text == "2"
-
-
-def test_a_tool_that_the_server_has_not_is_told(tmp_path: Path) -> None:
-    entry = small(tmp_path)
     entry["mcp"]["tools"] = ["nope"]
     with pytest.raises(UsageError, match=r"has no tool nope \(it has add "):
         call(tmp_path, "nope", entry)
@@ -131,7 +126,6 @@ async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
         again = await pool.call(asked("add", a=2, b=2))
         os.kill(starts(tmp_path)[-1], signal.SIGKILL)
         last = await pool.call(asked("add", a=3, b=3))
-        first, again, last = [first, again, last]
     assert (first.text, again.text) == ("2", "4")
     assert last.error == "failed"
     assert "restarted 1 time" in last.text
@@ -167,19 +161,43 @@ async def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path)
     assert len(starts(tmp_path)) == 1
 
 
+LISTING = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {"name": "odd", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list":
+        if sys.argv[1] == "die":
+            sys.exit("no licence left")
+        schema = {"type": "object"}
+        if sys.argv[1] == "odd":
+            schema["properties"] = {"a": {"type": "int"}}
+        result = {"tools": [{"name": name, "inputSchema": schema} for name in sys.argv[2:]]}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+"""A server that lists tools as its arguments say."""
+
+
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "message"),
     [
         (["sh", "-c", "echo no key given >&2; exit 1"], "no key given"),
         (["no-such-server"], "no such program"),
+        ([sys.executable, "-c", LISTING, "die"], "no licence left"),
     ],
+    ids=["ends", "no program", "ends while it lists"],
 )
 def test_a_server_that_does_not_start_is_told_with_its_words(
-    tmp_path: Path, command: list[str], words: str
+    tmp_path: Path, command: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         call(tmp_path, "x", {"mcp": {"command": command}})
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @in_event_loop
@@ -197,45 +215,11 @@ async def test_what_a_server_writes_among_its_messages_is_passed_over(
 ) -> None:
     command = [sys.executable, str(Path(SERVER).with_name("odd_mcp_server.py")), str(tmp_path)]
     async with opened(tmp_path, {"mcp": {"command": command}}) as pool:
-        names = ("stays", "goes", "stays")
-        names, (first, gone, again) = pool.names, [await pool.call(asked(name)) for name in names]
-    assert names == ["stays", "goes"]
+        assert pool.names == ["stays", "goes"]
+        first, gone, again = [await pool.call(asked(name)) for name in ("stays", "goes", "stays")]
     assert (first.text, again.text) == ("still here", "still here")
     assert (gone.error, gone.text) == ("failed", "error: Unknown tool")
     assert "Traceback" not in capfd.readouterr().err
-
-
-LISTING = """
-import json, os, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["method"] == "initialize":
-        version = asked["params"]["protocolVersion"]
-        info = {"name": "odd", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-    elif asked["method"] == "tools/list":
-        if sys.argv[1] == "die":
-            sys.exit("no licence left")
-        names = sys.argv[2:]
-        schema = {"type": "object"}
-        if sys.argv[1] == "odd":
-            schema["properties"] = {"a": {"type": "int"}}
-        result = {"tools": [{"name": name, "inputSchema": schema} for name in names]}
-    else:
-        continue
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
-
-
-def listing(folder: Path, *words: str) -> dict[str, Any]:
-    """A server that lists tools as its words say."""
-    (folder / "listing.py").write_text(LISTING)
-    return {"command": [sys.executable, "listing.py", *words]}
-
-
-def test_a_server_that_ends_while_it_lists_is_told_with_its_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no licence left"):
-        call(tmp_path, "x", {"mcp": listing(tmp_path, "die")})
 
 
 @pytest.mark.parametrize(
@@ -247,18 +231,16 @@ def test_what_a_server_lists_and_cannot_be_offered_is_told_with_the_way_to_choos
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        call(tmp_path, "fine", {"mcp": listing(tmp_path, *words)})
+        call(tmp_path, "fine", {"mcp": {"command": [sys.executable, "-c", LISTING, *words]}})
     assert "tools: [...]" in caught.value.hint
 
 
-def test_nothing_stays_open_when_another_tool_cannot_be_opened(tmp_path: Path) -> None:
-    async def main() -> None:
-        bad = {"name": "n", "command": ["no-such-program"]}
+@in_event_loop
+async def test_nothing_stays_open_when_another_tool_cannot_be_opened(tmp_path: Path) -> None:
+    bad = {"name": "n", "command": ["no-such-program"]}
+    with pytest.raises(UsageError, match="no-such-program"):
         async with opened(tmp_path, small(tmp_path), bad):
             raise AssertionError("it was opened")
-
-    with pytest.raises(UsageError, match="no-such-program"):
-        asyncio.run(main())
     assert not (tmp_path / "starts").exists() or all(map(is_gone, starts(tmp_path)))
 
 
@@ -281,17 +263,14 @@ async def http_server(folder: Path) -> AsyncIterator[str]:
         process.wait()
 
 
-def over_http(base: Path, *calls: Any, **keys: Any) -> list[ToolResult]:
-    async def main() -> list[ToolResult]:
-        async with http_server(base) as url, opened(base, {"mcp": {"url": url, **keys}}) as pool:
-            return [await pool.call(one) for one in calls]
-
-    return asyncio.run(main())
-
-
-def test_a_server_is_called_over_http_with_its_headers(tmp_path: Path) -> None:
-    calls = asked("add", a=2, b=3), asked("header"), asked("fail", words="w")
-    added, key, failed = over_http(tmp_path, *calls, headers={"X-Key": "k-1"})
+@in_event_loop
+async def test_a_server_is_called_over_http_with_its_headers(tmp_path: Path) -> None:
+    async with http_server(tmp_path) as url:
+        entry = {"mcp": {"url": url, "headers": {"X-Key": "k-1"}}}
+        async with opened(tmp_path, entry) as pool:
+            added = await pool.call(asked("add", a=2, b=3))
+            key = await pool.call(asked("header"))
+            failed = await pool.call(asked("fail", words="w"))
     assert (added.text, key.text, failed.error) == ("5", "k-1", "failed")
 
 
@@ -300,19 +279,3 @@ def test_an_address_that_nobody_serves_is_told_without_its_query(tmp_path: Path)
         call(tmp_path, "x", {"mcp": "http://127.0.0.1:1/mcp?key=k-1"})
     assert "mcp: http://127.0.0.1:1/mcp:" in str(caught.value)
     assert "k-1" not in str(caught.value)
-
-
-# --- a server that others made ----------------------------------------------------------------
-
-
-@in_event_loop
-async def test_the_time_server_tells_the_time(tmp_path: Path) -> None:
-    pytest.importorskip("mcp_server_time")
-    entry = {"mcp": f"{sys.executable} -m mcp_server_time --local-timezone Europe/Rome"}
-    async with opened(tmp_path, entry, env=ENV) as pool:
-        arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
-        converted = await pool.call(asked("convert_time", **arguments))
-        nowhere = await pool.call(asked("get_current_time", timezone="Nowhere/At_All"))
-    assert pool.names == ["get_current_time", "convert_time"]
-    assert json.loads(converted.text)["time_difference"] == "+9.0h"
-    assert nowhere.error == "failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,13 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import ToolExecutor, ToolResult
+from bagent.tools import ToolResult
 from support.jumping_loop import in_event_loop, skip, turns
 from support.tool_pools import abandoned_runs, answers, asked, once, opened
 
 SOURCE = '''
 from __future__ import annotations
-import asyncio, dataclasses, sys, threading, time
-from typing import Optional
+import asyncio, dataclasses, functools, sys, threading
 import neighbour
 
 @dataclasses.dataclass
@@ -37,7 +37,11 @@ def look_up(ship: Ship, tags: list[str] = [], exact: bool = False) -> dict:
 def near() -> str:
     return neighbour.WORD
 
-ERRORS = {"value": ValueError, "exit": SystemExit, "stop": StopIteration, "key": KeyError}
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+ERRORS = {"exit": SystemExit, "stop": StopIteration, "key": KeyError, "mute": Mute}
 
 def fails(kind: str) -> str:
     raise ERRORS[kind]("bad")
@@ -46,8 +50,29 @@ async def fails_async(kind: str) -> str:
     await asyncio.sleep(0)
     raise ERRORS[kind]("bad")
 
-def odd() -> object:
-    return object()
+async def ends_its_loop(kind: str) -> str:
+    loop = asyncio.get_running_loop()
+    if kind == "stop":
+        loop.stop()
+    if kind == "raise":
+        raise KeyboardInterrupt
+    if kind == "task":
+        async def leave():
+            sys.exit(3)
+        beside = loop.create_task(leave())
+        await asyncio.sleep(0.01)
+    return kind
+
+def plainly(function):
+    @functools.wraps(function)
+    def wrapper(*args, **named):
+        return function(*args, **named)
+    return wrapper
+
+@plainly
+async def wrapped(x: int) -> list[int]:
+    await asyncio.sleep(0)
+    return [x]
 
 async def twice(x: int) -> int:
     await asyncio.sleep(0)
@@ -59,20 +84,10 @@ def wait_for_gate(x: int) -> int:
     gate.wait()
     return x
 
-async def wait_forever(x: int) -> int:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        gate.set()
-    return x
-
 async def block(x: int) -> int:
     if x:
         gate.wait()
     return x
-
-def where() -> str:
-    return threading.current_thread().name
 
 batches = []
 
@@ -111,25 +126,19 @@ def entry(function: str, **keys: Any) -> dict[str, Any]:
 
 def gate(base: Path) -> threading.Event:
     """The gate in the file that was imported last."""
-    import sys
-
-    found = [
-        module
-        for module in list(sys.modules.values())
-        if getattr(module, "__file__", None) == str(base / "tools.py")
-    ]
-    event: threading.Event = found[-1].gate
+    file = str(base / "tools.py")
+    modules = list(sys.modules.values())
+    event: threading.Event
+    *_, event = [one.gate for one in modules if getattr(one, "__file__", None) == file]
     return event
 
 
-def test_a_function_gets_its_types_and_its_result_is_json(base: Path) -> None:
-    result = once(base, entry("look_up"), {"ship": {"name": "Vasa", "built": 1628}, "exact": True})
-    assert json.loads(result.text) == {
-        "ship": {"name": "Vasa", "built": 1628},
-        "tags": [],
-        "exact": True,
-        "kind": "Ship",
-    }
+def test_a_function_gets_its_types_or_does_not_run_and_its_result_is_json(base: Path) -> None:
+    ship = {"name": "Vasa", "built": 1628}
+    result = once(base, entry("look_up"), {"ship": ship, "exact": True})
+    assert json.loads(result.text) == {"ship": ship, "tags": [], "exact": True, "kind": "Ship"}
+    for wrong in ({}, {"ship": {"name": 5}}, {"ship": {"name": "x"}, "exact": 1}):
+        assert once(base, entry("look_up"), wrong).error == "bad_arguments"
 
 
 @in_event_loop
@@ -142,18 +151,15 @@ async def test_the_definition_comes_from_signature_and_docstring(base: Path) -> 
     assert (second["name"], second["description"]) == ("t2", "d")
 
 
-def test_wrong_types_go_back_and_the_function_does_not_run(base: Path) -> None:
-    for wrong in ({}, {"ship": {"name": 5}}, {"ship": {"name": "x"}, "exact": 1}):
-        assert once(base, entry("look_up"), wrong).error == "bad_arguments"
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "text"),
     [
         ("near", {}, "next door"),
         ("twice", {"x": 4}, "8"),
+        ("wrapped", {"x": 4}, "[4]"),
         ("fails", {"kind": "exit"}, "error: SystemExit: bad"),
         ("fails", {"kind": "stop"}, "error: StopIteration: bad"),
+        ("fails", {"kind": "mute"}, "error: Mute"),
         ("fails_async", {"kind": "exit"}, "error: SystemExit: bad"),
         ("fails_async", {"kind": "key"}, "error: KeyError: 'bad'"),
     ],
@@ -184,14 +190,26 @@ async def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: P
 
 @in_event_loop
 async def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -> None:
-    keys = {"timeout": 0.2, "concurrency": 100}
-    async with opened(base, entry("wait_for_gate", **keys)) as pool:
-        results = await answers(pool, "wait_for_gate", [{"x": x} for x in range(64)])
-        results.append(await pool.call(asked("wait_for_gate", x=100)))
+    async with opened(base, entry("wait_for_gate", timeout=0.2, concurrency=100)) as pool:
+        hung = await answers(pool, "wait_for_gate", [{"x": x} for x in range(64)])
+        refused = await pool.call(asked("wait_for_gate", x=100))
         gate(base).set()
-        *hung, refused = results
     assert {result.error for result in hung} == {"timeout"}
     assert refused.error == "overloaded"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("stop", "stop"), ("raise", "error: KeyboardInterrupt"), ("task", "task")]
+)
+@in_event_loop
+async def test_a_coroutine_that_ends_its_event_loop_ends_no_other_call(
+    base: Path, kind: str, text: str
+) -> None:
+    async with opened(base, entry("ends_its_loop", timeout="20s")) as pool:
+        first = await pool.call(asked("ends_its_loop", kind=kind))
+        second = await pool.call(asked("ends_its_loop", kind="later"))
+    assert first.text == text
+    assert (second.error, second.text) == (None, "later")
 
 
 @in_event_loop
@@ -239,9 +257,10 @@ def test_lists_of_calls_that_come_together_are_one_list(base: Path, function: st
 
 
 def test_items_are_asked_as_often_as_they_were_named_unless_calls_may_be_shared(base: Path) -> None:
-    results, batches = gathered(base, "prices", [{"ids": [1]}, {"ids": [1, 1]}])
-    assert batches == [[1, 1, 1]]
-    assert [len(json.loads(result.text)) for result in results] == [1, 2]
+    results, batches = gathered(base, "prices_by_id", [{"ids": [1]}, {"ids": [1, 1, 100]}])
+    assert batches == [[1, 1, 1, 100]]
+    # An item that a mapping lacks is null.
+    assert [json.loads(result.text) for result in results] == [["1 EUR"], ["1 EUR"] * 2 + [None]]
 
 
 def test_calls_that_differ_in_other_arguments_are_called_apart(base: Path) -> None:
@@ -249,11 +268,6 @@ def test_calls_that_differ_in_other_arguments_are_called_apart(base: Path) -> No
     results, batches = gathered(base, "prices", calls, coalesce=True)
     assert batches == [[1, 3], [2]]
     assert [json.loads(result.text) for result in results] == [["1 EUR"], ["2 USD"], ["3 EUR"]]
-
-
-def test_an_item_that_a_mapping_lacks_is_null(base: Path) -> None:
-    results, _ = gathered(base, "prices_by_id", [{"ids": [1, 100]}])
-    assert json.loads(results[0].text) == ["1 EUR", None]
 
 
 # --- what is found before the run -------------------------------------------------------------
@@ -288,11 +302,8 @@ def test_a_function_that_cannot_be_a_tool_is_told_with_its_place(
     assert words in str(caught.value)
 
 
-def test_two_tools_of_one_name_are_told(base: Path) -> None:
-    async def main() -> ToolExecutor:
-        entries = (entry("near"), {"name": "near", "command": ["true"]})
-        async with opened(base, *entries) as pool:
-            return pool
-
+@in_event_loop
+async def test_two_tools_of_one_name_are_told(base: Path) -> None:
     with pytest.raises(UsageError, match="two tools are named near"):
-        asyncio.run(main())
+        async with opened(base, entry("near"), {"name": "near", "command": ["true"]}):
+            raise AssertionError("they were opened")

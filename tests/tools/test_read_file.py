@@ -106,13 +106,14 @@ def test_pipes_and_devices_are_not_read_and_hold_nobody(
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
-    if os.geteuid() == 0:
-        with suppress(PermissionError):  # some containers make none
-            os.mknod(root / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
-    for name in ("pipe", "socket", "zero"):
+    names = ["pipe", "socket"]
+    with suppress(PermissionError):  # some containers make none
+        os.mknod(root / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        names.append("zero")
+    for name in names:
         result = read(root, name)
         assert result.error == "failed"
-        assert "no file" in result.text or (name, "No such file" in result.text) == ("zero", True)
+        assert "no file" in result.text
 
 
 def files_open() -> int:
@@ -120,16 +121,14 @@ def files_open() -> int:
 
 
 def test_a_path_that_goes_in_and_out_holds_few_files_open(root: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files_open() + 40, limits[1]))
+    before, limits = files_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, limits[1]))
     try:
         assert read(root, "sub/deep/../../" * 1000 + "a.txt").text.startswith("one")
-        assert read(root, "sub/" * 1000 + "a.txt").error == "failed"
+        for path in ("sub/" * 1000 + "a.txt", "nope", "sub/../..", "sub/nope/.."):
+            assert read(root, path).error == "failed"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    before = files_open()
-    for path in ("a.txt", "sub/deep", "nope", "sub/../..", "sub/nope/.."):
-        read(root, path)
     assert files_open() <= before
 
 
@@ -170,11 +169,8 @@ def test_binary_files_are_not_text(root: Path) -> None:
     assert read(root, "mark").text == "hi"
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"), [({}, "needs root"), ({"root": "nope"}, "no such folder")]
-)
-def test_a_root_must_be_given_and_be_there(
-    tmp_path: Path, keys: dict[str, str], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        once(tmp_path, {"builtin": "read_file", **keys}, {})
+def test_a_root_must_be_given_and_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs root"):
+        once(tmp_path, {"builtin": "read_file"}, {})
+    with pytest.raises(UsageError, match="no such folder"):
+        once(tmp_path, {"builtin": "read_file", "root": "nope"}, {})
