@@ -266,7 +266,8 @@ class OpenAIBatches(LearnedForms):
                 without=form.without,
                 strict=form.strict,
             )
-        body = writer.body(request, stream=False)
+        payload = "prompt" if request.prompt is not None else None
+        body = writer.body(request, key=payload, stream=False)
         head = b'{"custom_id":"%s","method":"POST","url":"/v1%s","body":'
         return head % (name.encode(), path.encode()) + body + b"}"
 

@@ -196,7 +196,8 @@ def make_job_bodies(context: RunContext, health: Sequence[HealthResult]) -> list
     for result in sampled:
         request = result.request
         if request is not None:
-            body = writer.body(request, stream=False)
+            key = "prompt" if request.prompt is not None else None
+            body = writer.body(request, key=key, stream=False)
             bodies.append(JobBody(request.path, body.decode()))
     if not bodies:
         reason = sampled[0].error if sampled else "it has no rows"

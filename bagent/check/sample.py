@@ -185,7 +185,9 @@ def parameters(
     by_responses = goes_to_responses(request, api, model or "")
     make_writer = ResponsesWriter if by_responses else BodyWriter
     body: dict[str, Any] = msgspec.json.decode(
-        make_writer(model or "", native_schema=native_schema).body(request)
+        make_writer(model or "", native_schema=native_schema).body(
+            request, key="prompt" if request.prompt is not None else None
+        )
     )
     if not model and not body.get("model"):
         body["model"] = None

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bagent.observe.formatting import milliseconds, name_of, percent, rate, visible
-from bagent.observe.live_state import SLOW_RATIO, EndpointLine, Live, times_of_lines
+from bagent.observe.live_state import SLOW, EndpointLine, Live, times_of_lines
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RunView
@@ -108,12 +108,7 @@ def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
 
     def order(e: EndpointLine) -> tuple[bool, bool, float, int]:
         times = slower.get(e.name, 0.0)
-        return (
-            e.health == "ok",
-            times <= SLOW_RATIO,
-            -times if times > SLOW_RATIO else 0.0,
-            -e.in_flight,
-        )
+        return e.health == "ok", times <= SLOW, -times if times > SLOW else 0.0, -e.in_flight
 
     return sorted(lines, key=order)[:most]
 
@@ -172,7 +167,7 @@ def _short(name: str, width: int) -> Text:
 
 def _health(e: EndpointLine, slower: Mapping[str, float]) -> Text:
     """Return the state of an endpoint; one that serves, but late, is slow."""
-    if e.health == "ok" and slower.get(e.name, 0.0) > SLOW_RATIO:
+    if e.health == "ok" and slower.get(e.name, 0.0) > SLOW:
         return Text("slow", style="yellow")
     return Text(e.health, style=_HEALTH.get(e.health, "yellow"))
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from bagent.types import Outcome
 
 
-SLOW_RATIO = 1.5
+SLOW = 1.5
 """An endpoint that takes more than so many times the median of the others is slow."""
 
-FEWEST_ATTEMPTS = 5
+FEWEST = 5
 """Successful attempts from which an endpoint is called slow, failed ones from which failing."""
 
 
@@ -55,7 +55,7 @@ def failing(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, flo
     for name, (tries, failed) in counts.items():
         share = failed / max(1, tries)
         others = (all_failed - failed) / max(1, all_tries - tries)
-        if failed >= FEWEST_ATTEMPTS and share > 2 * others + 0.01:
+        if failed >= FEWEST and share > 2 * others + 0.01:
             shares[name] = share, others
     return dict(sorted(shares.items(), key=lambda item: -item[1][0]))
 
@@ -104,7 +104,7 @@ class EndpointLine(msgspec.Struct, frozen=True):
 
 def median_time(seconds: Collection[float]) -> float | None:
     """Return the median of the times of an endpoint; None with too few."""
-    return statistics.median(seconds) if len(seconds) >= FEWEST_ATTEMPTS else None
+    return statistics.median(seconds) if len(seconds) >= FEWEST else None
 
 
 def times_of_lines(lines: Sequence[EndpointLine]) -> dict[str, float]:
@@ -124,7 +124,7 @@ def endpoints_in_trouble(lines: Sequence[EndpointLine]) -> list[EndpointTrouble]
     slow = [
         EndpointTrouble(name, "slow", times, serving[name].p50_s)
         for name, times in sorted(ratios.items(), key=lambda item: -item[1])
-        if times > SLOW_RATIO
+        if times > SLOW
     ]
     shares = failing({name: (line.tries, line.failed) for name, line in serving.items()})
     return [

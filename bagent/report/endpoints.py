@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.duck import literal
 from bagent.observe.formatting import milliseconds
-from bagent.observe.live_state import FEWEST_ATTEMPTS, SLOW_RATIO, failing, times_the_others
+from bagent.observe.live_state import FEWEST, SLOW, failing, times_the_others
 from bagent.report.html import Html, note, number, percent, section, table
 from bagent.report.overview import ENDPOINT_KINDS, EndpointEnd
 from bagent.report.queries import BUCKETS, FEW, WEAK, ReportDb
@@ -118,8 +118,7 @@ def _slower(db: ReportDb) -> dict[str, float]:
     for row in db.rows(
         f"""select stage, endpoint, count(*) as n, quantile_disc(done - sent, 0.5) as p50
             from attempts where error_kind is null and done is not null
-            group by stage, endpoint having count(*) >= {FEWEST_ATTEMPTS}
-            order by stage, endpoint"""
+            group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
     ):
         stages.setdefault(row["stage"], {})[row["endpoint"]] = row
     sums: dict[str, tuple[float, int]] = {}
@@ -159,7 +158,7 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
             text = _failing("rows", row["rows_error"], *rows_shares[name])
             others.append(StrikingEndpoint(name, "failing", text, weak))
         tail = tails.get(name, 0.0)
-        if (row["slower"] or 0.0) > SLOW_RATIO:
+        if (row["slower"] or 0.0) > SLOW:
             tokens = _tokens(row, rows)
             text = (
                 f"half of its attempts take longer than {milliseconds(row['p50_ms'])},"
@@ -167,7 +166,7 @@ def striking(rows: list[dict[str, Any]], down: Container[str]) -> list[StrikingE
                 + (f" ({tokens})" if tokens else "")
             )
             slow.append(StrikingEndpoint(name, "slow", text, weak))
-        elif tail > 2 * SLOW_RATIO and row["attempts"] - row["failed"] >= FEW_FOR_TAIL:
+        elif tail > 2 * SLOW and row["attempts"] - row["failed"] >= FEW_FOR_TAIL:
             text = (
                 "one attempt in a hundred takes longer than"
                 f" {milliseconds(row['p99_ms'])}, {tail:.1f} times as long as at the others"

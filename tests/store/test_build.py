@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import msgspec
@@ -64,14 +65,6 @@ def test_ids_are_text_whatever_they_were(store, outcome):
     assert displayed == ["a", "1", "1", "2.5", "true", None, '{"a":[1]}', str(2**70)]
 
 
-def test_unknown_numbers_are_null_and_text_is_whole(store, outcome):
-    store.write(outcome(0, text="a\ud800b\0c", ttft_ms=None, prompt_tokens=0))
-    build(store)
-    (row,) = table(store, "results")
-    assert (row["ttft_ms"], row["prompt_tokens"]) == (None, 0)
-    assert row["text"] == "a\\ud800b\0c"
-
-
 def test_input_is_joined_by_key_also_when_lines_have_moved(store, outcome):
     outcomes = [outcome(n) for n in range(6)]
     store.write(*outcomes)
@@ -80,20 +73,6 @@ def test_input_is_joined_by_key_also_when_lines_have_moved(store, outcome):
     build(store, rows=moved)
     displayed = [json.loads(row["input"]) for row in table(store, "results")]
     assert displayed == [{"d": n} for n in range(6)]
-
-
-def test_rows_with_parents_have_no_input_and_do_not_cost_a_second_reading(store, outcome):
-    store.write(outcome(0), outcome(0, stage="sum", key="ff" * 8, parents=["a"]))
-    read: list[int] = []
-
-    def rows() -> Iterator[list[Row]]:
-        read.append(1)
-        yield [row_of(outcome(0), {"d": 0})]
-
-    make_tables(store.path, TableOptions(read_input=rows), store.reports.append)
-    assert [row["input"] for row in table(store, "results")] == ['{"d":0}', None]
-    assert [row["parents"] for row in table(store, "results")] == [None, ["a"]]
-    assert len(read) <= 2
 
 
 def test_answers_have_typed_columns_and_only_ok_rows(store, outcome, failure):
@@ -116,30 +95,15 @@ def test_answers_have_typed_columns_and_only_ok_rows(store, outcome, failure):
 
 
 def test_attempts_tool_calls_and_endpoints(store, outcome):
+    of_row: dict[str, Any] = {"key": "00", "row": 0, "stage": "main", "answer": 0, "turn": 1}
+    group = {"group": "g7", "group_size": 4, "sent": 1.5, "status_code": 503}
+    call = {"name": "add", "arguments": '{"a":1}', "started": 2.0, "shared": True}
+    state = {"healthy": False, "in_flight": 1, "limit": 8, "reason": "slow"}
     journal = store.open()
     journal.write(outcome(0))
-    journal.write_attempts([
-        Attempt(
-            key="00", row=0, stage="main", answer=0, turn=1, try_=2, endpoint="e", group="g7",
-            group_size=4, sent=1.5, status_code=503, id=7,
-        )])  # fmt: skip
-    journal.write_tool(
-        ToolRecord(
-            key="00",
-            row=0,
-            stage="main",
-            answer=0,
-            turn=1,
-            name="add",
-            arguments='{"a":1}',
-            started=2.0,
-            shared=True,
-            id="a",
-        )
-    )
-    journal.write_sample(
-        EndpointSample(endpoint="e", at=3.0, healthy=False, in_flight=1, limit=8, reason="slow")
-    )
+    journal.write_attempts([Attempt(**of_row, **group, try_=2, endpoint="e", id=7)])
+    journal.write_tool(ToolRecord(**of_row, **call, id="a"))
+    journal.write_sample(EndpointSample(endpoint="e", at=3.0, **state))
     journal.close()
     with store.segment(stream="attempts").open("ab") as file:
         file.write(b'broken\n{"torn')
@@ -227,34 +191,6 @@ def test_a_database_that_another_program_writes_is_waited_for(store, outcome, mo
     assert ask(store.path / "run.duckdb", "select count(*) from results") == [(2,)]
 
 
-def test_a_reader_of_the_old_database_stops_nothing(store, outcome):
-    store.write(outcome(0))
-    build(store, info=RunInfo("r"))
-    with duckdb.connect(str(store.path / "run.duckdb"), read_only=True) as reading:
-        store.write(outcome(1))
-        build(store)
-        assert reading.execute("select count(*) from results").fetchall() == [(1,)]
-    assert ask(store.path / "run.duckdb", "select count(*) from results") == [(2,)]
-
-
-def test_lines_longer_than_duckdb_usually_reads(store, outcome):
-    store.write(outcome(0, text="x" * 20_000_000), outcome(1))
-    build(store)
-    assert [len(row["text"]) for row in table(store, "results")] == [20_000_000, 6]
-
-
-def test_a_place_that_cannot_be_written_is_exit_74(store, outcome, tmp_path):
-    store.write(outcome(0))
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "file" / "x")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 74
-    assert done.stderr.startswith("bagent: error: cannot make the tables")
-
-
 _NO_LOCKS = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -284,10 +220,9 @@ def test_where_nothing_can_be_locked_there_are_still_parquet_files(store, outcom
         [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
     )
     store.write(*(outcome(n) for n in range(100)))
-    done = subprocess.run(
-        [sys.executable, "-m", "bagent.store.tables.build", str(store.path)],
-        env={"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
+    env = {"LD_PRELOAD": str(library)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "cannot lock" in done.stderr
     assert len(table(store, "results")) == 100

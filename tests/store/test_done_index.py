@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, code_of
-from bagent.store.journal.done_index import ResumePolicy, UnitSet, load_index
+from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, unit_of
+from bagent.store.journal.done_index import (
+    ResumePolicy,
+    SequentialLookup,
+    UnitSet,
+    done_index,
+    load_index,
+    open_indexes,
+    units_of,
+)
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
@@ -90,27 +99,11 @@ def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     assert load(store, ResumePolicy(ended=True, skip_failed=True)).has(unit(item))
 
 
-def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome):
-    rows = [failure(0, "timeout"), failure(1, "schema"), outcome(2)]
-    store.write(*rows)
-    index = load(store, ResumePolicy.parse("schema"))
-    assert [index.has(unit(row)) for row in rows] == [True, False, True]
-    index = load(store, ResumePolicy.parse("all"))
-    assert [index.has(unit(row)) for row in rows] == [False, False, True]
-
-
 def test_retry_with_an_unknown_word_says_what_was_meant():
     with pytest.raises(JobError, match=r"timeuot.*did you mean timeout"):
         ResumePolicy.parse("schema, timeuot")
     with pytest.raises(JobError, match="--skip-failed sends no failed row again, and --retry"):
         ResumePolicy.parse("schema", skip_failed=True)
-
-
-def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):
-    store.write(failure(0), outcome(0), outcome(1), failure(1), failure(2, "auth"), failure(2))
-    index = load(store)
-    assert index.codes == {OK_CODE: 2, code_of("failed", "timeout"): 1}
-    assert not index.has(unit(failure(2)))
 
 
 def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, outcome):
@@ -192,3 +185,56 @@ def test_many_units_at_once_are_finished_if_each_is(store, outcome, failure):
             near = range(start, start + 30)
             units = [unit(outcome(n)) for n in near]
             assert index.has_all(units) is missing.isdisjoint(near)
+
+
+ROWS = 900
+AT_ONCE = 30
+
+
+def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
+    """Lines of most rows: some failed, some twice, some of rows that are gone from the input."""
+    numbers = list(range(ROWS + 300)) if order == "with rows that are gone" else list(range(ROWS))
+    if order == "shuffled":
+        rng.shuffle(numbers)
+    elif order == "in flight":
+        numbers.sort(key=lambda n: n + rng.randrange(64))
+    elif order == "backwards":
+        numbers.reverse()
+    created = []
+    for number in numbers:
+        if rng.random() < 0.03:
+            continue
+        if rng.random() < 0.1:
+            created.append(failure(number, rng.choice(["timeout", "auth"])))
+        if rng.random() < 0.9:
+            created.append(outcome(number))
+            if rng.random() < 0.05:
+                created.append(outcome(number))
+    return created
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+@pytest.mark.parametrize(
+    "order", ["in order", "in flight", "shuffled", "backwards", "with rows that are gone"]
+)
+def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, failure, order, chunk):
+    rng = random.Random(f"{order} {chunk}")
+    store.write(*written(rng, order, outcome, failure), segment_bytes=20_000)
+    indexes = open_indexes(store.path, store.reports.append)
+    done = done_index(indexes, ResumePolicy())
+    near = SequentialLookup(indexes, (), done.has, chunk)
+    answers = []
+    for start in range(0, ROWS, AT_ONCE):
+        units = [unit(outcome(n)) for n in range(start, start + AT_ONCE)]
+        missing = {item for item in units if not done.has(item)}
+        assert near.has_all(units) is not bool(missing)
+        answers.append(near.has_all([item for item in units if item not in missing]))
+    assert all(answers)
+
+
+@pytest.mark.parametrize("kind", [list, lambda keys: array("Q", keys)])
+def test_units_of_many_keys_are_those_of_each(kind):
+    rng = random.Random(1)
+    keys = [rng.getrandbits(64) for _ in range(50)] + [0, 2**64 - 1]
+    assert list(units_of(kind(keys), "main", 2)) == [unit_of(key, "main", 2) for key in keys]
+    assert list(units_of(kind([]), "main", 0)) == []

@@ -33,16 +33,6 @@ def current(store) -> list[str]:
         return [lines.read_at(lines.location(location)).decode() for location in lines.ordered()]
 
 
-def test_the_new_outcome_of_an_edited_row_takes_the_place_of_the_old_one(store, outcome):
-    store.write(outcome(1), outcome(2), outcome(3))
-    journal = going_on(store)
-    journal.write(outcome(2, key=OTHER_KEY, text="new"))
-    journal.close()
-    lines = current(store)
-    assert len(lines) == 3
-    assert '"text":"new"' in lines[1]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -103,17 +93,6 @@ def test_an_earlier_segment_that_is_gone_keeps_no_new_outcome_from_being_written
         path.unlink()
     for row in range(40):
         journal.write(outcome(row, key=f"{row + 1:016x}"))
-    journal.close()
-
-
-def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcome):
-    store.write(*map(outcome, range(9)))
-    journal = store.open()
-    edited = edited_rows(store)
-    for row in range(9, 40):
-        journal.write(outcome(row))
-    journal.save_index()
-    assert edited.replaced_units(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
     journal.close()
 
 

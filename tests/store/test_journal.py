@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bagent.errors import WriteError
 from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import FLUSH_SECONDS, Syncer
-from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
+from bagent.types import Attempt
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -26,21 +26,6 @@ def attempt(row: int) -> Attempt:
     )  # fmt: skip
 
 
-def turn(row: int, number: int, text: str) -> Turn:
-    return Turn(f"{row:016x}", row, "main", 0, number, [{"role": "assistant", "content": text}])
-
-
-def test_read_at_finds_each_line_also_in_sealed_segments(store, outcome):
-    journal = store.open(segment_bytes=500)
-    written = [outcome(n, text="é" * (n * 40)) for n in range(40)]
-    places = [journal.write(item) for item in written]
-    assert store.segment(5).exists()
-    shuffled = list(zip(places, written, strict=True))
-    random.Random(1).shuffle(shuffled)
-    assert all(journal.read_at(location) == item for location, item in shuffled)
-    journal.close()
-
-
 def test_the_journal_goes_on_in_the_last_segment_unless_told_otherwise(store, outcome):
     store.write(outcome(0))
     store.write(outcome(1))
@@ -48,13 +33,6 @@ def test_the_journal_goes_on_in_the_last_segment_unless_told_otherwise(store, ou
     store.write(outcome(2), new_segment=True)
     assert len(lines_of(store.segment())) == 2
     assert len(lines_of(store.segment(2))) == 1
-
-
-def test_parts_write_files_of_their_own(store, outcome):
-    store.write(outcome(0), part="1-of-2")
-    store.write(outcome(1), part="2-of-2")
-    assert store.segment(part="1-of-2").exists()
-    assert store.segment(part="2-of-2").exists()
     with pytest.raises(ValueError, match="not a part name"):
         store.open("../x")
 
@@ -69,7 +47,7 @@ def test_an_attempt_is_in_its_file_before_the_row_that_it_ended(store, outcome):
     journal.close()
 
 
-def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
+def test_attempts_wait_at_most_a_second(store):
     journal = store.open()
     journal.write_attempts([attempt(1)])
     journal.tick()
@@ -77,35 +55,7 @@ def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
     store.clock.now += FLUSH_SECONDS
     journal.tick()
     assert lines_of(store.segment(stream="attempts"))[0]["try"] == 1
-    journal.write_sample(EndpointSample(endpoint="e", at=1.0, healthy=True, in_flight=1, limit=2))
-    journal.write_tool(
-        ToolRecord(
-            key="00", row=0, stage="main", answer=0, turn=1, name="add", arguments="{}", started=1.0
-        )
-    )
     journal.close()
-    assert lines_of(store.segment(stream="endpoints"))[0]["limit"] == 2
-    assert lines_of(store.segment(stream="tools"))[0]["name"] == "add"
-
-
-def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, store, outcome):
-    store.write(*(outcome(n, text=f"é{n}") for n in range(4)))
-    complete = store.segment().read_bytes()
-    starts = [0]
-    while (end := complete.find(b"\n", starts[-1])) >= 0:
-        starts.append(end + 1)
-    store.segment().with_suffix(".idx").unlink()
-    for cut in range(starts[3] - 2, len(complete) + 1):
-        path = store.segment()
-        path.write_bytes(complete[:cut])
-        path.with_suffix(".idx").unlink(missing_ok=True)
-        store.write(outcome(9))
-        ids = [line["id"] for line in lines_of(path)]
-        # A line is whole from its last brace on; the newline behind it is put back.
-        remaining = sum(1 for start in starts[1:] if cut >= start - 1)
-        assert ids == [f"r{n}" for n in range(remaining)] + ["r9"], cut
-        done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-        assert len(done) == remaining + 1
 
 
 def test_the_torn_bytes_are_kept_and_reported(store, outcome):
@@ -193,19 +143,8 @@ def test_on_a_full_disk_the_line_is_taken_back_and_the_reason_is_told(small_disk
     assert len(done) == content.count(b"\n")
 
 
-def test_a_disk_that_refuses_to_sync_is_told_at_the_next_write(store, outcome):
-    journal = store.open()
-    journal.write(outcome(0))
-    os.close(journal._rows.descriptor)
-    with pytest.raises(WriteError, match="Bad file descriptor"):
-        journal.sync()
-    with pytest.raises(WriteError):
-        journal.write(outcome(1))
-    journal._rows.descriptor = -1
-    journal.close()
-
-
-def test_a_failed_sync_that_nobody_heard_of_is_told_by_close(store, outcome):
+@pytest.mark.parametrize("next_call", ["write", "close"])
+def test_a_failed_sync_that_nobody_heard_of_is_told_by_the_next_call(store, outcome, next_call):
     journal = store.open()
     journal.write(outcome(0))
     os.close(journal._rows.descriptor)
@@ -214,7 +153,7 @@ def test_a_failed_sync_that_nobody_heard_of_is_told_by_close(store, outcome):
     syncer.stop()
     journal._rows.descriptor = -1
     with pytest.raises(WriteError):
-        journal.close()
+        journal.write(outcome(1)) if next_call == "write" else journal.close()
 
 
 def test_the_syncer_syncs_once_more_when_stopped(store, outcome):
@@ -257,3 +196,55 @@ def test_no_descriptor_is_left_open(store, outcome):
     journal.close()
     journal.close()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before  # others may be closed meanwhile
+
+
+def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(store, outcome):
+    journal = store.open(segment_bytes=2_000)
+    places = []
+    for first in range(0, 60, 12):
+        places += journal.write_all([outcome(n, text="é" * n) for n in range(first, first + 12)])
+    assert store.segment(4).exists()
+    assert [journal.read_at(location).id for location in places] == [f"r{n}" for n in range(60)]
+    journal.close()
+    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
+    assert len(done) == 60
+    assert not store.reports
+
+
+ODD = {
+    "raw": {"output": msgspec.Raw(b'{"a":\n1}')},
+    "broken": {"output": msgspec.Raw(b'{"a":')},
+    "surrogate": {"text": "\ud800"},
+    "huge": {"id": 1 << 70},
+    "nested": {"id": {"a": [float("nan")]}},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_written_together_is_written_as_each_would_be_alone(store, outcome, odd):
+    rows = [outcome(1), outcome(2, **ODD[odd]), outcome(3, text="two\nlines\r\u2028")]
+    journal = store.open()
+    places = journal.write_all(rows)
+    alone = [journal.write(row) for row in rows]
+    read = [journal.read_at(location) for location in places + alone]
+    assert read[:3] == read[3:]
+    journal.close()
+    assert len(store.segment().read_bytes().splitlines()) == 6
+
+
+def test_what_the_disk_takes_only_one_by_one_is_written_without_an_error(
+    store, outcome, monkeypatch
+):
+    journal = store.open()
+    append = journal._rows.append
+
+    def refuse_several(lines):
+        if lines.count(b"\n") > 1:
+            raise WriteError("the disk is full")
+        return append(lines)
+
+    monkeypatch.setattr(journal._rows, "append", refuse_several)
+    locations = journal.write_all([outcome(1), outcome(2)])
+    assert [journal.read_at(location).id for location in locations] == ["r1", "r2"]
+    assert journal.failure is None
+    journal.close()

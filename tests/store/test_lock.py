@@ -15,8 +15,6 @@ from bagent.store.lock import (
     Process,
     RunLock,
     is_live,
-    owner_path,
-    owners,
     read_owner,
     wait_for_orphans,
 )
@@ -37,10 +35,12 @@ def elsewhere(here: Process) -> Process:
     return dataclasses.replace(here, host="node2", pid=77)
 
 
-def test_the_owner_file_names_host_pid_and_time(run_dir, clock, here):
-    RunLock.acquire(run_dir, "all", clock=clock)
+def test_the_owner_file_names_host_pid_and_time_until_the_end(run_dir, clock, here):
+    lock = RunLock.acquire(run_dir, "all", clock=clock)
     record = json.loads((run_dir / "owner.json").read_text())
     assert (record["host"], record["pid"], record["time"]) == (here.host, os.getpid(), clock.now)
+    lock.release()
+    assert not (run_dir / "owner.json").exists()
 
 
 def test_a_live_owner_is_named(run_dir, clock, elsewhere):
@@ -52,13 +52,6 @@ def test_a_live_owner_is_named(run_dir, clock, elsewhere):
     RunLock.acquire(run_dir, "1-of-2", clock=clock, process=worker)
     with pytest.raises(OwnedError, match="process 76 on node2"):
         RunLock.acquire(run_dir, "1-of-2", clock=clock)
-
-
-def test_parts_have_owners_of_their_own(run_dir, clock):
-    RunLock.acquire(run_dir, "1-of-2", clock=clock)
-    RunLock.acquire(run_dir, "2-of-2", clock=clock)
-    assert list(owners(run_dir)) == ["1-of-2", "2-of-2"]
-    assert owner_path(run_dir, "1-of-2").name == "owner-1-of-2.json"
 
 
 def test_an_owner_that_has_not_renewed_for_a_minute_is_replaced(run_dir, clock, elsewhere):
@@ -83,20 +76,28 @@ def test_renewing_every_15_seconds_keeps_it(run_dir, clock, elsewhere):
     assert clock.now - read_owner(run_dir / "owner.json").time < 15
 
 
-def test_a_process_that_is_gone_on_this_host_is_replaced_at_once(run_dir, clock, here):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    RunLock.acquire(run_dir, "all", clock=clock, process=dataclasses.replace(here, pid=gone.pid))
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("pid_used_again", [False, True])
+def test_a_process_that_is_gone_on_this_host_is_replaced_at_once(
+    run_dir, clock, here, gone, pid_used_again
+):
+    changes = {"started": "1"} if pid_used_again else {"pid": gone}
+    RunLock.acquire(run_dir, "all", clock=clock, process=dataclasses.replace(here, **changes))
     assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 @pytest.mark.parametrize(("parent_lives", "waits"), [(False, True), (True, False)])
 def test_a_start_waits_for_a_worker_whose_parent_was_killed(
-    run_dir, clock, here, parent_lives, waits
+    run_dir, clock, here, gone, parent_lives, waits
 ):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    worker = dataclasses.replace(here, parent=here.pid if parent_lives else gone.pid)
+    worker = dataclasses.replace(here, parent=here.pid if parent_lives else gone)
     lock = RunLock.acquire(run_dir, "1-of-2", clock=clock, process=worker)
     sleeps = []
 
@@ -114,7 +115,7 @@ def test_a_start_waits_for_a_worker_whose_parent_was_killed(
     stays.release()
 
 
-def test_a_zombie_counts_as_gone(run_dir, clock, here):
+def test_a_zombie_counts_as_gone(clock, here):
     zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
     zombie.stdout.read()
@@ -123,12 +124,6 @@ def test_a_zombie_counts_as_gone(run_dir, clock, here):
     assert not is_live(record, clock.now)
     zombie.wait()
     zombie.stdout.close()
-
-
-def test_another_process_with_the_same_pid_counts_as_gone(run_dir, clock, here):
-    before = dataclasses.replace(here, started="1")
-    RunLock.acquire(run_dir, "all", clock=clock, process=before)
-    assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_the_pid_of_another_container_says_nothing(clock, here):
@@ -174,12 +169,6 @@ def test_a_file_that_was_removed_is_made_again_unless_it_was_long_ago(run_dir, c
     clock.now += 100
     with pytest.raises(StoppedEarly):
         owner.tick()
-
-
-def test_release_gives_the_run_back(run_dir, clock):
-    RunLock.acquire(run_dir, "all", clock=clock).release()
-    assert not (run_dir / "owner.json").exists()
-    assert not RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 _RACE = """

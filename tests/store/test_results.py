@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import partial
+from itertools import chain
+from typing import Any
+
+import pytest
 
 from bagent.store.journal.codec import unit_of
 from bagent.store.journal.done_index import ResumePolicy, load_index
-from bagent.store.journal.reader import OutcomeLookup
+from bagent.store.journal.reader import BLOCK_LINES, JournalReader, OutcomeLookup
+from bagent.store.journal.supersession import superseded_lines
 from bagent.store.results import (
     AnswerStore,
     ResultQuery,
@@ -32,16 +38,10 @@ def test_results_of_earlier_starts_are_those_that_no_later_one_replaced(store, o
 
 def test_the_input_is_found_also_out_of_order(store, outcome):
     store.write(outcome(2), outcome(0), outcome(1))
-    rows = [
-        Row(n, int(outcome(n).key, 16), f"r{n}", {"t": n}, "rows.jsonl", n + 1) for n in range(3)
-    ]
+    rows = [Row(n, int(outcome(n).key, 16), f"r{n}", {"t": n}, "in", n + 1) for n in range(3)]
     find = partial(InputRows, lambda: iter([rows]))
     results = iter_results(store.path, report=store.reports.append, find_input=find)
-    assert [json.loads(encode_result(r))["input"] for r in results] == [
-        {"t": 2},
-        {"t": 0},
-        {"t": 1},
-    ]
+    assert [json.loads(encode_result(r))["input"]["t"] for r in results] == [2, 0, 1]
 
 
 def test_a_line_that_breaks_while_results_are_read_is_left_out_alone(store, outcome):
@@ -88,9 +88,63 @@ def test_sums_count_every_line_and_say_how_many_had_none(store, outcome, failure
         segment_bytes=300,
     )
     messages = summary(store.path, store.reports.append)
-    assert (messages.prompt_tokens, messages.completion_tokens, messages.cached_tokens) == (
-        10,
-        3,
-        4,
-    )
-    assert (messages.cost_usd, messages.without_tokens, messages.finished) == (0.75, 1, 2)
+    assert (messages.prompt_tokens, messages.completion_tokens) == (10, 3)
+    assert (messages.cached_tokens, messages.cost_usd) == (4, 0.75)
+    assert (messages.without_tokens, messages.finished) == (1, 2)
+
+
+def lines_of(lines: JournalReader) -> tuple[list[tuple[int, int]], list[bytes]]:
+    """Rows with codes, and texts, of all blocks."""
+    blocks = list(lines.blocks())
+    assert all(len(b.rows) == len(b.codes) == len(b.texts) <= BLOCK_LINES for b in blocks)
+    messages = [(row, code) for b in blocks for row, code in zip(b.rows, b.codes, strict=True)]
+    return messages, list(chain.from_iterable(b.texts for b in blocks))
+
+
+def shuffled(count: int, width: int, seed: int) -> list[int]:
+    """Rows out of order by some ``width`` places."""
+    dice = random.Random(seed)
+    return sorted(range(count), key=lambda n: n + dice.random() * width)
+
+
+@pytest.mark.parametrize("width", [0, 300, 5000])
+def test_blocks_hold_the_lines_of_all_parts_and_stages_in_order(
+    store: Any, outcome: Any, failure: Any, width: int
+) -> None:
+    """Segments overlap not at all, a little or wholly."""
+    for part in range(2):
+        rows = [n for n in shuffled(900, width, 1) if n % 2 == part]
+        created = [failure(n) for n in rows if n % 5 == 0]
+        created += [outcome(n) for n in rows]
+        created += [outcome(n, answer=1) for n in rows if n % 50 < 2]
+        created += [outcome(n, stage="two") for n in rows if n % 3 == 0]
+        store.write(*created, part=f"{part + 1}-of-2", segment_bytes=40_000)
+    with JournalReader(store.path, store.reports.append) as lines:
+        places = list(lines.ordered())
+        messages, texts = lines_of(lines)
+        assert messages == [(location.row, location.code) for location in places]
+        assert texts == [lines.read(location) + b"\n" for location in places]
+    assert len(places) == 900 + 36 + 300
+
+
+@pytest.mark.parametrize("most", [0, 40, 10_000])
+def test_what_does_not_count_is_the_same_however_much_is_looked_at_once(
+    store: Any, outcome: Any, failure: Any, most: int
+) -> None:
+    dice = random.Random(3)
+    created = [
+        dice.choice([failure, outcome])(dice.randrange(300), answer=dice.randrange(2))
+        for _ in range(900)
+    ]
+    store.write(*created, segment_bytes=20_000)
+    current: dict[tuple[int, int], int] = {}
+    for number, item in enumerate(created):
+        unit = (item.row, item.answer)
+        if unit not in current or created[current[unit]].status != "ok":
+            current[unit] = number
+    with JournalReader(store.path, store.reports.append) as lines:
+        firsts = [0]
+        for index in lines.indexes:
+            firsts.append(firsts[-1] + len(index))
+        result = {firsts[n >> 32] + (n & 0xFFFFFFFF) for n in superseded_lines(lines.indexes, most)}
+    assert result == set(range(900)) - set(current.values())

@@ -7,7 +7,7 @@ import pytest
 
 from bagent.errors import ChangedError, OwnedError, UsageError, WriteError
 from bagent.store.lock import RunLock
-from bagent.store.run_dir import RunDir, RunInfo, Start, find_run, list_runs
+from bagent.store.run_dir import RunDir, RunInfo, Start, find_run
 
 
 def info(name: str = "review", **changes) -> RunInfo:
@@ -18,14 +18,6 @@ def make_run(path: Path, at: float = 1.0) -> RunDir:
     run = RunDir.create(path)
     run.save(info(path.name, starts=[Start(at)]))
     return run
-
-
-def test_run_json_reads_back_as_it_was(tmp_path):
-    run = RunDir.create(tmp_path / "a" / "b")
-    complete = info(job={"model": "m"}, answer_columns=[("x", "BIGINT")], starts=[Start(1.0)])
-    run.save(complete)
-    assert run.load() == complete
-    assert [path.name for path in run.path.iterdir()] == ["run.json"]
 
 
 def test_each_part_keeps_its_own_starts_and_the_run_is_as_bad_as_the_worst(tmp_path):
@@ -40,7 +32,7 @@ def test_each_part_keeps_its_own_starts_and_the_run_is_as_bad_as_the_worst(tmp_p
     assert len(seen.starts) == 3
 
 
-def test_only_the_parts_of_the_last_start_count_for_the_exit_code(tmp_path):
+def test_only_the_parts_of_the_last_start_count_for_the_exit_code():
     starts = [Start(1.0, exit_code=75), Start(2.0, exit_code=0)]
     assert info(starts=starts).exit_code == 0
     assert info(starts=[*starts, Start(3.0)]).exit_code is None
@@ -93,27 +85,6 @@ def test_a_run_that_goes_on_is_not_moved(tmp_path):
     RunLock.acquire(run.path, "2-of-4")
     with pytest.raises(OwnedError):
         run.move_aside()
-
-
-def test_the_stop_file_is_seen_and_cleared(tmp_path):
-    run = make_run(tmp_path / "r")
-    assert not run.stop_requested()
-    run.stop_file.touch()
-    assert run.stop_requested()
-    run.clear_stop()
-    assert not run.stop_requested()
-
-
-def test_a_run_is_found_by_directory_by_name_or_as_the_latest(tmp_path):
-    runs = tmp_path / "runs"
-    make_run(runs / "old", 5.0)
-    make_run(runs / "new", 9.0)
-    make_run(runs / "middle", 7.0)
-    (runs / "no-run").mkdir()
-    assert find_run("old", runs).path == runs / "old"
-    assert find_run(str(runs / "middle"), runs).path == runs / "middle"
-    assert find_run(None, runs).path == runs / "new"
-    assert [run.path.name for run in list_runs(runs)] == ["new", "middle", "old"]
 
 
 def test_a_run_that_is_not_there_is_told_with_what_comes_near(tmp_path):

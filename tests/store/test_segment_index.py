@@ -10,7 +10,6 @@ import pytest
 from bagent.store.journal import segment_index
 from bagent.store.journal.codec import TOMBSTONE, code_of
 from bagent.store.journal.done_index import open_indexes
-from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import Outcome
 from support.stored_runs import current_outcomes, unit
@@ -42,22 +41,6 @@ def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kind
         result |= dict.fromkeys(ok, 0) | bad
     current = current_outcomes(created)
     assert result == {u: code_of(o.status, o.error_kind) for u, o in current.items()}
-
-
-def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):
-    journal = store.open()
-    journal.write(outcome(5))
-    journal.save_index()
-    (before,) = open_indexes(store.path, store.reports.append)
-    for number in range(5):
-        journal.write(outcome(number))
-    assert list(before.ok_units()) == [unit(outcome(5))]
-    (index,) = open_indexes(store.path, store.reports.append)
-    assert isinstance(index, SegmentIndex)
-    assert list(index.ok_units()) == sorted(unit(outcome(n)) for n in range(6))
-    index.add(outcome(9), 10**6, 10)
-    assert list(index.ok_units()) == sorted(unit(outcome(n)) for n in (*range(6), 9))
-    journal.close()
 
 
 @pytest.fixture

@@ -30,21 +30,14 @@ def results(job: Path) -> dict[str, dict[str, object]]:
     return {row["id"]: row for row in rows}
 
 
-def test_status_counts_the_rows(job: Path) -> None:
+def test_status_results_and_query_read_it(job: Path) -> None:
     status = msgspec.json.decode(run_bagent(["status", "runs/stored", "--json"], job).out)
-    assert status["by_status"] == BY_STATUS
     assert status["by_kind"] == {"truncated": 4, "max_turns": 2, "bad_response": 1}
     assert (status["run"], status["total"]) == ("stored", 20)
-
-
-def test_results_prints_every_finished_row(job: Path) -> None:
     rows = results(job)
-    assert Counter(row["status"] for row in rows.values()) == BY_STATUS
+    assert Counter(row["status"] for row in rows.values()) == status["by_status"] == BY_STATUS
     expected = {"row": 1, "line": 2, "text": "Question finds deep sea.", "attempts": 3, "turns": 2}
     assert rows["r2"].items() >= expected.items()
-
-
-def test_query_reads_attempts_and_tool_calls(job: Path) -> None:
     sql = """select (select count(*) from attempts where error_kind is null) as answered,
                     (select count(*) from attempts) as attempts,
                     (select string_agg(distinct name) from tool_calls) as tools"""

@@ -31,15 +31,6 @@ def texts(index, key):
     return [turn.messages[0]["content"] for turn in index.pop(unit_of(key, "main", 0))]
 
 
-def test_turns_come_back_in_their_order_and_once(tmp_path):
-    write(tmp_path, [a_turn(1, 1), a_turn(2, 1), a_turn(1, 2), a_turn(1, 3)])
-    index = load(tmp_path)
-    assert len(index) == 2
-    assert texts(index, 1) == ["turn 1", "turn 2", "turn 3"]
-    assert texts(index, 1) == []
-    assert texts(index, 3) == []
-
-
 def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
     begun = [ToolCall("c", "f", "{}")]
     write(tmp_path, [a_turn(1, 1), a_turn(1, 2, "half", begun=begun), a_turn(1, 2, "whole")])
@@ -55,13 +46,17 @@ def test_turn_0_says_that_a_conversation_begins_anew(tmp_path):
     assert texts(load(tmp_path), 1) == ["again"]
 
 
-def test_turns_are_found_over_segments_and_a_torn_line_is_left_out(tmp_path):
-    write(tmp_path, [a_turn(1, n) for n in range(1, 21)], segment_bytes=300)
+def test_turns_come_in_order_and_once_over_segments_without_a_torn_line(tmp_path):
+    turns = [a_turn(key, n) for n in range(1, 21) for key in (1, 2)]
+    write(tmp_path, turns, segment_bytes=300)
     assert len(list((tmp_path / "journal").glob("turns-*"))) > 3
     last = max((tmp_path / "journal").glob("turns-*"))
     with last.open("ab") as file:
         file.write(b'{"key":"00')
-    assert texts(load(tmp_path), 1) == [f"turn {n}" for n in range(1, 21)]
+    index = load(tmp_path)
+    assert len(index) == 2
+    assert texts(index, 1) == [f"turn {n}" for n in range(1, 21)]
+    assert texts(index, 1) == texts(index, 3) == []
 
 
 def test_a_broken_line_is_told_and_left_out(tmp_path):

@@ -272,7 +272,8 @@ class OpenAIBackend:
         if pooled is None:
             return None
         exchange = Exchange(results=[], sent=self._clock())
-        body = wire.writer.body(request, stream=form.stream)
+        key = "prompt" if request.prompt is not None else None
+        body = wire.writer.body(request, key=key, stream=form.stream)
         http_request = HttpRequest(endpoint, request.path, body, timeouts)
         pooled.start(body, on_end)
 
@@ -354,7 +355,9 @@ class OpenAIBackend:
         by_responses: bool,
     ) -> Reply | Failure:
         stream = request.stream and form.stream
-        body = self._writer(endpoint, request, form, by_responses).body(request, stream=form.stream)
+        body = self._writer(endpoint, request, form, by_responses).body(
+            request, key="prompt" if request.prompt is not None else None, stream=form.stream
+        )
         path = RESPONSES if by_responses else request.path
         http_request = HttpRequest(endpoint, path, body, timeouts)
         if stream or by_responses:

@@ -182,12 +182,12 @@ class BodyWriter:
         self._hint = _HINTS.get(hints)
         self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
 
-    def body(self, request: Request, *, stream: bool = True) -> bytes:
-        """Return the JSON bytes of ``request``."""
+    def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
+        """Return the JSON bytes of ``request``; ``key`` names the payload."""
         if request.body is not None:
             return self._own_body(request.body)
         head, limited, chosen = self._kept_head(request)
-        name = self._messages_name if request.prompt is None else b'"prompt":'
+        name = self._messages_name if key is None else b'"%b":' % key.encode()
         parts = [head, name, self._payload(request)]
         if request.max_tokens is not None and not limited:
             parts.append(self._limit_member % max(request.max_tokens, self.least_limit))

@@ -89,11 +89,10 @@ def replaced_units(
         since: where the lines of newer outcomes begin; None: they may be anywhere.
         stages: the stages of the job in their order, and whether one row becomes several there.
     """
-    lines: list[_Line] = []
+    lines = [line for line in _lines_of(indexes, set(removed)) if line.name is not None]
     older: dict[_Name, list[tuple[float, int]]] = {}
-    for line in _lines_of(indexes, set(removed)):
+    for line in lines:
         if line.name is not None:
-            lines.append(line)
             older.setdefault(line.name, []).append((line.finished_at or 0.0, line.unit))
     replaced: set[int] = set()
     for line in _lines_since(journal, since) if older else ():
@@ -120,14 +119,14 @@ def _made_of(replaced: Set[int], lines: Sequence[_Line], stages: Mapping[str, bo
 
 def located(indexes: Sequence[SegmentIndex], units: Set[int]) -> dict[int, tuple[str, int]]:
     """Return the stage and the answer's number of those units that have a line."""
-    origins: dict[int, tuple[str, int]] = {}
+    places: dict[int, tuple[str, int]] = {}
     for index in indexes if units else ():
         names, answers = index.stage_names, index.column("answers")
         stages = index.column("stages")
         for ordinal, unit in enumerate(index.column("units")):
             if unit in units:
-                origins[unit] = names[stages[ordinal]], answers[ordinal]
-    return origins
+                places[unit] = names[stages[ordinal]], answers[ordinal]
+    return places
 
 
 def _lines_of(indexes: Sequence[SegmentIndex], units: set[int]) -> Iterator[_Line]:
