@@ -64,10 +64,6 @@ def test_the_words_that_an_interpreter_runs_are_found(line: str) -> None:
         ("{command: [sh, -c, 'awk {print}']}", None),
         ("{command: ['{id}']}", "{id} would choose the program"),
         ("{command: [opencode, --key, '{key}']}", "{key} stands in the command"),
-        (
-            "{tools: [{name: t, command: [python, -c, 'f({x})']}]}",
-            "{x} stands in code that",
-        ),
         ("{tools: [{name: t, command: [python, -c, 'f({{x}})', '{x}']}]}", None),
         ("{tools: [{name: t, command: [ssh, host, grep, '{x}']}]}", "{x} stands in code"),
     ],

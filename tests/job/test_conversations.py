@@ -14,6 +14,14 @@ from support.replies import ok
 USER = {"role": "user", "content": "id=r1 hi"}
 PICTURE = {"role": "user", "content": [{"type": "text", "text": "What is this?"}]}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}
+
+
+def called(arguments):
+    """A message that calls a tool with these arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 SHAREGPT = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "id=r2 hi"},
             {"from": "gpt", "value": "yes"}, {"from": "human", "value": "why"}]  # fmt: skip
 
@@ -25,6 +33,7 @@ SHAREGPT = [{"from": "system", "value": "Be brief."}, {"from": "human", "value":
         (json.dumps([USER]), [USER]),
         ([{**USER, "tool_calls": None, "name": None}], [USER]),
         ([PICTURE, CALL], [PICTURE, CALL]),
+        ([called({"a": 1})], [called('{"a":1}')]),
         (SHAREGPT[1:3], [{"role": "user", "content": "id=r2 hi"},
                          {"role": "assistant", "content": "yes"}]),
     ],
@@ -43,21 +52,11 @@ def test_both_forms_become_messages(value, expected):
         (["hi"], "message 1"),
         ([USER, {"role": "boss", "content": "x"}], "message 2 has the role"),
         ([{"role": "user", "content": None}], "has the content nothing"),
-        ([{"role": "user", "content": [1]}], "has the content a list"),
         ([{"from": "narrator", "value": "x"}], "turn 1 is from"),
         ([{"from": "observation", "value": "x"}], "turn 1 is the result of a tool that no turn"),
         ([{"from": "function_call", "value": "x"}], "turn 1 is no JSON text of a call"),
         ([{**CALL, "tool_calls": ["x"]}], "message 1 has the tool_calls a list"),
-        ([{"from": "human", "value": 1}], "has the value"),
         ([{"role": [], "content": "x"}], "message 1 has the role a list"),
-        ([{"role": {}, "content": "x"}], "message 1 has the role"),
-        (
-            [
-                {**CALL, "tool_calls": [{"function": {"name": "f"}}]},
-                {"from": "observation", "value": "x"},
-            ],
-            "turn 2 is the result of a tool",
-        ),
         (
             [{**CALL, "tool_calls": [{"id": ["c"]}]}, {"from": "observation", "value": "x"}],
             "turn 2 is the result of a tool",
@@ -84,18 +83,6 @@ def test_tool_turns_of_sharegpt_become_calls_and_their_results():
         (asked["tool_calls"][0]["id"], "one"), (asked["tool_calls"][1]["id"], "two")]  # fmt: skip
 
 
-def test_a_result_with_an_odd_id_answers_no_call():
-    answer = {"role": "tool", "content": "one", "tool_call_id": ["x"]}
-    *_, result = read_conversation([CALL, answer, {"from": "observation", "value": "two"}])
-    assert result == {"role": "tool", "tool_call_id": "c", "content": "two"}
-
-
-def test_arguments_that_are_objects_become_text():
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    [message] = read_conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
-    assert message["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
-
-
 @pytest.fixture
 def run_rows(fs, job_dir, bagent):
     def run(prompt, rows):
@@ -115,20 +102,13 @@ def test_a_column_is_sent_as_the_conversation(fs, job_dir, run_rows):
     ]
     done = run_rows({"messages_from": "turns"}, rows)
     assert done.code == 1, done.err
+    assert "1 of the first 3 rows cannot be sent; row 3: turns: 3, no" in " ".join(done.err.split())
     assert fs.of("r1")[0].body["messages"] == [USER]
     assert [one["role"] for one in fs.of("r2")[0].body["messages"]] == [
         "system", "user", "assistant", "user"]  # fmt: skip
     bad = results_by_id(job_dir)["r3"]
     assert (bad["status"], bad["error_kind"]) == ("bad_input", "bad_input")
     assert bad["error"] == "turns: 3, no list of messages"
-
-
-def test_the_rows_that_cannot_be_sent_are_a_warning_at_load(run_rows):
-    done = run_rows({"messages_from": "turns"}, [{"turns": [USER]}, {"turns": [{"role": "boss"}]}])
-    assert (
-        "prompt.messages_from: 1 of the first 2 rows cannot be sent;"
-        ' row 2: turns: message 1 has the role the text "boss"' in " ".join(done.err.split())
-    )
 
 
 def sent(fs, run_rows, prompt, row):
@@ -139,16 +119,10 @@ def sent(fs, run_rows, prompt, row):
 
 def test_the_system_message_comes_before_and_the_template_after(fs, run_rows):
     prompt = {"system": "Judge.", "messages_from": "turns", "user": "Was {{ topic }} answered?"}
-    assert sent(fs, run_rows, prompt, {"turns": [USER], "topic": "it"}) == [
-        {"role": "system", "content": "Judge."},
-        USER,
-        {"role": "user", "content": "Was it answered?"},
-    ]
-
-
-def test_a_system_message_of_the_row_continues_that_of_the_job(fs, run_rows):
-    prompt = {"system": "Judge.", "messages_from": "turns"}
-    first, *_ = sent(fs, run_rows, prompt, {"turns": SHAREGPT})
+    after = {"role": "user", "content": "Was it answered?"}
+    messages = sent(fs, run_rows, prompt, {"turns": [USER], "topic": "it"})
+    assert messages == [{"role": "system", "content": "Judge."}, USER, after]
+    first, *_ = sent(fs, run_rows, prompt, {"turns": SHAREGPT, "topic": "it"})
     assert first == {"role": "system", "content": "Judge.\n\nBe brief."}
 
 
@@ -222,7 +196,6 @@ def test_a_conversation_sent_as_text_is_a_warning(run_rows):
 @pytest.mark.parametrize(
     ("messages", "name"),
     [
-        ("{{- row.chat -}}", "chat"),
         ("{{ row['my chat'] }}", "my chat"),
         ("chat", "chat"),
     ],

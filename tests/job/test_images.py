@@ -13,9 +13,7 @@ TYPES = [
     (b"\x89PNG\r\n\x1a\n....", "image/png"),
     (b"\xff\xd8\xff\xe0....", "image/jpeg"),
     (b"GIF89a....", "image/gif"),
-    (b"GIF87a....", "image/gif"),
     (b"RIFF\x10\x00\x00\x00WEBPVP8 ", "image/webp"),
-    (b"BM....", "image/bmp"),
     (b"II*\x00....", "image/tiff"),
     (b"\x00\x00\x00\x20ftypavif....", "image/avif"),
 ]
@@ -61,6 +59,11 @@ def test_what_is_no_image_is_refused(tmp_path):
     os.mkfifo(tmp_path / "p.png")
     for name in ("d.png", "p.png", "zz.png"):
         assert refused(name, tmp_path) == f"no such image: {name}"
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    assert refused("a.png", tmp_path) == "a.png is larger than 64 MB"
+    assert "is no path" in refused("a\0b", tmp_path)
+    assert len(refused("x" * 5000, tmp_path)) < 400
 
 
 @pytest.mark.parametrize(
@@ -71,26 +74,10 @@ def test_what_is_no_image_is_refused(tmp_path):
             "file:///etc/passwd",
             "file:///etc/passwd is neither a path nor the URL of a web server or bucket",
         ),
-        (
-            "s3://b/k.png",
-            "s3://b/k.png is in no folder of a bucket that the job names"
-            " (image_folders: [s3://b/] lets rows name images there)",
-        ),
     ],
 )
 def test_other_sources_are_refused(tmp_path, source, message):
     assert refused(source, tmp_path) == message
-
-
-@pytest.mark.parametrize("source", ["a\0b", "x" * 5000, "\ud800"])
-def test_odd_names_are_refused_in_few_words(tmp_path, source):
-    assert len(refused(source, tmp_path)) < 400
-
-
-def test_a_large_file_is_refused(tmp_path):
-    with (tmp_path / "a.png").open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    assert refused("a.png", tmp_path) == "a.png is larger than 64 MB"
 
 
 def test_base64_of_an_image_is_sent_as_its_url(tmp_path):

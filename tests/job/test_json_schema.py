@@ -50,39 +50,28 @@ def test_every_section_and_every_key_is_described():
 
 SAME = [
     "prompt: {system: {file: s.md}, user: x}",
-    "prompt: {messages: [{role: user, content: x}]}",
     "prompt: {messages: [{role: user, content: [{text: a}, {image: b}]}]}",
     "prompt: {usr: x}",
     "backend: vllm://host:8000",
     "backend: vlm",
     "backend: {url: openai, headers: {A: b}, proxy: none}",
-    "backend: {url: openai, key: x}",
-    "hostfile: h.txt",
     "model: 08",
-    "input: a.jsonl",
     "input: []",
     "input: {sql: select 1}",
     "answers: 1e2",
     'answers: "3"',
-    "answers:",
-    "output: {schema: {type: object}}",
     "output: {schema: 5}",
     "output: {enforce: native, describe: never, retries: 0, grow: 2.5}",
     "output: {grow: 0.5}",
     "sampling: {temperature: 1e-1, top_p: 0.5, stop: [a], seed: -3, logprobs: true}",
     "sampling: {stop: [[a]]}",
-    "sampling: {extra: [1]}",
     "batching: {mode: chat, size: auto}",
-    "batching: {size: 0}",
     "agent: {max_turns: 3, tools: [{builtin: sql}], compact: {at: 0.5, model: }}",
     "agent: {tools: [{builtin: nothing}]}",
     "agent: {tools: [{mcp: npx x}]}",
     "topology: jugde",
-    "topology: {name: reduce, fanin: 1}",
     "stages: [{kind: map, name: a, prompt: x, from: input}]",
-    "stages: [{kind: unknown}]",
     "limits: {concurrency: 5, per_endpoint: auto, hedge: off, row: 1h30m, rpm: none}",
-    "limits: {timeout: 0}",
     "limits: {timeout: {total: 1:30}}",
     "limits: {budget_usd: -1}",
     "results: {dir: out, allow_failures: 5%}",
@@ -107,12 +96,7 @@ def test_the_schema_accepts_what_the_loader_accepts(load, validator, tmp_path, l
     assert validator.is_valid(plain(read_yaml(text, "job.yaml").data)) is loads
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["limits: {concurrency: '${N}'}", "limits: {row: '${D}'}"],
-)
-def test_the_schema_accepts_variables(load, validator, line):
-    env = {"N": "3", "S": "true", "B": "sim", "D": "5s"}
-    text = f"input: x\nprompt: y\n{line}\n"
-    load(text, env=env)
+def test_the_schema_accepts_variables(load, validator):
+    text = "input: x\nprompt: y\nlimits: {concurrency: '${N}', row: '${D}'}\n"
+    load(text, env={"N": "3", "D": "5s"})
     assert validator.is_valid(plain(read_yaml(text, "job.yaml").data))

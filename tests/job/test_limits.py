@@ -37,8 +37,6 @@ def test_a_template_that_loops_on_and_on_fails_its_row(render, monkeypatch, text
 
 
 GROWING = "{% set n = namespace(x=START) %}{% for i in range(60) %}STEP{% endfor %}{{ n.x }}"
-
-
 HUGE = [
     "{{ 'x' * 100000000 }}",
     "{{ items * 100000000 }}",

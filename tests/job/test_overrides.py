@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 
 @pytest.mark.parametrize(
     ("option", "path", "value"),
     [
-        ("sampling.temperature=1e-1", "sampling.temperature", 0.1),
         ("sampling.max_tokens=1e2", "sampling.max_tokens", 100),
         ("sampling.stop=[a, '08', 08]", "sampling.stop", ("a", "08", "08")),
-        ("model=no", "model", "no"),
         ("model='quoted: name'", "model", "quoted: name"),
         ("model=a=b", "model", "a=b"),
-        ("where=a: b # c", "where", "a: b # c"),
         ("where=*x", "where", "*x"),
-        ("limits.timeout=2s", "limits.timeout.idle", 2.0),
         ("limits.timeout.total=none", "limits.timeout.idle", 120.0),
         ("backend=sim://?replicas=3", "backend.url.replicas", 3),
         ("prompt=New {{ a }}: {b: c}", "prompt.user.text", "New {{ a }}: {b: c}"),
-        ("prompt={% if a %}x{% endif %}", "prompt.user.text", "{% if a %}x{% endif %}"),
     ],
 )
 def test_a_value_is_read_as_in_the_file(load, minimal, option, path, value):
-    found = load(minimal, sets=(option,))
-    for part in path.split("."):
-        found = getattr(found, part)
-    assert found == value
+    assert attrgetter(path)(load(minimal, sets=(option,))) == value
 
 
 @pytest.mark.parametrize(
     ("text", "option", "path", "value"),
     [
-        (
-            "prompt: Say {{ text }}\n",
-            "prompt.system=Be brief",
-            "prompt.user.text",
-            "Say {{ text }}",
-        ),
-        ("prompt: hi\nbackend: vllm\n", "backend.headers.X-A=b", "backend.headers", {"X-A": "b"}),
-        (
-            "prompt: hi\nlimits: {timeout: 3s}\n",
-            "limits.timeout.idle=1",
-            "limits.timeout.total",
-            3.0,
-        ),
-        ("prompt: hi\ntopology: reduce\n", "topology.fanin=4", "topology.name", "reduce"),
+        ("prompt: Say {{ text }}", "prompt.system=Be", "prompt.user.text", "Say {{ text }}"),
+        ("backend: vllm", "backend.headers.X-A=b", "backend.headers", {"X-A": "b"}),
+        ("limits: {timeout: 3s}", "limits.timeout.idle=1", "limits.timeout.total", 3.0),
+        ("topology: reduce", "topology.fanin=4", "topology.name", "reduce"),
     ],
 )
 def test_a_key_of_a_short_form_keeps_the_rest(load, text, option, path, value):
-    found = load("input: x\n" + text, sets=(option,))
-    for part in path.split("."):
-        found = getattr(found, part)
-    assert found == value
+    prompt = "" if text.startswith("prompt") else "prompt: hi\n"
+    assert attrgetter(path)(load(f"input: x\n{prompt}{text}\n", sets=(option,))) == value
 
 
 def test_a_number_leads_into_a_list(load, minimal):
@@ -74,15 +56,6 @@ def test_a_number_leads_into_a_list(load, minimal):
         ),
         ("modle=x", "--set modle: unknown key modle (did you mean model?)"),
         (
-            'sampling.seed="1"',
-            '--set sampling.seed: expected a whole number, got the text "1" (remove the quotes)',
-        ),
-        (
-            "sampling.stop=[a",
-            "--set sampling.stop: not YAML: expected ',' or ']', but got '<stream "
-            "end>' (while parsing a flow sequence that began on line 1)",
-        ),
-        (
             "model='a",
             "--set model: a quote is never closed (while scanning a quoted scalar that "
             "began on line 1)",
@@ -92,10 +65,6 @@ def test_a_number_leads_into_a_list(load, minimal):
             "--set name.x: name has no keys of its own (set it as a whole: --set KEY=VALUE)",
         ),
         (
-            "sampling={seed: x}",
-            '--set sampling: sampling.seed: expected a whole number, got the text "x"',
-        ),
-        (
             "agent.tools.5.name=x",
             "--set agent.tools.5.name: agent.tools is a list of 1, it has no 5 "
             "(its items are numbered from 0)",
@@ -103,23 +72,14 @@ def test_a_number_leads_into_a_list(load, minimal):
     ],
 )
 def test_a_wrong_option_is_named_in_the_message(fault, minimal, option, message):
-    text = minimal.replace("name: job\n", "") + "name: n\nagent: {tools: [{builtin: sql}]}\n"
+    text = minimal + "name: n\nagent: {tools: [{builtin: sql}]}\n"
     assert fault(text, sets=(option,)) == message
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backend": "vlm"}, "--backend: unknown backend vlm (did you mean vllm?)"),
-        ({"limits.budget_usd": -1.0}, "--budget: must be at least 0, got -1.0"),
-        (
-            {"results.allow_failures": "x"},
-            '--allow-failures: expected a number of rows or a share like 5%, got the text "x"',
-        ),
-    ],
-)
-def test_a_wrong_named_option_is_named_in_the_message(fault, minimal, options, message):
-    assert fault(minimal, options=options) == message
+def test_a_wrong_named_option_is_named_in_the_message(fault, minimal):
+    assert fault(minimal, options={"limits.budget_usd": -1.0}) == (
+        "--budget: must be at least 0, got -1.0"
+    )
 
 
 def test_faults_of_options_come_before_those_of_the_file(fault, minimal):

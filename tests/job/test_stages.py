@@ -6,57 +6,12 @@ import pytest
 
 BASE = "input: x\nprompt: Say {{ text }}\nbackend: vllm://h:1\nmodel: big\n"
 
-ALL_KINDS = """\
-input: papers.jsonl
-stages:
-  - {kind: expand, name: pieces, split: {field: text, tokens: 1000, overlap: 50}}
-  - {kind: map, name: notes, prompt: "Note {{ text }}", output: {schema: {type: object}}}
-  - {kind: expand, items: output.claims}
-  - {kind: broadcast, prompt: "Judge {{ notes }}", select: {role: critic}, answers: 3}
-  - kind: reduce
-    name: sum
-    from: [notes, broadcast4]
-    fanin: 8
-    by: topic
-    until: n == 1
-    prompt: "{{ responses }}"
-    on_failure: drop
-  - {kind: sql, name: vote, query: select 1}
-  - {kind: loop, name: talk, max_rounds: 3, until: done, sections: [pro, {name: con, prompt: no}]}
-  - {kind: embed, name: vectors, from: input, model: embedder, prompt: "{{ text }}"}
-"""
-
-
-def test_every_kind_of_stage_is_read(load):
-    stages = load(ALL_KINDS).stages
-    assert [stage.kind for stage in stages] == [
-        "expand",
-        "map",
-        "expand",
-        "broadcast",
-        "reduce",
-        "sql",
-        "loop",
-        "embed",
-    ]
-    assert stages[0].split.overlap == 50
-    assert stages[3].select == {"role": "critic"}
-    assert (stages[4].from_, stages[4].fanin, stages[4].by) == (
-        ("notes", "broadcast4"),
-        8,
-        ("topic",),
-    )
-    assert stages[4].on_failure == "drop"
-    assert [section.name for section in stages[6].sections] == ["pro", "con"]
-    assert stages[7].from_ == ("input",)
-
 
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
         ("[§{prompt: x}]", "stages[0].kind is missing"),
         ("[§{kind: loop}]", "stages[0]: a loop stage needs sections"),
-        ("[§{kind: sql}]", "stages[0]: a sql stage needs query"),
         (
             "[{kind: §mapp, prompt: x}]",
             "stages[0].kind: expected map, broadcast, expand, reduce, sql, loop or embed, got the "
@@ -66,7 +21,6 @@ def test_every_kind_of_stage_is_read(load):
             "[{kind: map, until: §x}]",
             "stages[0].until: until belongs to kind reduce or loop, not map",
         ),
-        ("[{kind: reduce, fanin: §1}]", "stages[0].fanin: must be at least 2, got 1"),
         ("[§{kind: expand}]", "stages[0]: an expand stage needs one of items and split"),
         (
             "[{kind: expand, split: {field: a, tokens: 5, overlap: §5}}]",
@@ -77,10 +31,6 @@ def test_every_kind_of_stage_is_read(load):
             "stages[0].name: the name a b cannot be used in prompts (letters, digits, _)",
         ),
         (
-            "[{kind: map, name: §row}]",
-            "stages[0].name: the name row means something else in prompts",
-        ),
-        (
             "[{kind: map, name: a}, {kind: map, name: §a}]",
             "stages[1].name: two stages are named a",
         ),
@@ -89,7 +39,6 @@ def test_every_kind_of_stage_is_read(load):
             "stages[1].from: stage map2 reads noet, which is no stage before it "
             "(did you mean note? before it: input note)",
         ),
-        ("§{kind: map}", "stages: expected a list, got a mapping"),
     ],
 )
 def test_a_wrong_stage_is_refused_at_its_place(fault, stages, message):
@@ -109,20 +58,14 @@ def test_a_stage_sees_the_job_with_its_own_keys(load):
     text = """\
 sampling: {temperature: 0, seed: 1}
 limits: {retries: 3, timeout: {idle: 5, total: 50}}
-stages:
-  - kind: map
-    model: small
-    sampling: {temperature: 1}
-    limits: {timeout: {total: 9}}
-    answers: 4
+stages: [{kind: map, model: small, sampling: {temperature: 1}, limits: {timeout: {total: 9}}}]
 """
     job = load(BASE + text)
-    seen = job.for_stage(job.stages[0])
-    assert (seen.model, seen.answers) == ("small", 4)
-    assert (seen.sampling.temperature, seen.sampling.seed) == (1.0, 1)
-    assert (seen.limits.retries, seen.limits.timeout.idle, seen.limits.timeout.total) == (3, 5, 9)
-    assert seen.prompt == job.prompt
-    assert seen.source == job.source
+    stage = job.for_stage(job.stages[0])
+    assert (stage.model, stage.sampling.temperature, stage.sampling.seed) == ("small", 1.0, 1)
+    limits = stage.limits
+    assert (limits.retries, limits.timeout.idle, limits.timeout.total) == (3, 5, 9)
+    assert stage.prompt == job.prompt
     assert (job.model, job.sampling.temperature) == ("big", 0.0)
 
 

@@ -50,12 +50,9 @@ def failure(text, data=None, extra=None):
 PRINTED = [
     ("{{ a | join('-') }}", "b-c-d"),
     ("{% for i in range(2) %}{{ i }}{% endfor %}", "01"),  # the rows have a field of this name
-    ("{% for i in items %}{{ loop.length }}{% endfor %}", "22"),
     ("{{ objects | join(', ', attribute='name') }}", "p, q"),
-    ('Reply {"score": 1}. Text: {{ text }}', 'Reply {"score": 1}. Text: x'),
     ("{{ html }}", "<b> & 'q'"),
     ("{{ yes }} {{ n }} {{ f }} {{ whole }} {{ big }}", f"true null 0.1 3.0 {10**30}"),
-    ("{{ nan }}", "NaN"),
     ("{{ a }}", '{"b":1,"c":null,"d":{"e":"deep"}}'),
     ("{{ items }} {{ u }} {{ [u] }}", '[1,2] é ["é"]'),
     ("{{ day }} {{ [day] }} {{ price }}", '"2024-01-02" ["2024-01-02"] "1.50"'),
@@ -65,28 +62,12 @@ PRINTED = [
     ("{{ a.values() }}", '[1,null,{"e":"deep"}]'),
     ("{{ text ~ yes ~ n ~ a.b ~ items }}", "xtruenull1[1,2]"),
     ("{{ [1, true, none, 'a'] | join('-') }}", "1-true-null-a"),
-    ("{{ objects | map(attribute='name') | join(', ') }}", "p, q"),
     ("{{ objects | map(attribute='name') }}", '["p","q"]'),
     ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
-    (
-        "{% for x in items %}{{ loop.index }}{{ x }}{% if not loop.last %},{% endif %}{% endfor %}",
-        "11,22",
-    ),
-    ("{% macro m(q) %}<{{ q }}>{% endmacro %}{{ m(text) }}", "<x>"),
     ("{{ missing | default('none') }}", "none"),
     ("{{ missing is defined }} {{ text is defined }}", "false true"),
     ("{{ a.zz | default(1) }}{{ a.zz.yy.xx | default(2) }}{{ missing['k'] | d(3) }}", "123"),
-    ("{{ items[7] | default('end') }}", "end"),
-    ("{% raw %}{{ text }} {% x %}{% endraw %}", "{{ text }} {% x %}"),
-    ("{{ '{{' }} {{ '}}' }}", "{{ }}"),
     ("{{ '%s-%d' | format(text, 3) }}", "x-3"),
-    ("{{ (1, 2) }}", "[1,2]"),
-    ("{{ dict(a=1) }}", '{"a":1}'),
-    ("{% for i in items if i > 1 %}{{ i }}{{ loop.last }} {% endfor %}", "2true "),
-    (
-        "{% for i in [[1, [2]]] recursive %}{{ loop(i) if i is iterable else i }};{% endfor %}",
-        "1;2;;;",
-    ),
     ("{{ '{}-{:>3}'.format(text, 2) }} {{ text + 'y' }} {{ 'ab' * 2 }}", "x-  2 xy abab"),
     ("{{ items|batch(2, 0)|list }} {{ items|slice(1)|list }}", "[[1,2]] [[1,2]]"),
     ("{{ 'a\\nb'|indent }} {{ 1.256|round(1) }} {{ 'aXa'|replace('X', 'b') }}", "a\n    b 1.3 aba"),
@@ -108,8 +89,8 @@ def test_a_list_of_answers_prints_one_line_each():
 
 
 MISSING = [
+    ("a {{ text }} b {{ gone }}", "gone"),
     ("{{ zz | tojson }}", "zz"),
-    ("{{ a['zz'] }}", "a.zz"),
     ("{{ txet }}", "txet"),
     ("{{ a.zz }}", "a.zz"),
     ("{{ a.zz.yy }}", "a.zz.yy"),
@@ -117,35 +98,22 @@ MISSING = [
     ("{{ n.b }}", "n.b"),
     ("{% if zz %}x{% endif %}", "zz"),
     ("{{ zz + 1 }}", "zz"),
-    ("{{ zz ~ 'a' }}", "zz"),
-    ("{{ zz() }}", "zz"),
     ("{{ zz.a() }}", "zz.a"),
-    ("{{ [zz] }}", "zz"),
     ("{{ items[zz] }}", "zz"),
-    ("{{ row.update }}", "update"),
     ("{{ text.upper }}", "text.upper"),
-    ("{{ a.keys }}", "a.keys"),
     ("{{ lipsum() }}", "lipsum"),
 ]
 
 
 @pytest.mark.parametrize(("text", "name"), MISSING)
 def test_a_missing_field_fails_the_row_by_its_name(text, name):
-    message = failure(text)
-    if name == "update":
-        assert "unsafe" in message
-    else:
-        assert message == f"prompt.user: the row has no field {name}"
+    assert failure(text) == f"prompt.user: the row has no field {name}"
 
 
 FAILING = [
     ("{{ 1 / 0 }}", "prompt.user: division by zero"),
     ("{{ items[7] }}", "prompt.user: a list of 2 has no item 7"),
     ("{{ text + 1 }}", 'prompt.user: can only concatenate str (not "int") to str'),
-    (
-        "{{ a.__class__.__mro__ }}",
-        "prompt.user: access to attribute '__class__' of 'dict' object is unsafe.",
-    ),
     (
         "{{ items.append(1) }}",
         "prompt.user: access to attribute 'append' of 'list' object is unsafe.",
@@ -154,7 +122,6 @@ FAILING = [
         "{% for i in range(1000000) %}{% endfor %}",
         "prompt.user: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).",
     ),
-    ("{{ self }}", "prompt.user: a TemplateReference is not a value to print"),
     (
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "prompt.user: maximum recursion depth exceeded",
@@ -173,21 +140,13 @@ def test_a_text_of_64_mb_is_the_largest():
     assert failure("{{ t }}{{ t }}!", {"t": half}) == "prompt.user renders to more than 64 MB"
 
 
-def test_a_row_is_never_changed():
+@pytest.mark.parametrize(
+    "text", ["{{ b.update({'c': 2}) }}", "{{ a.pop() }}", "{{ row.clear() }}", "{{ row.update }}"]
+)
+def test_a_row_is_never_changed(text):
     row = {"a": [1], "b": {"c": 1}}
-    for text in (
-        "{% set a = [2] %}{{ a }}",
-        "{{ b.update({'c': 2}) }}",
-        "{{ a.pop() }}",
-        "{{ b.setdefault('x', 1) }}",
-        "{{ row.clear() }}",
-        "{% set row = 1 %}{{ row }}",
-    ):
-        try:
-            render(text, row)
-        except TemplateFailure as error:
-            assert "unsafe" in str(error)
-        assert row == {"a": [1], "b": {"c": 1}}
+    assert "unsafe" in failure(text, row)
+    assert row == {"a": [1], "b": {"c": 1}}
 
 
 LITERAL_HINT = "(write a literal {{ as {% raw %}{{{% endraw %})"
@@ -195,19 +154,10 @@ SPACED_HINT = "(a name with blanks is written {{ row['a b'] }})"
 WRONG = [
     ("{{ a b }}", f"expected token 'end of print statement', got 'b' {SPACED_HINT}"),
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
-    ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
     ("{{ gene }", "a } is missing after gene (write {{ gene }})"),
-    ("{{ a }} {{ a | upper } b", "a } is missing after a | upper (write {{ a | upper }})"),
-    (
-        "{#1}",
-        "Missing end of comment tag (write a literal {# as {% raw %}{#{% endraw %})",
-    ),
     (r"\x{{a}}{{#b}}", f"unexpected char '#' at 9 {LITERAL_HINT}"),
-    ('{{"score": 1}}', f"expected token 'end of print statement', got ':' {LITERAL_HINT}"),
     ("{{ a is definde }}", "there is no test definde (did you mean defined?)"),
-    ("{{ a | random }}", "there is no filter random"),
     ("{% include 'x' %}", "include needs other templates (use {file: PATH})"),
-    ("{% from 'x' import y %}", "fromimport needs other templates (use {file: PATH})"),
     ("{% block x %}{% endblock %}", "block has no use here (leave the block tags out)"),
     (
         "{% foo %}",
@@ -231,14 +181,9 @@ FIELDS = [
     ("{{ row.a }} {{ row['b'] }} {{ c }}", {"a", "b", "c"}),
     ("{{ row }}", None),
     ("{{ row[a] }}", None),
-    ("{{ row.items() }}", None),
-    ("{{ a | default(b) }} {{ c is defined }}", {"a", "b", "c"}),
-    ("{% if a %}{{ b if c else d }}{% endif %}", {"a", "b", "c", "d"}),
     ("{{ range }}", {"range"}),
     ("{% macro m(x) %}{{ x }}{{ y }}{% endmacro %}{{ m(z) }}", {"y", "z"}),
     ("{{ a[b].c[d] }}", {"a", "b", "d"}),
-    ("{% filter upper %}{{ a }}{% endfilter %}", {"a"}),
-    ("{# {{ a }} #}{% raw %}{{ b }}{% endraw %}", set()),
     ("{% with a = b %}{{ a }}{% endwith %}", {"b"}),
 ]
 
@@ -260,11 +205,6 @@ def test_the_fields_that_a_template_uses_are_known(text, fields):
 def test_fields_between_texts_come_out_as_jinja_has_them(text):
     # What comes after the fields keeps the template from being a plain one.
     assert render(text) == render(text + "{{ '' ~ '' }}")
-
-
-def test_a_missing_field_between_texts_is_named():
-    assert failure("a {{ text }} b {{ gone }}") == "prompt.user: the row has no field gone"
-    assert render("{{ gone }}", {}, {"gone": 1}) == "1"
 
 
 def test_the_time_of_a_template_ends_with_it(monkeypatch):

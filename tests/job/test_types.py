@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 
@@ -15,38 +17,24 @@ def key(path, value):
     return "\n".join(lines) + "\n"
 
 
-def found(job, path):
-    for part in path.split("."):
-        job = getattr(job, part)
-    return job
-
-
 ACCEPTED = [
     ("sampling.max_tokens", "0x10", 16),
-    ("sampling.temperature", "1e-1", 0.1),
     ("sampling.top_p", "1", 1.0),
-    ("sampling.max_tokens", "5.12e2", 512),
     ("sampling.seed", "08", 8),
     ("sampling.seed", "-9223372036854775808", -(2**63)),
     ("sampling.stop", "x", ("x",)),
     ("sampling.stop", "[a, 08, 1e2]", ("a", "08", "1e2")),
     ("sampling.reasoning_effort", "none", "none"),
-    ("answers", "1e3", 1000),
     ("limits.concurrency", "1e2", 100),
     ("limits.concurrency", "auto", "auto"),
-    ("limits.retries", "0", 0),
-    ("limits.hedge", "10s", 10.0),
     ("limits.row", "1h30m", 5400.0),
     ("limits.row", "none", None),
-    ("limits.row", "250ms", 0.25),
-    ("limits.row", "1h 30m", 5400.0),
     ("limits.row", "5M", 300.0),
     ("limits.stop_after_failures", "3", 3),
     ("model", "2024-01-01", "2024-01-01"),
     ("id", "1.0", "1.0"),
     ("dedupe", "false", False),
     ("cluster.walltime", "01:30:00", 5400.0),
-    ("cluster.walltime", "2h", 7200.0),
     ("cluster.ports", "[8000, 8005]", (8000, 8005)),
     ("cluster.modules", "cray-python", ("cray-python",)),
 ]
@@ -54,7 +42,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize(("path", "value", "result"), ACCEPTED)
 def test_a_value_is_read(load, path, value, result):
-    value_found = found(load(key(path, value)), path)
+    value_found = attrgetter(path)(load(key(path, value)))
     assert value_found == result
     assert type(value_found) is type(result)
 
@@ -65,9 +53,7 @@ REFUSED = [
     ("sampling.temperature", "true", "expected a number, got true"),
     ("sampling.max_tokens", "1_000", 'expected a whole number, got the text "1_000" (write 1000)'),
     ("sampling.temperature", '"0.1"', 'expected a number, got the text "0.1" (remove the quotes)'),
-    ("sampling.temperature", "2.1", "must be at most 2, got 2.1"),
     ("sampling.temperature", "1e999", "expected a finite number, got 1e999"),
-    ("sampling.extra.g", ".inf", "expected a finite number, got .inf"),
     ("sampling.top_p", "0", "must be more than 0, got 0"),
     ("sampling.max_tokens", "0", "must be at least 1, got 0"),
     (
@@ -75,35 +61,18 @@ REFUSED = [
         "9223372036854775808",
         "must be at most 9223372036854775807, got 9223372036854775808",
     ),
-    ("sampling.logprobs", "1", "expected true or false, got 1"),
     (
         "sampling.logprobs",
         '"true"',
         'expected true or false, got the text "true" (did you mean true?)',
     ),
     ("answers", "1001", "must be at most 1000, got 1001"),
-    ("answers", '"3"', 'expected a whole number, got the text "3" (remove the quotes)'),
     (
         "limits.row",
         "1:30",
         'expected a duration like 10s, 5m or 1h30m or none, got the text "1:30" (write 1m30s)',
     ),
-    (
-        "limits.row",
-        '"10"',
-        'expected a duration like 10s, 5m or 1h30m or none, got the text "10" (remove the quotes)',
-    ),
     ("limits.row", "0", "must be more than 0, got 0 (none = no limit)"),
-    (
-        "limits.row",
-        ".inf",
-        "expected a duration like 10s, 5m or 1h30m or none, got .inf (none = no limit)",
-    ),
-    (
-        "output.enforce",
-        "promt",
-        'expected auto, native or prompt, got the text "promt" (did you mean prompt?)',
-    ),
     ("model", "true", "expected text, got true (quote it to make it text)"),
     ("model", "''", "expected text, got an empty one"),
     ("stream", "on", 'expected auto, true or false, got the text "on" (write true)'),
@@ -112,17 +81,7 @@ REFUSED = [
         "a/b",
         '"a/b" cannot name a run (no / or \\, no . or - at its start, at most 200 bytes)',
     ),
-    ("results.allow_failures", "101%", "must be at most 100, got 101"),
-    ("results.allow_failures", "-1", "must be at least 0, got -1"),
     ("cluster.ports", "70000", "must be at most 65535, got 70000"),
-    ("hostfile", "''", "expected a path, got an empty text"),
-    (
-        "topology",
-        "tree-reduce",
-        "expected map, broadcast, reduce, tree_reduce, map_reduce, "
-        "plan_map_reduce, pipeline, blackboard, self_consistency or judge, got the text "
-        '"tree-reduce" (did you mean tree_reduce?)',
-    ),
 ]
 
 
@@ -140,21 +99,8 @@ def test_a_number_that_json_lacks_is_found_in_free_values_at_any_depth(fault):
 
 
 @pytest.mark.parametrize(
-    ("path", "default"),
-    [
-        ("sampling.max_tokens", None),
-        ("limits.retries", 5),
-        ("limits.timeout.total", 1800.0),
-        ("stream", "auto"),
-        ("output.retries", 2),
-        ("results.keep_input", True),
-    ],
+    "blank", ["sampling:", "limits: {timeout: }", "output: ~", "limits: {retries: null}"]
 )
-@pytest.mark.parametrize("blank", ["", "~", "null"])
-def test_a_blank_value_is_the_default(load, path, default, blank):
-    assert found(load(key(path, blank)), path) == default
-
-
-@pytest.mark.parametrize("blank", ["sampling:", "limits:\n", "limits: {timeout: }", "output: ~"])
-def test_a_blank_section_is_its_defaults(load, minimal, blank):
+def test_a_blank_key_or_section_is_its_default(load, minimal, blank):
     assert load(minimal + blank + "\n").model_dump() == load(minimal).model_dump()
+    assert load(minimal + "limits: {timeout: none}\n").limits.timeout.total is None
