@@ -83,14 +83,6 @@ def counts(usage):
     return usage.prompt, usage.cached, usage.completion, usage.reasoning
 
 
-def test_the_last_chunk_that_tells_counts_is_read():
-    chunk = {"model": "m", "choices": []}
-    early, late = {"usage": {"prompt_tokens": 1}}, {"usage": {"prompt_tokens": 5}}
-    tail = events(chunk, chunk | early, chunk | late, chunk | {"usage": None})
-    usage, model = usage_in(tail + b"data: [DONE]\n\n")
-    assert (usage.prompt, model) == (5, "m")
-
-
 RESPONSE = {
     "object": "response",
     "model": "m",
@@ -103,54 +95,47 @@ RESPONSE = {
 }
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        json.dumps(RESPONSE).encode(),
-        events(
-            {"type": "response.created", "response": {**RESPONSE, "usage": None}},
-            {"type": "response.completed", "response": RESPONSE},
-        ),
-    ],
-    ids=["whole", "streamed"],
-)
-def test_the_responses_api_counts_cached_tokens_within_the_prompt(answer):
-    usage, model = usage_in(answer)
-    assert (counts(usage), model) == ((9, 8, 7, 6), "m")
-
-
 STARTED = {"input_tokens": 2, "cache_read_input_tokens": 5, "output_tokens": 1}
-
-
-def test_the_messages_api_counts_cached_tokens_beside_the_prompt():
-    usage, model = usage_in(
-        json.dumps({"type": "message", "model": "m", "usage": STARTED}).encode()
-    )
-    assert (counts(usage), model) == ((7, 5, 1, None), "m")
-
-
-def test_a_stream_of_messages_tells_what_was_read_first_and_what_was_written_last():
-    head = events({"type": "message_start", "message": {"model": "m", "usage": STARTED}})
-    tail = events(
-        {"type": "content_block_stop", "index": 0},
-        {
-            "type": "message_delta",
-            "delta": {},
-            "usage": {"output_tokens": 11, "input_tokens": None},
-        },
-        {"type": "message_stop"},
-    )
-    usage, model = usage_in(tail, head)
-    assert (counts(usage), model) == ((7, 5, 11, None), "m")
-    assert counts(usage_in(tail)[0]) == (None, None, 11, None)
+MESSAGE = {"type": "message", "model": "m", "usage": STARTED}
+MESSAGE_START = events({"type": "message_start", "message": MESSAGE})
+MESSAGE_END = events(
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 11, "input_tokens": None}},
+    {"type": "message_stop"},
+)
+CHUNK = {"model": "m", "choices": []}
+CHUNKS = events(
+    *(CHUNK | {"usage": usage} for usage in ({"prompt_tokens": 1}, {"prompt_tokens": 5}, None))
+)
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"no json", b"{", b'data: {"usage": 3}', b'data: {"usage"', b'{"usage":[1]}']
-)
-def test_what_tells_nothing_counts_nothing(answer):
-    usage, model = usage_in(answer)
-    assert (counts(usage), model) == ((None, None, None, None), None)
+    ("tail", "head", "expected", "model"),
+    [
+        (CHUNKS + b"data: [DONE]\n\n", b"", (5, None, None, None), "m"),
+        (json.dumps(RESPONSE).encode(), b"", (9, 8, 7, 6), "m"),
+        (
+            events(
+                {"type": "response.created", "response": {**RESPONSE, "usage": None}},
+                {"type": "response.completed", "response": RESPONSE},
+            ),
+            b"",
+            (9, 8, 7, 6),
+            "m",
+        ),
+        (json.dumps(MESSAGE).encode(), b"", (7, 5, 1, None), "m"),
+        (MESSAGE_END, MESSAGE_START, (7, 5, 11, None), "m"),
+        (MESSAGE_END, b"", (None, None, 11, None), None),
+        (b"no json", b"", (None,) * 4, None),
+        (b'data: {"usage": 3}', b"", (None,) * 4, None),
+        (b'{"usage":[1]}', b"", (None,) * 4, None),
+    ],
+    ids=["chat stream", "response", "response stream", "message", "message stream",
+         "end of a message stream", "no JSON", "no counts", "a list of counts"],
+)  # fmt: skip
+def test_the_tokens_of_an_answer_are_counted_by_its_protocol(tail, head, expected, model):
+    usage, named = usage_in(tail, head)
+    assert (counts(usage), named) == (expected, model)
 
 
 def test_the_kept_end_of_a_long_stream_may_begin_anywhere():

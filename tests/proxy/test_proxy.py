@@ -25,7 +25,7 @@ def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
 LOGIN_PAGE = raw(b"<html>login", "text/html")
 
 
-@pytest.mark.parametrize("bad", [close(), status(503), status(429), status(401), LOGIN_PAGE])
+@pytest.mark.parametrize("bad", [close(), status(429), status(401), LOGIN_PAGE])
 def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
     async def work(proxy, session):
         return [await ask(proxy, session) for _ in range(20)]
@@ -35,9 +35,8 @@ def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
         assert 0 < len(ill.requests) <= 10
     assert [code for code, _ in answers] == [200] * 20
     rows = rows_of(tmp_path / "run")
-    assert [(row["status"], row["completion_tokens"], row["endpoint"]) for row in rows] == [
-        ("ok", 1, "e1")
-    ] * 20
+    shown = [(row["status"], row["completion_tokens"], row["endpoint"]) for row in rows]
+    assert shown == [("ok", 1, "e1")] * 20
 
 
 def test_a_request_that_two_endpoints_refuse_alike_is_asked_no_more_and_nobody_rests(tmp_path):
@@ -58,10 +57,7 @@ def test_where_nobody_answers_the_failure_is_told_in_openais_form(tmp_path):
         url = fs.url
     code, body = through([url], ask, tmp_path / "run", patience=1.0)
     assert code in (502, 503)
-    assert (
-        "cannot connect to e0" in body["error"]["message"]
-        or "no endpoint" in body["error"]["message"]
-    )
+    assert any(words in body["error"]["message"] for words in ("cannot connect", "no endpoint"))
     (row,) = rows_of(tmp_path / "run")
     assert row["status"] == "failed"
 

@@ -76,52 +76,32 @@ def test_a_streamed_response_of_an_engine_with_chats_only(tmp_path):
     with FakeServer({"r1": [stream([delta("a"), delta("b", "stop")])]}) as fs:
         events = responses([fs.url], tmp_path / "run", work)
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [event.delta for event in events if event.type == "response.output_text.delta"] == [
-        "a",
-        "b",
-    ]
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert pieces == ["a", "b"]
     assert (events[-1].type, events[-1].response.output_text) == ("response.completed", "ab")
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"previous_response_id": "resp_1"}, "chat completions have no previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "chat completions have no tool of the type web"),
-        ({"input": [{"type": "reasoning", "content": 5}]}, "content must be a list of objects"),
-    ],
-)
-def test_what_chats_have_no_form_for_is_refused_in_one_sentence(tmp_path, more, reason):
+def test_what_chats_have_no_form_for_is_refused_in_one_sentence(tmp_path):
     import openai
 
     async def work(client):
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(**{"model": "m", "input": "id=r1", **more})
+            await client.responses.create(model="m", input="x", previous_response_id="resp_1")
         return caught.value.message
 
     with FakeServer({"*": [ok("yes")]}) as fs:
         message = responses([fs.url], tmp_path / "run", work)
+    reason = "chat completions have no previous_response_id"
     assert f"e0 serves no /v1/responses: {reason}" in message
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"messages": [5]}, "$.messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "$.messages[0].tool_calls[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "$.messages[0].tool_calls"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]},
-            "$.messages[0].tool_calls[0].function",
-        ),
         ({"stream_options": [1]}, "$.stream_options"),
-        ({"stream_options": "x"}, "$.stream_options"),
-        ({"tools": 5}, "$.tools"),
-        ({"max_tokens": "x"}, "$.max_tokens"),
         ({"response_format": "json"}, "$.response_format"),
         ({"stop": ["a"]}, "responses have no stop"),
-        ({"logit_bias": {"1": 2}}, "responses have no logit_bias"),
-        ({"presence_penalty": 0.5}, "responses have no presence_penalty"),
         ({"frequency_penalty": 1}, "responses have no frequency_penalty"),
     ],
 )

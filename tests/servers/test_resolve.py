@@ -16,17 +16,13 @@ from support.cli import Completed
 from support.http_servers import in_thread
 from support.jobs import write_rows
 from support.provider_bedrock import BedrockWire
-from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_calls import SECRET
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
 from support.provider_server import Fault, serve_in_thread
 from support.routes_server import models, routes_server
 
 Bagent = Callable[..., Completed]
-SECRET = "key-5up3rs3cret"
-KINDS: dict[str, Callable[[], Wire]] = {
-    "openai": OpenAIWire,
-    "anthropic": AnthropicWire,
-    "bedrock": BedrockWire,
-}
+KINDS = {"openai": OpenAIWire, "anthropic": AnthropicWire, "bedrock": BedrockWire}
 KEYS = {
     "OPENAI_API_KEY": SECRET,
     "ANTHROPIC_API_KEY": SECRET,
