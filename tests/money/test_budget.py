@@ -54,14 +54,6 @@ def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
     assert "$0.6000 of the budget of $1" in messages[0]
 
 
-def test_a_first_call_that_could_pass_the_budget_is_never_sent() -> None:
-    messages: list[str] = []
-    ledger = BudgetLedger(0.1, messages.append)
-    assert not fits(ledger, 0.2)
-    ledger.wait(0.2, lambda: None)
-    assert len(messages) == 1
-
-
 def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
     random = Random(7)
     ledger = BudgetLedger(5.0, lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from random import Random
 
@@ -26,13 +25,6 @@ def test_a_row_alone_has_the_whole_time_and_two_have_half_of_it_each() -> None:
     second = shared.change(10.0, 1)
     assert shared.change(14.0, -1) - first == pytest.approx(10 + 2)
     assert shared.change(20.0, -1) - second == pytest.approx(2 + 6)
-
-
-def test_time_in_which_nothing_was_in_flight_is_nobodys() -> None:
-    shared = SharedTime()
-    shared.change(0.0, 1)
-    ended = shared.change(5.0, -1)
-    assert shared.change(1000.0, 1) == ended
 
 
 def test_all_shares_together_are_the_time_in_which_anything_was_in_flight() -> None:
@@ -67,39 +59,22 @@ class Clocked(ScriptedBackend):
         return Exchange([self.result] * len(group), sent=0.0)
 
 
-def sent(inner: Clocked, group: int = 1, **tags: str) -> list[Reply | Failure]:
-    backend = GpuTimeBackend(inner, lambda: inner.now)
-    endpoint = Endpoint("a", "http://a/v1", tags=tags)
-    return asyncio.run(backend.send(endpoint, [REQUEST] * group, LIMITS)).results
-
-
-def test_a_reply_tells_its_share_and_keeps_its_tokens() -> None:
-    (reply,) = sent(Clocked({}))
-    assert isinstance(reply, Reply)
-    assert reply.usage == Usage(prompt=3, gpu_seconds=8.0)
-
-
-def test_an_endpoint_of_many_gpus_costs_them_all_and_a_group_shares_them() -> None:
-    reply = sent(Clocked({}), 4, gpus="8")
-    seconds = [item.usage.gpu_seconds for item in reply if isinstance(item, Reply)]
-    assert seconds == [pytest.approx(8.0 * 8 / 4)] * 4
-
-
-def test_a_failure_stays_as_it_is_and_no_longer_counts_as_in_flight() -> None:
+async def test_an_endpoint_of_many_gpus_costs_them_all_and_a_group_shares_them() -> None:
     inner = Clocked({})
-    inner.result = Failure("connect", "gone", passing=True)
+    backend = GpuTimeBackend(inner, lambda: inner.now)
+    endpoint = Endpoint("a", "http://a/v1", tags={"gpus": "8"})
+    replies = (await backend.send(endpoint, [REQUEST] * 4, LIMITS)).results
+    assert [reply.usage for reply in replies] == [Usage(prompt=3, gpu_seconds=16.0)] * 4
+
+
+async def test_a_failure_stays_as_it_is_and_no_longer_counts_as_in_flight() -> None:
+    inner = Clocked({})
+    inner.result = gone = Failure("connect", "gone", passing=True)
     backend = GpuTimeBackend(inner, lambda: inner.now)
     endpoint = Endpoint("a", "http://a/v1")
-
-    async def main() -> list[Exchange]:
-        first = await backend.send(endpoint, [REQUEST], LIMITS)
-        inner.result = Reply(text="x", finish_reason="stop")
-        return [first, await backend.send(endpoint, [REQUEST], LIMITS)]
-
-    first, second = asyncio.run(main())
-    assert first.results == [Failure("connect", "gone", passing=True)]
-    (reply,) = second.results
-    assert isinstance(reply, Reply)
+    assert (await backend.send(endpoint, [REQUEST], LIMITS)).results == [gone]
+    inner.result = Reply(text="x", finish_reason="stop")
+    (reply,) = (await backend.send(endpoint, [REQUEST], LIMITS)).results
     assert reply.usage.gpu_seconds == pytest.approx(8.0)
 
 

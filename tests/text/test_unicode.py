@@ -12,26 +12,21 @@ def nested(levels):
     return value
 
 
-def test_lone_surrogate_is_kept_as_visible_text():
-    assert clean_text("a\ud800b") == "a\\ud800b"
-    assert clean_text("\udc00") == "\\udc00"
+@pytest.mark.parametrize(
+    ("text", "cleaned", "sent"),
+    [
+        ("a\ud800b\udfff", "a\\ud800b\\udfff", "a\ufffdb\ufffd"),
+        ("x\ud83d\ude00y", "x\U0001f600y", "x\U0001f600y"),
+        ("\ud83d\ud83d\ude00", "\\ud83d\U0001f600", "\ufffd\U0001f600"),
+    ],
+    ids=["lone halves", "a pair", "a pair beside a half"],
+)
+def test_pairs_are_joined_and_lone_halves_shown_or_replaced(text, cleaned, sent):
+    assert clean_text(text) == cleaned
+    assert wire_text(text) == sent
 
 
-def test_lone_surrogate_goes_to_a_server_as_replacement_character():
-    assert wire_text("a\ud800b\udfff") == "a\ufffdb\ufffd"
-
-
-@pytest.mark.parametrize("clean", [clean_text, wire_text])
-def test_surrogate_pair_is_the_character_it_stands_for(clean):
-    assert clean("x\ud83d\ude00y") == "x\U0001f600y"
-
-
-def test_pair_beside_a_lone_half_is_joined_and_the_half_kept():
-    assert clean_text("\ud83d\ud83d\ude00") == "\\ud83d\U0001f600"
-    assert wire_text("\ud83d\ude00\ude00") == "\U0001f600\ufffd"
-
-
-@pytest.mark.parametrize("text", ["", "plain", "é", "\U0001f600", "\0", "\ufffd", "\\ud800"])
+@pytest.mark.parametrize("text", ["", "é", "\U0001f600", "\\ud800"])
 def test_good_text_is_returned_as_it_is(text):
     assert clean_text(text) is text
     assert wire_text(text) is text
@@ -48,7 +43,6 @@ def test_values_that_json_does_not_have_become_text():
     ("value", "deeper"),
     [
         (1, False),
-        ([], False),
         (nested(MAX_DEPTH), False),
         (nested(MAX_DEPTH + 1), True),
         ([1] * 10_000, False),
