@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from bagent.backends.anthropic import (
     tool_choice,
     tool_definition,
 )
-from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.types import Failure, Message, Reply, Usage
@@ -29,16 +28,16 @@ LONG = "rule " * 1000
 MARK = {"type": "ephemeral"}
 
 
+def said(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
 def body(*calls: Request) -> dict[str, Any]:
     """The body of the last call, after those before it went out."""
     writer = AnthropicWriter("m-1", Form(), SharedPrefix())
     *_, last = [writer.body(one, stream=False) for one in calls]
     found: dict[str, Any] = json.loads(last)
     return found
-
-
-def said(role: str, text: str) -> Message:
-    return {"role": role, "content": text}
 
 
 def test_max_tokens_is_always_sent() -> None:
@@ -104,8 +103,26 @@ def test_tools_without_a_system_text_carry_the_mark() -> None:
     assert body(call(tools=(WEATHER, tool)))["tools"][-1]["cache_control"] == MARK
 
 
+def test_system_texts_that_differ_by_row_are_not_written_to_a_cache() -> None:
+    shared = SharedPrefix()
+    shared.look(0, LONG, "row")
+    assert shared.look(0, LONG + "other", "row") == Marks()
+    assert shared.look(0, LONG, "row") == Marks()
+
+
+def test_equal_user_texts_leave_something_behind_the_mark() -> None:
+    shared = SharedPrefix()
+    shared.look(0, "", LONG)
+    assert 0 < shared.look(0, "", LONG).user < len(LONG)
+
+
 def test_the_end_of_a_conversation_with_tools_is_marked_for_its_next_turn() -> None:
-    messages = [said("system", LONG), said("user", "x"), said("assistant", "y"), said("user", "z")]
+    messages = [
+        said("system", LONG),
+        said("user", "x"),
+        said("assistant", "y"),
+        said("user", "z"),
+    ]
     found = body(call(*messages, tools=(WEATHER,)))
     assert found["messages"][-1]["content"][-1]["cache_control"] == MARK
     assert "cache_control" not in json.dumps(found["messages"][:-1])
@@ -134,21 +151,18 @@ def test_a_prompt_is_what_was_read_written_and_neither() -> None:
     assert read_usage(None) == Usage()
 
 
-@pytest.mark.parametrize("raw", [b"<h1>gateway</h1>", b"[]", b'{"content":null}', b""])
-def test_no_message_behind_200_is_a_passing_failure_with_its_text(raw: bytes) -> None:
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b"<h1>gateway</h1>", "bad_response"),
+        (b'{"content":null}', "bad_response"),
+        (b'{"type":"error","error":{"type":"overloaded_error","message":"Busy"}}', "overloaded"),
+    ],
+)
+def test_no_message_behind_200_is_a_passing_failure(raw: bytes, kind: str) -> None:
     found = read_message(raw, "text/html", {})
     assert isinstance(found, Failure)
-    assert (found.kind, found.passing) == ("bad_response", True)
-
-
-def test_an_error_behind_200_is_found() -> None:
-    raw = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
-    found = read_message(raw, "application/json", {})
-    assert isinstance(found, Failure)
-    assert found.kind == "overloaded"
-
-
-SAY = ModelAnswer(text="hällo", calls=(("t1", "f", {"a": 1}), ("t2", "g", {})), thought="hm")
+    assert (found.kind, found.passing) == (kind, True)
 
 
 def reader(events: Sequence[bytes]) -> AnthropicStream:
@@ -159,23 +173,17 @@ def reader(events: Sequence[bytes]) -> AnthropicStream:
     return found
 
 
-def test_events_in_arrays_are_read() -> None:
-    raw = re.sub(rb"data: (.*)", rb"data: [\1]", b"".join(AnthropicWire().events(SAY)))
-    found = reader([raw]).result()
-    assert isinstance(found, Reply)
-    assert (found.text, found.reasoning) == ("hällo", "hm")
-
-
-@pytest.mark.parametrize("data", [b"{broken", b'{"broken": "\xff"}'])
-def test_garbage_among_the_events_is_a_failure_that_shows_it(data: bytes) -> None:
-    events = [*AnthropicWire().events(ModelAnswer())[:3], b"data: " + data + b"\n\n"]
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*AnthropicWire().events(ModelAnswer())[:3], b"data: {bad gateway\n\n"],
+        [*AnthropicWire().events(ModelAnswer())[:3], b'data: {"bad gateway": "\xff"}\n\n'],
+        [b"<h1>bad gateway</h1>\n"],
+    ],
+    ids=["no JSON", "no UTF-8", "a page"],
+)
+def test_garbage_in_place_of_events_is_a_failure_that_shows_it(events: list[bytes]) -> None:
     found = reader(events).result()
-    assert isinstance(found, Failure)
-    assert "broken" in found.message
-
-
-def test_a_page_in_place_of_a_stream_is_shown() -> None:
-    found = reader([b"<h1>bad gateway</h1>\n"]).result()
     assert isinstance(found, Failure)
     assert "bad gateway" in found.message
 

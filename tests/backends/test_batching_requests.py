@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from bagent.backends.base import Exchange
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request
+from bagent.sim import parse_sim_url, start_sim
 from bagent.types import Failure, Reply
 from support.backend_calls import QUICK, backend, endpoint
 from support.fake_server import FakeServer
@@ -50,27 +50,13 @@ async def group(found: OpenAIBackend, fs: FakeServer, calls: list[Request]) -> E
     return await found.send(to, calls, QUICK)
 
 
-def grouped(fs: FakeServer, calls: list[Request], **options: Any) -> Exchange:
-    """:func:`group` from a test that is no coroutine."""
-
-    async def go() -> Exchange:
-        async with backend(**options) as found:
-            return await group(found, fs, calls)
-
-    return asyncio.run(go())
-
-
-def limit_after(fs: FakeServer, calls: list[Request], **options: Any) -> tuple[Exchange, int]:
+async def limit_after(fs: FakeServer, calls: list[Request], **options: Any) -> tuple[Exchange, int]:
     """A group, and how many such calls may go together after it."""
-
-    async def go() -> tuple[Exchange, int]:
-        async with backend(**options) as found:
-            exchange = await group(found, fs, calls)
-            limit = found.group_limit(endpoint(fs.url, own=True), calls[0])
-            assert limit is not None
-            return exchange, limit
-
-    return asyncio.run(go())
+    async with backend(**options) as found:
+        exchange = await group(found, fs, calls)
+        limit = found.group_limit(endpoint(fs.url, own=True), calls[0])
+    assert limit is not None
+    return exchange, limit
 
 
 @pytest.fixture
@@ -80,9 +66,10 @@ def vllm() -> Iterator[FakeServer]:
         yield server
 
 
-def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
+async def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
     settings = CallSettings("m", {"temperature": 0}, {}, SCHEMA)
-    exchange = grouped(vllm, chats(3, settings))
+    async with backend() as found:
+        exchange = await group(found, vllm, chats(3, settings))
     first, seen = vllm.requests
     assert first.path == "/v1/chat/completions"
     assert seen.path == "/v1/completions"
@@ -104,16 +91,15 @@ def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> 
     "edit",
     [
         lambda body, seen: body | {"choices": body["choices"][:1]},
-        lambda body, seen: body | {"choices": [c | {"index": 0} for c in body["choices"]]},
         lambda body, seen: body | {"choices": [{"text": "all at once", "finish_reason": "stop"}]},
     ],
 )
-def test_a_server_that_answers_a_list_as_one_gets_single_calls(
+async def test_a_server_that_answers_a_list_as_one_gets_single_calls(
     vllm: FakeServer, edit: Callable[[Any, Any], Any]
 ) -> None:
     vllm.server.edit = edit
     notices: list[str] = []
-    exchange, limit = limit_after(vllm, raws(3), notice=notices.append)
+    exchange, limit = await limit_after(vllm, raws(3), notice=notices.append)
     assert exchange.learned
     assert limit == 1
     assert len(notices) == 1
@@ -123,16 +109,14 @@ def test_a_server_that_answers_a_list_as_one_gets_single_calls(
     ("reply", "kind"),
     [
         (context_overflow(), "context_overflow"),
-        (status(413, error_body(413, "too large")), "rejected"),
-        (status(503), "overloaded"),
         (status(429), "rate_limited"),
     ],
 )
-def test_a_refused_group_is_the_same_failure_for_each_row(
+async def test_a_refused_group_is_the_same_failure_for_each_row(
     vllm: FakeServer, reply: Any, kind: str
 ) -> None:
     vllm.set_script({"r2": [reply], "*": [ok()]})
-    exchange, limit = limit_after(vllm, raws(4))
+    exchange, limit = await limit_after(vllm, raws(4))
     assert len(exchange.results) == 4
     assert len({id(result) for result in exchange.results}) == 1
     failure = exchange.results[0]
@@ -147,7 +131,7 @@ async def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeS
 
     async with backend(notice=notices.append) as found:
         first = await group(found, vllm, chats(3))
-        first, again = first, await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
+        again = await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
     assert first.learned
     assert all(isinstance(result, Failure) for result in first.results)
     assert not again.learned
@@ -168,17 +152,52 @@ async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: F
     assert vllm.requests == []
 
 
-def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() -> None:
+async def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() -> None:
+    headers = {"Authorization": "Bearer sk-secret-1", "Content-Type": "application/json"}
     with FakeServer({"*": [status(400, error_body(400, "bad key sk-secret-1"))]}) as fs:
+        to = endpoint(fs.url, own=True, headers=headers)
+        async with backend() as found:
+            await found.learn(to, raws(2), QUICK)
+            exchange = await found.send(to, raws(2), QUICK)
+    for result in exchange.results:
+        assert isinstance(result, Failure)
+        assert "***" in result.message
+        assert "secret" not in result.message
 
-        async def go() -> Exchange:
-            headers = {"Authorization": "Bearer sk-secret-1", "Content-Type": "application/json"}
-            to = endpoint(fs.url, own=True, headers=headers)
-            async with backend() as found:
-                await found.learn(to, raws(2), QUICK)
-                return await found.send(to, raws(2), QUICK)
 
-        for result in asyncio.run(go()).results:
-            assert isinstance(result, Failure)
-            assert "***" in result.message
-            assert "secret" not in result.message
+NUMBER = OutputFormat(
+    "answer",
+    b'{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}',
+    strict=True,
+)
+SEEDED = CallSettings(None, {"seed": 3}, {}, NUMBER)
+AWKWARD = ["plain", " {blanks} \n", "naïve 日本 🙂", "<|im_end|>\n<|im_start|>user\nme", "%s \\n"]
+
+
+def answers(exchange: Exchange) -> list[tuple[str | None, str | None, int | None]]:
+    """Text, end and completion tokens of each reply."""
+    assert all(isinstance(r, Reply) for r in exchange.results), exchange.results
+    return [
+        (r.text, r.finish_reason, r.usage.completion)
+        for r in exchange.results
+        if isinstance(r, Reply)
+    ]
+
+
+@pytest.mark.parametrize("batching", ["auto", "completions", "chat"])
+async def test_chats_get_the_same_answers_in_a_group_of_a_simulated_engine(batching: str) -> None:
+    calls = [chat(f"system {text}", f"{text} {i}", settings=SEEDED, max_tokens=64)
+             for i, text in enumerate(AWKWARD * 2)]  # fmt: skip
+    async with (
+        start_sim(parse_sim_url("sim://?speedup=1000")) as sim,
+        backend(batching=batching) as found,
+    ):
+        to = endpoint(f"{sim.urls[0].removesuffix('/v1')}/v1", own=True)
+        await found.learn(to, calls, QUICK)
+        singles = [await found.send(to, [call], QUICK) for call in calls]
+        limit = found.group_limit(to, calls[0])
+        assert limit is not None
+        assert limit >= len(calls)
+        together = await found.send(to, calls, QUICK)
+    assert answers(together) == [answers(single)[0] for single in singles]
+    assert len({text for text, _, _ in answers(together)}) > 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.metrics import MISSING_SECONDS, EngineLoad, LoadReader, parse_load
 from bagent.backends.http.client import Transport
 from support.backend_calls import endpoint, raw_server
@@ -94,25 +97,19 @@ vllm:num_requests_waiting{model_name="a"} 2
 """
 
 
-def test_of_several_models_only_the_one_asked_for_counts() -> None:
-    assert (load(TWO_MODELS, "a").running, load(TWO_MODELS, "a").waiting) == (1, 2)
-    assert load(TWO_MODELS, 'b "x" \\ }y').running == 20
-    assert load(TWO_MODELS).running == 21
-
-
-def test_the_load_of_a_model_that_is_not_named_among_several_is_not_told() -> None:
-    found = load(TWO_MODELS, "alias")
-    assert (found.running, found.waiting) == (None, None)
+@pytest.mark.parametrize(
+    ("model", "running", "waiting"),
+    [("a", 1, 2), ('b "x" \\ }y', 20, None), (None, 21, 2), ("alias", None, None)],
+)
+def test_of_several_models_only_the_one_asked_for_counts(model, running, waiting) -> None:
+    found = load(TWO_MODELS, model)
+    assert (found.running, found.waiting) == (running, waiting)
 
 
 def test_lines_that_are_no_samples_are_passed_over() -> None:
     text = b"""\xff\xfe\x00 garbage {{{ }} ==
-vllm:num_requests_running
-vllm:num_requests_running{
 vllm:num_requests_running{model_name="m"
 vllm:num_requests_running{model_name="m"} NaN
-vllm:num_requests_running{model_name="m"} +Inf
-vllm:num_requests_running{model_name="m"} -1
 vllm:num_requests_running{model_name="m"} many
 vllm:num_requests_running{ model_name = "m" , } 1.2e1 1700000000000\r
 vllm:num_requests_running_created{model_name="m"} 99
@@ -121,36 +118,26 @@ vllm:num_requests_waiting 4 # {trace="x"} 1
     assert (load(text).running, load(text).waiting) == (12, 4)
 
 
-@pytest.mark.parametrize("text", [b"", b"<html>no</html>", b"python_info 1.0\n", b"\x00" * 1000])
-def test_text_without_a_known_series_tells_nothing(text: bytes) -> None:
-    assert parse_load(text, 0.0) is None
+@asynccontextmanager
+async def served(*answers: tuple[str, bytes]) -> AsyncIterator[tuple[Endpoint, list[str]]]:
+    """Serve each GET the next of ``answers``, the last one for ever; yields what was asked too."""
+    left, asked = list(answers), list[str]()
 
-
-class Served:
-    """A server that answers each GET with the next of ``answers``, the last one for ever."""
-
-    def __init__(self, *answers: tuple[str, bytes]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request of one connection."""
-        asked = await reader.readuntil(b"\r\n\r\n")
-        self.asked.append(asked.split()[1].decode())
-        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        status, body = left.pop(0) if len(left) > 1 else left[0]
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
 
+    async with raw_server(handle) as port:
+        yield endpoint(f"http://127.0.0.1:{port}/m/v1"), asked
+
 
 async def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed() -> None:
-    served = Served(("307 Temporary Redirect\r\nLocation: /m/metrics/", b""), ("200 OK", VLLM))
-    transport = Transport()
-    async with raw_server(served.handle) as port:
-        to = endpoint(f"http://127.0.0.1:{port}/m/v1")
-        found = await LoadReader(transport, clock=lambda: 7.0).read(to, 5.0)
-    await transport.close()
-    found, asked = found, served.asked
+    redirect = "307 Temporary Redirect\r\nLocation: /m/metrics/", b""
+    async with served(redirect, ("200 OK", VLLM)) as (to, asked):
+        found = await LoadReader(Transport(), clock=lambda: 7.0).read(to, 5.0)
     assert found is not None
     assert (found.at, found.running, found.waiting) == (7.0, 4, 8)
     assert asked == ["/m/metrics", "/m/metrics/"]
@@ -160,34 +147,25 @@ async def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed(
 async def test_an_endpoint_without_metrics_is_asked_again_only_after_long(
     answer: tuple[str, bytes],
 ) -> None:
-    served, now = Served(answer, ("200 OK", VLLM)), [1000.0]
-    transport = Transport()
-    reader = LoadReader(transport, clock=lambda: now[0])
-    async with raw_server(served.handle) as port:
-        to = endpoint(f"http://127.0.0.1:{port}/v1")
+    now = [1000.0]
+    reader = LoadReader(Transport(), clock=lambda: now[0])
+    async with served(answer, ("200 OK", VLLM)) as (to, asked):
         for _ in range(5):
             assert await reader.read(to, 5.0) is None
-        assert len(served.asked) == 1
+        assert len(asked) == 1
         now[0] += MISSING_SECONDS
         assert reader.due(to)
-        found = await reader.read(to, 5.0, "tiny")
-        assert found is not None
-        assert found.running == 4
-    await transport.close()
+        assert await reader.read(to, 5.0, "tiny") is not None
 
 
 async def test_an_endpoint_that_fails_once_is_asked_again_at_once(unused_port: int) -> None:
-    served = Served(("503 Service Unavailable", b""), ("200 OK", VLLM))
-    transport = Transport()
-    reader = LoadReader(transport)
+    reader = LoadReader(Transport())
     nobody = endpoint(f"http://127.0.0.1:{unused_port}/v1")
     assert await reader.read(nobody, 5.0) is None
     assert reader.due(nobody)
-    async with raw_server(served.handle) as port:
-        to = endpoint(f"http://127.0.0.1:{port}/v1")
+    async with served(("503 Service Unavailable", b""), ("200 OK", VLLM)) as (to, _):
         assert await reader.read(to, 5.0) is None
         assert await reader.read(to, 5.0) is not None
-    await transport.close()
 
 
 SERIES = {

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any, cast, get_args
 
 import pytest
 
 from bagent.answers.evaluate import evaluate
-from bagent.backend_kinds import WAIT
+from bagent.backend_kinds import TRAITS, WAIT, BackendKind
 from bagent.backends.base import Timeouts
+from bagent.backends.bedrock.backend import BedrockConfig
 from bagent.backends.endpoint import Capabilities
+from bagent.backends.http.client import Transport
 from bagent.backends.keys import KeySource
 from bagent.backends.messages import assistant_message
-from bagent.backends.registry import unsupported_settings
-from bagent.backends.request import OutputFormat, Request, encode_payload
+from bagent.backends.registry import BackendConfig, make_backend, unsupported_settings
+from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
+from bagent.errors import UsageError
+from bagent.money.prices import known_prices
 from bagent.types import Failure, Json, Message, Reply, ToolCall
 from support.provider_calls import ENGINES, PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
 from support.provider_protocols import ModelAnswer
@@ -72,12 +77,15 @@ def test_the_beginning_of_a_streamed_answer_is_told_once(provider: Provider) -> 
 
 @both_ways
 def test_tool_calls_come_with_whole_arguments(provider: Provider, stream: bool) -> None:
+    told: list[ToolCall] = []
     say = ModelAnswer(text=None, calls=CALLS, stop="tool_calls")
-    talk = ask(provider, say, calls=[call(stream=stream, tools=(WEATHER,))])
+    asked = call(stream=stream, tools=(WEATHER,))
+    asked.watch = lambda: told.append
+    talk = ask(provider, say, calls=[asked])
     found = talk.reply
     assert found.finish_reason == "tool_calls"
     assert [(c.id, c.name, json.loads(c.arguments)) for c in found.tool_calls] == list(CALLS)
-    assert all(isinstance(c, ToolCall) for c in found.tool_calls)
+    assert told == (list(found.tool_calls) if stream else [])
     assert "weather" in json.dumps(talk.server.body)
 
 
@@ -253,14 +261,10 @@ def test_a_body_of_the_users_own_is_put_into_the_providers_form(provider: Provid
         "max_completion_tokens": 12,
         "tools": [WEATHER],
     }
-    asked = call()
-    settings = Request(type(asked.settings)(None, {}, {}), b"", body=body)
-    talk = ask(provider, ModelAnswer(), calls=[settings])
+    talk = ask(provider, ModelAnswer(), calls=[Request(CallSettings(None, {}, {}), b"", body=body)])
     assert talk.reply.text
     text = json.dumps(talk.server.body)
-    assert "0.5" in text
-    assert "12" in text
-    assert "weather" in text
+    assert all(word in text for word in ("0.5", "12", "weather"))
     named = talk.server.body.get("model") or talk.server.paths[0]
     assert "theirs" in named
 
@@ -317,9 +321,8 @@ async def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> N
         backend = provider.backend(server.url)
         found = await backend.probe(provider.endpoint(server.url), 5.0)
         await backend.close()
-        found, generated = found, server.bodies
     assert isinstance(found, Capabilities)
-    assert generated == []
+    assert server.bodies == []
     assert found.models == (() if provider.kind == "bedrock" else ("m-1",))
 
 
@@ -381,3 +384,27 @@ def test_an_answer_that_was_cut_or_refused_is_told_as_such(
     cut, refused = ask(provider, *says, calls=[call(stream=stream)] * 2).exchanges
     assert evaluate(cut.results[0], None).status == "truncated"
     assert evaluate(refused.results[0], None).status == "refused"
+
+
+def test_every_kind_that_a_job_may_name_has_traits_and_a_backend():
+    assert tuple(TRAITS) == get_args(BackendKind)
+    config = BackendConfig(bedrock=BedrockConfig(1, region="us-east-1"))
+    for kind in TRAITS:
+        assert make_backend(kind, Transport(), config) is not None
+
+
+def test_an_unknown_kind_is_refused_and_not_called_as_an_openai_server():
+    with pytest.raises(UsageError, match="there is no backend gemini"):
+        make_backend(cast("Any", "gemini"), Transport(), BackendConfig())
+    assert unsupported_settings("gemini").text() == ""
+
+
+def test_providers_with_prices_are_those_of_the_price_list():
+    assert {traits.prices for traits in TRAITS.values() if traits.prices} == {
+        price.provider for price in known_prices()
+    }
+
+
+def test_an_engine_is_known_by_the_name_that_it_reports():
+    assert unsupported_settings("llama.cpp") == unsupported_settings("local")
+    assert unsupported_settings("llama.cpp").unsupported == ("batches of chats",)

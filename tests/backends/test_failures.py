@@ -23,6 +23,12 @@ def openai(message, kind="invalid_request_error", code=None, param=None):
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def typed(message, kind):
+    return {"error": {"message": message, "type": kind}}
+
+
+PASSING = {"overloaded", "rate_limited", "timeout"}
+
 OVERFLOW = (
     "This model's maximum context length is 4096 tokens. However, your request has 5000 input"
     " tokens. Please reduce the length of the input messages."
@@ -30,107 +36,67 @@ OVERFLOW = (
 
 
 @pytest.mark.parametrize(
-    ("code", "body", "kind", "passing"),
+    ("code", "body", "kind"),
     [
         # OpenAI
-        (400, openai(OVERFLOW, code="context_length_exceeded"), "context_overflow", False),
-        (400, openai("Invalid value", param="temperature"), "rejected", False),
-        (401, openai("Incorrect API key provided: sk-1", code="invalid_api_key"), "auth", False),
-        (403, openai("Country not supported"), "auth", False),
-        (404, openai("The model `x` does not exist", code="model_not_found"), "rejected", False),
-        (429, openai("Rate limit reached", "tokens", "rate_limit_exceeded"), "rate_limited", True),
-        (429, openai("You exceeded your current quota, please check your plan and billing",
-                     "insufficient_quota", "insufficient_quota"), "budget", False),
-        (429, openai("Rate limit reached for x on requests per min. Please add a payment method at"
-                     " https://platform.openai.com/account/billing", "requests",
-                     "rate_limit_exceeded"), "rate_limited", True),
+        (400, openai(OVERFLOW, code="context_length_exceeded"), "context_overflow"),
+        (400, openai("Invalid value", param="temperature"), "rejected"),
+        (401, openai("Incorrect API key provided: sk-1", code="invalid_api_key"), "auth"),
+        (403, openai("Country not supported"), "auth"),
+        (429, openai("Rate limit reached", "tokens", "rate_limit_exceeded"), "rate_limited"),
         (429, openai("Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested"
                      " 43000. The input or output tokens must be reduced in order to run"
-                     " successfully.", "tokens", "rate_limit_exceeded"), "rejected", False),
+                     " successfully.", "tokens", "rate_limit_exceeded"), "rejected"),
         (400, openai("The response was filtered due to Azure OpenAI's content management policy.",
-                     code="content_filter"), "refused", False),
-        (500, openai("The server had an error", "server_error"), "overloaded", True),
-        (402, {"error": {"message": "Insufficient Balance"}}, "budget", False),
-        (402, "", "budget", False),
-        (403, openai("Key limit exceeded (total limit)"), "budget", False),
+                     code="content_filter"), "refused"),
         # vLLM
-        (400, {"error": {"message": OVERFLOW, "type": "BadRequestError", "code": 400}},
-         "context_overflow", False),
         (503, {"error": {"message": "The engine is currently busy and cannot accept new requests.",
-                         "type": "Service Unavailable", "code": 503}}, "overloaded", True),
-        (500, {"error": {"message": "EngineCore encountered an issue", "code": 500}},
-         "overloaded", True),
-        (501, {"error": {"message": "not supported", "type": "NotImplementedError"}},
-         "rejected", False),
+                         "type": "Service Unavailable", "code": 503}}, "overloaded"),
+        (501, {"error": {"message": "not supported", "type": "NotImplementedError"}}, "rejected"),
         # SGLang and Dynamo: flat
         (400, {"object": "error", "message": "The input (5000 tokens) is longer than the model's"
                " context length (4096 tokens).", "type": "BadRequestError", "code": 400},
-         "context_overflow", False),
-        (503, {"object": "error", "message": "The request queue is full.",
-               "type": "service_unavailable", "code": 503}, "overloaded", True),
-        (404, {"message": "Model not found: x", "type": "Not Found", "code": 404},
-         "rejected", False),
-        (500, {"error": "Failed to generate completions"}, "overloaded", True),
+         "context_overflow"),
+        (404, {"message": "Model not found: x", "type": "Not Found", "code": 404}, "rejected"),
+        (500, {"error": "Failed to generate completions"}, "overloaded"),
         # Anthropic
-        (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
-         "overloaded", True),
-        (400, {"type": "error", "error": {"type": "invalid_request_error",
-               "message": "Your credit balance is too low to access the Anthropic API."}},
-         "budget", False),
-        (400, {"type": "error", "error": {"type": "invalid_request_error",
-               "message": "prompt is too long: 210000 tokens > 200000 maximum"}},
-         "context_overflow", False),
+        (529, typed("Overloaded", "overloaded_error"), "overloaded"),
+        (400, typed("prompt is too long: 210000 tokens > 200000 maximum", "invalid_request_error"),
+         "context_overflow"),
         # FastAPI
-        (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]},
-         "rejected", False),
-        (404, {"detail": "Not Found"}, "rejected", False),
+        (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}, "rejected"),
         # Google's compatible API answers a list
         (400, [{"error": {"code": 400, "message": "Invalid JSON payload",
-                          "status": "INVALID_ARGUMENT"}}], "rejected", False),
+                          "status": "INVALID_ARGUMENT"}}], "rejected"),
         # gateways
-        (502, "<html><body><h1>502 Bad Gateway</h1></body></html>", "overloaded", True),
-        (504, "<html>timeout</html>", "timeout", True),
-        (524, "", "overloaded", True),
-        (408, "", "timeout", True),
-        (409, "", "overloaded", True),
-        (425, "", "overloaded", True),
-        (499, "", "timeout", True),
-        (407, "", "auth", False),
-        (413, "", "rejected", False),
-        (400, {"error": {"message": "unknown parameter: timeout", "type": "BadRequestError",
-               "code": 400}}, "rejected", False),
-        (418, "short and stout", "rejected", False),
+        (502, "<html><body><h1>502 Bad Gateway</h1></body></html>", "overloaded"),
+        (524, "", "overloaded"),
+        (409, "", "overloaded"),
+        (425, "", "overloaded"),
+        (408, "", "timeout"),
+        (499, "", "timeout"),
+        (504, "<html>timeout</html>", "timeout"),
+        (407, "", "auth"),
+        (418, "short and stout", "rejected"),
+        # a prompt that is too long, in other words
+        (400, openai("The input token count (1200000) exceeds the maximum number of tokens allowed"
+                     " (1048575)."), "context_overflow"),
+        (400, openai("This model's maximum prompt length is 131072 but the request contains 140000"
+                     " tokens."), "context_overflow"),
+        (400, openai("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096."),
+         "context_overflow"),
+        (400, openai("litellm.ContextWindowExceededError: BadRequestError"), "context_overflow"),
+        (400, openai("Please reduce the length of the messages or completion."),
+         "context_overflow"),
+        (400, openai("max_new_tokens must be a number"), "rejected"),
+        (400, openai("the length of stop exceeds 4"), "rejected"),
     ],
 )  # fmt: skip
-def test_each_servers_errors_are_classified(code, body, kind, passing):
+def test_each_servers_errors_are_classified(code, body, kind):
     failure = status(code, body)
-    assert (failure.kind, failure.passing) == (kind, passing)
+    assert (failure.kind, failure.passing) == (kind, kind in PASSING)
     assert failure.status == code
     assert failure.message.startswith(f"HTTP {code}: ")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048575).",
-        "Prompt length (9000) exceeds maximum input length (8192)",
-        "This model's maximum prompt length is 131072 but the request contains 140000 tokens.",
-        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
-        "litellm.ContextWindowExceededError: BadRequestError",
-        "the input length exceeds the context length",
-        "Please reduce the length of the messages or completion.",
-    ],
-)
-def test_a_prompt_that_is_too_long_is_told_in_many_words(words):
-    assert status(400, openai(words)).kind == "context_overflow"
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["max_new_tokens must be a number", "the length of stop exceeds 4", "input is required"],
-)
-def test_other_words_about_lengths_are_a_plain_refusal(words):
-    assert status(400, openai(words)).kind == "rejected"
 
 
 @pytest.mark.parametrize(
@@ -139,10 +105,8 @@ def test_other_words_about_lengths_are_a_plain_refusal(words):
         (429, "", {}, True),
         (529, "", {}, True),
         (503, "", {}, False),
-        (503, "upstream connect error", {}, False),
         (503, "", {"Retry-After": "4"}, True),
         (503, openai("The request queue is full."), {}, True),
-        (503, openai("The engine has reached its prefill token backlog limit."), {}, True),
         (503, openai("Please try again later or on a different instance."), {}, True),
         (500, openai("overloaded"), {}, False),
     ],
@@ -190,22 +154,14 @@ def test_validation_errors_name_the_place_and_leave_out_the_input():
 @pytest.mark.parametrize(
     ("body", "shown"),
     [
-        ("", "no text"),
         ("   \n ", "no text"),
-        ("plain words", "plain words"),
         ("<h1>gateway</h1>", "<h1>gateway</h1>"),
         ("\ufeff" + json.dumps({"error": "told"}), "told"),
         (json.dumps({"error": {"detail": "told"}}), "told"),
         (json.dumps({"error": {"message": {"en": "told"}}}), '{"en":"told"}'),
-        (json.dumps({"error": {"message": "lone \ud800"}}), "lone \ud800"),
         (json.dumps({"error": {}}), "{}"),
-        (json.dumps({"error": ["a", "b"]}), '["a","b"]'),
         (json.dumps({"errors": [{"code": 10000, "message": "told"}]}), "told"),
-        (json.dumps({"message": None}), "null"),
-        (json.dumps(["told"]), '["told"]'),
         (json.dumps("told"), '"told"'),
-        ("null", "null"),
-        ("[" * 5000, "[" * 499 + "…"),
         ('{"error":' * 5000, ('{"error":' * 500)[:499] + "…"),
     ],
 )
@@ -214,58 +170,47 @@ def test_any_body_gives_words_for_people(body, shown):
 
 
 @pytest.mark.parametrize(
-    ("body", "status_code", "kind", "passing"),
+    ("body", "status_code", "kind"),
     [
-        ({"error": {"code": 502, "message": "upstream"}}, 502, "overloaded", True),
-        ({"error": {"code": "502", "message": "upstream"}}, 502, "overloaded", True),
-        ({"error": {"code": 400, "message": "no"}}, 400, "rejected", False),
-        ({"error": {"code": 429, "message": "slow down"}}, 429, "rate_limited", True),
-        ({"error": {"code": 401, "message": "who?"}}, 401, "auth", False),
-        ({"error": {"code": 408, "message": "late"}}, 408, "timeout", True),
-        ({"error": {"code": "rate_limit_exceeded", "message": "slow"}}, 429, "rate_limited", True),
-        ({"error": {"type": "rate_limit_error", "message": "slow"}}, 429, "rate_limited", True),
-        ({"error": "Too many requests"}, 429, "rate_limited", True),
-        ({"error": {"status": "RESOURCE_EXHAUSTED", "message": "q"}}, 429, "rate_limited", True),
-        ({"error": {"code": "insufficient_quota", "message": "q"}}, 429, "budget", False),
+        ({"error": {"code": 502, "message": "upstream"}}, 502, "overloaded"),
+        ({"error": {"code": "401", "message": "who?"}}, 401, "auth"),
+        ({"error": {"code": "rate_limit_exceeded", "message": "slow"}}, 429, "rate_limited"),
+        ({"error": {"type": "rate_limit_error", "message": "slow"}}, 429, "rate_limited"),
+        ({"error": "Too many requests"}, 429, "rate_limited"),
+        ({"error": {"status": "RESOURCE_EXHAUSTED", "message": "q"}}, 429, "rate_limited"),
+        ({"error": {"code": "insufficient_quota", "message": "q"}}, 429, "budget"),
         ({"error": {"code": "context_length_exceeded", "message": OVERFLOW}}, 400,
-         "context_overflow", False),
-        ({"error": {"type": "invalid_request_error", "message": "no"}}, 400, "rejected", False),
-        ({"error": {"type": "BadRequestError", "message": "no"}}, 400, "rejected", False),
-        ({"error": {"type": "authentication_error", "message": "no"}}, 401, "auth", False),
-        ({"error": {"code": "invalid_api_key", "message": "no"}}, 401, "auth", False),
-        ({"error": {"type": "permission_error", "message": "no"}}, 403, "auth", False),
-        ({"error": {"type": "not_found_error", "message": "no"}}, 404, "rejected", False),
-        ({"error": {"type": "timeout_error", "message": "late"}}, 504, "timeout", True),
-        ({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 503, "overloaded",
-         True),
-        ({"error": {"code": "content_filter", "message": "no"}}, 400, "refused", False),
-        ({"error": {"code": 1302, "message": "odd"}}, 502, "overloaded", True),
-        ({"error": {"message": "odd"}}, 502, "overloaded", True),
-        ({"error": True}, 502, "overloaded", True),
-        ({"error": {}}, 502, "overloaded", True),
-        ({"object": "error", "message": "gone", "code": 500}, 500, "overloaded", True),
-        ({"message": "forbidden", "code": "Forbidden"}, 403, "auth", False),
-        ({"detail": "starting"}, 502, "overloaded", True),
-        ([{"error": {"code": 503, "message": "busy"}}], 503, "overloaded", True),
-        ({"error": {"error": {"code": 503, "message": "x"}}}, 503, "overloaded", True),
-        ({"error": {"code": 429, "error": {"message": "x"}}}, 429, "rate_limited", True),
-        ({"code": 429, "msg": "slow"}, 429, "rate_limited", True),
-        ({"response": {"error": {"code": 400, "message": "x"}}}, 400, "rejected", False),
+         "context_overflow"),
+        ({"error": {"type": "BadRequestError", "message": "no"}}, 400, "rejected"),
+        ({"error": {"code": "invalid_api_key", "message": "no"}}, 401, "auth"),
+        ({"error": {"type": "permission_error", "message": "no"}}, 403, "auth"),
+        ({"error": {"type": "not_found_error", "message": "no"}}, 404, "rejected"),
+        ({"error": {"type": "timeout_error", "message": "late"}}, 504, "timeout"),
+        ({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 503, "overloaded"),
+        ({"error": {"code": "content_filter", "message": "no"}}, 400, "refused"),
+        ({"error": {"code": 1302, "message": "odd"}}, 502, "overloaded"),
+        ({"error": True}, 502, "overloaded"),
+        ({"error": {}}, 502, "overloaded"),
+        ({"object": "error", "message": "gone", "code": 500}, 500, "overloaded"),
+        ({"detail": "starting"}, 502, "overloaded"),
+        ([{"error": {"code": 503, "message": "busy"}}], 503, "overloaded"),
+        ({"error": {"code": 429, "error": {"message": "x"}}}, 429, "rate_limited"),
+        ({"response": {"error": {"code": 400, "message": "x"}}}, 400, "rejected"),
     ],
 )  # fmt: skip
-def test_an_error_behind_200_counts_as_the_status_that_it_names(body, status_code, kind, passing):
+def test_an_error_behind_200_counts_as_the_status_that_it_names(body, status_code, kind):
     failure = failure_from_body(body, {})
     assert failure is not None
-    assert (failure.kind, failure.passing, failure.status) == (kind, passing, status_code)
+    assert (failure.kind, failure.passing) == (kind, kind in PASSING)
+    assert failure.status == status_code
     assert failure.message.startswith("error behind HTTP 200: ")
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"choices": []}, {"choices": [], "error": None}, {"choices": [], "error": {}},
-        {"choices": [], "error": ""}, {"choices": [], "message": "hello"},
-        {"choices": [], "detail": "hello"}, {"data": []}, {}, [], [1], None, "x", 1,
+        {"choices": [], "error": None}, {"choices": [], "error": {}},
+        {"choices": [], "error": "", "message": "hello"}, {"data": []}, [], [1], None,
     ],
 )  # fmt: skip
 def test_a_body_without_an_error_reports_none(body):
@@ -324,43 +269,36 @@ def test_an_error_is_found_wherever_a_gateway_puts_it(
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "kind"),
+    ("code", "body", "kind"),
     [
-        (429, "You have run out of credits. Please top up.", ""),
-        (429, "Your prepaid credits have been depleted.", ""),
-        (429, "Monthly spend limit reached for your organization.", ""),
-        (429, "Your organization has exceeded its monthly usage limit.", ""),
-        (429, "You've reached your hard limit. Please check your plan and billing details.", ""),
-        (429, "Budget has been exceeded! Current cost: 12, Max budget: 10", ""),
-        (429, "quota", "insufficient_quota"),
-        (403, "Your trial credits have expired, billing must be enabled", ""),
-        (403, "Out of call volume quota. Quota will be replenished in 12:34:56.", ""),
-        (400, "Billing hard limit has been reached", "billing_limit_user_error"),
-        (400, "This request would exceed your organization's monthly spend limit.", ""),
-        (400, "x", "billing_error"),
+        (402, "", "budget"),
+        (429, openai("You exceeded your current quota", "x", "insufficient_quota"), "budget"),
+        (429, typed("You have run out of credits. Please top up.", ""), "budget"),
+        (429, typed("Your prepaid credits have been depleted.", ""), "budget"),
+        (429, typed("Monthly spend limit reached for your organization.", ""), "budget"),
+        (429, typed("Your organization has exceeded its monthly usage limit.", ""), "budget"),
+        (429, typed("Budget has been exceeded! Current cost: 12, Max budget: 10", ""), "budget"),
+        (429, typed("quota", "insufficient_quota"), "budget"),
+        (403, openai("Key limit exceeded (total limit)"), "budget"),
+        (403, typed("Your trial credits have expired, billing must be enabled", ""), "budget"),
+        (403, typed("Out of call volume quota. Quota will be replenished in 12:34.", ""), "budget"),
+        (400, typed("Your credit balance is too low to access the Anthropic API.", ""), "budget"),
+        (400, typed("Billing hard limit has been reached", "billing_limit_user_error"), "budget"),
+        (400, typed("This request would exceed your organization's monthly spend limit.", ""),
+         "budget"),
+        (400, typed("x", "billing_error"), "budget"),
+        # a limit of a minute
+        (429, typed("This request would exceed your organization's rate limit of 10 input tokens"
+                    " per minute", ""), "rate_limited"),
+        (429, typed("Too many requests. See the billing page for higher limits.", ""),
+         "rate_limited"),
+        (429, typed("Rate limit reached: total usage of tokens is 31000 of 30000", ""),
+         "rate_limited"),
+        # a refusal that repeats the user's words
+        (400, typed("messages.0: 'billing_error' is no role", "invalid"), "rejected"),
+        (400, typed("stop: your credit balance is no string", "invalid"), "rejected"),
     ],
-)
-def test_spent_money_is_known_in_many_words(code: int, message: str, kind: str) -> None:
-    found = status(code, {"error": {"message": message, "type": kind}})
-    assert (found.kind, found.passing) == ("budget", False)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "This request would exceed your organization's rate limit of 10 input tokens per minute",
-        "Number of requests has exceeded your rate limit. See the billing page for higher limits.",
-        "Rate limit reached: total usage of tokens is 31000 of 30000 per minute",
-        "Too many requests",
-    ],
-)
-def test_a_limit_of_a_minute_is_no_spent_money(message: str) -> None:
-    found = status(429, {"error": {"message": message, "type": "rate_limit_error"}})
-    assert (found.kind, found.passing) == ("rate_limited", True)
-
-
-@pytest.mark.parametrize(
-    "text", ["messages.0: 'billing_error' is no role", "stop: your credit balance is no string"]
-)
-def test_a_refusal_that_repeats_the_users_words_is_no_spent_money(text: str) -> None:
-    assert status(400, {"error": {"message": text, "type": "invalid"}}).kind == "rejected"
+)  # fmt: skip
+def test_spent_money_is_told_from_a_limit_that_passes(code, body, kind):
+    failure = status(code, body)
+    assert (failure.kind, failure.passing) == (kind, kind in PASSING)

@@ -1,19 +1,32 @@
-"""Connections: lost ones, kept-open ones, proxies."""
+"""Connections: lost ones, kept-open ones, proxies; and looking up names without waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http.client import Transport
+from bagent.backends.http.aiohttp_client import translate_error
+from bagent.backends.http.client import (
+    NETWORK_ERRORS,
+    StreamStalled,
+    StreamTimeout,
+    Transport,
+    network_failure,
+)
 from bagent.backends.http.errors import NotConnected
+from bagent.backends.http.resolver import ResolverLoop
 from support.backend_calls import (
-    QUICK,
     ask,
     backend,
     endpoint,
@@ -24,7 +37,7 @@ from support.backend_calls import (
     send,
 )
 from support.jumping_loop import run_shifted, skip, stop_clock
-from support.replies import close, ok
+from support.replies import close
 
 NO_LIMITS = Timeouts(connect=None, first_token=None, idle=None, total=None)
 
@@ -40,21 +53,6 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_a_connect_failure(
     assert found.message == "here closed the connection without an answer"
     assert not exchange.stale_connection
     assert exchange.status is None
-
-
-@pytest.mark.parametrize("reset", [False, True])
-async def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs, reset):
-    fs.set_script({"r1": [ok()], "r2": [close(reset=reset), ok("good")]})
-
-    async with backend(clock=lambda: 1000.0) as found:
-        to = endpoint(fs.url)
-        first, stale, last = [
-            await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")
-        ]
-    assert not first.stale_connection
-    assert failure(stale).kind == "connect"
-    assert stale.stale_connection
-    assert (reply(last).text, last.stale_connection) == ("good", False)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_a_refused_connection_says_where(unused_port):
     assert (exchange.stale_connection, exchange.status) == (False, None)
 
 
-@pytest.mark.parametrize("url", ["http://", "http://user:secret@:80", "ftp://host/v1", "nonsense"])
+@pytest.mark.parametrize("url", ["http://user:secret@:80", "nonsense"])
 def test_what_is_no_address_is_a_lasting_failure(url):
     found = failure(ask(url))
     assert (found.kind, found.passing) == ("rejected", False)
@@ -128,9 +126,6 @@ def test_a_key_with_a_line_break_is_a_lasting_failure(fs):
     assert (found.kind, found.passing) == ("rejected", False)
     assert "no request to here can be made" in found.message
     assert fs.requests == []
-
-
-# --- proxies ----------------------------------------------------------------------------------
 
 
 def test_an_http_proxy_sees_the_whole_address(fs):
@@ -162,47 +157,25 @@ def test_a_dead_proxy_is_named(unused_port):
         assert "s3cret" not in found.message
 
 
-def test_the_environments_proxies_are_not_looked_at(fs, monkeypatch, unused_port):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{unused_port}")
-    assert reply(ask(fs.url))
-
-
-class Server:
-    """Answers the first request of each connection, and closes at the second."""
-
-    def __init__(self) -> None:
-        self.heads: list[bytes] = []
-        self.ended = asyncio.Semaphore(0)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nok")
-            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-        self.ended.release()
-
-
 async def test_a_get_over_a_connection_that_was_just_closed_is_sent_again() -> None:
-    told = Server()
-    server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    here = f"http://{host}:{port}"
-    endpoint = Endpoint(
-        "e", f"{here}/v1", headers={"Authorization": "Bearer k"}, query={"version": "1"}
-    )
+    heads: list[bytes] = []
+
+    async def serve(reader, writer):
+        """Answer the first request of each connection, and close at the second."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nok")
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+
     transport = Transport()
-    async with server:
+    async with raw_server(serve) as port:
+        here = f"http://127.0.0.1:{port}"
+        headers = {"Authorization": "Bearer k"}
+        to = endpoint(f"{here}/v1", headers=headers, query={"version": "1"})
         for _ in range(2):
-            status, body, headers = await transport.get(endpoint, f"{here}/metrics", 10)
+            status, body, headers = await transport.get(to, f"{here}/metrics", 10)
             assert (status, body, headers["x-kind"]) == (200, b"ok", "a")
         await transport.close()
-        for _ in range(2):  # connections
-            await asyncio.wait_for(told.ended.acquire(), 10)
-    heads = told.heads
     assert len(heads) == 3
     for head in heads:
         assert head.startswith(b"GET /metrics?version=1 HTTP/1.1\r\n")
@@ -215,3 +188,117 @@ def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
     several = OSError(f"Multiple exceptions: {told}")
     assert str(NotConnected(several)).endswith(os.strerror(111))
     assert NotConnected(OSError(111, f"Multiple exceptions: {told}")).strerror == os.strerror(111)
+
+
+async def look_up(host: str) -> set[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
+    return {entry[4][0] for entry in found if isinstance(entry[4][0], str)}
+
+
+def run_lookup(host: str) -> set[str]:
+    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
+        return runner.run(look_up(host))
+
+
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "\udc80"])
+def test_what_can_be_no_name_is_an_unknown_one(host: str) -> None:
+    with pytest.raises(socket.gaierror):
+        run_lookup(host)
+
+
+def test_giving_up_is_at_once_and_leaves_the_loop_whole() -> None:
+    async def give_up() -> set[str]:
+        task = asyncio.ensure_future(look_up("localhost"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await look_up("localhost")
+
+    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
+        assert runner.run(give_up())
+
+
+REACHED = Endpoint("here", "http://user:s3cret@127.0.0.1:1/v1", query={"key": "s3cret"})
+KEY = SimpleNamespace(host="127.0.0.1", port=1, ssl=True)
+
+
+def connector_error(number, words=None):
+    return aiohttp.ClientConnectorError(KEY, OSError(number, words or "why"))
+
+
+def response_error(kind=aiohttp.ClientResponseError, status=400, message="Bad status line"):
+    url = URL("http://user:s3cret@127.0.0.1:1/v1?key=s3cret")
+    headers = CIMultiDictProxy(CIMultiDict())
+    info = aiohttp.RequestInfo(url, "POST", headers, url)
+    return kind(info, (), status=status, message=message)
+
+
+def own(error):
+    """The error as it comes out of the transport."""
+    return translate_error(error) if isinstance(error, aiohttp.ClientError) else error
+
+
+UNANSWERED = "here closed the connection without an answer"
+NO_ADDRESS = "not an address to send to: http://127.0.0.1:1/v1"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (aiohttp.ConnectionTimeoutError(), "connect", "no connection to here within 3 s"),
+        (StreamStalled("sent no first token within 5 s"), "timeout",
+         "here sent no first token within 5 s"),
+        (TimeoutError(), "timeout", "no whole answer from here within 9 s"),
+        (aiohttp.ServerTimeoutError(), "timeout", "no whole answer from here within 9 s"),
+        (connector_error(errno.EHOSTUNREACH, "no route"), "connect",
+         "cannot connect to here: no route"),
+        (aiohttp.ClientConnectorDNSError(KEY, socket.gaierror(-2, "unknown name")), "connect",
+         "cannot connect to here: unknown name"),
+        (aiohttp.ServerDisconnectedError(), "connect", UNANSWERED),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "connect", UNANSWERED),
+        (aiohttp.ClientOSError(errno.EPIPE, "pipe"), "connect", UNANSWERED),
+        (aiohttp.ClientOSError(errno.ETIMEDOUT, "timed out"), "connect",
+         "the connection to here broke: timed out"),
+        (aiohttp.ClientPayloadError("not complete"), "bad_response",
+         "the answer of here broke off: not complete"),
+        (response_error(), "bad_response", "no HTTP from here: Bad status line"),
+        (response_error(aiohttp.ClientHttpProxyError, 502), "connect",
+         "the proxy refused to reach here: HTTP 502"),
+        (response_error(aiohttp.ClientHttpProxyError, 407), "auth",
+         "the proxy refused to reach here: HTTP 407"),
+        (aiohttp.InvalidURL("http://user:s3cret@"), "rejected", NO_ADDRESS),
+        (aiohttp.NonHttpUrlClientError("x"), "rejected", NO_ADDRESS),
+        (ValueError("line break in header"), "rejected",
+         "no request to here can be made: line break in header"),
+    ],
+)  # fmt: skip
+def test_every_network_error_has_a_kind_and_words(error, kind, words):
+    assert isinstance(own(error), NETWORK_ERRORS)
+    found = network_failure(own(error), REACHED, Timeouts(connect=3, total=9))
+    assert (found.kind, found.message) == (kind, words)
+    assert found.passing == (kind not in ("auth", "rejected"))
+    assert (found.status, found.busy) == (None, False)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL, errno.ENOMEM])
+def test_a_full_machine_is_waited_for_and_costs_no_try(number):
+    for error in (connector_error(number), aiohttp.ClientOSError(number, "why")):
+        found = network_failure(own(error), REACHED, Timeouts())
+        assert (found.kind, found.passing, found.busy) == ("overloaded", True, True)
+        assert "this machine" in found.message
+
+
+def test_patience_ends_with_its_own_words():
+    async def main(lifted):
+        async with StreamTimeout(0.01, 0.02) as patience:
+            if lifted:
+                patience.disable()
+                await asyncio.sleep(0.05)
+            patience.on_chunk()
+            await asyncio.sleep(60)
+
+    for lifted in (False, True):
+        with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.02 s"):
+            asyncio.run(main(lifted))

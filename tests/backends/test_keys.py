@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource, run_key_command
 from bagent.errors import UsageError
 from support.cli import Completed
@@ -40,19 +43,11 @@ def test_a_program_that_fails_is_named_and_its_output_is_not(
     assert "s3cret" not in str(caught.value).replace(command[0], "")
 
 
-def test_a_key_that_stays_the_same_is_asked_about_once() -> None:
-    asked: list[int] = []
-
-    def same() -> str:
-        asked.append(1)
-        return "old"
-
-    async def main() -> list[bool]:
-        source = KeySource("old", same)
-        return list(await asyncio.gather(*(source.renew("old") for _ in range(4))))
-
-    assert asyncio.run(main()) == [False] * 4
-    assert len(asked) == 1
+async def test_a_key_that_stays_the_same_is_asked_about_once() -> None:
+    keys = iter(["old"])
+    source = KeySource("old", lambda: next(keys))
+    renewed = await asyncio.gather(*(source.renew("old") for _ in range(4)))
+    assert renewed == [False] * 4
 
 
 def test_a_program_that_fails_later_is_told_and_ends_nothing() -> None:
@@ -117,3 +112,53 @@ def test_a_secret_is_in_no_file_and_no_message_wherever_a_backend_has_it(
         checked = bagent(["check", "job.yaml"], env=env)
     assert SECRET not in checked.out + checked.err
     shows_nothing(job_dir, bagent, done)
+
+
+HIDDEN = "s3cr+t/k=y-5up3r"
+LOGIN = base64.b64encode(f"user:{HIDDEN}".encode()).decode()
+PROXY = f"http://user:{quote(HIDDEN, safe='')}@proxy:8080"
+
+
+def endpoint_with(**fields: Any) -> Endpoint:
+    return Endpoint("here", "http://here/v1", **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"headers": {"Authorization": f"Bearer {HIDDEN}"}},
+        {"headers": {"x-api-key": HIDDEN}},
+        {"headers": {"X-Auth": HIDDEN}},
+        {"headers": {"Ocp-Apim-Subscription-Key": HIDDEN}},
+        {"headers": {"Authorization": f"Basic {LOGIN}"}},
+        {"query": {"api-key": HIDDEN}},
+        {"query": {"code": HIDDEN}},
+        {"proxy": PROXY},
+    ],
+)
+def test_a_secret_is_hidden_wherever_an_endpoint_has_it(fields: dict[str, Any]) -> None:
+    found = endpoint_with(**fields).without_secrets(f"denied: /v1?k={HIDDEN} and more")
+    assert found == "denied: /v1?k=*** and more"
+
+
+@pytest.mark.parametrize("form", [quote(HIDDEN), quote(HIDDEN, safe="")])
+def test_a_secret_is_hidden_as_urls_write_it(form: str) -> None:
+    one = endpoint_with(headers={"x-api-key": HIDDEN})
+    assert one.without_secrets(f"denied: /v1?k={form}") == "denied: /v1?k=***"
+
+
+@pytest.mark.parametrize("fields", [{"proxy": PROXY}, {"headers": {"Authorization": LOGIN}}])
+def test_a_login_is_hidden_as_headers_write_it(fields: dict[str, Any]) -> None:
+    assert endpoint_with(**fields).without_secrets(f"Basic {LOGIN}") == "Basic ***"
+
+
+def test_what_is_left_of_a_secret_that_was_cut_with_the_words_is_hidden_too() -> None:
+    one = endpoint_with(headers={"x-api-key": HIDDEN})
+    assert one.without_secrets(f"x: {HIDDEN[:9]}… through a proxy") == "x: ***… through a proxy"
+    assert one.without_secrets("x: s3c…") == "x: s3c…"
+
+
+def test_words_without_a_secret_stay() -> None:
+    one = endpoint_with(query={"api-version": "2026-10-21"}, headers={"User-Agent": "blueprint"})
+    words = "blueprint has no api-version 2026-10-21…"
+    assert one.without_secrets(words) == words

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import zlib
 
 import pytest
 
@@ -24,15 +22,11 @@ from support.backend_calls import (
 )
 from support.fake_server import FakeServer
 from support.replies import (
-    cut_body,
     delta,
-    ok,
     raw,
     status,
     wire,
 )
-
-# --- requests ---------------------------------------------------------------------------------
 
 
 def test_a_plain_call_sends_exactly_its_bytes(fs):
@@ -69,41 +63,19 @@ def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_foun
     assert models == [None, "tagged", "m", "fake-model"]
 
 
-async def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):
-    async with backend() as found:
-        to = endpoint(fs.url)
-        for streamed in (False, True, True, False):
-            reply(await found.send(to, [request(stream=streamed)], QUICK))
-    assert len(fs.requests) == 4
-    assert fs.connections == 1
+def test_a_compressed_answer_that_is_broken_is_a_passing_failure(fs):
+    fs.set_script({"r1": [raw(b"{}", headers={"Content-Encoding": "gzip"})]})
+    found = failure(ask(fs.url))
+    assert (found.kind, found.passing) == ("bad_response", True)
 
 
-# --- answers ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "none of it"])
-def test_a_compressed_answer_is_read_and_a_broken_one_a_passing_failure(fs, encoding):
-    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
-    packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding, bytes)(body)
-    name = "gzip" if encoding == "none of it" else encoding
-    fs.set_script({"r1": [raw(packed, headers={"Content-Encoding": name})]})
-    exchange = ask(fs.url)
-    if encoding == "none of it":
-        assert (failure(exchange).kind, failure(exchange).passing) == ("bad_response", True)
-    else:
-        assert reply(exchange).text == "yes"
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("charset", "text"),
+    ("charset", "text", "stream"),
     [
-        ("iso-8859-1", "café"),
-        ('"Windows-1252"', "50 €"),
-        ("utf-16", "ü"),
-        ("utf-16le", "yes"),
-        ("utf-8", "é"),
-        ("x", "é"),
+        ("iso-8859-1", "café", False),
+        ('"Windows-1252"', "50 €", True),
+        ("utf-16", "ü", True),
+        ("x", "é", False),
     ],
 )
 def test_an_answer_is_decoded_by_the_charset_that_it_names(fs, charset, text, stream):
@@ -114,8 +86,7 @@ def test_an_answer_is_decoded_by_the_charset_that_it_names(fs, charset, text, st
     assert reply(ask(fs.url, request(stream=stream))).text == text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("code", [200, 204])
+@pytest.mark.parametrize(("code", "stream"), [(200, False), (204, True)])
 def test_a_good_status_without_a_body_is_named(fs, code, stream):
     fs.set_script({"r1": [raw("", "text/plain", status=code)]})
     found = failure(ask(fs.url, request(stream=stream)))
@@ -131,16 +102,7 @@ def test_a_redirect_is_not_followed(fs):
     assert len(fs.requests) + len(fs.probes) == 1
 
 
-def test_a_body_that_breaks_off_is_a_passing_failure(fs):
-    fs.set_script({"r1": [cut_body(ok("a long answer"), 30)]})
-    found = failure(ask(fs.url))
-    assert (found.kind, found.passing, found.status) == ("bad_response", True, None)
-    assert "here broke off" in found.message
-
-
-@pytest.mark.parametrize(
-    "content", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"HTTP/9.9 hello\r\n"]
-)
+@pytest.mark.parametrize("content", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x15\x03\x01\x00\x02\x02\x28"])
 def test_a_server_that_speaks_no_http_is_a_passing_failure(fs, content):
     fs.set_script({"r1": [wire(content)]})
     found = failure(ask(endpoint(fs.url, query={"key": "s3cret"})))
@@ -149,53 +111,38 @@ def test_a_server_that_speaks_no_http_is_a_passing_failure(fs, content):
     assert "s3cret" not in found.message
 
 
-# --- streams ----------------------------------------------------------------------------------
+WHOLE = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+STREAM = b": hi\n\n" + b"".join(
+    b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    for chunk in (delta("yes"), delta(finish_reason="stop"))
+)
 
 
-def test_whole_json_in_answer_to_a_stream_is_taken(fs):
-    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
-    fs.set_script({"r1": [raw(body)], "r2": [raw(body, "text/event-stream")]})
-    for row in ("r1", "r2"):
-        assert reply(ask(fs.url, request(row, stream=True))).text == "yes"
-
-
-@pytest.mark.parametrize("content_type", ["text/plain", "application/json", "text/event-stream"])
-def test_a_stream_that_was_not_asked_for_or_is_called_otherwise_is_taken(fs, content_type):
-    body = b": hi\n\n" + b"".join(
-        b"data: " + json.dumps(chunk).encode() + b"\n\n"
-        for chunk in (delta("yes"), delta(finish_reason="stop"))
-    )
+@pytest.mark.parametrize(
+    ("body", "content_type", "stream"),
+    [
+        (WHOLE, "application/json", True),
+        (WHOLE, "text/event-stream", True),
+        (STREAM, "text/plain", False),
+        (STREAM, "text/event-stream", False),
+    ],
+)
+def test_an_answer_of_the_other_form_or_called_otherwise_is_taken(fs, body, content_type, stream):
     fs.set_script({"r1": [raw(body, content_type)]})
-    assert reply(ask(fs.url)).text == "yes"
-
-
-# --- probes -----------------------------------------------------------------------------------
-
-
-def probe(url, seconds=5.0, **fields):
-    async def main():
-        async with backend() as found:
-            return await found.probe(endpoint(url, **fields), seconds)
-
-    return asyncio.run(main())
+    assert reply(ask(fs.url, request(stream=stream))).text == "yes"
 
 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ({"data": [{"id": "a"}, {"id": "b"}]}, Capabilities(models=("a", "b"))),
         ({"data": [{"id": "a", "max_model_len": 10, "owned_by": "vllm"}]},
          Capabilities(models=("a",), context=10, engine="vllm")),
         ({"data": [{"id": "a", "meta": {"n_ctx": 512}}]},
          Capabilities(models=("a",), context=512)),
-        ({"data": [{"id": "a", "context_window": 7}]}, Capabilities(models=("a",), context=7)),
         ({"data": [{"id": "a", "max_model_len": "10"}]}, Capabilities(models=("a",))),
         ({"data": [None, 1, {}, {"id": None}, {"id": 5}]}, Capabilities(models=("5",))),
-        ({"data": None}, Capabilities()),
         ({"data": {}}, Capabilities()),
         ([], Capabilities()),
-        (None, Capabilities()),
-        ("x", Capabilities()),
     ],
 )  # fmt: skip
 def test_any_list_of_models_is_read(body, found):

@@ -7,13 +7,11 @@ import json
 import pytest
 
 from bagent.backends.openai.chat import (
-    content_text,
-    first_choice,
-    normalize_finish_reason,
+    read_plain_reply,
     read_reply,
-    read_tool_calls,
-    read_usage,
+    reply_from_choice,
 )
+from bagent.backends.openai.stream import StreamReader
 from bagent.types import Failure, Reply, ToolCall, Usage
 
 
@@ -53,8 +51,6 @@ def test_a_reply_is_freed_of_its_wire_form():
     ("usage", "read_as"),
     [
         (None, Usage()),
-        ({}, Usage()),
-        ([], Usage()),
         ("5", Usage()),
         ({"prompt_tokens": 5, "completion_tokens": None}, Usage(prompt=5)),
         ({"prompt_tokens": 5.0, "completion_tokens": 3.9}, Usage(prompt=5, completion=3)),
@@ -62,33 +58,26 @@ def test_a_reply_is_freed_of_its_wire_form():
         ({"prompt_tokens": float("nan"), "completion_tokens": float("inf")}, Usage()),
         ({"prompt_tokens": -1, "completion_tokens": 0}, Usage(completion=0)),
         ({"prompt_tokens": 10**30, "completion_tokens": 1e300}, Usage()),
-        ({"prompt_tokens_details": None, "completion_tokens_details": None}, Usage()),
-        ({"prompt_tokens_details": {"cached_tokens": None}}, Usage()),
         ({"prompt_tokens_details": {"cached_tokens": 0}}, Usage(cached=0)),
     ],
 )
 def test_counts_that_the_server_does_not_tell_stay_unknown(usage, read_as):
-    assert read_usage(usage) == read_as
+    assert read(answer({"content": "x"}, usage=usage)).usage == read_as
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
         ("a", "a"),
-        ("", ""),
         (None, None),
         ([], ""),
-        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
         ([{"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}], "b"),
         (["a", None, 1, {"text": None}, "b"], "ab"),
         ({"type": "text", "text": "a"}, "a"),
-        ({"a": 1}, '{"a":1}'),
         ({"a": "\ud800"}, '{"a":"\\ud800"}'),
-        (5, "5"),
     ],
 )
 def test_content_is_text_however_it_is_sent(content, text):
-    assert content_text(content) == text
     assert read(answer({"content": content})).text == text
 
 
@@ -99,9 +88,7 @@ def test_content_is_text_however_it_is_sent(content, text):
         ({"reasoning_content": "b"}, "b"),
         ({"reasoning": "a", "reasoning_content": "b"}, "a"),
         ({"reasoning": "", "reasoning_content": "b"}, "b"),
-        ({"reasoning": {"x": 1}, "reasoning_content": "b"}, "b"),
-        ({"reasoning": None, "reasoning_content": None}, None),
-        ({"reasoning": ""}, None),
+        ({"reasoning": {"x": 1}, "reasoning_content": None}, None),
         (
             {
                 "content": [
@@ -117,9 +104,7 @@ def test_reasoning_is_read_under_each_of_its_names(message, reasoning):
     assert read(answer({"content": "x", **message})).reasoning == reasoning
 
 
-@pytest.mark.parametrize(
-    ("refusal", "read_as"), [("no", "no"), ("", None), (None, None), (1, None)]
-)
+@pytest.mark.parametrize(("refusal", "read_as"), [("no", "no"), ("", None), (1, None)])
 def test_a_refusal_is_kept(refusal, read_as):
     assert read(answer({"content": None, "refusal": refusal})).refusal == read_as
 
@@ -132,17 +117,11 @@ def call(arguments, **fields):
     ("calls", "read_as"),
     [
         (None, ()),
-        ([], ()),
-        ("x", ()),
         (5, ()),
         ([None, "x", {}, {"function": None}], ()),
         ([call('{"q": "a"}')], (ToolCall("c", "f", '{"q": "a"}'),)),
-        ([call({"q": "a"})], (ToolCall("c", "f", '{"q":"a"}'),)),
-        ([call('"{\\"q\\": 1}"')], (ToolCall("c", "f", '"{\\"q\\": 1}"'),)),
         ([call("")], (ToolCall("c", "f", "{}"),)),
-        ([call(None)], (ToolCall("c", "f", "{}"),)),
         ([call({})], (ToolCall("c", "f", "{}"),)),
-        ([call([1])], (ToolCall("c", "f", "[1]"),)),
         ([call('{"half"')], (ToolCall("c", "f", '{"half"'),)),
         ([call({"q": "\ud800"})], (ToolCall("c", "f", '{"q":"\\ud800"}'),)),
         (
@@ -155,33 +134,25 @@ def call(arguments, **fields):
     ],
 )
 def test_tool_calls_are_read_in_every_form(calls, read_as):
-    assert read_tool_calls(calls) == read_as
     assert read(answer({"content": None, "tool_calls": calls}, "tool_calls")).tool_calls == read_as
 
 
 @pytest.mark.parametrize(
     ("word", "read_as"),
     [
-        ("stop", "stop"), ("length", "length"), ("tool_calls", "tool_calls"),
-        ("content_filter", "content_filter"), ("end_turn", "stop"), ("stop_sequence", "stop"),
-        ("eos_token", "stop"), ("STOP", "stop"), ("max_tokens", "length"), ("MAX_TOKENS", "length"),
-        ("tool_use", "tool_calls"), ("abort", "abort"), ("error", "error"), ("banana", "banana"),
-        ("Banana", "Banana"), ("", ""), (None, None), ({"type": "abort"}, '{"type":"abort"}'),
-        (0, "0"),
+        ("length", "length"), ("end_turn", "stop"), ("STOP", "stop"), ("max_tokens", "length"),
+        ("tool_use", "tool_calls"), ("abort", "abort"), ("Banana", "Banana"), ("", ""),
+        (None, None), ({"type": "abort"}, '{"type":"abort"}'), (0, "0"),
     ],
 )  # fmt: skip
 def test_finish_reasons_take_openais_words_and_unknown_ones_stay(word, read_as):
-    assert normalize_finish_reason(word) == read_as
     assert read(answer({"content": "a"}, word)).finish_reason == read_as
 
 
 @pytest.mark.parametrize(
     "body",
-    [
-        {}, {"choices": []}, {"choices": None}, {"choices": {}}, {"choices": "x"},
-        {"choices": [None]}, {"choices": ["x"]}, [], ["x"], [[]], "x", None, 1, True,
-    ],
-)  # fmt: skip
+    [{}, {"choices": []}, {"choices": "x"}, {"choices": [None]}, ["x"], "x", None],
+)
 def test_json_without_choices_is_a_passing_failure(body):
     failure = read(body)
     assert isinstance(failure, Failure)
@@ -190,9 +161,7 @@ def test_json_without_choices_is_a_passing_failure(body):
     assert " behind HTTP 200: " in failure.message
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"   ", b"<h1>gateway</h1>", b'{"choices": [', b"\x00\x01", b"\xff\xfe{\x00}\x00"]
-)
+@pytest.mark.parametrize("raw", [b"", b"<h1>gateway</h1>", b'{"choices": ['])
 def test_what_is_no_json_is_a_passing_failure_that_shows_its_beginning(raw):
     failure = read_reply(raw, "text/html; charset=utf-8", {})
     assert isinstance(failure, Failure)
@@ -216,25 +185,70 @@ def test_deep_but_readable_arguments_never_raise():
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "passing"),
+    "body",
     [
-        ({"error": {"code": 502, "message": "upstream"}}, "overloaded", True),
-        ({"error": {"code": 400, "message": "no"}}, "rejected", False),
-        ({"error": {"code": 502, "message": "cut"}, "choices": [{}]}, "overloaded", True),
-        ({"choices": [{"error": {"code": 502, "message": "cut"}, "finish_reason": "error"}]},
-         "overloaded", True),
+        {"error": {"code": 502, "message": "cut"}, "choices": [{"message": {"content": "x"}}]},
+        {"choices": [{"message": {"content": "x"}, "error": {"code": 502, "message": "cut"}}]},
     ],
-)  # fmt: skip
-def test_an_error_is_looked_for_before_choices(body, kind, passing):
+)
+def test_an_error_is_looked_for_before_choices(body):
     failure = read(body)
     assert isinstance(failure, Failure)
-    assert (failure.kind, failure.passing) == (kind, passing)
+    assert (failure.kind, failure.passing) == ("overloaded", True)
 
 
-@pytest.mark.parametrize(
-    "indexes", [[0, 0], [1, 2], [None, None], ["0", "1"], [0, 0, 1], [None, 1]]
-)
+@pytest.mark.parametrize("indexes", [[0, 0], [1, 2], [None, None], ["0", "1"]])
 def test_choices_without_a_clear_first_one_are_a_failure_not_a_guess(indexes):
     choices = [{"index": i, "message": {"content": str(i)}} for i in indexes]
-    assert first_choice(choices) is None
     assert read({"choices": choices}).kind == "bad_response"
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
+USUAL = {
+    "plain": {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]},
+    "vllm": {
+        "id": "x",
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"content": "hi", "tool_calls": [], "reasoning": None, "refusal": None},
+                "finish_reason": "length",
+                "logprobs": {"content": [{"token": "a", "logprob": -0.5}]},
+            }
+        ],
+        "usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 1}},
+        "error": None,
+    },
+    "no content": {"choices": [{"message": {"content": None}}], "usage": None},
+    "raw text": {"choices": [{"text": "hi", "finish_reason": "stop"}], "usage": USAGE},
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_quick_reader_of_usual_answers_reads_as_the_patient_one(name):
+    body = USUAL[name]
+    assert read_plain_reply(json.dumps(body).encode()) == reply_from_choice(
+        body["choices"][0], body
+    )
+
+
+@pytest.mark.parametrize("form", ["delta", "text"])
+def test_pieces_of_a_stream_come_to_the_same_whichever_way_they_are_read(form):
+    def streamed(*, strange):
+        ticks = iter(range(100))
+        reader = StreamReader(0.0, lambda: float(next(ticks)))
+        for piece in ("", "a", "b", "c"):
+            choice = {"delta": {"content": piece}} if form == "delta" else {"text": piece}
+            event = {"id": "i", "model": "m", "choices": [choice]}
+            if strange:
+                choice["index"] = None  # for the patient reader
+            if piece == "c":
+                event["usage"] = USAGE
+            reader.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
+        reader.feed(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+        assert (reader.pieces, reader.deltas, reader.first_token) == (5, 3, 0.0)
+        return reader.result()
+
+    assert isinstance(streamed(strange=False), Reply)
+    assert streamed(strange=False) == streamed(strange=True)

@@ -21,7 +21,6 @@ from bagent.backends.openai.responses import (
 from bagent.backends.openai.responses_server import chat_request
 from bagent.backends.registry import check_supported
 from bagent.backends.request import Request, encode_payload
-from bagent.check.sample import parameters
 from bagent.errors import JobError, UsageError
 from bagent.job.load import JobRequest, load_job
 from bagent.types import Failure, Reply
@@ -33,6 +32,7 @@ from support.provider_server import Fault, serve
 from support.replies import error_body, status
 
 OPENAI, RESPONSES, *_ = PROVIDERS
+AUTO = type(OPENAI)("openai", ResponsesWire)
 REFUSED = "This model is only supported in v1/responses and not in v1/chat/completions"
 
 
@@ -47,28 +47,29 @@ def test_the_models_that_need_responses_are_those_of_the_sdk():
     assert not needs_responses("gpt-5")
 
 
-def test_a_model_that_needs_responses_is_called_there():
-    auto = type(OPENAI)("openai", ResponsesWire)
-    talk = ask(auto, ModelAnswer(), calls=[call(model="gpt-5-pro-2025-10-06")])
+@pytest.mark.parametrize(
+    ("model", "script", "paths"),
+    [
+        ("gpt-5-pro-2025-10-06", [], ["/v1/responses"] * 2),
+        ("m-1", [Fault(f"bad:{REFUSED}")], ["/v1/chat/completions", "/v1/responses"]),
+    ],
+    ids=["known", "taught by a refusal"],
+)
+def test_a_model_that_needs_responses_is_called_there(model, script, paths):
+    calls = [call(model=model), call(model=model)]
+    talk = ask(AUTO, *script, ModelAnswer(), calls=calls)
     assert talk.reply.text
-    assert talk.server.paths == ["/v1/responses"]
-    assert talk.server.body["store"] is False
-
-
-def test_a_refused_chat_teaches_that_a_model_needs_responses():
-    auto = type(OPENAI)("openai", ResponsesWire)
-    talk = ask(auto, Fault(f"bad:{REFUSED}"), ModelAnswer(), calls=[call(), call()])
-    assert talk.exchanges[0].learned
-    assert talk.server.paths == ["/v1/chat/completions", "/v1/responses"]
-    assert "by /responses only" in talk.notices[0]
+    assert talk.server.paths == paths
+    assert talk.server.bodies[-1]["store"] is False
+    assert talk.exchanges[0].learned == bool(script)
+    assert ["by /responses only" in notice for notice in talk.notices] == [True] * len(script)
 
 
 async def test_every_chat_in_flight_is_sent_again_as_a_response():
-    auto = type(OPENAI)("openai", ResponsesWire)
-    async with serve(auto.wire(), Fault(f"bad:{REFUSED}")) as server:
+    async with serve(AUTO.wire(), Fault(f"bad:{REFUSED}")) as server:
         notices: list[str] = []
-        backend = auto.backend(server.url, notices.append)
-        to = auto.endpoint(server.url)
+        backend = AUTO.backend(server.url, notices.append)
+        to = AUTO.endpoint(server.url)
         exchanges = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(3)))
         await backend.close()
     assert server.paths == ["/v1/chat/completions"] * 3
@@ -101,11 +102,6 @@ def test_a_limit_is_at_least_what_openai_takes(own, limit):
     least = {"least_limit": 1} if own else {}
     body = json.loads(ResponsesWriter("m", **least).body(call(max_tokens=1)))
     assert body["max_output_tokens"] == limit
-
-
-def test_check_shows_the_parameters_of_responses():
-    shown = parameters(call(max_tokens=64), "m-1", native_schema=True, api="responses")
-    assert shown == {"model": "m-1", "store": False, "max_output_tokens": 64}
 
 
 def test_settings_of_chats_have_the_names_of_responses():
@@ -174,8 +170,8 @@ def test_turns_become_chats_again():
         ({"previous_response_id": "resp_1", "input": "x"}, "no previous_response_id"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "no tool of the type web_search"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "no input item of the type item_ref"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "content must be a list of objects"),
         ({"input": [{"content": [{"type": "input_file"}]}]}, "no content of the type input_file"),
-        ({"input": 3}, "input must be a list"),
     ],
 )
 def test_what_chats_have_no_form_for_is_named(body, message):
@@ -196,7 +192,6 @@ def test_what_responses_lack_is_refused_before_the_run(raw, batching, message):
     ("text", "message"),
     [
         ("backend: {url: anthropic, api: responses}", "backend anthropic has an API of its own"),
-        ("backend: {url: openai, api: response}", "api"),
         ("api: responses", "it belongs to backend"),
     ],
 )

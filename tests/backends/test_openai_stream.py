@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
-from bagent.backends.openai.stream import StreamReader
+from bagent.backends.openai.stream import StreamReader, ToolCallAssembler
 from bagent.types import Failure, Reply, ToolCall, Usage
 
 
@@ -98,11 +99,8 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
 @pytest.mark.parametrize(
     ("error", "kind", "passing"),
     [
-        ({"error": {"message": "boom", "code": 500}}, "overloaded", True),
-        ({"error": {"message": "busy", "code": 429}}, "rate_limited", True),
         ({"error": {"message": "bad", "type": "BadRequestError", "code": 400}}, "rejected", False),
         ({"error": {"message": "cut", "code": 502}, "choices": []}, "overloaded", True),
-        ({"object": "error", "message": "gone", "code": 503}, "overloaded", True),
         ({"message": "gone"}, "overloaded", True),
     ],
 )
@@ -110,13 +108,6 @@ def test_an_error_event_is_the_failure_it_names(error, kind, passing):
     failure = read(delta("half"), b"event: error\n" + event(**error), DONE)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.passing, failure.text) == (kind, passing, "half")
-
-
-def test_a_broken_event_is_a_passing_failure_that_shows_it():
-    for rest in ((), (FINISH,), (delta("more"), FINISH, DONE)):
-        failure = read(delta("half"), b"data: <html>\n\n", *rest)
-        assert (failure.kind, failure.passing, failure.text) == ("bad_response", True, "half")
-        assert "not JSON in the stream: <html>" in failure.message
 
 
 def test_a_plain_json_body_called_an_event_stream_is_read_as_such():
@@ -139,26 +130,17 @@ def test_a_stop_that_follows_does_not_mend_a_cut(reason):
 @pytest.mark.parametrize(
     "odd",
     [
-        event(choices=5),
         event(choices=[None, 1, "x", []]),
-        event(choices=[{"index": 0, "delta": None}]),
-        delta(content=None, tool_calls=5),
         delta(tool_calls=[None, 5, {}]),
         event(choices=[{"index": 0, "delta": {}, "logprobs": {"content": None}}]),
         event(choices=[], model=None, id=None),
         b"data: null\n\n",
-        b"data: []\n\n",
         b"data\n\n",
     ],
 )
 def test_odd_events_do_no_harm(odd):
     reply = read(delta("a"), odd, FINISH)
     assert (reply.text, reply.tool_calls) == ("a", ())
-
-
-def test_no_content_at_all_is_no_text():
-    assert read(delta(role="assistant"), FINISH).text is None
-    assert read(delta(""), FINISH).text == ""
 
 
 def test_refusals_and_logprobs_are_joined():
@@ -185,20 +167,13 @@ def choice(**fields):
     return event(choices=[{"finish_reason": "stop", **fields}])
 
 
-PRETTY = json.dumps(json.loads(FINISH[6:]), indent=1).replace("\n", "\ndata: ").encode()
 FORMS = {
     "no blank after data": RECORDED.replace(b"data: ", b"data:"),
-    "two blanks after data": RECORDED.replace(b"data: ", b"data:  "),
     "a tab after data": RECORDED.replace(b"data: ", b"data:\t"),
     "no empty line between events": RECORDED.replace(b"\n\n", b"\n"),
-    "data on several lines": RECORDED.replace(FINISH[6:], PRETTY + b"\n\n"),
     "a byte-order mark": b"\xef\xbb\xbf" + RECORDED,
-    "comments and unknown fields": b": ping\n\n:\n\nretry: 5\nfoo: bar\nfoo\n\n" + RECORDED,
-    "lines that end in carriage returns": RECORDED.replace(b"\n", b"\r"),
-    "lines of one event that end in several ways": RECORDED.replace(b"\n\n", b"\r\n\r"),
     "a proxy's comments end otherwise": RECORDED.replace(b"\n\n", b"\r\r: ping\n\n"),
     "no end of the last line": RECORDED.rstrip(b"\n"),
-    "a delta after the end mark": RECORDED + delta("b"),
     "an error after the end mark": RECORDED + event(error={"message": "x"}),
     "other choices": delta("b", index=1) + delta(finish="length", index=2) + RECORDED,
     "a first chunk without model and id": event(id="", model="", choices=[]) + RECORDED,
@@ -214,8 +189,6 @@ def test_a_stream_in_an_odd_form_reads_as_the_usual_one(form):
     ("stream", "text"),
     [
         (delta("a") + FINISH + event(error={"message": "late"}), "a"),
-        (choice(delta={"content": "a"}) + event(error=None), "a"),
-        (choice(delta={"content": "a"}), "a"),
         (choice(delta={"content": "a"}, index=None), "a"),
         (choice(message={"content": "a"}, index=0), "a"),
         (choice(text="a", finish_reason=None) + choice(text="b"), "ab"),
@@ -232,7 +205,7 @@ def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
     ("rest", "words"),
     [
         (DONE, "finish reason"),
-        (b'data: {"cho\n' + FINISH + DONE, "not JSON"),
+        (b"data: <html>\n\n" + delta("more") + FINISH + DONE, "not JSON in the stream: <html>"),
         (delta("X").replace(b"X", b"caf\xe9") + FINISH + DONE, "not UTF-8 in the stream: {"),
         (b'data: [{"error": {"message": "boom"}}]\n\n' + FINISH + DONE, "boom"),
         (event(error={"message": "boom", "code": 500}) + delta("b") + FINISH + DONE, "boom"),
@@ -245,3 +218,108 @@ def test_a_stream_that_broke_is_a_passing_failure_with_its_text(rest, words):
     assert isinstance(failure, Failure)
     assert (failure.passing, failure.text) == (True, "half")
     assert words in failure.message
+
+
+def entry(index=0, call_id=None, name=None, arguments=None):
+    found = {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
+    return {key: value for key, value in found.items() if value is not ...}
+
+
+THREE = [("a", "f", '{"x":1}'), ("b", "g", "{}"), ("c", "f", "{}")]
+UNNAMED = [("call_0", "f", '{"x":1}'), ("call_1", "g", "{}"), ("call_2", "g", "{}")]
+
+
+def by_id(index):
+    return [
+        [entry(index, "a", "f", '{"x":')],
+        [entry(index, None, None, "1}")],
+        [entry(index, "b", "g", "{}")],
+        [entry(index, "c", "f", "{}")],
+    ]
+
+
+def by_name(index):
+    return [
+        [entry(index, ..., "f", '{"x":1}'), entry(index, ..., "g", "{}")],
+        [entry(index, ..., "g", "{}")],
+    ]
+
+
+def named(*names):
+    return [[entry(0, "a" if not n else None, name)] for n, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "calls"),
+    [
+        ([[entry(0, "a", "f", '{"x":'), entry(1, "b", "g", '{"y":')],
+          [entry(1, arguments="2}"), entry(0, arguments="1}")]],
+         [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]),
+        (by_id(0), THREE),
+        (by_id(None), THREE),
+        (by_name(0), UNNAMED),
+        (by_name(...), UNNAMED),
+        ([[entry(0, "a", "f", '{"x":1}')], [entry(0, "", "", "")], [entry(0, None, None, None)],
+          [entry(0, "a", "f", "")]], [("a", "f", '{"x":1}')]),
+        ([[entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "f", {})]],
+         THREE),
+        (named("look", "_up"), [("a", "look_up", "{}")]),
+        (named("look", "look_up"), [("a", "look_up", "{}")]),
+        (named("look_up", "", None, "look_up"), [("a", "look_up", "{}")]),
+        ([[entry(0, "a", "f", '{"x"')], [entry(0, None, None, ":1}")],
+          [entry(0, "a", "f", '{"x":1}')]], [("a", "f", '{"x":1}')]),
+        ([[entry(0, "a", "f", '{"x":')], [entry(0, None, None, '{"x":')], [entry(arguments="1}}")]],
+         [("a", "f", '{"x":{"x":1}}')]),
+    ],
+    ids=["by index", "by id", "by id without index", "by name", "by name without index",
+         "empty at the end", "arguments in one", "name in pieces", "name that grows",
+         "name again", "arguments again", "arguments alike"],
+)  # fmt: skip
+def test_pieces_are_joined_to_the_calls_they_belong_to(chunks, calls):
+    joiner = ToolCallAssembler()
+    for chunk in chunks:
+        joiner.add(chunk)
+    assert [(call.id, call.name, call.arguments) for call in joiner.result()] == calls
+
+
+def test_a_call_is_told_at_the_piece_that_ends_its_arguments():
+    told = []
+    joiner = ToolCallAssembler(told.append)
+    joiner.add([entry(0, "a", "f", '{"x":{"y":1}')])
+    assert told == []
+    joiner.add([entry(0, arguments="}")])
+    assert [(c.id, c.arguments) for c in told] == [("a", '{"x":{"y":1}}')]
+    joiner.add([entry(0, "", "", "")])
+    joiner.add([entry(0, "b", "g", "{}")])
+    joiner.report_remaining()
+    assert [c.id for c in told] == ["a", "b"]
+
+
+def piece_of(delta, finish=None):
+    body = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+@pytest.mark.parametrize(("word", "count"), [("tool_calls", 1), ("stop", 1), ("length", 0)])
+def test_a_call_without_arguments_is_told_where_the_answer_ends_well(word, count):
+    told = []
+    reader = StreamReader(0.0, lambda: 1.0, told.append)
+    reader.feed(piece_of({"tool_calls": [entry(0, "a", "now")]}))
+    assert told == []
+    reader.feed(piece_of({}, word))
+    assert len(told) == count
+    reply = reader.result()
+    assert isinstance(reply, Reply) and reply.tool_calls[0].arguments == "{}"
+
+
+def test_a_call_in_the_older_form_is_told_and_joined_too():
+    told = []
+    reader = StreamReader(0.0, lambda: 1.0, told.append)
+    reader.feed(piece_of({"role": "assistant", "content": None, "function_call": {"name": "look"}}))
+    reader.feed(piece_of({"function_call": {"arguments": '{"q":'}}))
+    reader.feed(piece_of({"function_call": {"arguments": '"a"}'}, "tool_calls": None}))
+    assert [(one.name, one.arguments) for one in told] == [("look", '{"q":"a"}')]
+    reader.feed(piece_of({"function_call": None}, "function_call"))
+    reply = reader.result()
+    assert isinstance(reply, Reply) and reply.finish_reason == "tool_calls"
+    assert reply.tool_calls == tuple(told)

@@ -48,9 +48,6 @@ def back(number, settings=PLAIN):
     return request(settings=settings, returning=number)
 
 
-# --- a schema beside tools ---------------------------------------------------------------------
-
-
 def test_an_engine_that_calls_a_tool_under_a_schema_gets_both():
     with FakeServer({"*": [CALL, ok("{}"), CALL]}) as fs:
         exchanges, bodies = asked(fs, *(request(settings=BOTH) for _ in range(3)))
@@ -71,25 +68,19 @@ def test_an_engine_that_cannot_have_both_is_asked_again_without_the_schema(first
     assert reply(exchanges[1]).tool_calls and reply(exchanges[2]).text == "well"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_a_turn_that_has_to_call_a_tool_finds_nothing_out(choice):
-    forced = request(settings=BOTH, tool_choice=choice)
+def test_a_turn_that_has_to_call_a_tool_finds_nothing_out():
+    forced = request(settings=BOTH, tool_choice="required")
     with FakeServer({"*": [CALL]}) as fs:
         _, bodies = asked(fs, forced, request(settings=BOTH), msgspec.structs.replace(forced))
     assert schemas(bodies) == [False, True, True]
-
-
-# --- a place in the queue ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("owner", "tags", "told"),
     [
         ("vllm", {}, [None, -1, -2]),
-        ("bagent-sim", {}, [None, -1, -2]),
         ("sglang", {}, [None] * 3),
         ("sglang", {"priority": "higher"}, [None, 1, 2]),
-        ("fake", {}, [None] * 3),
         ("fake", {"priority": "lower"}, [None, -1, -2]),
         ("vllm", {"priority": "none"}, [None] * 3),
     ],
@@ -102,13 +93,11 @@ def test_engines_have_priorities_of_their_own_direction(owner, tags, told):
     assert not any("nvext" in body for body in bodies)
 
 
-@pytest.mark.parametrize("name", ["priority", "nvext"])
-def test_what_the_job_sets_itself_is_left_alone(name):
-    own = CallSettings("m", {}, {name: {"priority": 7, "nvext": {"osl": 9}}[name]})
+@pytest.mark.parametrize("extra", [{"priority": 7}, {"nvext": {"osl": 9}}])
+def test_what_the_job_sets_itself_is_left_alone(extra):
     with FakeServer({"*": [ok("x")]}, flavour="vllm") as fs:
-        _, bodies = asked(fs, back(1, own))
-    assert bodies[0][name] == own.extra[name]
-    assert ("priority" in bodies[0]) == (name == "priority")
+        _, (body,) = asked(fs, back(1, CallSettings("m", {}, extra)))
+    assert {name: body[name] for name in ("priority", "nvext") if name in body} == extra
 
 
 def test_dynamo_is_told_by_a_hint_and_higher_is_earlier():

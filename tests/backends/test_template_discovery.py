@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
 
 from bagent.backends.base import Timeouts
+from bagent.backends.batching.chat_template import quarter_hour, shape_of, shows_reasoning
 from bagent.backends.batching.routes import LEARN_AGAIN, MAX_CHATS
 from bagent.backends.batching.wire import MAX_PROMPTS
 from bagent.types import Failure, Reply
@@ -37,8 +40,6 @@ def reason(setting: Setting) -> str:
         CHATML,
         TRIMMED,
         # the system text goes into the first user turn
-        "<bos><start_of_turn>user\n{{ messages[0].content | trim }}\n\n"
-        "{{ messages[1].content | trim }}<end_of_turn>\n<start_of_turn>model\n",
         "<s>[INST] {{ messages[0].content }}\n\n{{ messages[1].content }}[/INST]",
         # an old date that never changes
         CHATML.replace("user", "user (Today Date: 26 Jul 2024)"),
@@ -59,10 +60,8 @@ def test_templates_that_pass_texts_on_are_learned_and_render_alike(template: str
     "template",
     [
         CHATML.replace("m.content", "m.content | lower"),
-        CHATML.replace("m.content", "m.content | replace('\\n', ' ')"),
         CHATML.replace("m.content", "m.content.split('</think>')[-1]"),
         CHATML.replace("m.content", "m.content | replace('/no_think', '')"),
-        CHATML.replace("m.content", "m.content | e"),
         CHATML.replace(
             "<|im_start|>assistant",
             "{% if messages[-1].content.startswith('<tool_response>') %}x{% endif %}"
@@ -70,8 +69,6 @@ def test_templates_that_pass_texts_on_are_learned_and_render_alike(template: str
         ),
         # trims the system text only
         "{{ messages[0].content | trim }}|{{ messages[1].content }}|",
-        # says it twice
-        "{{ messages[0].content }}|{{ messages[1].content }}|{{ messages[0].content }}",
         # leaves the system text out
         "{{ messages[1].content }}|",
     ],
@@ -107,14 +104,12 @@ def test_an_engine_without_the_routes_gets_no_lists_of_chats(path: str) -> None:
     assert setting.limit(ROW) == MAX_CHATS
 
 
-@pytest.mark.parametrize(
-    "body", [b"{}", b"[]", b'{"tokens": []}', b'{"tokens": ["a"]}', b"nonsense", b'{"prompt": 1}']
-)
+@pytest.mark.parametrize("body", [b'{"tokens": []}', b'{"tokens": ["a"]}', b"nonsense"])
 def test_answers_of_another_form_prove_nothing(body: bytes) -> None:
     assert "/" in reason(learned(CHATML, answer=lambda _: (200, body)))
 
 
-@pytest.mark.parametrize("trouble", [DOWN, (503, b"busy"), (429, b"{}"), (500, b"oops")])
+@pytest.mark.parametrize("trouble", [DOWN, (503, b"busy")])
 def test_an_engine_in_trouble_is_asked_again_later_and_rows_go_alone_meanwhile(
     trouble: tuple[int, bytes] | Failure,
 ) -> None:
@@ -154,7 +149,7 @@ def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning"), [("4", "two and two"), ("<think>so</think>4", None), (" <think>", None)]
+    ("text", "reasoning"), [("4", "two and two"), ("<think>so</think>4", None)]
 )
 def test_a_model_that_thinks_gets_no_lists(text: str, reasoning: str | None) -> None:
     assert sampled({}, text, reasoning).limit(ROW) == MAX_CHATS
@@ -174,3 +169,35 @@ def test_a_template_with_the_date_holds_for_a_quarter_of_an_hour() -> None:
     setting.engine.template = CHATML + "Today is 29 Nov 2026.\n"
     asyncio.run(setting.learn(ROW))
     assert setting.limit(ROW) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "a", "name": "bob"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": " \n\u2003"},
+        {"role": "user"},
+    ],
+)
+def test_anything_but_plain_visible_texts_of_known_roles_has_no_shape(
+    message: dict[str, Any],
+) -> None:
+    assert shape_of([{"role": "system", "content": "s"}, message]) is None
+
+
+def test_midnight_of_every_time_zone_begins_a_quarter() -> None:
+    nepal = datetime(2026, 11, 28, 18, 15, tzinfo=UTC).timestamp()  # 00:00 at UTC+05:45
+    assert quarter_hour(nepal - 1) + 1 == quarter_hour(nepal) == quarter_hour(nepal + 899)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (" \n<think>", True), ("so it is 4</think>4", True), ("[THINK]well", True),
+        ("<|channel|>analysis<|message|>", True), ('{"a": "I think <so>"}', False), (None, False),
+    ],
+)  # fmt: skip
+def test_thinking_in_a_raw_answer_is_seen(text: str | None, found: bool) -> None:
+    assert shows_reasoning(text) is found

@@ -89,10 +89,9 @@ def test_where_a_number_would_not_hold_none_is_asked_for(request_: Request):
 @pytest.mark.parametrize(
     ("answer", "asked"),
     [
-        ((404, b"{}"), 1), ((405, b"{}"), 1), ((500, b"{}"), 2), ((200, b"<html>"), 2),
-        ((200, b'{"count": "7"}'), 2), ((200, b'{"count": true}'), 2), ((200, b'{"count": 0}'), 2),
-        ((200, b"[]"), 2), ((200, b'{"tokens": [1, 2]}'), 1),
-        (Failure("timeout", "no answer", True), 2),
+        ((404, b"{}"), 1), ((500, b"{}"), 2), ((200, b"<html>"), 2),
+        ((200, b'{"count": true}'), 2), ((200, b'{"count": 0}'), 2),
+        ((200, b'{"tokens": [1, 2]}'), 1), (Failure("timeout", "no answer", True), 2),
     ],
 )  # fmt: skip
 def test_an_endpoint_that_tells_no_count_is_asked_again_only_where_it_has_the_route(
