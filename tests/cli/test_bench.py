@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -134,46 +133,3 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         done = bagent(["bench", "--hostfile", "h.txt", *args, "-o", "o"])
     assert done.code in (1, 3), done.err
     assert "x timeout at" in done.err and done.seconds < 20
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ([], "no hostfile (give --hostfile FILE, or --backend NAME, or set BAGENT_HOSTFILE)"),
-        (["--hostfile", "none"], "none: the hostfile cannot be read"),
-        (["--as", "mail"], "--as mail: unknown (chat, completions, list, chat-batch)"),
-        (["--routing", "affinity"], "--routing affinity needs groups (give --prefix-tokens N)"),
-        (["--prefix-tokens", "300"], "--prefix-tokens 300: not below the 256 input tokens"),
-        (["--slo", "tftt=1s"], "--slo tftt=1s: unknown"),
-        (["--compare", "none"], "none: --compare: cannot be read"),
-        (["--job", "none.yaml"], "none.yaml"),
-        (["--replay", "none"], "none: no such run"),
-        (["--speed", "2"], "--speed needs a replay (give --replay RUN or FILE)"),
-        (
-            ["--turns", "2", "--as", "list"],
-            "--turns does not go with --replay, --job, lists and batches",
-        ),
-        (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
-        (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
-        (["--fail-if", "rps<-5%"], "there is nothing to compare with (give --compare OLD)"),
-        (["--sweep", "--rate", "5"], "--sweep finds its loads by itself: no --rate"),
-        (["--sweep", "--routing", "isolated"], "--sweep loads the whole fleet"),
-        (["--list-size", "4"], "--list-size does nothing without --as list or chat-batch"),
-        (["--arrival", "constant"], "--arrival does nothing without --rate R or --sweep"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_anything_is_sent(
-    bagent: Bagent, job_dir: Path, args: list[str], words: str
-) -> None:
-    with socket.socket() as watched:
-        watched.bind(("127.0.0.1", 0))
-        watched.listen()
-        watched.settimeout(0.01)
-        (job_dir / "h.txt").write_text(f"127.0.0.1:{watched.getsockname()[1]}\n")
-        given = ["--hostfile", "h.txt"] if args and args[0] != "--hostfile" else []
-        done = bagent(["bench", *given, *args])
-        with pytest.raises(TimeoutError):
-            watched.accept()
-    assert done.code == 2 and words in done.err, done.err
-    assert len(done.err.splitlines()) == 1
-    assert not (job_dir / "bench").exists()

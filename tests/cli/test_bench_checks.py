@@ -22,32 +22,38 @@ from bagent.errors import UsageError
         (["--prefix-tokens", "9", "--skew", "inf"], "--skew inf: not a number"),
         (["--rate", "inf"], "--rate inf: too much"),
         (["--concurrency", "99999999"], "--concurrency 99999999: too much (below 10,000,000)"),
-        (
-            ["--concurrency", "1,8,1"],
-            "--concurrency: 1 twice (write it once; --repeats N sends every load N",
-        ),
-        (["--as", "chat,chat"], "--as: chat twice"),
+        (["--concurrency", "1,8,1"], "--concurrency: 1 twice (write it once; --repeats N sends "),
         (["--arrival", "gamma", "--rate", "5", "--burstiness", "nan"], "--burstiness nan: not"),
         (["--arrival", "gamma", "--rate", "5", "--burstiness", "0"], "--burstiness 0: not above 0"),
-        (
-            ["--workers", "100000"],
-            "--workers 100000: more processes than this machine can run at once (write at most ",
-        ),
-        (["--warmup", "1000000"], "invalid value for '--warmup'"),
+        (["--workers", "100000"], "--workers 100000: more processes than this machine can run"),
         (["--write-hostfile", "none/good"], "--write-hostfile none/good: no folder none (make it"),
         (["--write-hostfile", "."], "--write-hostfile .: this is a folder (name a file)"),
+        (["--as", "mail"], "--as mail: unknown (chat, completions, list, chat-batch)"),
+        (["--routing", "affinity"], "--routing affinity needs groups (give --prefix-tokens N)"),
+        (["--prefix-tokens", "300"], "--prefix-tokens 300: not below the 256 input tokens"),
+        (["--slo", "tftt=1s"], "--slo tftt=1s: unknown"),
+        (["--compare", "none"], "none: --compare: cannot be read"),
+        (["--job", "none.yaml"], "none.yaml"),
+        (["--replay", "none"], "none: no such run"),
+        (["--speed", "2"], "--speed needs a replay (give --replay RUN or FILE)"),
+        (["--turns", "2", "--as", "list"], "--turns does not go with --replay, --job, lists and"),
+        (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
+        (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
+        (["--fail-if", "rps<-5%"], "there is nothing to compare with (give --compare OLD)"),
+        (["--sweep", "--rate", "5"], "--sweep finds its loads by itself: no --rate"),
+        (["--sweep", "--routing", "isolated"], "--sweep loads the whole fleet"),
+        (["--list-size", "4"], "--list-size does nothing without --as list or chat-batch"),
+        (["--arrival", "constant"], "--arrival does nothing without --rate R or --sweep"),
         (["--fail-if", "best_rate<3"], "--fail-if best_rate<3: not known without --sweep"),
         (["--fail-if", "conversations_s<1"], "not known without --turns N"),
         (["--fail-if", "rps_median<1"], "not known without --repeats N"),
-        (
-            ["--requests", "9", "--fail-if", "ttft_p99_ms>5"],
-            "not measured with fewer than 100 requests",
-        ),
+        (["--requests", "9", "--fail-if", "ttft_p99_ms>5"], "not measured with fewer than 100"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
     args: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It is found before the hostfile is read, and so before anything is sent."""
     assert main(["bench", "--hostfile", "none", *args]) == 2
     found = capsys.readouterr().err
     assert words in found and len(found.splitlines()) == 1
@@ -79,9 +85,12 @@ def test_what_can_be_done_comes_as_far_as_the_hostfile(
 ) -> None:
     assert main(["bench", "--hostfile", "none", *args]) == 2
     assert "none: the hostfile cannot be read" in capsys.readouterr().err
+    assert main(["bench", *args]) == 2
+    no_hosts = "no hostfile (give --hostfile FILE, or --backend NAME, or set BAGENT_HOSTFILE)"
+    assert no_hosts in capsys.readouterr().err
 
 
-def test_a_folder_to_use_instead_is_quoted_for_the_shell(tmp_path: Path) -> None:
+def test_a_folder_with_another_load_test_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "load test"
     folder.mkdir()
     (folder / "requests-0.jsonl").touch()
@@ -90,12 +99,8 @@ def test_a_folder_to_use_instead_is_quoted_for_the_shell(tmp_path: Path) -> None
 
 
 def test_numbers_that_are_none_are_refused_wherever_they_come_from() -> None:
-    given = dict.fromkeys(
-        (
-            *("groups", "skew", "think", "turn_tokens", "list_size", "arrival", "burstiness"),
-            *("sweep", "job", "replay"),
-        )
-    )
+    names = "groups skew think turn_tokens list_size arrival burstiness sweep job replay"
+    given = dict.fromkeys(names.split())
     check_options(given, BenchPlan())
     with pytest.raises(UsageError, match="--burstiness inf"):
         check_options(given, BenchPlan(burstiness=float("inf")))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagent.analysis.compare import mcnemar
-from support.jobs import write_job
+from support.jobs import write_job, write_rows
 from support.stored_runs import make_run, stored
 
 QUICK = "?speedup=50&output_tokens=6&output_spread=fixed"
@@ -20,6 +20,12 @@ def answer(row: int, value: Any, **changes: Any) -> Any:
     raw = json.dumps(value)
     parts = {"output": msgspec.Raw(raw.encode()), "text": raw, "prompt_sha256": f"{row:064x}"}
     return stored(row, **{**parts, **changes})
+
+
+def make(job_dir: Path, name: str, outcomes: list[Any], *properties: str) -> None:
+    """Make the run of this name, with columns for properties of its answers."""
+    columns = [(one, "VARCHAR") for one in properties]
+    make_run(job_dir / "runs" / name, outcomes, answer_columns=columns)
 
 
 def compared(bagent, *args: str) -> Any:
@@ -44,37 +50,6 @@ def test_runs_of_one_seed_are_the_same_output_and_those_of_another_are_not(bagen
     assert differ["claim"] == "not the same output"
     assert bagent(["compare", "one", "three", "--fail-if", "same_text < joined"]).code == 1
     assert bagent(["compare", "one", "two", "--fail-if", "same_text < joined"]).code == 0
-
-
-@pytest.mark.slow
-def test_several_answers_and_stages_are_compared_each_with_its_own(bagent, job_dir):
-    """Five rows with three answers each and a vote; the vote has no prompt."""
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    keys: dict[str, Any] = {
-        "model": "auto",
-        "output": {"schema": schema},
-        "answers": 3,
-        "sampling": {"temperature": 1.0, "max_tokens": 64, "seed": 7},
-        "topology": {"name": "self_consistency", "vote": "n"},
-    }
-    write_job(job_dir, "sim://" + QUICK, 5, **keys)
-    for name in ("one", "two"):
-        assert bagent(["run", "job.yaml", "--name", name, "--progress", "none"]).code == 0
-    other = ["--backend", f"sim://{QUICK}&model=sim-other&seed=3", "--name", "three"]
-    assert bagent(["run", "job.yaml", *other, "--progress", "none"]).code == 0
-    same = compared(bagent, "one", "two")
-    n = same["numbers"]
-    assert (n["joined"], n["same_text"], n["both_ok"]) == (20, 20, 20)
-    assert (n["same_prompt"], n["without_prompt"], n["unknown_prompt"]) == (15, 5, 0)
-    assert (same["claim"], same["why_not"]) == ("the same output, byte for byte", [])
-    differ = compared(bagent, "one", "three")
-    assert differ["numbers"]["joined"] == 20
-    assert differ["numbers"]["same_text"] < 15
-    assert differ["claim"] == "not the same output"
-    assert {row["stage"] for row in differ["rows"]} <= {"sample", "vote"}
-    votes = compared(bagent, "one", "three", "--stage", "vote", "--on", "winner")["numbers"]
-    assert (votes["joined"], votes["without_prompt"]) == (5, 5)
-    assert votes["same_on"] < 5
 
 
 @pytest.fixture
@@ -116,14 +91,6 @@ def test_every_sort_of_equality_is_counted_on_its_own(bagent, pair):
     assert {row["id"] for row in found["rows"]} == {f"r{n}" for n in range(6)}
 
 
-def test_rows_with_one_id_are_joined_in_their_order(bagent, job_dir):
-    for name in ("x", "y"):
-        twice = [answer(n, {"n": n}, id="same") for n in range(2)]
-        make_run(job_dir / "runs" / name, twice)
-    n = compared(bagent, "x", "y")["numbers"]
-    assert (n["joined"], n["same_text"]) == (2, 2)
-
-
 def test_each_field_has_its_line_and_a_table_of_its_few_values(bagent, job_dir):
     reason = "a long text of its own that no table of values can hold"
     for name, moods in (("x", "ppnn"), ("y", "pnn?")):
@@ -152,6 +119,59 @@ def test_each_field_has_its_line_and_a_table_of_its_few_values(bagent, job_dir):
     assert lines[at + 3 : at + 5] == [["n", "1", "1", "0"], ["p", "0", "1", "1"]]
 
 
+def test_rows_of_one_id_and_several_answers_are_each_joined_with_their_own(bagent, job_dir):
+    for name in ("x", "y"):
+        twice = [answer(n, {"n": n}, id="same") for n in range(2)]
+        make(job_dir, name, [*twice, *(answer(5, {"n": n}, answer=n) for n in range(3))])
+    n = compared(bagent, "x", "y")["numbers"]
+    assert (n["joined"], n["same_text"]) == (5, 5)
+
+
+def test_examples_come_status_first_and_then_in_input_order(bagent, job_dir):
+    rows = range(60)
+    failed = {"status": "failed", "error_kind": "timeout", "error": "too late", "text": None}
+    make(job_dir, "x", [answer(n, {"a": n}) for n in rows])
+    second = [answer(n, {"a": n + 1}, **(failed if n % 20 == 7 else {})) for n in reversed(rows)]
+    make(job_dir, "y", second)
+    found = compared(bagent, "x", "y", "--rows", "40")["rows"]
+    wanted = sorted(rows, key=lambda n: (n % 20 != 7, n))[:40]
+    assert [row["id"] for row in found] == [f"r{n}" for n in wanted]
+
+
+def test_rows_that_no_model_was_asked_about_are_compared_by_their_output(bagent, job_dir):
+    """The vote of a second run says something else, and neither has a text."""
+    for winner in ("yes", "no"):
+        vote = answer(0, {"winner": winner}, stage="vote", text=None, prompt_sha256=None)
+        make(job_dir, winner, [answer(0, {"said": "yes"}, stage="first", endpoint="e"), vote])
+    found = compared(bagent, "yes", "no")
+    assert found["why_not"] == ["1 answers differ (1 as JSON)"]
+    assert [(row["stage"], row["a"]) for row in found["rows"]] == [("vote", '{"winner":"yes"}')]
+    assert found["numbers"]["without_prompt"] == 1
+    assert compared(bagent, "yes", "yes")["claim"] == "the same output, byte for byte"
+
+
+def test_rows_without_an_answer_in_either_run_are_not_counted_as_the_same(bagent, job_dir):
+    sent, unsent = {"text": None, "output": None}, {"prompt_sha256": None, "endpoint": None}
+    bad = {**sent, **unsent, "status": "bad_input", "error_kind": "bad_input"}
+    text = {"text": '{"label": "a"}', "output": None}
+    outcomes = [
+        answer(0, {"a": 1}),
+        answer(1, 0, **text),
+        answer(2, 0, **sent),
+        answer(3, 0, **bad),
+    ]
+    make(job_dir, "x", outcomes)
+    found = compared(bagent, "x", "x", "--on", "text")
+    n = found["numbers"]
+    assert (n["joined"], n["both_ok"], n["without_output"]) == (4, 3, 2)
+    assert (n["same_text"], n["same_normal"], n["without_json"], n["same_on"]) == (2, 2, 1, 2)
+    assert (n["same_json"], n["other_json"]) == (1, 0)
+    assert [field["same"] for field in found["fields"]] == [2]
+    assert (n["unknown_prompt"], n["same_output"], found["why_not"]) == (0, True, [])
+    claim = "the same output, byte for byte; 2 rows have no output in either run"
+    assert found["claim"] == claim
+
+
 def test_copied_rows_are_counted_and_failed_ones_show_their_error(bagent, job_dir):
     failed = {"status": "invalid", "error_kind": "schema", "error": "no label", "text": '{"a": "'}
     make_run(job_dir / "runs" / "x", [answer(0, 1, copied_from="r9"), answer(1, 1)])
@@ -163,80 +183,89 @@ def test_copied_rows_are_counted_and_failed_ones_show_their_error(bagent, job_di
     assert "copied: from equal requests; latency and tokens are of the rows that were sent" in shown
 
 
-def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir):
-    outcomes = [
-        answer(0, {"label": "pos", "score": 1}),
-        answer(1, {"label": "neg", "score": 2}),
-        answer(2, {"label": "pos", "score": 3.0}),
-        stored(3, status="failed", error_kind="timeout", text=None),
-    ]
-    columns = [("label", "VARCHAR"), ("score", "DOUBLE")]
-    make_run(job_dir / "runs" / "r", outcomes, answer_columns=columns)
-    gold = [
-        {"id": "r0", "label": "pos", "score": 1},
-        {"id": "r1", "label": "pos", "score": 2},
-        {"id": "r2", "label": "pos", "score": 3},
-        {"id": "r3", "label": "neg", "score": 4},
-        {"id": "r9", "label": "neg", "score": 5},
-    ]
-    path = job_dir / "gold.csv"
-    lines = ["id,label,score", *(f"{g['id']},{g['label']},{g['score']}" for g in gold)]
-    path.write_text("\n".join(lines) + "\n")
-    found = compared(bagent, "r", path.name)
-    n = found["numbers"]
-    assert (n["rows"], n["answered"], n["not_ok"], n["missing"]) == (5, 3, 1, 1)
-    assert (n["accuracy"], n["accuracy_label"], n["accuracy_score"]) == (0.4, 0.4, 0.6)
-    label = next(field for field in found["fields"] if field["field"] == "label")
-    assert (label["right"], label["wrong"], label["unanswered"]) == (2, 1, 2)
-    assert {"known": "pos", "given": "neg", "rows": 1} in label["confusion"]
-    assert {"known": "neg", "given": None, "rows": 2} in label["confusion"]
-    assert {row["id"] for row in found["worst"]} == {"r1", "r3", "r9"}
-    shown = bagent(["compare", "r", path.name, "--on", "label", "--fail-if", "accuracy < 0.5"])
-    assert shown.code == 1
-    assert "(no answer)" in shown.out
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
-def test_rows_without_an_expected_value_are_left_out_with_a_count(bagent, job_dir, suffix):
+def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir, suffix):
+    """Rows without an expected value are left out."""
+    outcomes = [answer(n, {"label": "pos", "score": n}) for n in range(4)]
+    failed = stored(4, status="failed", error_kind="timeout", text=None)
     columns = [("label", "VARCHAR"), ("score", "DOUBLE")]
-    for name, first in (("r", "pos"), ("other", "neg")):
-        answers = [answer(n, {"label": first if n == 0 else "neg", "score": n}) for n in range(4)]
-        make_run(job_dir / "runs" / name, answers, answer_columns=columns)
-    path = job_dir / f"gold.{suffix}"
-    labels, scores = ["pos", None, " ", "pos"], [0, 1, None, 9]
-    gold: list[dict[str, Any]] = [
+    make_run(job_dir / "runs" / "r", [*outcomes, failed], answer_columns=columns)
+    labels, scores = ["pos", "neg", None, None, "neg", "neg"], [0, 1, 2, None, 4, 5]
+    gold = [
         {"id": f"r{n}", "label": label, "score": score}
         for n, (label, score) in enumerate(zip(labels, scores, strict=True))
     ]
+    path = job_dir / f"gold.{suffix}"
     if suffix == "csv":
         lines = [",".join("" if v is None else str(v) for v in row.values()) for row in gold]
         path.write_text("\n".join(["id,label,score", *lines]) + "\n")
     elif suffix == "parquet":
         pq.write_table(pa.Table.from_pylist(gold), path)
     else:
-        rows = [{k: v for k, v in row.items() if v is not None} for row in gold]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = compared(bagent, "r", path.name)
-    n = result["numbers"]
-    assert (n["rows"], n["unlabelled"], n["all_right"]) == (3, 1, 2)  # r2 has no value at all
-    assert (n["accuracy_label"], n["accuracy_score"]) == (0.5, 0.666667)
-    label = next(field for field in result["fields"] if field["field"] == "label")
-    assert (label["right"], label["wrong"], label["unanswered"]) == (1, 1, 0)
-    assert {pair["known"] for pair in label["confusion"]} == {"pos"}
-    text = bagent(["compare", "r", path.name, "--on", "label"]).out
-    assert "left out: 2 rows of the file without an expected value" in text
-    both = compared(bagent, "r", "other", path.name)
-    assert (both["numbers"]["rows"], both["numbers"]["unlabelled"]) == (3, 1)
-    pairs = {pair["field"]: (pair["accuracy_a"], pair["only_a"]) for pair in both["fields"]}
-    assert pairs == {"label": (0.5, 1), "score": (0.666667, 0), "all of them": (0.666667, 1)}
+        write_rows(path, [{k: v for k, v in row.items() if v is not None} for row in gold])
+    found = compared(bagent, "r", path.name)
+    n = found["numbers"]
+    assert (n["rows"], n["answered"], n["not_ok"], n["missing"], n["unlabelled"]) == (5, 3, 1, 1, 1)
+    assert (n["accuracy"], n["accuracy_label"], n["accuracy_score"]) == (0.4, 0.25, 0.6)
+    label = next(field for field in found["fields"] if field["field"] == "label")
+    assert (label["right"], label["wrong"], label["unanswered"]) == (1, 1, 2)
+    assert {"known": "neg", "given": "pos", "rows": 1} in label["confusion"]
+    assert {"known": "neg", "given": None, "rows": 2} in label["confusion"]
+    assert {row["id"] for row in found["worst"]} == {"r1", "r4", "r5"}
+    shown = bagent(["compare", "r", path.name, "--on", "label", "--fail-if", "accuracy < 0.5"])
+    assert shown.code == 1
+    assert "(no answer)" in shown.out
+    assert "left out: 2 rows of the file without an expected value" in shown.out
 
 
-def test_a_json_null_is_an_expected_value(bagent, job_dir):
-    answers = [answer(0, {"label": None}), answer(1, {"label": "x"})]
-    make_run(job_dir / "runs" / "r", answers, answer_columns=[("label", "VARCHAR")])
-    (job_dir / "gold.jsonl").write_text('{"id":"r0","label":null}\n{"id":"r1","label":null}\n')
+def test_known_answers_of_each_answer_and_null_are_expected_values(bagent, job_dir):
+    make(job_dir, "r", [answer(0, {"a": n or None}, answer=n) for n in range(3)], "a")
+    gold = [{"id": "r0", "answer": n, "a": value} for n, value in enumerate([None, 1, None])]
+    write_rows(job_dir / "gold.jsonl", gold)
     numbers = compared(bagent, "r", "gold.jsonl")["numbers"]
-    assert (numbers["rows"], numbers["unlabelled"], numbers["accuracy"]) == (2, 0, 0.5)
+    assert (numbers["rows"], numbers["unlabelled"]) == (3, 0)
+    assert numbers["accuracy"] == pytest.approx(2 / 3, abs=1e-6)
+
+
+def test_a_property_named_like_a_column_is_meant_as_the_property(bagent, job_dir):
+    for name, value in (("x", 0), ("y", 1)):
+        make(job_dir, name, [answer(0, {"answer": value})])
+    assert compared(bagent, "x", "y", "--on", "answer")["numbers"]["same_on"] == 0
+    assert compared(bagent, "x", "y", "--on", "stage")["numbers"]["same_on"] == 1
+    write_rows(job_dir / "gold.jsonl", [{"id": "r0", "answer": 0}])
+    for name, accuracy in (("x", 1.0), ("y", 0.0)):
+        assert compared(bagent, name, "gold.jsonl")["numbers"]["accuracy"] == accuracy
+
+
+def test_known_answers_are_held_against_the_last_stage_unless_another_is_named(bagent, job_dir):
+    stages = [answer(0, {"a": value}, stage=stage) for stage, value in (("one", "x"), ("two", "y"))]
+    info = {"stages": ["one", "two"], "answer_columns": [("a", "VARCHAR")]}
+    make_run(job_dir / "runs" / "r", stages, **info)
+    write_rows(job_dir / "gold.jsonl", [{"id": "r0", "a": "y"}])
+    assert compared(bagent, "r", "gold.jsonl")["numbers"]["accuracy"] == 1.0
+    first = compared(bagent, "r", "gold.jsonl", "--stage", "one")
+    assert first["numbers"]["accuracy"] == 0.0
+    assert "--stage third" in bagent(["compare", "r", "gold.jsonl", "--stage", "third"]).err
+    make(job_dir, "old", stages, "a")  # its run.json tells no stages
+    assert "stages one, two" in bagent(["compare", "old", "gold.jsonl"]).err
+
+
+def test_a_field_that_no_answer_has_is_refused_with_the_nearest_name(bagent, job_dir):
+    make(job_dir, "r", [answer(0, {"verdict": "yes", "in": {"deep": 1}})], "verdict")
+    found = compared(bagent, "r", "r", "--on", "in.deep", "--on", "text")
+    assert found["numbers"]["same_on"] == 1
+    gold = {"id": "r0", "label": "yes", "output": {"verdict": "yes"}}
+    write_rows(job_dir / "gold.jsonl", [gold])
+    known = ["r", "gold.jsonl", "--on"]
+    for more in (["verdict"], ["verdict", "--gold-field", "label"]):
+        assert compared(bagent, *known, *more)["numbers"]["accuracy"] == 1.0
+    nearest = "--on verdit: no answer has this field (did you mean verdict?)"
+    for words, message in (
+        (["r", "r", "--on", "verdit"], nearest),
+        ([*known, "verdit", "--gold-field", "label"], "--on verdit"),
+        ([*known, "verdict", "--gold-field", "lable"], "has no field lable"),
+    ):
+        assert message in bagent(["compare", *words]).err
 
 
 def test_two_runs_against_one_gold_file_are_tested_as_a_pair(bagent, job_dir):
@@ -262,20 +291,6 @@ def test_two_runs_against_one_gold_file_are_tested_as_a_pair(bagent, job_dir):
     alone = compared(bagent, "a", "gold.jsonl", *on)
     assert alone["fields"][0]["interval"] == [0.218807, 0.613418]
     assert alone["numbers"]["accuracy_low"] == 0.218807
-
-
-def test_known_answers_are_held_against_the_last_stage_unless_another_is_named(bagent, job_dir):
-    stages = [
-        answer(n, {"label": label}, stage=stage)
-        for stage, label in (("draft", "x"), ("final", "y"))
-        for n in range(2)
-    ]
-    info = {"stages": ["draft", "final"]}
-    make_run(job_dir / "runs" / "r", stages, answer_columns=[("label", "VARCHAR")], **info)
-    (job_dir / "gold.csv").write_text("id,label\nr0,y\nr1,y\n")
-    assert compared(bagent, "r", "gold.csv")["numbers"]["accuracy"] == 1.0
-    draft = compared(bagent, "r", "gold.csv", "--stage", "draft")
-    assert draft["numbers"]["accuracy"] == 0.0
 
 
 @pytest.mark.parametrize(

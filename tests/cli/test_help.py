@@ -26,13 +26,10 @@ def helps() -> dict[str, str]:
     }
 
 
-def test_bagent_alone_shows_three_commands_to_begin_with(bagent):
-    done = bagent([])
-    assert (done.code, done.err) == (0, "")
-    assert re.findall(r"^  bagent (\w+)", done.out, re.M) == ["init", "run", "guide"]
-
-
 def test_help_lists_every_command_in_a_group_with_one_line(bagent):
+    alone = bagent([])
+    assert (alone.code, alone.err) == (0, "")
+    assert re.findall(r"^  bagent (\w+)", alone.out, re.M) == ["init", "run", "guide"]
     text = bagent(["-h"]).out
     for title, commands in GROUPS.items():
         assert f"{title}:\n" in text
@@ -40,60 +37,44 @@ def test_help_lists_every_command_in_a_group_with_one_line(bagent):
             assert re.search(rf"^  {name} +{re.escape(line)}$", text, re.M)
 
 
-def test_the_line_of_a_command_is_the_first_sentence_of_its_help(helps):
-    for name, line in COMMANDS.items():
-        first = " ".join(helps[name].split("\n\n")[1].split())
-        assert first.startswith(line.split(":")[0].rstrip(".")), name
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_can_be_read_alone(helps, name):
+    text = helps[name]
+    first = " ".join(text.split("\n\n")[1].split())
+    assert first.startswith(COMMANDS[name].split(":")[0].rstrip("."))
+    assert not re.search(r"<\w|list\[|x[<>]=", text), "placeholders are words"
+    assert "--debug" in text
+    assert name in ("hosts", "sim") or "Example: bagent" in text
+    for param in load_command(name).params:
+        sentence = param.help or ""
+        assert sentence[:1].isupper() and sentence.endswith((".", ")")), param.opts
 
 
-def test_placeholders_are_words_and_choices_are_choices(helps):
-    for name, text in helps.items():
-        assert not re.search(r"<\w|list\[|x[<>]=", text), name
-    assert "--progress auto|rich|plain|json|none" in helps["run"]
-    assert "--format jsonl|csv|parquet|table|openai-batch" in helps["results"]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resluts"], "resluts: no such command (did you mean results?)"),
+        (["xyzzy"], "(bagent -h lists the commands)"),
+        (["run", "--backnd", "sim"], "no such option: --backnd (did you mean --backend?)"),
+        (["run", "--dry-run"], "(bagent check shows what would be sent)"),
+        (["submit", "--dry-run"], "(nothing is submitted without --go)"),
+        (["run", "--xyzzy"], "(try: bagent run --help)"),
+        (["run", "--limit", "x"], "invalid value for '--limit': it must be a whole number (try: b"),
+        (["run", "--limit", "-1"], "invalid value for '--limit': it must be at least 0 (try: b"),
+        (["run", "a", "b"], "unexpected: b (try: bagent run"),
+    ],
+)
+def test_wrong_words_are_one_line_that_names_the_right_ones(bagent, words, message):
+    done = bagent(words)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert message in done.err
 
 
-def test_every_help_of_an_option_is_a_sentence(helps):
-    for name in COMMANDS:
-        for param in load_command(name).params:
-            text = param.help or ""
-            assert text[:1].isupper() and text.endswith((".", ")")), (name, param.opts, text)
-
-
-def test_every_command_has_debug_and_an_example(helps):
-    for name, text in helps.items():
-        assert "--debug" in text, name
-        assert name in ("hosts", "sim") or "Example: bagent" in text, name
-
-
-def test_debug_before_or_behind_a_command_shows_the_traceback(job_dir, bagent):
+def test_debug_before_or_behind_a_command_shows_the_traceback(bagent):
     plain = bagent(["status", "nothing"])
     assert plain.err.startswith("bagent: error: nothing: no such run")
     for arguments in (["--debug", "status", "nothing"], ["status", "nothing", "--debug"]):
         assert "UsageError" in bagent(arguments).err
-
-
-def test_an_unknown_command_names_the_nearest_one(bagent):
-    assert "resluts: no such command (did you mean results?)" in bagent(["resluts"]).err
-    assert "(bagent -h lists the commands)" in bagent(["xyzzy"]).err
-
-
-def test_an_unknown_option_names_the_nearest_one(bagent):
-    done = bagent(["run", "--backnd", "sim"])
-    assert done.err == "bagent: error: no such option: --backnd (did you mean --backend?)\n"
-    assert done.code == 2
-    assert "(bagent check shows what would be sent)" in bagent(["run", "--dry-run"]).err
-    assert "(nothing is submitted without --go)" in bagent(["submit", "--dry-run"]).err
-    assert "(try: bagent run --help)" in bagent(["run", "--xyzzy"]).err
-
-
-def test_wrong_values_are_named_without_words_of_libraries(bagent):
-    for options, message in (
-        (["--limit", "x"], "invalid value for '--limit': it must be a whole number (try: bagent"),
-        (["--limit", "-1"], "invalid value for '--limit': it must be at least 0 (try: bagent"),
-        (["a", "b"], "unexpected: b (try: bagent run"),
-    ):
-        assert message in bagent(["run", *options]).err
 
 
 def test_a_job_that_is_not_there_names_the_one_that_was_meant(job_dir, bagent):
@@ -104,7 +85,7 @@ def test_a_job_that_is_not_there_names_the_one_that_was_meant(job_dir, bagent):
     assert "(bagent init writes a starter job)" in bagent(["run", "other.yaml"]).err
 
 
-def test_run_without_a_job_runs_the_job_of_the_folder(job_dir, bagent):
+def test_run_without_a_job_runs_the_job_of_the_folder(bagent):
     assert "name a job file, or make one: bagent init" in bagent(["run"]).err
     bagent(["init"])
     assert bagent(["run", "--limit", "1"]).code == 0
@@ -122,9 +103,6 @@ def test_shells_complete_jobs_runs_sites_and_guides(job_dir, bagent, monkeypatch
     assert complete_job_files("missing/") == []
     assert complete_sites("au") == ["aurora"]
     assert complete_topics("res") == ["resume"]
-
-
-def test_a_shell_that_asks_for_completions_gets_them(bagent):
     words = {"_BAGENT_COMPLETE": "complete_bash", "COMP_WORDS": "bagent qu", "COMP_CWORD": "1"}
     done = bagent([], env=words)
     assert (done.code, done.out.split()) == (0, ["query"])

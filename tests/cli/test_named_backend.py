@@ -30,6 +30,13 @@ def address(kind: str, url: str) -> str:
     return f"{kind}+http{url.removeprefix('http')}/v1"
 
 
+def has_no_secret(folder: Path) -> bool:
+    """Tell whether no file under a folder has the key."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return not any(SECRET.encode() in path.read_bytes() for path in files)
+
+
 def asked(url: str, run: Path) -> dict[str, Any]:
     """The answer to a small request with the proxy's token and the name of its client."""
     token = (run / "token").read_text().strip()
@@ -64,8 +71,7 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
     assert (row["id"], row["status"]) == ("r1", "ok")
     assert (row["prompt_tokens"], row["completion_tokens"]) == (30, 7)
     assert SECRET not in done.out + done.err
-    for file in (job_dir / "run").rglob("*"):
-        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    assert has_no_secret(job_dir / "run")
 
 
 @pytest.mark.slow  # boto3 and a whole proxy take seconds; the bridge itself is tested beside it
@@ -85,8 +91,7 @@ def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> No
     assert (row["status"], row["attempts"]) == ("ok", 2)
     assert (row["prompt_tokens"], row["completion_tokens"]) == (30, 7)
     assert SECRET not in done.out + done.err
-    for file in (job_dir / "run").rglob("*"):
-        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    assert has_no_secret(job_dir / "run")
 
 
 @pytest.mark.slow  # boto3 and a whole load test take seconds
@@ -105,8 +110,7 @@ def test_bedrock_is_load_tested_with_its_own_streams(job_dir: Path, bagent: Bage
     assert one["url"]
     assert server.paths.count("/model/m-1/converse-stream") >= 6
     assert "boto3" in done.err
-    for file in (job_dir / "out").rglob("*"):
-        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    assert has_no_secret(job_dir / "out")
 
 
 def test_a_hosted_model_is_load_tested_by_openais_protocol(job_dir: Path, bagent: Bagent) -> None:
@@ -122,8 +126,7 @@ def test_a_hosted_model_is_load_tested_by_openais_protocol(job_dir: Path, bagent
     calls = [path for path in server.paths if path.endswith("/chat/completions")]
     assert len(calls) >= 8
     assert "OpenAI-compatible route" in done.err
-    for file in (job_dir / "out").rglob("*"):
-        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    assert has_no_secret(job_dir / "out")
 
 
 def test_a_backend_and_a_hostfile_exclude_each_other(job_dir: Path, bagent: Bagent) -> None:

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from bagent.store.journal.journal import Journal
-from bagent.types import Attempt, ToolRecord
-from support.stored_runs import make_run, stored
+from bagent.types import ToolRecord
+from support.stored_runs import attempt_of, make_run, stored
 
 
 @pytest.fixture
@@ -21,14 +21,6 @@ def run(job_dir: Path) -> Path:
     outcomes = [stored(n) for n in range(3)]
     outcomes.append(stored(3, status="failed", error_kind="timeout"))
     return make_run(job_dir / "runs" / "review", outcomes).path
-
-
-def test_every_table_can_be_asked(bagent, run):
-    for table in ("results", "answers", "attempts", "tool_calls", "endpoints"):
-        done = bagent(["query", "review", f"select count(*) as n from {table}", "--format", "csv"])
-        assert done.code == 0, done.err
-        counts = {"results": 4, "answers": 3}
-        assert done.out.split() == ["n", str(counts.get(table, 0))]
 
 
 def test_json_columns_come_as_json(bagent, run):
@@ -45,21 +37,6 @@ def test_wrong_sql_is_told_in_one_line(bagent, run):
     assert bagent(["query", "review", " ; "]).code == 2
     script = bagent(["query", "review"], stdin="select nothing;\nselect 1;\n")
     assert (script.code, script.out) == (2, ""), "a script ends at its first wrong statement"
-
-
-@pytest.mark.parametrize("command", ["query", "results", "compare"])
-def test_duckdb_is_opened_once_over_tables_that_are_up_to_date(bagent, run, monkeypatch, command):
-    options = {
-        "query": ["review", "select 1"],
-        "results": ["--where", "row = 1"],
-        "compare": ["review", "review"],
-    }
-    assert bagent(["query", "review", "select 1"]).code == 0
-    opened = []
-    connect = duckdb.connect
-    monkeypatch.setattr(duckdb, "connect", lambda *a, **k: opened.append(1) or connect(*a, **k))
-    assert bagent([command, *options[command]]).code == 0
-    assert len(opened) == 1
 
 
 def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
@@ -129,30 +106,10 @@ def test_the_views_answer_common_questions(bagent, job_dir):
         stored(3, error="HTTP 503: queue of 18", endpoint="http://b", **full),
     ]
     directory = make_run(job_dir / "runs" / "v", outcomes)
-    attempt: dict[str, Any] = {
-        "key": "1",
-        "stage": "main",
-        "answer": 0,
-        "group_size": 1,
-        "done": 12.0,
-    }
     journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
     for row, endpoint, kind in ((0, "http://a", None), (0, "http://a", "timeout"), (1, "b", None)):
-        journal.write_attempts(
-            [
-                Attempt(
-                    **attempt,
-                    row=row,
-                    turn=1,
-                    try_=1,
-                    endpoint=endpoint,
-                    group=f"g{row}{kind}",
-                    sent=11.0,
-                    error_kind=kind,
-                    completion_tokens=5,
-                )
-            ]
-        )
+        one = attempt_of(stored(row, endpoint=endpoint, error_kind=kind, latency_ms=1000.0))
+        journal.write_attempts([msgspec.structs.replace(one, group=f"g{row}{kind}")])
     journal.close()
 
     def view(name: str) -> Any:
@@ -176,22 +133,18 @@ def test_the_views_answer_common_questions(bagent, job_dir):
 
 def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(bagent, job_dir):
     ids = ["r0/0", "r0/1"]
-    outcomes = [stored(0, id=one, key=f"{n:016x}", stage="part") for n, one in enumerate(ids)]
+    outcomes = [stored(0, key=f"{n:016x}", id=one, stage="part") for n, one in enumerate(ids)]
     directory = make_run(job_dir / "runs" / "v", outcomes)
     journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
-    for number, (one, tries) in enumerate(zip(ids, (1, 2), strict=True)):
-        unit: dict[str, Any] = {"key": f"{number:016x}", "row": 0, "stage": "part", "answer": 0}
-        for try_ in range(1, tries + 1):
-            more: dict[str, Any] = {"group": f"g{try_}", "group_size": 1, "sent": 1.0, "id": one}
-            journal.write_attempts([Attempt(**unit, **more, turn=1, try_=try_, endpoint="e")])
-        tool = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0, "id": one}
-        journal.write_tool(ToolRecord(**unit, **tool))
+    for number, outcome in enumerate(outcomes):
+        journal.write_attempts([attempt_of(outcome)] * (number + 1))
+        unit: dict[str, Any] = {"key": outcome.key, "row": 0, "stage": "part", "answer": 0}
+        call = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0}
+        journal.write_tool(ToolRecord(**unit, **call, id=outcome.id))
     journal.close()
     found = bagent(["query", "v", "from turns", "--format", "jsonl"]).lines()
-    assert [(t["id"], t["tries"], t["tools"]) for t in found] == [
-        ("r0/0", 1, "tool0"),
-        ("r0/1", 2, "tool1"),
-    ]
+    seen = [(turn["id"], turn["tries"], turn["tools"]) for turn in found]
+    assert seen == [("r0/0", 1, "tool0"), ("r0/1", 2, "tool1")]
 
 
 def test_tables_that_lack_a_column_of_this_version_are_made_anew(bagent, run):

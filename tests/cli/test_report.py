@@ -1,5 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bagent.cli.commands.report import prompts_of, settings_of
+from bagent.job.load import JobRequest, load_job
 from support.jobs import write_job
 from support.replies import ok
 
@@ -26,3 +33,46 @@ def test_a_run_in_a_folder_of_another_name_has_both_names_on_its_page(bagent, fs
     assert bagent(["run", "job.yaml", "--progress", "none", "-o", "run"]).code == 0
     assert bagent(["report", "run"]).code == 0
     assert "<h1>job (run)</h1>" in (job_dir / "run" / "report.html").read_text()
+
+
+JOB = """
+model: m
+backend: {url: "http://h:1", headers: {Authorization: "Bearer sk-abcdefghijklmnopqrstuvwxyz"}}
+input: rows.jsonl
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "a"}\n')
+    (tmp_path / "judge.md").write_text("Is it good? {{ text }}")
+
+    def loaded(keys: str) -> object:
+        (tmp_path / "job.yaml").write_text(JOB + keys)
+        return load_job(JobRequest(path=tmp_path / "job.yaml")).masked()
+
+    return loaded
+
+
+def test_each_prompt_is_named_by_its_stage_and_files_are_read(load):
+    job = load(
+        "stages:\n"
+        "- {kind: map, name: first, prompt: {system: Be brief., user: 'Say {{ text }}'}}\n"
+        "- {kind: map, name: second, prompt: {user: {file: judge.md}}}\n"
+    )
+    (system, first, second) = prompts_of(job)
+    assert system == ("first system", "Be brief.")
+    assert first == ("first user", "Say {{ text }}")
+    assert second[0].startswith("second user (")
+    assert second[0].endswith("judge.md, as it is now)")
+    assert second[1] == "Is it good? {{ text }}"
+
+
+def test_settings_are_those_that_differ_and_hold_no_secret(load):
+    job = load("prompt: Say {{ text }}\nsampling: {max_tokens: 7}\n")
+    text = settings_of(job)
+    found = yaml.safe_load(text)
+    assert found["sampling"] == {"max_tokens": 7}
+    assert "limits" not in found
+    assert "prompt" not in found
+    assert "abcdefghij" not in text
